@@ -147,9 +147,14 @@ def _measured(options: argparse.Namespace, name: str, start: Start, rate_hz: flo
         page = _page(port)
         series = sum(not line.startswith(b"#") for line in _page(port, "identity").splitlines())
     return Run(
-        rate_hz=rate_hz, subject=name, cpu_ratio=usage.cpu_ratio, rss_bytes=usage.rss_bytes, own_bytes=usage.own_bytes,
-        page_bytes=len(page), series=series,
-    )  # fmt: skip
+        rate_hz=rate_hz,
+        subject=name,
+        cpu_ratio=usage.cpu_ratio,
+        rss_bytes=usage.rss_bytes,
+        own_bytes=usage.own_bytes,
+        page_bytes=len(page),
+        series=series,
+    )
 
 
 def _asked(options: argparse.Namespace, name: str, start: Start, rate_hz: float) -> Asked:

@@ -19,18 +19,38 @@ _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _ROUNDS = 40_000
 # 32 independent chains hide the latency of each other; the store is never made, and keeps them from being left out.
 _CHAINS = 32
-PTX = "\n".join((
-    ".version 6.0", ".target sm_60", ".address_size 64",
-    ".visible .entry burn(.param .u64 out, .param .u32 rounds)", "{",
-    f".reg .f32 %f<{_CHAINS + 2}>;", ".reg .b32 %r<4>;", ".reg .b64 %rd<2>;", ".reg .pred %p<3>;",
-    "ld.param.u64 %rd1, [out];", "ld.param.u32 %r1, [rounds];", "mov.u32 %r2, %tid.x;", "cvt.rn.f32.u32 %f1, %r2;",
-    *(f"add.f32 %f{chain + 1}, %f1, 0f3F800000;" for chain in range(1, _CHAINS)),
-    "mov.u32 %r3, 0;", "turn:",
-    *(f"fma.rn.f32 %f{chain}, %f{chain}, 0f3F7FFFFE, 0f3A83126F;" for chain in range(1, _CHAINS + 1)),
-    "add.u32 %r3, %r3, 1;", "setp.lt.u32 %p1, %r3, %r1;", "@%p1 bra turn;",
-    *(f"add.f32 %f1, %f1, %f{chain};" for chain in range(2, _CHAINS + 1)),
-    "setp.lt.f32 %p2, %f1, 0fFF7FFFFF;", "@%p2 st.global.f32 [%rd1], %f1;", "ret;", "}",
-)) + "\n"  # fmt: skip
+PTX = (
+    "\n".join(
+        (
+            ".version 6.0",
+            ".target sm_60",
+            ".address_size 64",
+            ".visible .entry burn(.param .u64 out, .param .u32 rounds)",
+            "{",
+            f".reg .f32 %f<{_CHAINS + 2}>;",
+            ".reg .b32 %r<4>;",
+            ".reg .b64 %rd<2>;",
+            ".reg .pred %p<3>;",
+            "ld.param.u64 %rd1, [out];",
+            "ld.param.u32 %r1, [rounds];",
+            "mov.u32 %r2, %tid.x;",
+            "cvt.rn.f32.u32 %f1, %r2;",
+            *(f"add.f32 %f{chain + 1}, %f1, 0f3F800000;" for chain in range(1, _CHAINS)),
+            "mov.u32 %r3, 0;",
+            "turn:",
+            *(f"fma.rn.f32 %f{chain}, %f{chain}, 0f3F7FFFFE, 0f3A83126F;" for chain in range(1, _CHAINS + 1)),
+            "add.u32 %r3, %r3, 1;",
+            "setp.lt.u32 %p1, %r3, %r1;",
+            "@%p1 bra turn;",
+            *(f"add.f32 %f1, %f1, %f{chain};" for chain in range(2, _CHAINS + 1)),
+            "setp.lt.f32 %p2, %f1, 0fFF7FFFFF;",
+            "@%p2 st.global.f32 [%rd1], %f1;",
+            "ret;",
+            "}",
+        )
+    )
+    + "\n"
+)
 
 
 class _Failed(Exception):

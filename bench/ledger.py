@@ -55,9 +55,16 @@ def _holder(number: int, rng: random.Random) -> tuple[Any, ...]:
     team = rng.randrange(40)
     labels = json.dumps({"app": f"app-{rng.randrange(100)}", "team": f"team-{team}"})
     return (
-        number, "pod", f"team-{team}", f"job-{number}-worker-0", f"pod-{number:032x}", f"job-{number}",
-        f"user-{rng.randrange(300)}", f"queue-{team % 8}", labels,
-    )  # fmt: skip
+        number,
+        "pod",
+        f"team-{team}",
+        f"job-{number}-worker-0",
+        f"pod-{number:032x}",
+        f"job-{number}",
+        f"user-{rng.randrange(300)}",
+        f"queue-{team % 8}",
+        labels,
+    )
 
 
 def _fill(path: Path, days: int, holders: int) -> int:
@@ -107,15 +114,21 @@ def _fill(path: Path, days: int, holders: int) -> int:
 
 
 def _write_day(
-    connection: sqlite3.Connection, values: np.random.Generator, new: list[tuple[Any, ...]], spent: list[tuple[Any, ...]],
+    connection: sqlite3.Connection,
+    values: np.random.Generator,
+    new: list[tuple[Any, ...]],
+    spent: list[tuple[Any, ...]],
     worked: list[tuple[Any, ...]],
-) -> None:  # fmt: skip
+) -> None:
     """One transaction: `new` holders, hours that were `spent` (at, place, holder) and `worked` (at, work)."""
     many, day_s = len(spent), spent[0][0]
     columns = (
-        values.integers(10**8, size=many), values.integers(10**7, size=many), values.integers(10**9, size=many),
-        values.random(many), 100.0 * values.random(many),
-    )  # fmt: skip
+        values.integers(10**8, size=many),
+        values.integers(10**7, size=many),
+        values.integers(10**9, size=many),
+        values.random(many),
+        100.0 * values.random(many),
+    )
     amounts = zip(*(column.tolist() for column in columns), strict=True)
     connection.execute("BEGIN")
     connection.executemany(f"INSERT INTO holders ({_HOLDER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", new)  # noqa: S608
@@ -155,20 +168,28 @@ def _window(node: int, number: int) -> EnergyWindow:
     held = {0: (0, 1), 1: (2, 3), 2: (4,), 3: (4,), 4: (4,), 5: (4,), 6: (5,), 7: (5,)}
     shares = [
         WindowShare(
-            device=device, owner=owner, part=part, method=AttributionMethod.EXCLUSIVE,
-            confidence=AttributionConfidence.HIGH, energy_mj=6_000_000 + owner,
+            device=device,
+            owner=owner,
+            part=part,
+            method=AttributionMethod.EXCLUSIVE,
+            confidence=AttributionConfidence.HIGH,
+            energy_mj=6_000_000 + owner,
         )
         for device, by in held.items()
         for owner in by
         for part in (EnergyPart.BARE_IDLE, EnergyPart.CONTEXT_IDLE, EnergyPart.ACTIVE)
-    ]  # fmt: skip
+    ]
     totals = [sum(share.energy_mj for share in shares if share.device == device) for device in range(8)]
     begin_ns = (_BEGIN_S + 60 * number) * 10**9
     return EnergyWindow(
-        incarnation=1, number=number + 1, begin_ns=begin_ns, end_ns=begin_ns + 60 * 10**9,
+        incarnation=1,
+        number=number + 1,
+        begin_ns=begin_ns,
+        end_ns=begin_ns + 60 * 10**9,
         devices=tuple(WindowDevice(gpu_uuid=f"GPU-{node}-{one}", total_mj=total) for one, total in enumerate(totals)),
-        owners=tuple(owners), shares=tuple(shares),
-    )  # fmt: skip
+        owners=tuple(owners),
+        shares=tuple(shares),
+    )
 
 
 async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
@@ -207,8 +228,9 @@ async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
 def _taken_rows(folder: Path) -> list[Row]:
     loop_ms, all_ms = asyncio.run(_taken(folder, 1_213, 3))
     return [
-        ("ledger_window_loop_milliseconds", round(loop_ms, 3), "-"), ("ledger_window_cpu_milliseconds", round(all_ms, 3), "-"),
-    ]  # fmt: skip
+        ("ledger_window_loop_milliseconds", round(loop_ms, 3), "-"),
+        ("ledger_window_cpu_milliseconds", round(all_ms, 3), "-"),
+    ]
 
 
 def _filled_rows(folder: Path, days: int, holders: int) -> list[Row]:
@@ -255,19 +277,23 @@ def _asked_rows(folder: Path) -> list[Row]:
     # Not of whole days: the edges come from the hours.
     odd_s = (month_s[0] - 5 * HOUR_S, last_s - 5 * HOUR_S)
     others = {
-        "odd_month_by_title": (("title", "namespace"), *odd_s), "odd_month_by_namespace_and_day": (("namespace", "day"), *odd_s),
-        "odd_month_by_label": (("label:team",), *odd_s), "day_by_hour": (("hour",), last_s - DAY_S, last_s),
+        "odd_month_by_title": (("title", "namespace"), *odd_s),
+        "odd_month_by_namespace_and_day": (("namespace", "day"), *odd_s),
+        "odd_month_by_label": (("label:team",), *odd_s),
+        "day_by_hour": (("hour",), last_s - DAY_S, last_s),
         "year_by_queue": (("queue",), first_s, last_s),
-    }  # fmt: skip
+    }
     for name, (by, begin_s, end_s) in (pages | others).items():
         rows += _timed(name, store, [_question(by, begin_s, end_s)], bound="-" if name.startswith("year") else "1")
     rows += _timed("report", store, [_question(by, *month_s) for by, *_ in pages.values()], bound="1")
     store.close()
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return [
-        *rows, ("ledger_days", days, "-"), ("ledger_megabytes", round(store.path.stat().st_size / 1e6, 1), "5000"),
+        *rows,
+        ("ledger_days", days, "-"),
+        ("ledger_megabytes", round(store.path.stat().st_size / 1e6, 1), "5000"),
         ("ledger_peak_megabytes", round(peak_mb), "-"),
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:

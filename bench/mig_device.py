@@ -157,7 +157,10 @@ class MigDevice:
         """The device."""
         instances = tuple(
             GpuInstance(
-                id=number, profile_id=held.profile.id, profile=held.profile.name, start=held.start,
+                id=number,
+                profile_id=held.profile.id,
+                profile=held.profile.name,
+                start=held.start,
                 size=held.profile.size,
                 compute_instances=tuple(
                     ComputeInstance(id=ci, profile_id=profile_id, uuid=f"MIG-{number}-{start}")
@@ -165,12 +168,18 @@ class MigDevice:
                 ),
             )
             for number, held in sorted(self.held.items())
-        )  # fmt: skip
+        )
         gpu = Gpu(
-            uuid=self.uuid, index=0, product=self.geometry.key, model=self.geometry.key, mig_capable=True,
-            mig_enabled=self.mig_enabled, mig_pending=self.mig_enabled != self.mig_pending, gpu_instances=instances,
+            uuid=self.uuid,
+            index=0,
+            product=self.geometry.key,
+            model=self.geometry.key,
+            mig_capable=True,
+            mig_enabled=self.mig_enabled,
+            mig_pending=self.mig_enabled != self.mig_pending,
+            gpu_instances=instances,
             lost=self.lost,
-        )  # fmt: skip
+        )
         return (gpu,)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:

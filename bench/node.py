@@ -92,7 +92,7 @@ def run_check(check: Check, *, first: int, seeds: int, progress: Callable[[int, 
         progress(number, len(failed))
     return Outcome(
         check=check.name, cases=cases, failures=failures, seconds=time.perf_counter() - began, failed=tuple(failed)
-    )  # fmt: skip
+    )
 
 
 class _Progress:
@@ -132,9 +132,7 @@ def main(arguments: Sequence[str] | None = None, checks: Sequence[Check] = CHECK
         for check in chosen:
             # Whoever asks for one check means its seeds and no share of them.
             seeds = options.seeds if options.only and check.most is None else check.seeds(options.seeds)
-            outcome = run_check(
-                check, first=options.first_seed, seeds=seeds, progress=_Progress(check.name, seeds)
-            )  # fmt: skip
+            outcome = run_check(check, first=options.first_seed, seeds=seeds, progress=_Progress(check.name, seeds))
             outcomes.append(outcome)
             table.writerow((outcome.check, outcome.cases, outcome.failures, f"{outcome.seconds:.1f}"))
             file.flush()

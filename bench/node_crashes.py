@@ -89,9 +89,14 @@ class Rig:
     def start_agent(self) -> None:
         """A new agent over the same device and journal."""
         self.executor = LayoutReconciler(
-            self.device, self.device, self.journal, boot_id=lambda: f"boot-{self.boots}", sleep=self.device.sleep,
-            monotonic_s=lambda: self.device.now_s, wall_ns=lambda: int(self.device.now_s * 1e9),
-        )  # fmt: skip
+            self.device,
+            self.device,
+            self.journal,
+            boot_id=lambda: f"boot-{self.boots}",
+            sleep=self.device.sleep,
+            monotonic_s=lambda: self.device.now_s,
+            wall_ns=lambda: int(self.device.now_s * 1e9),
+        )
 
     def reboot(self) -> None:
         """The machine goes and comes back."""
@@ -151,9 +156,16 @@ def draw(seed: int, geometries: Sequence[MigGeometry]) -> Scenario:
     if start.mig_enabled and goal.mig_enabled and chance.random() < 0.3:
         foreign = _stranger(geometry, start, goal, chance)
     return Scenario(
-        seed=seed, geometry=geometry, start=start, goal=goal, used=used, foreign=foreign,
-        made=chance.random() < 0.5, fault=chance.choice(list(_fault_lists())), lag_s=chance.choice((0.0, 0.0, 0.3)),
-    )  # fmt: skip
+        seed=seed,
+        geometry=geometry,
+        start=start,
+        goal=goal,
+        used=used,
+        foreign=foreign,
+        made=chance.random() < 0.5,
+        fault=chance.choice(list(_fault_lists())),
+        lag_s=chance.choice((0.0, 0.0, 0.3)),
+    )
 
 
 def _stranger(geometry: MigGeometry, start: State, goal: State, chance: random.Random) -> frozenset[Instance]:

@@ -32,10 +32,39 @@ __all__ = ["check_schedules", "run_schedule"]
 _STEPS = (6, 26)
 _SETTLE_ROUNDS = 14
 _ACTS = (
-    "apply", "apply", "apply", "apply", "check", "check", "check", "hold", "process", "ends", "stranger", "removal",
-    "hang", "lose", "restore", "restore", "reset", "reload", "reboot", "noise", "rights", "client", "client gone",
-    "die", "die", "silence", "release", "adopt", "hold", "hold", "hostile", "alike",
-)  # fmt: skip
+    "apply",
+    "apply",
+    "apply",
+    "apply",
+    "check",
+    "check",
+    "check",
+    "hold",
+    "process",
+    "ends",
+    "stranger",
+    "removal",
+    "hang",
+    "lose",
+    "restore",
+    "restore",
+    "reset",
+    "reload",
+    "reboot",
+    "noise",
+    "rights",
+    "client",
+    "client gone",
+    "die",
+    "die",
+    "silence",
+    "release",
+    "adopt",
+    "hold",
+    "hold",
+    "hostile",
+    "alike",
+)
 
 
 # The story

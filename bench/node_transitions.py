@@ -28,9 +28,18 @@ from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
 __all__ = [
-    "CHECKS", "Tally", "base_graph", "check_maximal", "check_sampled", "check_whole", "follow", "gpu_of", "judge",
-    "layout_from", "random_state",
-]  # fmt: skip
+    "CHECKS",
+    "Tally",
+    "base_graph",
+    "check_maximal",
+    "check_sampled",
+    "check_whole",
+    "follow",
+    "gpu_of",
+    "judge",
+    "layout_from",
+    "random_state",
+]
 
 _BASE = ("1g", "2g", "3g", "4g", "7g")
 _FAILURES_KEPT = 5
@@ -64,10 +73,14 @@ def gpu_of(geometry: MigGeometry, instances: Iterable[Instance], *, mig_enabled:
         children = (ComputeInstance(id=index, profile_id=ci) for index, ci in enumerate(compute))
         held.append(
             GpuInstance(
-                id=number, profile_id=profile_id, profile=profile.name, start=start, size=profile.size,
+                id=number,
+                profile_id=profile_id,
+                profile=profile.name,
+                start=start,
+                size=profile.size,
                 compute_instances=tuple(children),
             )
-        )  # fmt: skip
+        )
     gpu = Gpu(uuid="GPU-0", index=0, product="simulated", model="simulated", mig_capable=True, mig_enabled=mig_enabled)
     return replace(gpu, gpu_instances=tuple(sorted(held, key=lambda instance: instance.id)), **changes)
 
@@ -195,9 +208,13 @@ def _between(seed: int, sources: list[frozenset[tuple[int, int]]], targets: list
             distances = graph.distances(graph.full(source), ((gi.profile_id, gi.start) for gi in held))
             for wanted, _ in goals:
                 problem = judge(
-                    geometry, gpu, wanted, busy=busy, foreign=frozenset(),
+                    geometry,
+                    gpu,
+                    wanted,
+                    busy=busy,
+                    foreign=frozenset(),
                     shortest=lambda goal, known=distances: known.get(numbers[goal]),
-                )  # fmt: skip
+                )
                 tally.count(problem and f"from {sorted(source)} with {sorted(busy)} in use to {wanted}: {problem}")
     return tally
 
@@ -240,8 +257,11 @@ def _judge_sample(geometry: MigGeometry, start: State, goal: State, chance: rand
     gpu = gpu_of(geometry, start.instances, mig_enabled=start.mig_enabled)
     busy = frozenset(gi.id for gi in gpu.gpu_instances if chance.random() < 0.15)
     foreign = frozenset(gi.id for gi in gpu.gpu_instances if chance.random() < 0.1)
-    untouchable = frozenset(_instance(part) for part, gi in zip(read_layout(gpu).parts, _by_start(gpu), strict=True)
-                            if gi.id in busy | foreign)  # fmt: skip
+    untouchable = frozenset(
+        _instance(part)
+        for part, gi in zip(read_layout(gpu).parts, _by_start(gpu), strict=True)
+        if gi.id in busy | foreign
+    )
     # Read back, compute instances are largest first; the twin sorts them the other way.
     wanted = layout_from(geometry, goal.instances, mig_enabled=goal.mig_enabled)
 

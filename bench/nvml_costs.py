@@ -44,15 +44,25 @@ SETTLE_S = 3.0
 _KEPT_MOST = 20_000
 # Events and activity samples are made and freed by whoever reads; everything else with these words changes a device.
 _CHANGING = re.compile(r"Set|Create|Destroy|Reset|Clear|Modify|Freeze|Register|Inject|Discover|Remove|Add")
-_HARMLESS = frozenset({
-    "nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait", "nvmlEventSetWait_v2", "nvmlDeviceRegisterEvents",
-    "nvmlDeviceGetSupportedEventTypes", "nvmlGetSettings",
-})  # fmt: skip
+_HARMLESS = frozenset(
+    {
+        "nvmlEventSetCreate",
+        "nvmlEventSetFree",
+        "nvmlEventSetWait",
+        "nvmlEventSetWait_v2",
+        "nvmlDeviceRegisterEvents",
+        "nvmlDeviceGetSupportedEventTypes",
+        "nvmlGetSettings",
+    }
+)
 _COLUMNS = {
-    "power_w": Reading.POWER_W, "average_w": Reading.POWER_AVERAGE_W, "utilization": Reading.UTILIZATION_RATIO,
-    "sm_clock_mhz": Reading.SM_CLOCK_MHZ, "temperature_c": Reading.TEMPERATURE_C,
+    "power_w": Reading.POWER_W,
+    "average_w": Reading.POWER_AVERAGE_W,
+    "utilization": Reading.UTILIZATION_RATIO,
+    "sm_clock_mhz": Reading.SM_CLOCK_MHZ,
+    "temperature_c": Reading.TEMPERATURE_C,
     "event_reasons": Reading.EVENT_REASONS_MASK,
-}  # fmt: skip
+}
 
 
 class Refused(Exception):
@@ -85,11 +95,17 @@ class Meter:
         rows = []
         for name, seconds in sorted(self._seconds.items()):
             ordered = sorted(seconds)
-            rows.append({
-                "call": name, "count": len(seconds), "first_us": _us(seconds[0]),
-                "median_us": _us(statistics.median(ordered)), "p95_us": _us(ordered[math.ceil(0.95 * len(ordered)) - 1]),
-                "max_us": _us(ordered[-1]), "errors": {str(code): n for code, n in self._errors.get(name, {}).items()},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "call": name,
+                    "count": len(seconds),
+                    "first_us": _us(seconds[0]),
+                    "median_us": _us(statistics.median(ordered)),
+                    "p95_us": _us(ordered[math.ceil(0.95 * len(ordered)) - 1]),
+                    "max_us": _us(ordered[-1]),
+                    "errors": {str(code): n for code, n in self._errors.get(name, {}).items()},
+                }
+            )
         return rows
 
 
@@ -183,9 +199,11 @@ def energies(rows: Sequence[dict[str, float | None]]) -> dict[str, float | None]
     integrated = sum((end - start) * (after + before) / 2.0 for (start, _, before), (end, _, after) in pairwise(known))
     counter, span = known[-1][1] - known[0][1], known[-1][0] - known[0][0]
     return {
-        "counter_j": counter, "integrated_j": integrated, "ratio": integrated / counter if counter else None,
+        "counter_j": counter,
+        "integrated_j": integrated,
+        "ratio": integrated / counter if counter else None,
         "mean_w": counter / span if span else None,
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -236,11 +254,21 @@ def record(options: argparse.Namespace, node: SimulatedNode | None) -> dict[str,
         finally:
             remote.close()
     return {
-        "schema": SCHEMA, "simulated": node is not None, "driver": version, "products": [gpu.product for gpu in gpus],
-        "binding": pynvml.__name__, "python": platform.python_version(), "processor": platform.machine(),
-        "rounds": options.rounds, "sample_s": SAMPLE_S, "calls": meter.rows(), "port": port, "child": child,
-        "phases": phases, "slow": slow,
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "simulated": node is not None,
+        "driver": version,
+        "products": [gpu.product for gpu in gpus],
+        "binding": pynvml.__name__,
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "rounds": options.rounds,
+        "sample_s": SAMPLE_S,
+        "calls": meter.rows(),
+        "port": port,
+        "child": child,
+        "phases": phases,
+        "slow": slow,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -55,18 +55,27 @@ def inventory(number: int, *, gpus: int = 8, racks: bool = True) -> Inventory:
         topology=(f"zone-{number // 256}", f"rack-{number // 16:03d}") if racks else (),
         gpus=tuple(
             Gpu(
-                uuid=f"GPU-{name}-{index}", index=index, product=f"NVIDIA {model}", model=model, memory_bytes=80 * 2**30,
-                power_limit_default_w=limit_w, power_limit_min_w=limit_w / 2, power_limit_max_w=limit_w,
-                mig_capable=model != "L4", mig_enabled=(cut := model == "A100" and index % 5 == 0),
+                uuid=f"GPU-{name}-{index}",
+                index=index,
+                product=f"NVIDIA {model}",
+                model=model,
+                memory_bytes=80 * 2**30,
+                power_limit_default_w=limit_w,
+                power_limit_min_w=limit_w / 2,
+                power_limit_max_w=limit_w,
+                mig_capable=model != "L4",
+                mig_enabled=(cut := model == "A100" and index % 5 == 0),
                 gpu_instances=(
                     GpuInstance(id=1, profile_id=9, profile="3g.40gb", start=0, size=4),
                     GpuInstance(id=2, profile_id=14, profile="2g.20gb", start=4, size=2),
                     GpuInstance(id=3, profile_id=19, profile="1g.10gb", start=6, size=1),
-                ) if cut else (),
+                )
+                if cut
+                else (),
             )
             for index in range(gpus)
         ),
-    )  # fmt: skip
+    )
 
 
 def explained(node_name: str, gpus: tuple[int, ...]) -> tuple[ReplicaExplanation, ...]:
@@ -155,15 +164,19 @@ class PageFleet:
         """A workload on these GPUs."""
         self.submit(workload_id, gpus=len(indexes), **wanted)
         placement = Placement(
-            replica=0, node_name=node_name, gpu_indexes=tuple(indexes),
+            replica=0,
+            node_name=node_name,
+            gpu_indexes=tuple(indexes),
             gpu_uuids=tuple(f"GPU-{node_name}-{index}" for index in indexes),
-        )  # fmt: skip
+        )
         self.happen(
             WorkloadPlaced(
-                time_ns=self.now_ns(), workload_id=workload_id, placements=(placement,),
+                time_ns=self.now_ns(),
+                workload_id=workload_id,
+                placements=(placement,),
                 explanation=explained(node_name, tuple(indexes)),
             )
-        )  # fmt: skip
+        )
 
     def wait(self, workload_id: str, **wanted: Any) -> None:
         """A workload that waits."""
@@ -188,13 +201,15 @@ class PageFleet:
                 continue
             powers = tuple(self._power_w(record, gpu) for gpu in record.inventory.gpus)
             batch = SampleBatch(
-                sequence=self._sequence, inventory_generation=record.inventory.generation, time_ns=(now_ns,),
+                sequence=self._sequence,
+                inventory_generation=record.inventory.generation,
+                time_ns=(now_ns,),
                 gpu_columns=(
                     Column(reading=Reading.POWER_W, values=powers),
                     Column(reading=Reading.UTILIZATION_RATIO, values=tuple(0.5 for _ in powers)),
                     Column(reading=Reading.TEMPERATURE_C, values=tuple(61.0 for _ in powers)),
                 ),
-            )  # fmt: skip
+            )
             self.telemetry.receive(name, batch, now_s=now_s)
 
     def _power_w(self, record: NodeRecord, gpu: Gpu) -> float:
@@ -205,9 +220,14 @@ class PageFleet:
         return limit_w * min(1.0, load + self._rng.uniform(-0.02, 0.02))
 
     async def open(
-        self, address: str = "127.0.0.1:0", *, tls: TlsFiles | None = None, insecure: bool = False, every_s: float = 1.0,
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        tls: TlsFiles | None = None,
+        insecure: bool = False,
+        every_s: float = 1.0,
         admit: Callable[[bytes | None], None] | None = None,
-    ) -> LiveServer:  # fmt: skip
+    ) -> LiveServer:
         """A door on a port; close it with `stop`."""
         self.hub = LiveHub(self, log=LOG, every_s=every_s)
         door = LiveServer(self.hub, self, tls=tls, insecure=insecure, log=LOG, admit=admit)

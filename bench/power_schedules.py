@@ -207,10 +207,13 @@ class Schedule:
                 profile = chance.choice((None, 0, 5)) if gpu.product.architecture == "blackwell" else None
                 asked.append(
                     GpuSetting(
-                        gpu_uuid=uuid, power_limit_w=limit_w, sm_clock_min_mhz=low if locks else None,
-                        sm_clock_max_mhz=high if locks else None, power_profile=profile,
+                        gpu_uuid=uuid,
+                        power_limit_w=limit_w,
+                        sm_clock_min_mhz=low if locks else None,
+                        sm_clock_max_mhz=high if locks else None,
+                        power_profile=profile,
                     )
-                )  # fmt: skip
+                )
         gang = tuple(sorted(chance.sample(uuids, chance.randint(2, len(uuids))))) if chance.random() < 0.6 else ()
         in_step = [one.power_limit_w for one in asked if one.gpu_uuid in gang and one.power_limit_w is not None]
         self.gang_w = max(low_w, min(in_step, default=high_w))
@@ -219,11 +222,15 @@ class Schedule:
         self.epoch += 1
         self.agent.offer(
             NodePlan(
-                node_name=NAME, epoch=self.epoch, lease_s=chance.choice((5.0, 20.0, 60.0)),
-                enforce=enforce and self.may_enforce, assignments=assignments, gpu_settings=tuple(asked),
+                node_name=NAME,
+                epoch=self.epoch,
+                lease_s=chance.choice((5.0, 20.0, 60.0)),
+                enforce=enforce and self.may_enforce,
+                assignments=assignments,
+                gpu_settings=tuple(asked),
                 power_budget_w=budget_w,
             )
-        )  # fmt: skip
+        )
         self.gangs = (gang,) if gang and enforce and self.may_enforce else ()
         self.budget.plan_w = budget_w if enforce and self.may_enforce else None
 

@@ -57,9 +57,12 @@ class World:
     def __init__(self, product: str, count: int, seed: int) -> None:
         self.now_ns = 1_000_000_000
         spec = NodeSpec(
-            node_name=NAME, cpu_milli=64_000, memory_bytes=2**37, driver_version="580.95.05",
+            node_name=NAME,
+            cpu_milli=64_000,
+            memory_bytes=2**37,
+            driver_version="580.95.05",
             gpus=(GpuSpec(product=product),) * count,
-        )  # fmt: skip
+        )
         self.node = SimulatedNode(spec, monotonic_ns=self.monotonic_ns, seed=seed)
         self.uuids = tuple(gpu.uuid for gpu in self.node.gpus())
         self.ground = {gpu.uuid: self._fresh(gpu) for gpu in self.node.devices}
@@ -217,13 +220,17 @@ class Agent:
         self.world = world
         self._device = world.node
         self.guard = Guard(NAME, has_control=True, local=local)
-        host = SimulatedHost(
-            cpu_milli=64_000, memory_bytes=2**37, load=lambda: (0, 0), monotonic_ns=world.monotonic_ns
-        )  # fmt: skip
+        host = SimulatedHost(cpu_milli=64_000, memory_bytes=2**37, load=lambda: (0, 0), monotonic_ns=world.monotonic_ns)
         self.node = AgentNode(
-            NodeIdentity(node_name=NAME, agent_version="0"), host=host, engine=NoEngine(), clock=world,
-            draw_incarnation=lambda: 1, ticks_most=_TICKS_KEPT, first=survey_devices(self._device), guard=self.guard,
-        )  # fmt: skip
+            NodeIdentity(node_name=NAME, agent_version="0"),
+            host=host,
+            engine=NoEngine(),
+            clock=world,
+            draw_incarnation=lambda: 1,
+            ticks_most=_TICKS_KEPT,
+            first=survey_devices(self._device),
+            guard=self.guard,
+        )
         enforcer = PowerExecutor(world, world, origin=world.origin)  # type: ignore[arg-type]
         self._enforcement = Enforcement(self.node, enforcer, looking=SequentialReader(self._device), clock=world)
         self._sampled_ns = 0

@@ -60,9 +60,7 @@ def inventories(folder: Path) -> Iterator[Inventory]:
             Gpu(uuid=f"GPU-{row.name}-{index}", index=index, product=key, model=row.gpu_model, catalogue_key=key)
             for index in range(row.gpu_count)
         )
-        yield Inventory(
-            node_name=row.name, cpu_milli=row.cpu_milli, memory_bytes=row.memory_bytes, gpus=tuple(gpus)
-        )  # fmt: skip
+        yield Inventory(node_name=row.name, cpu_milli=row.cpu_milli, memory_bytes=row.memory_bytes, gpus=tuple(gpus))
 
 
 class Course:
@@ -139,10 +137,20 @@ def run(folder: Path, share: float, churn: int, seed: int) -> Row:
     anew = second.figures()
     gpus = {where: milli / 1000 for where, milli in figures.gpu_milli.items()}
     return Row(
-        round(100 * share), course.tasks, figures.saved_w, 100 * figures.saved_w / figures.power_w[BEST_FIT],
-        100 * anew.saved_w / anew.power_w[BEST_FIT], gpus[BOTH], gpus[EELGRID], gpus[BEST_FIT],
-        1e6 * course.core_s / course.tasks, 1e6 * course.follow_s / course.tasks, course.follow_s / course.core_s, anew_s, anew_mib,
-    )  # fmt: skip
+        round(100 * share),
+        course.tasks,
+        figures.saved_w,
+        100 * figures.saved_w / figures.power_w[BEST_FIT],
+        100 * anew.saved_w / anew.power_w[BEST_FIT],
+        gpus[BOTH],
+        gpus[EELGRID],
+        gpus[BEST_FIT],
+        1e6 * course.core_s / course.tasks,
+        1e6 * course.follow_s / course.tasks,
+        course.follow_s / course.core_s,
+        anew_s,
+        anew_mib,
+    )
 
 
 def main() -> None:

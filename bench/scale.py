@@ -155,10 +155,21 @@ def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, in
         states = int((run.states[: run.facts[0], 0] >= 0).sum())
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         rows.append(
-            Row(int(fleet.gpu_count.sum()), nodes, name, way, states,
-                100.0 * float((asked[:, 2] * asked[:, 3]).sum()) / capacity, len(order), *micro[:, 0],
-                micro[0, 1], micro[2, 1], float(times[:, 2].mean() / 1e3), resident)
-        )  # fmt: skip
+            Row(
+                int(fleet.gpu_count.sum()),
+                nodes,
+                name,
+                way,
+                states,
+                100.0 * float((asked[:, 2] * asked[:, 3]).sum()) / capacity,
+                len(order),
+                *micro[:, 0],
+                micro[0, 1],
+                micro[2, 1],
+                float(times[:, 2].mean() / 1e3),
+                resident,
+            )
+        )
     return rows
 
 
@@ -176,8 +187,13 @@ def plot(rows: list[Row], path: Path) -> None:
             values = [getattr(row, quantile) for row in mine]
             axes.plot([row.gpus for row in mine], values, style, color=colour, label=f"{way}, {quantile[:3]}")
     axes.axhline(1000.0, color="tab:red", linewidth=0.8, label="1 ms")
-    axes.set(xscale="log", yscale="log", xlabel="GPUs of the fleet", ylabel="µs a decision",
-             title="A decision with its commit, fleet 80 % full, tasks come and go")  # fmt: skip
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="GPUs of the fleet",
+        ylabel="µs a decision",
+        title="A decision with its commit, fleet 80 % full, tasks come and go",
+    )
     axes.legend()
     axes.grid(alpha=0.3)
     figure.tight_layout()
@@ -208,9 +224,12 @@ def main() -> None:
             for row in measured(trace, gpus, given.policy, (settle, timed, scanned), _CLOCKS[given.clock]):
                 rows.append(row)
                 writer.writerow([f"{value:.2f}" if isinstance(value, float) else value for value in row])
-                print(f"{row.gpus:>9} GPUs {row.states:>7} states {row.way:<6} p50 {row.p50_us:9.1f} p90 "
-                      f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, idle {row.idle_mean_us:.0f} µs, "
-                      f"{row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+                print(
+                    f"{row.gpus:>9} GPUs {row.states:>7} states {row.way:<6} p50 {row.p50_us:9.1f} p90 "
+                    f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, idle {row.idle_mean_us:.0f} µs, "
+                    f"{row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s",
+                    flush=True,
+                )
             file.flush()
     plot(rows, given.out / "scale.png")
 

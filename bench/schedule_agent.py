@@ -34,9 +34,14 @@ _RULES = frozenset(RefusalRule)
 def keeper_over(world: World) -> MigService:
     """An agent that starts now."""
     return MigService(
-        world, world, world, boot_id=world.boot_id, sleep=world.sleep, monotonic_s=lambda: world.now_s,
+        world,
+        world,
+        world,
+        boot_id=world.boot_id,
+        sleep=world.sleep,
+        monotonic_s=lambda: world.now_s,
         wall_ns=lambda: int(world.now_s * 1e9),
-    )  # fmt: skip
+    )
 
 
 class Agent:

@@ -71,9 +71,13 @@ class Dangers:
             return chance.uniform(0.0, most) if chance.random() < 0.5 else 0.0
 
         return cls(
-            crash=some(0.06), act=some(0.15), refusal=some(0.3), timeout=some(0.15), rival=some(0.1),
+            crash=some(0.06),
+            act=some(0.15),
+            refusal=some(0.3),
+            timeout=some(0.15),
+            rival=some(0.1),
             unwritable=some(0.05),
-        )  # fmt: skip
+        )
 
 
 class World:
@@ -103,9 +107,12 @@ class World:
         if chance.random() < 0.3:
             chosen.append(chance.choice(able if chance.random() < 0.7 else others))
         spec = NodeSpec(
-            node_name="n", cpu_milli=1000, memory_bytes=2**30, driver_version=chance.choice(_DRIVERS),
+            node_name="n",
+            cpu_milli=1000,
+            memory_bytes=2**30,
+            driver_version=chance.choice(_DRIVERS),
             gpus=tuple(GpuSpec(product=one.key, mig=() if self._starts_on(one) else None) for one in chosen),
-        )  # fmt: skip
+        )
         self.node = SimulatedNode(spec, monotonic_ns=lambda: int(self.now_s * 1e9), seed=chance.randrange(2**32))
         self.faults = self.node.faults
         for gpu in self.node.devices:

@@ -130,12 +130,21 @@ class _Sources:
     def gauges(self) -> ShellGauges:
         """The shell at a glance."""
         return ShellGauges(
-            agents_connected=1213, commands_queued=0, plans_sent=9, batches_refused=0, duplicates=0, lag_s=0.0,
-            is_accepting=True, agent_events={kind.name.lower(): 1 for kind in NodeEventKind}, journal=JournalCounters(),
-            rollbacks=0, nodes_ahead=0,
-            delayed_events=3, over_limit={"call": 1, "watch": 2},
+            agents_connected=1213,
+            commands_queued=0,
+            plans_sent=9,
+            batches_refused=0,
+            duplicates=0,
+            lag_s=0.0,
+            is_accepting=True,
+            agent_events={kind.name.lower(): 1 for kind in NodeEventKind},
+            journal=JournalCounters(),
+            rollbacks=0,
+            nodes_ahead=0,
+            delayed_events=3,
+            over_limit={"call": 1, "watch": 2},
             ended_connections={"flood": 1, "expired": 1, "authority": 1, "unread": 1, "idle": 1},
-        )  # fmt: skip
+        )
 
 
 def _inventory(row: TraceNode, products: Iterable[str]) -> Inventory:
@@ -145,9 +154,14 @@ def _inventory(row: TraceNode, products: Iterable[str]) -> Inventory:
         for index in range(row.gpu_count)
     )
     return Inventory(
-        node_name=row.name, cpu_milli=row.cpu_milli, memory_bytes=row.memory_bytes, generation=1, simulated=True,
-        pool=row.gpu_model.lower() or "cpu", gpus=gpus,
-    )  # fmt: skip
+        node_name=row.name,
+        cpu_milli=row.cpu_milli,
+        memory_bytes=row.memory_bytes,
+        generation=1,
+        simulated=True,
+        pool=row.gpu_model.lower() or "cpu",
+        gpus=gpus,
+    )
 
 
 def _filled(data: Path) -> _World:
@@ -194,8 +208,9 @@ def _steward(promised: int) -> ObjectiveMetrics:
         steering=SimpleNamespace(
             services=services, jobs=jobs, budgets=budgets, ignored={}, at_s=2.0, price_per_j=None, price_weight=1.0
         ),
-        unsteered={}, drawn={one.name: BudgetUsage(6000.0, 1) for one in budgets},
-    )  # fmt: skip
+        unsteered={},
+        drawn={one.name: BudgetUsage(6000.0, 1) for one in budgets},
+    )
     steward = SimpleNamespace(standing=standing, counts=counts, cycles=9, failures=0)
     return ObjectiveMetrics(cast("Any", steward), cast("Any", SimpleNamespace(wanted=0, pages=0, failures={})))
 
@@ -204,16 +219,27 @@ def _composed(world: _World, promised: int) -> ControllerMetrics:
     metrics = ControllerMetrics()
     metrics.attach(_Sources(world, _steward(promised)))
     fleet = FleetMetrics(
-        core=lambda: world.core, summary=lambda: world.views.recent_summary(world.core), telemetry=world.telemetry,
-        monotonic_s=lambda: world.now_s, now_ns=world.now_ns,
-    )  # fmt: skip
+        core=lambda: world.core,
+        summary=lambda: world.views.recent_summary(world.core),
+        telemetry=world.telemetry,
+        monotonic_s=lambda: world.now_s,
+        now_ns=world.now_ns,
+    )
     metrics.add(fleet.families, reads_state=True)
     sums, _ = NamespaceSums({}).plus({f"team-{n}": n for n in range(promised * 3 // 2)})
     marks = {f"exporter-{n}": Exporter(f"exporter-{n}", 0, 1) for n in range(EXPORTERS_MOST)}
     desk = SimpleNamespace(
-        windows=9, again=1, dropped=0, failures=0, newest_ns=1, by_namespace=sums.counters_mj, exporters=marks,
-        forgotten={"age": 0, "size": 0}, used_bytes=1, bytes_most=2,
-    )  # fmt: skip
+        windows=9,
+        again=1,
+        dropped=0,
+        failures=0,
+        newest_ns=1,
+        by_namespace=sums.counters_mj,
+        exporters=marks,
+        forgotten={"age": 0, "size": 0},
+        used_bytes=1,
+        bytes_most=2,
+    )
     metrics.add(LedgerMetrics(desk, now_ns=world.now_ns).families)
     for number in range(1000):
         metrics.decided(1e-6 * number, f"w-{number}")
@@ -274,11 +300,14 @@ async def _controller(world: _World, promised: int, rounds: int) -> list[Row]:
     peak_mb, text = await _peak(world, metrics)
     return [
         *page.rows(f"controller_{name}", CONTROLLER_MS, CONTROLLER_CPU_MS),
-        _row(f"controller_{name}_on_the_loop_ms", loop.wall), _row(f"controller_{name}_on_the_loop_cpu_ms", loop.cpu),
-        _row(f"controller_{name}_text_cpu_ms", ours.cpu), _row(f"controller_{name}_text_by_the_library_cpu_ms", library.cpu),
+        _row(f"controller_{name}_on_the_loop_ms", loop.wall),
+        _row(f"controller_{name}_on_the_loop_cpu_ms", loop.cpu),
+        _row(f"controller_{name}_text_cpu_ms", ours.cpu),
+        _row(f"controller_{name}_text_by_the_library_cpu_ms", library.cpu),
         _row(f"controller_{name}_peak_mb", [peak_mb], f"< {CONTROLLER_MB:g}"),
-        _row(f"controller_{name}_series", [_series(text)]), _row(f"controller_{name}_page_kb", [len(text) / 1e3]),
-    ]  # fmt: skip
+        _row(f"controller_{name}_series", [_series(text)]),
+        _row(f"controller_{name}_page_kb", [len(text) / 1e3]),
+    ]
 
 
 async def _peak(world: _World, metrics: ControllerMetrics) -> tuple[float, bytes]:
@@ -314,9 +343,12 @@ def _shared(uuids: tuple[str, ...], sharers: int) -> Attribution:
         )
         for part in (EnergyUse.BARE_IDLE, EnergyUse.CONTEXT_IDLE, EnergyUse.ACTIVE):
             account = EnergyAccount(
-                owner=owner.account(), gpu_uuid=uuids[number % len(uuids)], part=part, method=ShareMethod.PROCESS_SM,
+                owner=owner.account(),
+                gpu_uuid=uuids[number % len(uuids)],
+                part=part,
+                method=ShareMethod.PROCESS_SM,
                 confidence=ShareConfidence.MEDIUM,
-            )  # fmt: skip
+            )
             accounts[account] = 1000 + number
     return Attribution(
         shares={}, accounts=accounts, nobody={key: {"unallocated": 3000} for key in uuids}, estimates={}, anomalies=()
@@ -327,15 +359,22 @@ def _agent_page(sharers: int) -> tuple[ScrapeHandler, Callable[[], None]]:
     """A page, and what makes a new tick."""
     clock, engine = _HandClock(), NoEngine()
     spec = NodeSpec(
-        node_name="n", cpu_milli=128_000, memory_bytes=10**12,
+        node_name="n",
+        cpu_milli=128_000,
+        memory_bytes=10**12,
         gpus=tuple(GpuSpec(product="h100-sxm5-80gb") for _ in range(8)),
-    )  # fmt: skip
+    )
     device = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=1)
     host = SimulatedHost(cpu_milli=128_000, memory_bytes=10**12, load=engine.host_load, monotonic_ns=clock.monotonic_ns)
     node = AgentNode(
-        NodeIdentity(node_name="n", agent_version="bench", simulated=True), host=host, engine=engine, clock=clock,
-        draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(device),
-    )  # fmt: skip
+        NodeIdentity(node_name="n", agent_version="bench", simulated=True),
+        host=host,
+        engine=engine,
+        clock=clock,
+        draw_incarnation=lambda: 1,
+        ticks_most=10,
+        first=survey_devices(device),
+    )
     for uuid in node.gpu_uuids:
         device.set_load(uuid, GpuLoad(utilization_ratio=0.7, memory_bytes=40 * 2**30))
     shares = _shared(tuple(node.gpu_uuids), sharers)

@@ -30,9 +30,7 @@ from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, Work
 _NODES = 20
 _SETTLE_S = 1.5
 _IDLE_S = 1.0
-_SPEC = WorkloadSpec(
-    name="w", request=ResourceRequest(cpu_milli=10, memory_bytes=2**20, gpu_count=1, gpu_milli=100)
-)  # fmt: skip
+_SPEC = WorkloadSpec(name="w", request=ResourceRequest(cpu_milli=10, memory_bytes=2**20, gpu_count=1, gpu_milli=100))
 
 
 class _Collector(trace_service_pb2_grpc.TraceServiceServicer):

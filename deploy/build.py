@@ -237,18 +237,26 @@ def build(
     config["Env"] = [*config["Env"], f"PYTHONPATH=/{SITE}", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"]
     blobs: list[bytes] = [gzip.compress(layer, compresslevel=level, mtime=0) for layer in layers]
     image = {
-        "architecture": _architecture(), "os": "linux", "config": config,
+        "architecture": _architecture(),
+        "os": "linux",
+        "config": config,
         "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]},
-    }  # fmt: skip
+    }
     described = _json(image)
-    manifest = _json({
-        "schemaVersion": 2, "mediaType": _MANIFEST, "config": _descriptor(_CONFIG, described),
-        "layers": [_descriptor(_LAYER, blob) for blob in blobs],
-    })  # fmt: skip
+    manifest = _json(
+        {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST,
+            "config": _descriptor(_CONFIG, described),
+            "layers": [_descriptor(_LAYER, blob) for blob in blobs],
+        }
+    )
     named = _descriptor(_MANIFEST, manifest) | {
-        "annotations": {"io.containerd.image.name": f"docker.io/library/eelgrid-{program}:{tag}",
-                        "org.opencontainers.image.ref.name": tag},
-    }  # fmt: skip
+        "annotations": {
+            "io.containerd.image.name": f"docker.io/library/eelgrid-{program}:{tag}",
+            "org.opencontainers.image.ref.name": tag,
+        },
+    }
     layout = Layer()
     layout.add("oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
     layout.add("index.json", _json({"schemaVersion": 2, "mediaType": _INDEX, "manifests": [named]}))

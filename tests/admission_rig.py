@@ -24,10 +24,11 @@ def pod(name="p", where=TRIAL, gpus=0, labels=None, metadata=None, **spec):
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     return {
-        "apiVersion": "v1", "kind": "Pod",
+        "apiVersion": "v1",
+        "kind": "Pod",
         "metadata": {"name": name, "namespace": where, "labels": labels or {}, **(metadata or {})},
         "spec": {"containers": [container], **spec},
-    }  # fmt: skip
+    }
 
 
 _SET = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u-1", "controller": True}]

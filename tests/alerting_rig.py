@@ -72,9 +72,11 @@ class Alerting:
         document = {"global": timing, "rule_files": ["rules.yaml"], "scrape_configs": jobs}
         (self.folder / "prometheus.yml").write_text(json.dumps(document))
         command = [
-            "prometheus", f"--config.file={self.folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self.folder / 'tsdb'}", f"--web.listen-address={self.address}",
-        ]  # fmt: skip
+            "prometheus",
+            f"--config.file={self.folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self.folder / 'tsdb'}",
+            f"--web.listen-address={self.address}",
+        ]
         with (self.folder / "prometheus.log").open("wb") as out:
             self._process = subprocess.Popen(command, stdout=out, stderr=out)
         return self

@@ -67,9 +67,7 @@ class Authority:
     def issue(self, *attributes, names=(), lasts=_DAY):
         """A key and a certificate, which ends after `lasts`, or did before now."""
         key = ec.generate_private_key(ec.SECP256R1())
-        return key, self._sign(
-            subject_of(*attributes), key.public_key(), dt.datetime.now(dt.UTC) + lasts, names=names
-        )  # fmt: skip
+        return key, self._sign(subject_of(*attributes), key.public_key(), dt.datetime.now(dt.UTC) + lasts, names=names)
 
     def der(self, *attributes, **options):
         """A certificate as TLS hands it on."""

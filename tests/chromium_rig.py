@@ -110,11 +110,22 @@ class Tab:
 async def browser(folder, *flags):
     """A tab of a browser of its own, which ends with the block."""
     command = [
-        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--no-proxy-server",
-        "--window-size=1400,860", f"--user-data-dir={folder / 'chromium'}", "--remote-debugging-port=0", *flags,
+        CHROMIUM,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--hide-scrollbars",
+        "--no-proxy-server",
+        "--window-size=1400,860",
+        f"--user-data-dir={folder / 'chromium'}",
+        "--remote-debugging-port=0",
+        *flags,
         "about:blank",
-    ]  # fmt: skip
+    ]
     with (folder / "chromium.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *command, stdout=log, stderr=log, env={**os.environ, "HOME": str(folder)}

@@ -13,10 +13,18 @@ def slices(node, gpus=2, *, generation=1, **changes):
     """What an agent publishes of a node with so many H100s."""
     product = CATALOGUE.products["h100-sxm5-80gb"]
     found = [
-        Gpu(uuid=f"GPU-{node}-{i}", index=i, product="H100", model="H100", catalogue_key=product.key, mig_capable=True,
-            memory_bytes=product.memory_bytes, **changes)
+        Gpu(
+            uuid=f"GPU-{node}-{i}",
+            index=i,
+            product="H100",
+            model="H100",
+            catalogue_key=product.key,
+            mig_capable=True,
+            memory_bytes=product.memory_bytes,
+            **changes,
+        )
         for i in range(gpus)
-    ]  # fmt: skip
+    ]
     return list(build_resource_slices(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
 
 

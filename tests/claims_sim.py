@@ -78,8 +78,21 @@ class Cluster:
 
     # Pods and claims
 
-    def pod(self, name, profile=None, *, claims=(), spec=None, group="", size=1, owner="", cpu="1", selector=None,
-            annotations=None, is_made=True):  # fmt: skip
+    def pod(
+        self,
+        name,
+        profile=None,
+        *,
+        claims=(),
+        spec=None,
+        group="",
+        size=1,
+        owner="",
+        cpu="1",
+        selector=None,
+        annotations=None,
+        is_made=True,
+    ):
         notes = {ANNOTATION_GROUP: group, ANNOTATION_GROUP_SIZE: str(size)} if group else {}
         asked = [{"name": f"c{i}", "resourceClaimName": one} for i, one in enumerate(claims)]
         if profile is not None or spec is not None:

@@ -27,9 +27,17 @@ def node(
 
 
 def request(
-    *, cpu: float = 1, memory_gib: int = 1, gpus: int = 0, milli: int | None = None, models: tuple[str, ...] = (),
-    name: str = "task", key: str = "", dry_run: bool = False, **spec: Any,
-) -> SubmitWorkloadRequest:  # fmt: skip
+    *,
+    cpu: float = 1,
+    memory_gib: int = 1,
+    gpus: int = 0,
+    milli: int | None = None,
+    models: tuple[str, ...] = (),
+    name: str = "task",
+    key: str = "",
+    dry_run: bool = False,
+    **spec: Any,
+) -> SubmitWorkloadRequest:
     """A submission; whole GPUs unless told otherwise."""
     share = (1000 if gpus else 0) if milli is None else milli
     wanted = ResourceRequest(
@@ -77,13 +85,16 @@ def naive_cluster(core: Core) -> tuple[list[naive.Node], list[naive.Class], dict
     mix = [
         naive.Class(
             naive.Task(
-                entry.cpu_milli, 0, entry.gpu_count, entry.gpu_milli,
+                entry.cpu_milli,
+                0,
+                entry.gpu_count,
+                entry.gpu_milli,
                 {models[model] for model in entry.gpu_models if model in models} if entry.gpu_models else None,
             ),
             weight,
         )
         for entry, weight in core.state.demand.mix
-    ]  # fmt: skip
+    ]
     return nodes, mix, models
 
 

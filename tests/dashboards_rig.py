@@ -52,8 +52,12 @@ from tests.fakes.stewarded import points
 MODEL = "H100-80GB-HBM3"
 NODES = (
     {"name": "gpu-1", "pool": "serving", "gpus": [{"product": "h100-sxm5-80gb", "count": 4}]},
-    {"name": "gpu-2", "pool": "research", "gpus": [{"product": "a100-sxm4-80gb", "count": 3}, {"product": "h100-sxm5-80gb", "mig": ["3g@4", "1g@0"]}]},
-)  # fmt: skip
+    {
+        "name": "gpu-2",
+        "pool": "research",
+        "gpus": [{"product": "a100-sxm4-80gb", "count": 3}, {"product": "h100-sxm5-80gb", "mig": ["3g@4", "1g@0"]}],
+    },
+)
 QUICK = {"steer_s": 0.5, "scrape_s": 1.0, "scale_hold_s": 3.0, "job_window_s": 2.0}
 SCRAPE_S = 1.0
 # The ledger hears of joules once their window is over: seconds, not the minute of a real node.
@@ -99,17 +103,21 @@ def prometheus(folder, controller, agents, pages):
     jobs = (("controller", [controller]), ("agent", agents), ("workloads", [pages]))
     scraped = [
         {
-            "job_name": name, "honor_labels": True, "metrics_path": "/prometheus" if name == "workloads" else "/metrics",
+            "job_name": name,
+            "honor_labels": True,
+            "metrics_path": "/prometheus" if name == "workloads" else "/metrics",
             "static_configs": [{"targets": targets}],
         }
         for name, targets in jobs
-    ]  # fmt: skip
+    ]
     timing = {"scrape_interval": f"{SCRAPE_S:g}s", "scrape_timeout": f"{SCRAPE_S:g}s"}
     (folder / "prometheus.yml").write_text(json.dumps({"global": timing, "scrape_configs": scraped}))
     command = [
-        "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}",
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
         f"--web.listen-address={address}",
-    ]  # fmt: skip
+    ]
     with (folder / "prometheus.log").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
@@ -125,8 +133,10 @@ def _policy(before):
         PricePeriod(begins_minute=480, price_per_kwh=0.36, carbon_kg_per_kwh=0.3),
     )
     return replace(
-        before, pools=tuple(PoolMode(pool=node["pool"], mode=EnforcementMode.ENFORCE) for node in NODES),
-        send_interval_s=0.5, sample_interval_s=0.5,
+        before,
+        pools=tuple(PoolMode(pool=node["pool"], mode=EnforcementMode.ENFORCE) for node in NODES),
+        send_interval_s=0.5,
+        sample_interval_s=0.5,
         budgets=(
             PowerBudget(scope=BudgetScope.CLUSTER, limit_w=4200.0),
             PowerBudget(scope=BudgetScope.NODE, name="gpu-1", limit_w=2600.0),
@@ -134,15 +144,23 @@ def _policy(before):
         prices=EnergyPrices(currency="EUR", periods=price, pue=1.2, carbon_price_per_kg=0.1),
         spending=(
             SpendingLimit(
-                scope=SpendingScope.NAMESPACE, name="default", quantity=SpendingQuantity.GPU_TIME, most=10 * 3600.0,
-                period=SpendingPeriod.DAY, mode=EnforcementMode.OBSERVE,
+                scope=SpendingScope.NAMESPACE,
+                name="default",
+                quantity=SpendingQuantity.GPU_TIME,
+                most=10 * 3600.0,
+                period=SpendingPeriod.DAY,
+                mode=EnforcementMode.OBSERVE,
             ),
             SpendingLimit(
-                scope=SpendingScope.NAMESPACE, name="default", quantity=SpendingQuantity.MONEY, most=5.0,
-                period=SpendingPeriod.MONTH, mode=EnforcementMode.OBSERVE,
+                scope=SpendingScope.NAMESPACE,
+                name="default",
+                quantity=SpendingQuantity.MONEY,
+                most=5.0,
+                period=SpendingPeriod.MONTH,
+                mode=EnforcementMode.OBSERVE,
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 async def _submit(rig, key, *, gpus=1, milli=1000, models=(), **spec):

@@ -16,9 +16,23 @@ import helm_program  # noqa: E402
 import render  # noqa: E402
 
 __all__ = [
-    "BAD_BY_RULE", "BAD_BY_SCHEMA", "CHART", "GOOD", "ROOT", "V1BETA1", "VALUES", "build", "container", "crd_files", "helm_program", "needs_helm",
-    "objects_of", "pick", "render", "text_of",
-]  # fmt: skip
+    "BAD_BY_RULE",
+    "BAD_BY_SCHEMA",
+    "CHART",
+    "GOOD",
+    "ROOT",
+    "V1BETA1",
+    "VALUES",
+    "build",
+    "container",
+    "crd_files",
+    "helm_program",
+    "needs_helm",
+    "objects_of",
+    "pick",
+    "render",
+    "text_of",
+]
 
 CHART = render.CHART
 VALUES = {

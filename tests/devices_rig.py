@@ -29,11 +29,13 @@ def kubeconfig_of(access, path):
         authority.write_bytes(access.authority_pem)
         cluster["certificate-authority"] = str(authority)
     found = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "it",
         "clusters": [{"name": "it", "cluster": cluster}],
         "users": [{"name": "it", "user": {"token": access.token}}],
         "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it", "namespace": "default"}}],
-    }  # fmt: skip
+    }
     path.write_text(yaml.safe_dump(found))
     return str(path)
 
@@ -42,9 +44,12 @@ def kubeconfig_of(access, path):
 async def controlled(folder, access, **options):
     """A controller that leads at this API server."""
     config = KubernetesConfig(
-        kubeconfig=kubeconfig_of(access, folder / "kubeconfig"), namespace="default", lease_s=2.0,
-        abilities=ABILITIES, **options,
-    )  # fmt: skip
+        kubeconfig=kubeconfig_of(access, folder / "kubeconfig"),
+        namespace="default",
+        lease_s=2.0,
+        abilities=ABILITIES,
+        **options,
+    )
     async with running(folder / "data", kubernetes=config, plan_interval_s=0.0) as rig:
         await until(lambda: rig.controller.placing.elector.term() is not None, within_s=20.0)
         yield rig
@@ -132,9 +137,10 @@ class Station:
             places = {uuid: place for some in self.slices.values() for uuid, place in some.items()}
             look = NodeDevices(
                 index_of=gpus | {uuid: index for uuid, (index, _) in places.items()},
-                wanted=() if self.plan is None else planned_device_sets(self.plan.assignments), held=taken,
+                wanted=() if self.plan is None else planned_device_sets(self.plan.assignments),
+                held=taken,
                 slices={uuid: size for uuid, (_, size) in places.items()},
-            )  # fmt: skip
+            )
             given = choose_devices(PreferredAllocationRequest(available=tuple(free), must=(), size=count), look)
         self.held[pod["metadata"]["uid"]] = pod["metadata"]["name"], frozenset(given)
 

@@ -38,8 +38,11 @@ _FENCE = re.compile(
 _PROGRAMS = {
     "eelctl": ("eelgrid_controller.cli", ()),
     "eelgrid-controller": ("eelgrid_controller", ("--listen", "$DOCS_LISTEN", "--metrics", "$DOCS_METRICS")),
-    "eelgrid-agent": ("eelgrid_agent", ("--controller", "$EELGRID_CONTROLLER", "--listen", "${DOCS_SERVE:-127.0.0.1:0}", "--metrics", "127.0.0.1:0")),
-}  # fmt: skip
+    "eelgrid-agent": (
+        "eelgrid_agent",
+        ("--controller", "$EELGRID_CONTROLLER", "--listen", "${DOCS_SERVE:-127.0.0.1:0}", "--metrics", "127.0.0.1:0"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,10 @@ class Shell:
         started = {"listen": free_address(), "metrics": free_address(), "page": free_address(), "agent": free_address()}
         asked = fleet or started
         self.addresses = {
-            "127.0.0.1:7443": asked["listen"], "127.0.0.1:9464": asked["metrics"], "127.0.0.1:8443": started["page"],
-        }  # fmt: skip
+            "127.0.0.1:7443": asked["listen"],
+            "127.0.0.1:9464": asked["metrics"],
+            "127.0.0.1:8443": started["page"],
+        }
         self.kept = folder / ".variables"
         bin_folder = folder / ".bin"
         bin_folder.mkdir(parents=True)
@@ -162,9 +167,14 @@ class Shell:
         out = self.folder / ".output"
         with out.open("wb") as stream:
             process = subprocess.Popen(
-                ["bash", "-c", script], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-                stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                ["bash", "-c", script],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             self._groups.append(process.pid)
             try:
                 code = process.wait(BLOCK_S)

@@ -49,15 +49,25 @@ class DraNode:
     def start(self):
         site = self.site
         self.layouts = MigService(
-            site.device, site.control, FileMigJournal(self.folder / "mig.json"), boot_id=lambda: site.boot_id,
-            sleep=time.sleep, monotonic_s=time.monotonic, wall_ns=time.time_ns,
-        )  # fmt: skip
+            site.device,
+            site.control,
+            FileMigJournal(self.folder / "mig.json"),
+            boot_id=lambda: site.boot_id,
+            sleep=time.sleep,
+            monotonic_s=time.monotonic,
+            wall_ns=time.time_ns,
+        )
         self.layouts.recover()
         self.devices = LayoutDevices(site.device, site.control, self.layouts)
         self.readying = ClaimPreparer(
-            self.name, self.devices, ClaimJournal(self.folder / "claims.json"), load_catalogue(), cannot_change=self.cannot_change,
-            cdi=self.cdi, changed=self._changed,
-        )  # fmt: skip
+            self.name,
+            self.devices,
+            ClaimJournal(self.folder / "claims.json"),
+            load_catalogue(),
+            cannot_change=self.cannot_change,
+            cdi=self.cdi,
+            changed=self._changed,
+        )
         self.readying.start()
 
     def _changed(self):
@@ -81,9 +91,14 @@ class DraNode:
 
     def slices(self, generation=1, owner=""):
         return build_resource_slices(
-            self.name, self.gpus(), load_catalogue(), conditions={}, is_changeable=not self.cannot_change, generation=generation,
+            self.name,
+            self.gpus(),
+            load_catalogue(),
+            conditions={},
+            is_changeable=not self.cannot_change,
+            generation=generation,
             owner_uid=owner,
-        )  # fmt: skip
+        )
 
 
 @contextmanager

@@ -56,10 +56,15 @@ class EnergyNode:
             cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
         )
         self.node = AgentNode(
-            NodeIdentity(node_name=name, agent_version="t", simulated=True), host=host, engine=engine, clock=self.clock,
-            draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(self.device),
+            NodeIdentity(node_name=name, agent_version="t", simulated=True),
+            host=host,
+            engine=engine,
+            clock=self.clock,
+            draw_incarnation=lambda: 1,
+            ticks_most=10,
+            first=survey_devices(self.device),
             energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(proc))),
-        )  # fmt: skip
+        )
 
     def uuid(self, index):
         return self.node.gpu_uuids[index]

@@ -90,9 +90,11 @@ class Agent:
     def __init__(self, port, *, ticks_most=100, tls_stamp=None, limits=None, jitter=lambda: 1.0):
         self.clock = HandClock()
         spec = NodeSpec(
-            node_name="n", cpu_milli=1000, memory_bytes=10**9,
+            node_name="n",
+            cpu_milli=1000,
+            memory_bytes=10**9,
             gpus=tuple(GpuSpec(product="openb-g2", model="G2") for _ in range(2)),
-        )  # fmt: skip
+        )
         self.simulation = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
         first = survey_devices(self.simulation)
         engine = SimulatedEngine(
@@ -104,14 +106,25 @@ class Agent:
         incarnations = iter(range(1, 1000))
         self.node = AgentNode(
             NodeIdentity(node_name="n", agent_version="t", simulated=True),
-            host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns), engine=engine,
-            clock=self.clock, draw_incarnation=lambda: next(incarnations), ticks_most=ticks_most, first=first,
-        )  # fmt: skip
+            host=SimulatedHost(
+                cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
+            ),
+            engine=engine,
+            clock=self.clock,
+            draw_incarnation=lambda: next(incarnations),
+            ticks_most=ticks_most,
+            first=first,
+        )
         self.reports = []
         self.uplink = Uplink(
-            self.node, open_channels(f"127.0.0.1:{port}", tls=None, insecure=False), gate=asyncio.Semaphore(1),
-            jitter=jitter, report=self.reports.append, limits=limits or FAST, tls_stamp=tls_stamp,
-        )  # fmt: skip
+            self.node,
+            open_channels(f"127.0.0.1:{port}", tls=None, insecure=False),
+            gate=asyncio.Semaphore(1),
+            jitter=jitter,
+            report=self.reports.append,
+            limits=limits or FAST,
+            tls_stamp=tls_stamp,
+        )
 
     def tick(self, count=1):
         for _ in range(count):

@@ -25,9 +25,16 @@ class FaultyCluster(Scene):
 
     def __init__(self, folder):
         super().__init__(
-            folder, (), "--kubernetes", "--kubeconfig", str(folder / "kubeconfig"), "--kubernetes-lease", "8",
-            "--kubernetes-namespace", "default",
-        )  # fmt: skip
+            folder,
+            (),
+            "--kubernetes",
+            "--kubeconfig",
+            str(folder / "kubeconfig"),
+            "--kubernetes-lease",
+            "8",
+            "--kubernetes-namespace",
+            "default",
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.fake = FakeCluster()

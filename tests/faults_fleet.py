@@ -45,10 +45,16 @@ from tests.slow_disk import SlowDisk
 
 # Each kind of fault has a part of its own, so that labels tell by which fault an alert fires.
 PARTS = {
-    "lost": "h100-pcie-80gb", "flapping": "h100-pcie-80gb", "broken": "h100-pcie-80gb", "contained": "h100-pcie-80gb",
-    "worn": "h100-pcie-80gb", "used": "h100-pcie-80gb", "stalled": "h200-sxm-141gb", "held": "b200",
+    "lost": "h100-pcie-80gb",
+    "flapping": "h100-pcie-80gb",
+    "broken": "h100-pcie-80gb",
+    "contained": "h100-pcie-80gb",
+    "worn": "h100-pcie-80gb",
+    "used": "h100-pcie-80gb",
+    "stalled": "h200-sxm-141gb",
+    "held": "b200",
     "half-sliced": "a100-sxm4-80gb",
-}  # fmt: skip
+}
 PLACES = {name: place for place, name in enumerate(PARTS)}
 AGENTS = (
     ("devices", [{"product": product} for product in PARTS.values()], ()),
@@ -58,9 +64,21 @@ AGENTS = (
     ("serving", [{"product": "h100-sxm5-80gb", "count": 2}], ()),
 )
 FLAGS = (
-    "--away-grace", "3", "--restart-grace", "10", "--steer-interval", "0.5", "--scrape-interval", "1",
-    "--scale-hold", "3", "--job-window", "2", "--spend-interval", "0.5",
-)  # fmt: skip
+    "--away-grace",
+    "3",
+    "--restart-grace",
+    "10",
+    "--steer-interval",
+    "0.5",
+    "--scrape-interval",
+    "1",
+    "--scale-hold",
+    "3",
+    "--job-window",
+    "2",
+    "--spend-interval",
+    "0.5",
+)
 SERVED_HZ = 25.0
 STRANGER = 4711
 
@@ -162,11 +180,16 @@ class FaultyFleet(Scene):
         """The GPU time of everybody's namespace has these limits, of (period, seconds, share that warns), and no others."""
         made = [
             SpendingLimit(
-                scope=SpendingScope.NAMESPACE, name="default", quantity=SpendingQuantity.GPU_TIME, most=seconds,
-                period=SpendingPeriod[period.upper()], warn_ratio=warn_ratio, mode=EnforcementMode.ENFORCE,
+                scope=SpendingScope.NAMESPACE,
+                name="default",
+                quantity=SpendingQuantity.GPU_TIME,
+                most=seconds,
+                period=SpendingPeriod[period.upper()],
+                warn_ratio=warn_ratio,
+                mode=EnforcementMode.ENFORCE,
             )
             for period, seconds, warn_ratio in limits
-        ]  # fmt: skip
+        ]
         self.set_policy(spending=tuple(made))
 
     def unplug(self):

@@ -45,8 +45,13 @@ class FaultyAgent:
         self.metrics = free_address()
         self._fleet, self._faults = cluster.folder / f"{name}.json", cluster.folder / f"{name}.faults"
         node = {
-            "name": name, "pool": pool, "cpu_milli": 64_000, "memory_bytes": 2**38, "hurry": FACTOR, "gpus": list(gpus),
-        }  # fmt: skip
+            "name": name,
+            "pool": pool,
+            "cpu_milli": 64_000,
+            "memory_bytes": 2**38,
+            "hurry": FACTOR,
+            "gpus": list(gpus),
+        }
         self._fleet.write_text(json.dumps({"nodes": [node]}))
         self.child = None
 
@@ -54,9 +59,16 @@ class FaultyAgent:
         """Begins, without the faults of the life before."""
         self._faults.write_text("")
         self.child = self.cluster.agent(
-            self._fleet, "--metrics", self.metrics, "--faults", str(self._faults), "--energy-window", "1",
-            *self.flags, *flags,
-        )  # fmt: skip
+            self._fleet,
+            "--metrics",
+            self.metrics,
+            "--faults",
+            str(self._faults),
+            "--energy-window",
+            "1",
+            *self.flags,
+            *flags,
+        )
 
     def fault(self, fault, gpu=None, **fields):
         """Does this to the simulated node."""
@@ -89,8 +101,9 @@ class Scene:
             self.set_policy(send_interval_s=0.5, sample_interval_s=0.5)
             assert policy.budgets == ()
             targets = {
-                "controller": [self.cluster.metrics], "agents": [one.metrics for one in self.agents.values()],
-            }  # fmt: skip
+                "controller": [self.cluster.metrics],
+                "agents": [one.metrics for one in self.agents.values()],
+            }
             self.alerting = self._held.enter_context(Alerting(self.cluster.folder, targets))
             self.until(self.alerting.is_up, what="Prometheus scrapes everything")
         except BaseException:

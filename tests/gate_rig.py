@@ -84,9 +84,14 @@ class Api:
                 {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
             ]
             self.owned[owner] = {
-                "gpus": gpus, "group": group, "size": size, "owner": owner, "affinity": affinity, "app": app,
+                "gpus": gpus,
+                "group": group,
+                "size": size,
+                "owner": owner,
+                "affinity": affinity,
+                "app": app,
                 "spread": spread,
-            }  # fmt: skip
+            }
         if app:
             metadata["labels"] = {"app": app}
         made = copy.deepcopy(affinity)

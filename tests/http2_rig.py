@@ -56,8 +56,14 @@ def indexed(index: int) -> bytes:
 
 def request_fields(path: str) -> bytes:
     """The fields of a gRPC call."""
-    pairs = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "localhost", "te": "trailers",
-             "content-type": "application/grpc"}  # fmt: skip
+    pairs = {
+        ":method": "POST",
+        ":scheme": "https",
+        ":path": path,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
     return b"".join(field(name, value) for name, value in pairs.items())
 
 

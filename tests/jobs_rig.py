@@ -68,14 +68,23 @@ def job(name="j", *, asks=4, pods=1, version="7", generation=1, queue="", labels
     its = {well_known.LABEL_MANAGED: "true", **({well_known.KUEUE_QUEUE: queue} if queue else {}), **(labels or {})}
     return {
         "metadata": {
-            "name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": version,
-            "generation": generation, "labels": its, "annotations": own,
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "resourceVersion": version,
+            "generation": generation,
+            "labels": its,
+            "annotations": own,
         },
         "spec": {
-            "suspend": True, "parallelism": pods, "completions": pods, "template": template(gpus=asks), **(spec or {}),
+            "suspend": True,
+            "parallelism": pods,
+            "completions": pods,
+            "template": template(gpus=asks),
+            **(spec or {}),
         },
         "status": status or {},
-    }  # fmt: skip
+    }
 
 
 def gated(found, *others):

@@ -53,9 +53,17 @@ class World:
         self.made += 1
         uid = f"u{self.made}"
         self.pods[uid] = Pod(
-            uid=uid, namespace="x", name=f"d-{uid}", labels={}, annotations={}, owner=OWNER, created_s=float(self.made),
-            is_ready=is_ready, node_name="n" if is_ready else "", phase="Running" if is_ready else "Pending",
-        )  # fmt: skip
+            uid=uid,
+            namespace="x",
+            name=f"d-{uid}",
+            labels={},
+            annotations={},
+            owner=OWNER,
+            created_s=float(self.made),
+            is_ready=is_ready,
+            node_name="n" if is_ready else "",
+            phase="Running" if is_ready else "Pending",
+        )
 
     def control(self, rng):
         """The controllers of Deployments and ReplicaSets act once."""
@@ -67,9 +75,12 @@ class World:
             rng.shuffle(active)
             active.sort(
                 key=lambda pod: (
-                    bool(pod.node_name), pod.is_ready, int(pod.annotations.get(DELETION_COST, "0")), -pod.created_s
+                    bool(pod.node_name),
+                    pod.is_ready,
+                    int(pod.annotations.get(DELETION_COST, "0")),
+                    -pod.created_s,
                 )
-            )  # fmt: skip
+            )
             gone = active[0]
             self.pods[gone.uid] = replace(gone, deleted_s=self.now_s)
         self.most = max(self.most, len([pod for pod in self.pods.values() if not pod.is_going]))
@@ -100,13 +111,17 @@ class World:
         return parse_deployment(
             {
                 "metadata": {
-                    "uid": "d", "namespace": "x", "name": "d", "resourceVersion": str(self.version),
-                    "generation": 2, "annotations": dict(self.annotations),
+                    "uid": "d",
+                    "namespace": "x",
+                    "name": "d",
+                    "resourceVersion": str(self.version),
+                    "generation": 2,
+                    "annotations": dict(self.annotations),
                 },
                 "spec": {"replicas": self.replicas},
                 "status": {"observedGeneration": 2 if is_seen else 1, "replicas": count, "updatedReplicas": count},
             }
-        )  # fmt: skip
+        )
 
     def order(self, note):
         self.note = note

@@ -33,9 +33,10 @@ SPEC = WorkloadSpec(
     labels={"team": "a"},
 )
 OWNERS = (
-    EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1"), EnergyOwner(kind=OwnerKind.UNALLOCATED),
+    EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1"),
+    EnergyOwner(kind=OwnerKind.UNALLOCATED),
     EnergyOwner(kind=OwnerKind.SLURM, job="7"),
-)  # fmt: skip
+)
 
 
 def inventory(name):
@@ -44,14 +45,22 @@ def inventory(name):
 
 def window(number, energy_mj=1_000, *, incarnation=1, owner=0):
     share = WindowShare(
-        device=0, owner=owner, part=EnergyPart.ACTIVE, method=AttributionMethod.EXCLUSIVE,
-        confidence=AttributionConfidence.HIGH, energy_mj=energy_mj,
-    )  # fmt: skip
+        device=0,
+        owner=owner,
+        part=EnergyPart.ACTIVE,
+        method=AttributionMethod.EXCLUSIVE,
+        confidence=AttributionConfidence.HIGH,
+        energy_mj=energy_mj,
+    )
     return EnergyWindow(
-        incarnation=incarnation, number=number, begin_ns=BEGIN_NS + (number - 1) * 60 * SECOND_NS,
-        end_ns=BEGIN_NS + number * 60 * SECOND_NS, devices=(WindowDevice(gpu_uuid="g", total_mj=energy_mj),),
-        owners=OWNERS, shares=(share,),
-    )  # fmt: skip
+        incarnation=incarnation,
+        number=number,
+        begin_ns=BEGIN_NS + (number - 1) * 60 * SECOND_NS,
+        end_ns=BEGIN_NS + number * 60 * SECOND_NS,
+        devices=(WindowDevice(gpu_uuid="g", total_mj=energy_mj),),
+        owners=OWNERS,
+        shares=(share,),
+    )
 
 
 class Site:

@@ -8,7 +8,9 @@ from eelgrid_agent.__main__ import main
 FLEET = {
     "nodes": [
         {
-            "name": "gpu-7", "cpu_milli": 1000, "memory_bytes": 1,
+            "name": "gpu-7",
+            "cpu_milli": 1000,
+            "memory_bytes": 1,
             "gpus": [
                 {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g@0"]},
                 {"product": "h100-sxm5-80gb"},
@@ -16,7 +18,7 @@ FLEET = {
             ],
         }
     ]
-}  # fmt: skip
+}
 SITE = """
 version: v1
 mig-configs:

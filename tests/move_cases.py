@@ -69,7 +69,11 @@ def block(node: naive.Node) -> int:
 
 def lifted(node: naive.Node, slots: list[int], task: naive.Task) -> naive.Node:
     """The node without one replica."""
-    return naive.placed(node, slots, replace(task, cpu_milli=-task.cpu_milli, memory_bytes=-task.memory_bytes, gpu_milli=-task.gpu_milli))  # fmt: skip
+    return naive.placed(
+        node,
+        slots,
+        replace(task, cpu_milli=-task.cpu_milli, memory_bytes=-task.memory_bytes, gpu_milli=-task.gpu_milli),
+    )
 
 
 def draw_case(
@@ -106,9 +110,9 @@ def draw_case(
             placed.append(unit)
     if rng.random() < 0.2:
         fleet[rng.randrange(nodes)].available = False
-    mix = [
-        naive.Class(replace(unit.task, memory_bytes=0), rng.randrange(1, 5)) for unit in placed
-    ] + [naive.Class(naive.Task(8000, 0, 1, 1000), 3)]  # fmt: skip
+    mix = [naive.Class(replace(unit.task, memory_bytes=0), rng.randrange(1, 5)) for unit in placed] + [
+        naive.Class(naive.Task(8000, 0, 1, 1000), 3)
+    ]
     prices = rng.choice(
         ((1.0, 80.0, 200.0, 0.0), (1.0, 20.0, 50.0, 0.0), (0.1, 100.0, 200.0, 0.0), (1.0, 0.0, 0.0, 0.0))
     )

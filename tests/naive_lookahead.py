@@ -114,9 +114,7 @@ def shortage(chosen, free, asked):
 
 def unions(asked):
     """Every union of sets that classes may use, least bits first."""
-    found = {
-        frozenset().union(*each) for count in range(1, len(asked) + 1) for each in combinations(asked, count)
-    }  # fmt: skip
+    found = {frozenset().union(*each) for count in range(1, len(asked) + 1) for each in combinations(asked, count)}
     return sorted(found, key=lambda chosen: sum(1 << model for model in chosen))
 
 

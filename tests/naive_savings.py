@@ -107,9 +107,12 @@ class Twin:
             node, uuids, models = self.node(name, self.there)
             allowed = {models.index(model) for model in request.gpu_models if model in models}
             task = naive.Task(
-                request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli,
+                request.cpu_milli,
+                request.memory_bytes,
+                request.gpu_count,
+                request.gpu_milli,
                 allowed if request.gpu_models else None,
-            )  # fmt: skip
+            )
             if naive.verdict(node, task) or not required <= set(self.others.get(name, NO_EXTERNAL_USAGE).traits):
                 continue
             score = best_fit(node, task)
@@ -139,9 +142,12 @@ class Twin:
             for gpu in gpus
         ]
         node = naive.Node(
-            inventory.cpu_milli, max(0, inventory.cpu_milli - cpu), max(0, inventory.memory_bytes - memory), devices,
+            inventory.cpu_milli,
+            max(0, inventory.cpu_milli - cpu),
+            max(0, inventory.memory_bytes - memory),
+            devices,
             available=name not in self.lost and not others.closed,
-        )  # fmt: skip
+        )
         return node, [gpu.uuid for gpu in gpus], models
 
     def power_w(self, plan):

@@ -22,7 +22,7 @@ from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.node.enforcement_loop import MAX_ROUNDS
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     AccessLevel,
     ApplyStatus,
     Assignment,
@@ -47,9 +47,12 @@ class SimulatedMachine:
         self.now_ns = 1_000_000_000
         self.fuse = fuse
         spec = NodeSpec(
-            node_name="n", cpu_milli=1000, memory_bytes=1, driver_version=driver_version,
-            gpus=tuple(GpuSpec(product=key) for key in products)
-        )  # fmt: skip
+            node_name="n",
+            cpu_milli=1000,
+            memory_bytes=1,
+            driver_version=driver_version,
+            gpus=tuple(GpuSpec(product=key) for key in products),
+        )
         self.node = SimulatedNode(spec, monotonic_ns=lambda: self.now_ns, seed=7)
         self.uuids = tuple(gpu.uuid for gpu in self.node.gpus())
         self.boots = self.loads = 1
@@ -161,7 +164,7 @@ class Rig:
         self.guard = Guard("n", has_control=True, local=self.local, limits=self.limits)
         self.enforcer = PowerExecutor(
             self.machine.control, self.journal, origin=self.machine.origin, limits=self.limits
-        )  # fmt: skip
+        )
         self.pending: tuple[GuardCommand, ...] = ()
         self.lost: set[str] = set()
         self.carry_out(self.guard.start(self.enforcer.load()))
@@ -259,9 +262,7 @@ def plan_of(*settings: GpuSetting, gangs: tuple[tuple[str, ...], ...] = (), **ch
         Assignment(workload_id=f"w{number}", replica=0, gpu_uuids=gang, gpu_milli=300)
         for number, gang in enumerate(gangs)
     )
-    whole = NodePlan(
-        node_name="n", epoch=1, lease_s=60.0, enforce=True, assignments=assignments, gpu_settings=settings
-    )  # fmt: skip
+    whole = NodePlan(node_name="n", epoch=1, lease_s=60.0, enforce=True, assignments=assignments, gpu_settings=settings)
     return replace(whole, **changes)
 
 

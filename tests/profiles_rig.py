@@ -40,9 +40,13 @@ def point(workload: str, how: Configuration, off: float = 0.0) -> Point:
     rate_hz, watts = law(SIZES.get(workload, 4.0), share, how.batch, how.power_limit_w or 400.0)
     latency_s = how.batch / rate_hz
     return Point(
-        workload, how, rate_hz * math.exp(off), {0.5: latency_s, 0.99: 1.3 * latency_s},
-        None if how.mig_profile else watts * math.exp(off), source="made up",
-    )  # fmt: skip
+        workload,
+        how,
+        rate_hz * math.exp(off),
+        {0.5: latency_s, 0.99: 1.3 * latency_s},
+        None if how.mig_profile else watts * math.exp(off),
+        source="made up",
+    )
 
 
 def configurations() -> Iterator[Configuration]:

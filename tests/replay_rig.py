@@ -27,10 +27,16 @@ def a_task(
     name, arrival_s, duration_s, *, gpus=1, milli=1000, vcpu=1, memory_mib=10, models=(), priority=0
 ) -> TraceTask:
     return TraceTask(
-        name=name, cpu_milli=int(vcpu * 1000), memory_bytes=memory_mib * MIB, gpu_count=gpus,
-        gpu_milli=milli if gpus else 0, gpu_models=models if gpus else (), arrival_s=arrival_s, duration_s=duration_s,
+        name=name,
+        cpu_milli=int(vcpu * 1000),
+        memory_bytes=memory_mib * MIB,
+        gpu_count=gpus,
+        gpu_milli=milli if gpus else 0,
+        gpu_models=models if gpus else (),
+        arrival_s=arrival_s,
+        duration_s=duration_s,
         priority=priority,
-    )  # fmt: skip
+    )
 
 
 class Scene(NamedTuple):

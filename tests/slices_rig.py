@@ -39,11 +39,16 @@ def node(name: str, *, gpus: int = 2, pool: str = POOL, cpu: int = 64, **changes
     """A node of A100s that can be cut."""
     devices = tuple(
         Gpu(
-            uuid=f"GPU-{name}-{index}", index=index, product=A100.nvml_names[0], model=A100.model,
-            catalogue_key=A100.key, memory_bytes=A100.memory_bytes, mig_capable=True,
+            uuid=f"GPU-{name}-{index}",
+            index=index,
+            product=A100.nvml_names[0],
+            model=A100.model,
+            catalogue_key=A100.key,
+            memory_bytes=A100.memory_bytes,
+            mig_capable=True,
         )
         for index in range(gpus)
-    )  # fmt: skip
+    )
     fields = {"node_name": name, "cpu_milli": cpu * 1000, "memory_bytes": 256 * GIB, "gpus": devices, "pool": pool}
     return Inventory(**(fields | changes))
 
@@ -52,11 +57,14 @@ def points(profile: str = "bert", *, scale: float = 1.0) -> list[MeasuredPoint]:
     """A request at a time: a slice of n sevenths answers 10 n a second and more, at 1/n of a tenth of a second."""
     return [
         MeasuredPoint(
-            profile=profile, gpu_model=A100.model, mig_profile=name, throughput_hz=scale * 10.0 * size,
+            profile=profile,
+            gpu_model=A100.model,
+            mig_profile=name,
+            throughput_hz=scale * 10.0 * size,
             latencies=(QuantileLatency(quantile=0.95, latency_s=0.1 / (scale * size)),),
         )
         for name, size in (("1g.5gb", 1), ("2g.10gb", 2), ("3g.20gb", 3), ("4g.20gb", 4), ("7g.40gb", 7))
-    ]  # fmt: skip
+    ]
 
 
 def service(key: str, rate_hz: float, *, latency_s: float = 1.0, **changes: Any) -> SubmitWorkloadRequest:
@@ -100,10 +108,14 @@ def laid_out(gpu: Gpu, layout: GpuLayout) -> Gpu:
         device = ComputeInstance(id=0, uuid=f"MIG-{gpu.uuid}-{one.profile}-{one.start}", size=profile.compute_slices)
         instances.append(
             GpuInstance(
-                id=number, profile_id=profile.id, profile=one.profile, start=one.start, size=profile.size,
+                id=number,
+                profile_id=profile.id,
+                profile=one.profile,
+                start=one.start,
+                size=profile.size,
                 compute_instances=(device,),
             )
-        )  # fmt: skip
+        )
     return replace(gpu, mig_enabled=layout.mig_enabled, gpu_instances=tuple(instances))
 
 

@@ -27,9 +27,14 @@ class SlowDisk:
     def __init__(self, pid, delay_s):
         self._status = Path(f"/proc/{pid}/status")
         self._command = [
-            "strace", "--quiet=all", "--follow-forks", f"--attach={pid}", "--output=/dev/null",
-            f"--trace={_FLUSHES}", f"--inject={_FLUSHES}:delay_enter={round(delay_s * 1e6)}",
-        ]  # fmt: skip
+            "strace",
+            "--quiet=all",
+            "--follow-forks",
+            f"--attach={pid}",
+            "--output=/dev/null",
+            f"--trace={_FLUSHES}",
+            f"--inject={_FLUSHES}:delay_enter={round(delay_s * 1e6)}",
+        ]
         self._strace = None
 
     def begin(self):

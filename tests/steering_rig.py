@@ -10,7 +10,7 @@ import numpy as np
 from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
 from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
-from eelgrid_controller.objectives.power.control_events import (  # fmt: skip
+from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
     BudgetsSet,
     ControlNodeLeaseEnded,
@@ -204,8 +204,12 @@ class Fleet:
 
     def back(self, node):
         self.lost.discard(node)
-        limits = {name: limit_w for job in self.jobs.values() for name, limit_w in job.limits.items()
-                  if name.endswith(f"/{node}")}  # fmt: skip
+        limits = {
+            name: limit_w
+            for job in self.jobs.values()
+            for name, limit_w in job.limits.items()
+            if name.endswith(f"/{node}")
+        }
         for job in self.jobs.values():
             job.maybe = {name: may for name, may in job.maybe.items() if not name.endswith(f"/{node}")}
         return self.tell(ControlNodeReturned(self.now_s, node, limits))

@@ -56,9 +56,19 @@ class Takeovers:
         rng = random.Random(seed)
         self.at_s += rng.choice((0.0, 0.1, 1.0))
         acts = [
-            (4, self.burst), (6, self.hear), (8, self.round), (8, self.send), (8, self.arrive), (4, self.schedule),
-            (1, self.end), (1, self.delete), (2, self.tick), (2, self.succeed), (1, self.touch), (1, self.keep),
-        ]  # fmt: skip
+            (4, self.burst),
+            (6, self.hear),
+            (8, self.round),
+            (8, self.send),
+            (8, self.arrive),
+            (4, self.schedule),
+            (1, self.end),
+            (1, self.delete),
+            (2, self.tick),
+            (2, self.succeed),
+            (1, self.touch),
+            (1, self.keep),
+        ]
         if self.has_agents:
             acts += [(3, self.agent), (1, self.correct)]
         rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0](rng)

@@ -88,14 +88,26 @@ def _nvml(node: SimulatedNode, clock: list[int], version: str) -> VendorRig:
     uuids = tuple(gpu.uuid for gpu in node.devices)
     return VendorRig(
         part=Part(
-            product="NVIDIA H100 80GB HBM3", model="H100-80GB-HBM3", memory_gib=80, limits_w=(200.0, 700.0, 700.0),
-            idle_w=69.05, busy_w=700.0, clocks_mhz=(345.0, 1980.0), driver=version, module="nvidia",
+            product="NVIDIA H100 80GB HBM3",
+            model="H100-80GB-HBM3",
+            memory_gib=80,
+            limits_w=(200.0, 700.0, 700.0),
+            idle_w=69.05,
+            busy_w=700.0,
+            clocks_mhz=(345.0, 1980.0),
+            driver=version,
+            module="nvidia",
         ),
-        clock=clock, device=device, control=NvmlControl(device), devices=node.devices, uuids=uuids,
+        clock=clock,
+        device=device,
+        control=NvmlControl(device),
+        devices=node.devices,
+        uuids=uuids,
         put_load=lambda index, load: node.set_load(uuids[index], load),
         set_driver=lambda there: node.faults.load_driver() if there else node.faults.unload_driver(),
-        holds_session=_nvml_is_open, visited=lambda visit: NvmlDevice(visit=visit),
-    )  # fmt: skip
+        holds_session=_nvml_is_open,
+        visited=lambda visit: NvmlDevice(visit=visit),
+    )
 
 
 def _nvml_is_open() -> bool:
@@ -115,10 +127,23 @@ def _amd(clock: list[int], *, old: bool) -> VendorRig:
 
     return VendorRig(
         part=Part(
-            product="AMD Instinct MI300X OAM", model="MI300X", memory_gib=192, limits_w=(0.0, 750.0, 750.0),
-            idle_w=140.0, busy_w=750.0, clocks_mhz=(132.0, 2100.0), driver="6.12.12", module="amdgpu",
+            product="AMD Instinct MI300X OAM",
+            model="MI300X",
+            memory_gib=192,
+            limits_w=(0.0, 750.0, 750.0),
+            idle_w=140.0,
+            busy_w=750.0,
+            clocks_mhz=(132.0, 2100.0),
+            driver="6.12.12",
+            module="amdgpu",
         ),
-        clock=clock, device=device, control=AmdControl(device), devices=smi.devices,
-        uuids=tuple(smi.uuid(index) for index in range(4)), put_load=smi.set_load, set_driver=set_driver,
-        holds_session=lambda: smi.sessions > 0, visited=lambda visit: AmdDevice(smi, visit=visit),
-    )  # fmt: skip
+        clock=clock,
+        device=device,
+        control=AmdControl(device),
+        devices=smi.devices,
+        uuids=tuple(smi.uuid(index) for index in range(4)),
+        put_load=smi.set_load,
+        set_driver=set_driver,
+        holds_session=lambda: smi.sessions > 0,
+        visited=lambda visit: AmdDevice(smi, visit=visit),
+    )

@@ -142,9 +142,12 @@ async def _run(config: AgentConfig) -> None:
         gc.freeze()
         _LOG.info(
             "event=serving version=%s nodes=%d listen=%s metrics=%s controller=%s",
-            __version__, len(hosted.nodes), _with_port(config.listen, port), _with_port(config.metrics, metrics),
+            __version__,
+            len(hosted.nodes),
+            _with_port(config.listen, port),
+            _with_port(config.metrics, metrics),
             config.controller,
-        )  # fmt: skip
+        )
         await _until(stop, *hosted.work(links.drop_stalled), links.run())
         _LOG.info("event=stopped")
 
@@ -196,17 +199,26 @@ def _serve_metrics(
     nodes, worker = hosted.nodes, hosted.worker
     energy = nodes[0].energy
     collector = AgentCollector(
-        nodes, connections=lambda: links.connections_total, monotonic_ns=clock.monotonic_ns, worker=worker,
-        calls=hosted.calls, collection_s=lambda: hosted.collection_s,
-        attribution=lambda: None if energy is None else energy.newest, refused_calls=lambda: door.refused_total,
-    )  # fmt: skip
+        nodes,
+        connections=lambda: links.connections_total,
+        monotonic_ns=clock.monotonic_ns,
+        worker=worker,
+        calls=hosted.calls,
+        collection_s=lambda: hosted.collection_s,
+        attribution=lambda: None if energy is None else energy.newest,
+        refused_calls=lambda: door.refused_total,
+    )
     page = ScrapeHandler(
         collector, ticks=lambda: sum(node.ticks_total for node in nodes), monotonic_ns=clock.monotonic_ns
     )
     server = MetricsEndpoint(
-        config.metrics, page, tls=config.tls, insecure=config.insecure, web_config=config.web_config,
+        config.metrics,
+        page,
+        tls=config.tls,
+        insecure=config.insecure,
+        web_config=config.web_config,
         host_names=config.metrics_hosts,
-    )  # fmt: skip
+    )
     server.start()
     stack.callback(server.close)
     if config.probes:

@@ -90,10 +90,20 @@ class SimulatedAgent:
 
 
 def build_simulated_node(
-    simulation: SimulatedNode, device: DevicePort, *, spec: NodeSpec, clock: AgentClock, draw_incarnation: Callable[[], int],
-    control: ControlPort, ticks_most: int, send_phase: float, local: LocalPolicy | None = None, has_control: bool = True,
-    energy: NodeEnergy | None = None, energy_window_s: float = ENERGY_WINDOW_S,
-) -> "SimulatedAgent":  # fmt: skip
+    simulation: SimulatedNode,
+    device: DevicePort,
+    *,
+    spec: NodeSpec,
+    clock: AgentClock,
+    draw_incarnation: Callable[[], int],
+    control: ControlPort,
+    ticks_most: int,
+    send_phase: float,
+    local: LocalPolicy | None = None,
+    has_control: bool = True,
+    energy: NodeEnergy | None = None,
+    energy_window_s: float = ENERGY_WINDOW_S,
+) -> "SimulatedAgent":
     """A node whose work is load on simulated GPUs; `device` and `control` are how these are read and changed.
 
     Its journals are in memory, since its devices end with the process.
@@ -118,17 +128,33 @@ def build_simulated_node(
     )
     guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().hurried(spec.hurry))
     node = AgentNode(
-        identity, host=host, engine=engine, clock=clock, draw_incarnation=draw_incarnation, ticks_most=ticks_most,
-        first=first, send_phase=send_phase, guard=guard, energy=energy,
+        identity,
+        host=host,
+        engine=engine,
+        clock=clock,
+        draw_incarnation=draw_incarnation,
+        ticks_most=ticks_most,
+        first=first,
+        send_phase=send_phase,
+        guard=guard,
+        energy=energy,
         outbox=EnergyOutbox(
-            OutboxState(incarnation=draw_incarnation()), by_plan=energy is None, length_s=energy_window_s, phase=send_phase
+            OutboxState(incarnation=draw_incarnation()),
+            by_plan=energy is None,
+            length_s=energy_window_s,
+            phase=send_phase,
         ),
-    )  # fmt: skip
+    )
     enforcer = PowerExecutor(control, MemoryPowerJournal(), origin=lambda: DriverOrigin(boot_id=host.boot_id))
     layouts = MigService(
-        device, control, MemoryMigJournal(), boot_id=lambda: host.boot_id or "simulated", sleep=lambda _: None,
-        monotonic_s=lambda: clock.monotonic_ns() / 1e9, wall_ns=clock.wall_ns,
-    )  # fmt: skip
+        device,
+        control,
+        MemoryMigJournal(),
+        boot_id=lambda: host.boot_id or "simulated",
+        sleep=lambda _: None,
+        monotonic_s=lambda: clock.monotonic_ns() / 1e9,
+        wall_ns=clock.wall_ns,
+    )
     enforcement = Enforcement(node, enforcer, looking=SequentialReader(device), clock=clock)
     return SimulatedAgent(node=node, enforcement=enforcement, layouts=layouts)
 
@@ -157,13 +183,20 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
         devices.append(device)
         agents.append(
             build_simulated_node(
-                simulation, device, spec=spec, clock=clock, draw_incarnation=incarnation, control=control,
-                ticks_most=config.ticks_most(len(specs)), send_phase=index / len(specs), local=local,
+                simulation,
+                device,
+                spec=spec,
+                clock=clock,
+                draw_incarnation=incarnation,
+                control=control,
+                ticks_most=config.ticks_most(len(specs)),
+                send_phase=index / len(specs),
+                local=local,
                 has_control=not config.observe_only,
                 energy=_energy(spec.hurry) if len(specs) == 1 else None,
                 energy_window_s=config.energy_window_s,
             )
-        )  # fmt: skip
+        )
         check_budget_reach(budget_w, spec.node_name, agents[-1].node.inventory.gpus)
     pairs = tuple((agent.node, device) for agent, device in zip(agents, devices, strict=True))
     kept = tuple((agent.enforcement, agent.node, agent.layouts) for agent in agents)
@@ -338,9 +371,11 @@ def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
         stack.enter_context(lock_state_directory(directory, "eelgrid-agent"))
         settings = FilePowerJournal(directory / _SETTINGS_FILE)
         return _Memory(
-            settings=settings, layouts=FileMigJournal(directory / LAYOUTS_FILE), records=settings.load(),
+            settings=settings,
+            layouts=FileMigJournal(directory / LAYOUTS_FILE),
+            records=settings.load(),
             directory=directory,
-        )  # fmt: skip
+        )
     except (StateDirectoryError, PowerJournalError) as error:
         if config.state is not None:
             stack.close()
@@ -349,17 +384,29 @@ def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
 
 
 def _claims(
-    config: AgentConfig, node: AgentNode, device: RemoteDevice, layouts: MigService, memory: _Memory, *,
-    slow_driver: DriverThread, cannot_change: str,
-) -> "DraDriver":  # fmt: skip
+    config: AgentConfig,
+    node: AgentNode,
+    device: RemoteDevice,
+    layouts: MigService,
+    memory: _Memory,
+    *,
+    slow_driver: DriverThread,
+    cannot_change: str,
+) -> "DraDriver":
     from eelgrid_agent.kubelet.dra_driver import SocketPathTooLong, build_dra_driver
     from eelgrid_agent.kubelet.kube_client import ApiUnreachable
 
     try:
         return build_dra_driver(
-            config, node, device, device, layouts, slow_driver=slow_driver, directory=memory.directory,
+            config,
+            node,
+            device,
+            device,
+            layouts,
+            slow_driver=slow_driver,
+            directory=memory.directory,
             cannot_change=cannot_change,
-        )  # fmt: skip
+        )
     except (ApiUnreachable, SocketPathTooLong) as error:
         raise BudgetNotEnforceable(f"--dra cannot be served: {error}") from error
 
@@ -373,18 +420,37 @@ def _boot() -> str:
 def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock) -> MigService:
     machine = read_machine()
     return MigService(
-        device, device, memory.layouts, boot_id=_boot, sleep=time.sleep, monotonic_s=time.monotonic,
-        wall_ns=clock.wall_ns, obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
+        device,
+        device,
+        memory.layouts,
+        boot_id=_boot,
+        sleep=time.sleep,
+        monotonic_s=time.monotonic,
+        wall_ns=clock.wall_ns,
+        obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
         open_nodes=CapabilityNodes().make,
-    )  # fmt: skip
+    )
 
 
 def _keeper(
-    node: AgentNode, device: RemoteDevice, memory: _Memory, layouts: MigService, *, driver: DriverThread,
-    slow_driver: DriverThread, is_enforcing: bool, clock: AgentClock,
-) -> NodeEnforcementLoop:  # fmt: skip
+    node: AgentNode,
+    device: RemoteDevice,
+    memory: _Memory,
+    layouts: MigService,
+    *,
+    driver: DriverThread,
+    slow_driver: DriverThread,
+    is_enforcing: bool,
+    clock: AgentClock,
+) -> NodeEnforcementLoop:
     enforcer = PowerExecutor(device, memory.settings, origin=read_driver_origin)
     return NodeEnforcementLoop(
-        node, Enforcement(node, enforcer, looking=device, clock=clock), layouts, driver=driver,
-        slow_driver=slow_driver, records=memory.records, is_enforcing=is_enforcing, clock=clock,
-    )  # fmt: skip
+        node,
+        Enforcement(node, enforcer, looking=device, clock=clock),
+        layouts,
+        driver=driver,
+        slow_driver=slow_driver,
+        records=memory.records,
+        is_enforcing=is_enforcing,
+        clock=clock,
+    )

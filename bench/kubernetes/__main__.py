@@ -94,12 +94,20 @@ class _Run:
             ("burst_pods", self.options.pods, "-"),
             ("burst_bound_a_second", _median([one.rate for one in ours]), _median([one.rate for one in alone])),
             ("burst_rate_to_kube_scheduler_alone", _median(ratios), 0.85),
-            ("burst_seconds_to_create", _median([one.created_s for one in ours]), _median([one.created_s for one in alone])),
-            ("burst_seconds_from_created_to_bound", _median([one.late_s for one in ours]), _median([one.late_s for one in alone])),
+            (
+                "burst_seconds_to_create",
+                _median([one.created_s for one in ours]),
+                _median([one.created_s for one in alone]),
+            ),
+            (
+                "burst_seconds_from_created_to_bound",
+                _median([one.late_s for one in ours]),
+                _median([one.late_s for one in alone]),
+            ),
             ("burst_pods_on_planned_nodes", sum(one.planned for one in ours), count),
             ("burst_nodes_overbooked", sum(one.overbooked for one in ours), 0),
             *_processors(ours, alone),
-        ]  # fmt: skip
+        ]
 
     async def _burst(self, pids: Mapping[str, int], *, is_gated: bool) -> Burst:
         found = await burst(self.rig, self.options.pods, pids, is_gated=is_gated)
@@ -131,16 +139,20 @@ class _Run:
     async def leaders(self) -> list[Row]:
         lease_s = self.options.lease
         return await leaders_killed(
-            self.rig, lambda name: self.controller(name, lease_s=lease_s, unbound_s=60.0), times=self.options.kills,
+            self.rig,
+            lambda name: self.controller(name, lease_s=lease_s, unbound_s=60.0),
+            times=self.options.kills,
             lease_s=lease_s,
-        )  # fmt: skip
+        )
 
     async def takeovers(self) -> list[Row]:
         lease_s = self.options.takeover_lease
         return await takeover_rows(
-            self.rig, lambda name: self.controller(name, lease_s=lease_s, unbound_s=30.0), self.options.out,
+            self.rig,
+            lambda name: self.controller(name, lease_s=lease_s, unbound_s=30.0),
+            self.options.out,
             times=self.options.takeovers,
-        )  # fmt: skip
+        )
 
     async def restart(self) -> list[Row]:
         side = self.controller("restart", unbound_s=60.0)
@@ -174,8 +186,13 @@ def _median(values: list[float]) -> float:
 
 async def _main(options: argparse.Namespace, plane: ControlPlane) -> None:
     parts = set(filter(None, options.only.split(","))) or {
-        "burst", "claims", "gangs", "leaders", "restart", "takeovers",
-    }  # fmt: skip
+        "burst",
+        "claims",
+        "gangs",
+        "leaders",
+        "restart",
+        "takeovers",
+    }
     async with Rig(plane.kubeconfig) as rig:
         await rig.clear()
         run = _Run(options, plane, rig)

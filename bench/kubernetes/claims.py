@@ -113,10 +113,17 @@ def _slices(name: str) -> list[Object]:
     catalogue = load_catalogue()
     product = catalogue.products["h100-sxm5-80gb"]
     gpus = [
-        Gpu(uuid=f"GPU-{name}-{index}", index=index, product="H100", model="H100", catalogue_key=product.key,
-            mig_capable=True, memory_bytes=product.memory_bytes)
+        Gpu(
+            uuid=f"GPU-{name}-{index}",
+            index=index,
+            product="H100",
+            model="H100",
+            catalogue_key=product.key,
+            mig_capable=True,
+            memory_bytes=product.memory_bytes,
+        )
         for index in range(2)
-    ]  # fmt: skip
+    ]
     return list(build_resource_slices(name, gpus, catalogue, conditions={}, is_changeable=True, generation=1))
 
 

@@ -26,10 +26,23 @@ class ControllerProcess:
         self.log = folder / f"{name}.log"
         self.data = folder / f"{name}-data"
         self._arguments = (
-            "--kubernetes", "--kubeconfig", kubeconfig, "--kubernetes-namespace", "default", "--kubernetes-lease",
-            str(lease_s), "--kubernetes-identity", name, "--data", str(self.data), "--listen",
-            "127.0.0.1:0", "--metrics", "127.0.0.1:0", *options,
-        )  # fmt: skip
+            "--kubernetes",
+            "--kubeconfig",
+            kubeconfig,
+            "--kubernetes-namespace",
+            "default",
+            "--kubernetes-lease",
+            str(lease_s),
+            "--kubernetes-identity",
+            name,
+            "--data",
+            str(self.data),
+            "--listen",
+            "127.0.0.1:0",
+            "--metrics",
+            "127.0.0.1:0",
+            *options,
+        )
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -41,9 +54,14 @@ class ControllerProcess:
         """Start, and come back when it serves."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "eelgrid_controller", *self._arguments,
-                stdout=log, stderr=log, env=dict(os.environ),
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "eelgrid_controller",
+                *self._arguments,
+                stdout=log,
+                stderr=log,
+                env=dict(os.environ),
+            )
         began = self.text().count("kubernetes=synced")
         while self.text().count("kubernetes=synced") == began:
             if self._process.returncode is not None:

@@ -24,9 +24,12 @@ __all__ = ["Rig", "Rush", "Seen", "pod"]
 AT_ONCE = 32
 _BOUND_WITHIN_S = 300.0
 _READY = {
-    "type": "Ready", "status": "True", "reason": "Fake", "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+    "type": "Ready",
+    "status": "True",
+    "reason": "Fake",
+    "lastHeartbeatTime": "2026-01-01T00:00:00Z",
     "lastTransitionTime": "2026-01-01T00:00:00Z",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -48,11 +51,16 @@ def pod(name: str, *, gpus: int = 1, is_gated: bool = True, **more: Any) -> Obje
     """A pod; `more` goes into its metadata, `spec` of it into its spec."""
     amounts = {"cpu": "100m", "memory": "64Mi", "nvidia.com/gpu": str(gpus)}
     spec: dict[str, Any] = {
-        "containers": [{"name": "main", "image": "none", "resources": {"requests": amounts, "limits": {
-            "nvidia.com/gpu": str(gpus)}}}],
+        "containers": [
+            {
+                "name": "main",
+                "image": "none",
+                "resources": {"requests": amounts, "limits": {"nvidia.com/gpu": str(gpus)}},
+            }
+        ],
         "terminationGracePeriodSeconds": 0,
         **more.pop("spec", {}),
-    }  # fmt: skip
+    }
     metadata = {"name": name, **more}
     if is_gated:
         spec["schedulingGates"] = [{"name": GATE}]
@@ -79,9 +87,14 @@ class Rig:
         self.seen: dict[str, Seen] = {}
         self._changed = asyncio.Event()
         self._informer = Informer(
-            self.cluster, PODS, rng=random.Random(0), monotonic_s=time.monotonic, log=getLogger("rig"),
-            keep=_kept, pace=InformerTiming(first_wait_s=0.1, most_wait_s=1.0),
-        )  # fmt: skip
+            self.cluster,
+            PODS,
+            rng=random.Random(0),
+            monotonic_s=time.monotonic,
+            log=getLogger("rig"),
+            keep=_kept,
+            pace=InformerTiming(first_wait_s=0.1, most_wait_s=1.0),
+        )
         self._informer.hear(self._heard)
 
     async def __aenter__(self) -> Self:

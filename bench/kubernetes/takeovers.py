@@ -268,16 +268,28 @@ async def _fleet(scene: _Scene, folder: Path) -> AsyncIterator[None]:
     server = await asyncio.start_server(service.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     node = {
-        "cpu_milli": 64_000, "memory_bytes": 512 << 30,
+        "cpu_milli": 64_000,
+        "memory_bytes": 512 << 30,
         "gpus": [{"product": "h100-sxm5-80gb", "model": "H100", "count": GPUS}],
-    }  # fmt: skip
+    }
     file = folder / "fleet.json"
     file.write_text(json.dumps({"nodes": [{"name": f"take-{index:04d}", **node} for index in range(NODES_COUNT)]}))
     with (folder / "fleet.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "eelgrid_agent", "--controller", f"127.0.0.1:{port}", "--simulate", str(file),
-            "--listen", f"127.0.0.1:{free_port()}", "--metrics", f"127.0.0.1:{free_port()}", stdout=log, stderr=log,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "eelgrid_agent",
+            "--controller",
+            f"127.0.0.1:{port}",
+            "--simulate",
+            str(file),
+            "--listen",
+            f"127.0.0.1:{free_port()}",
+            "--metrics",
+            f"127.0.0.1:{free_port()}",
+            stdout=log,
+            stderr=log,
+        )
     following = asyncio.create_task(service.follow())
     try:
         yield

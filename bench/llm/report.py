@@ -30,10 +30,28 @@ from bench.text_tables import aligned, write_csv
 __all__ = ["COLUMNS", "fleet_table", "penalty_table", "service_table", "write_penalties", "write_summary"]
 
 COLUMNS = (
-    "task", "model", "trace", "rate", "objective_ms", "policy", "services", "windows", "violated", "bound_violated",
-    "energy_mj", "bound_mj", "gap_pct", "gap_above_idle_pct", "gap_whole_pct", "whole_above_lp_pct",
-    "energy_per_token_j", "undivided_pct", "starts", "start_pct", "decision_ms",
-)  # fmt: skip
+    "task",
+    "model",
+    "trace",
+    "rate",
+    "objective_ms",
+    "policy",
+    "services",
+    "windows",
+    "violated",
+    "bound_violated",
+    "energy_mj",
+    "bound_mj",
+    "gap_pct",
+    "gap_above_idle_pct",
+    "gap_whole_pct",
+    "whole_above_lp_pct",
+    "energy_per_token_j",
+    "undivided_pct",
+    "starts",
+    "start_pct",
+    "decision_ms",
+)
 NEAR_PCT = 3.0
 
 
@@ -80,9 +98,22 @@ def write_penalties(path: Path, found: Iterable[Penalty]) -> None:
 def fleet_table(found: Iterable[Outcome]) -> str:
     """Every fleet: energy against the bound, and windows violated."""
     header = (
-        "trace", "policy", "rate", "ms", "services", "violated", "bound", "MJ", "LP MJ", "gap %", "above idle %",
-        "over whole %", "J/token", "starts %", "ms/window",
-    )  # fmt: skip
+        "trace",
+        "policy",
+        "rate",
+        "ms",
+        "services",
+        "violated",
+        "bound",
+        "MJ",
+        "LP MJ",
+        "gap %",
+        "above idle %",
+        "over whole %",
+        "J/token",
+        "starts %",
+        "ms/window",
+    )
     lines = [
         (
             run.trace,

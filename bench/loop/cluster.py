@@ -96,14 +96,12 @@ class Cluster:
         promise = ServicePromise(
             profile=service.points[0].workload,
             objectives=(
-                LatencyObjective(
-                    metric=LatencyMetric.INTER_TOKEN, quantile=QUANTILE, latency_s=service.objective_s
-                ),
+                LatencyObjective(metric=LatencyMetric.INTER_TOKEN, quantile=QUANTILE, latency_s=service.objective_s),
             ),
             replicas_least=service.least,
             replicas_most=service.most,
             output_tokens=service.engine.output_tokens,
-        )  # fmt: skip
+        )
         return WorkloadSpec(
             name=service.name[:60], request=request, kind=WorkloadKind.INFERENCE_SERVICE, service=promise
         )

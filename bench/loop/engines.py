@@ -134,9 +134,7 @@ def _table(engine: Engine, grid: int = _GRID) -> _Table:
     smooth_hz = np.maximum.accumulate(smooth_hz)
     # Nobody in flight gives no tokens; their shares go on from those of the fewest.
     within[0], below[0], weight[0] = within[1], below[1], weight[1]
-    return _Table(
-        sequences, smooth_hz, smooth_w, within / weight, below / weight[:, None], most, float(power_w[0])
-    )  # fmt: skip
+    return _Table(sequences, smooth_hz, smooth_w, within / weight, below / weight[:, None], most, float(power_w[0]))
 
 
 class Engines:
@@ -215,9 +213,16 @@ class Engines:
         seconds, arrived, tokens, finished, held_s = self._gained[service].tolist()
         waiting = float(self.waiting[service])
         found = Metrics(
-            seconds, arrived, tokens, finished, self._below[service].copy(), waiting, float(self._before[service]),
-            float(self.inside[service]) - waiting, held_s,
-        )  # fmt: skip
+            seconds,
+            arrived,
+            tokens,
+            finished,
+            self._below[service].copy(),
+            waiting,
+            float(self._before[service]),
+            float(self.inside[service]) - waiting,
+            held_s,
+        )
         self._gained[service] = 0.0
         self._below[service] = 0.0
         self._before[service] = waiting

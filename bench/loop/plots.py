@@ -20,9 +20,14 @@ __all__ = ["draw_day", "draw_front", "draw_policies"]
 
 _DAY = ("ours", "hpa", "static")
 _COLOURS = {
-    "ours": "#c0392b", "blind": "#e59866", "static": "#7f8c8d", "hpa": "#2471a3", "hpa-strict": "#5dade2",
-    "cap": "#1e8449", "zeus": "#7d3c98",
-}  # fmt: skip
+    "ours": "#c0392b",
+    "blind": "#e59866",
+    "static": "#7f8c8d",
+    "hpa": "#2471a3",
+    "hpa-strict": "#5dade2",
+    "cap": "#1e8449",
+    "zeus": "#7d3c98",
+}
 
 
 def draw_day(path: Path, runs: Sequence[Run]) -> None:

@@ -15,10 +15,33 @@ from bench.text_tables import aligned, write_csv
 __all__ = ["COLUMNS", "difference_table", "policy_table", "shortfalls", "write_summary"]
 
 COLUMNS = (
-    "policy", "seed", "energy_j", "money", "windows_violated", "jobs_late", "budget_s", "windows", "shadowed",
-    "services_j", "training_j", "carbon_g", "tokens", "replica_hours", "jobs", "unfinished", "slowed", "slowed_of",
-    "late", "late_of", "worst_slowdown", "mean_slowdown", "job_hours", "wait_hours", "budget_worst_w", "waiting",
-)  # fmt: skip
+    "policy",
+    "seed",
+    "energy_j",
+    "money",
+    "windows_violated",
+    "jobs_late",
+    "budget_s",
+    "windows",
+    "shadowed",
+    "services_j",
+    "training_j",
+    "carbon_g",
+    "tokens",
+    "replica_hours",
+    "jobs",
+    "unfinished",
+    "slowed",
+    "slowed_of",
+    "late",
+    "late_of",
+    "worst_slowdown",
+    "mean_slowdown",
+    "job_hours",
+    "wait_hours",
+    "budget_worst_w",
+    "waiting",
+)
 
 
 def _late(outcome: Outcome) -> int:
@@ -65,9 +88,18 @@ def policy_table(runs: Sequence[Run]) -> str:
         for policy, outcomes in _by_policy(runs).items()
     ]
     heads = [
-        "policy", "kWh", "services", "training", "money", "violated (failure)", "of windows", "slowed", "late",
-        "s over budget", "replica h",
-    ]  # fmt: skip
+        "policy",
+        "kWh",
+        "services",
+        "training",
+        "money",
+        "violated (failure)",
+        "of windows",
+        "slowed",
+        "late",
+        "s over budget",
+        "replica h",
+    ]
     return aligned(heads, rows, 1)
 
 

@@ -53,8 +53,11 @@ class Size(NamedTuple):
     services: int = 22
     jobs: int = 140
     racks: tuple[tuple[str, int, int, int], ...] = (
-        ("h100", 4, 6, 8), ("v100", 2, 5, 8), ("a40", 2, 4, 8), ("p100", 1, 6, 4),
-    )  # fmt: skip
+        ("h100", 4, 6, 8),
+        ("v100", 2, 5, 8),
+        ("a40", 2, 4, 8),
+        ("p100", 1, 6, 4),
+    )
     job_hours: tuple[float, float] = (1.5, 6.0)
     day_hours: float = 24.0  # in which services rise and fall
     rack_share: float = RACK_SHARE  # budget of a rack for training, of what its GPUs may have at their largest limits

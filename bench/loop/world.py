@@ -257,7 +257,7 @@ class World:
             JobStarted(
                 self.now_s, name, job.promise, job.limits_w, holdings, held_w=(limit_w,) * len(holdings), past=past
             )
-        )  # fmt: skip
+        )
 
     def _progress(self, running: Running, run: int) -> None:
         if running.ended_s is not None or running.restarts != run:

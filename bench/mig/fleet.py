@@ -87,11 +87,18 @@ def _one(name: str, problem: PartitionProblem, seed: int) -> Iterator[Row]:
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
     bound = warm.proofs[0].bound
     yield Row(
-        name, "change", len(later.services), sum(any(True for _ in gpu.replicas()) for gpu in changed.gpus),
-        changed.after, bound, (changed.after - bound) / changed.after, len(find_violations(later, running_as_plan(changed.gpus))),
-        seconds, cpu_seconds, f"{len(changed.course.steps)} steps on "
-        f"{len({step.uuid for step in changed.course.steps})} GPUs",
-    )  # fmt: skip
+        name,
+        "change",
+        len(later.services),
+        sum(any(True for _ in gpu.replicas()) for gpu in changed.gpus),
+        changed.after,
+        bound,
+        (changed.after - bound) / changed.after,
+        len(find_violations(later, running_as_plan(changed.gpus))),
+        seconds,
+        cpu_seconds,
+        f"{len(changed.course.steps)} steps on {len({step.uuid for step in changed.course.steps})} GPUs",
+    )
 
 
 def _row(name: str, what: str, problem: PartitionProblem, found: PartitionPlan, begun: tuple[float, float]) -> Row:
@@ -99,9 +106,18 @@ def _row(name: str, what: str, problem: PartitionProblem, found: PartitionPlan, 
     proof = found.proofs[0]
     replicas = sum(1 for gpu in found.gpus for _ in gpu.replicas())
     return Row(
-        name, what, len(problem.services), len(found.gpus), proof.value, proof.bound, proof.gap,
-        len(find_violations(problem, found)), seconds, cpu_seconds, f"{replicas} replicas",
-    )  # fmt: skip
+        name,
+        what,
+        len(problem.services),
+        len(found.gpus),
+        proof.value,
+        proof.bound,
+        proof.gap,
+        len(find_violations(problem, found)),
+        seconds,
+        cpu_seconds,
+        f"{replicas} replicas",
+    )
 
 
 def _services(points: Sequence[Point], count: int, whole_gpus: float, seed: int) -> tuple[InferenceDemand, ...]:
@@ -118,9 +134,15 @@ def _services(points: Sequence[Point], count: int, whole_gpus: float, seed: int)
         whole_hz = max(one.throughput_hz for one in by_model[model] if one.latency_s[QUANTILE] < SAFETY * latency_s)
         weights.append(math.exp(draw.gauss(0.0, 1.0)))
         found.append(
-            InferenceDemand(name=f"{model}-{number}", workload=model, rate_hz=whole_hz * weights[-1], latency_s=latency_s,
-                    quantile=QUANTILE, safety=SAFETY)
-        )  # fmt: skip
+            InferenceDemand(
+                name=f"{model}-{number}",
+                workload=model,
+                rate_hz=whole_hz * weights[-1],
+                latency_s=latency_s,
+                quantile=QUANTILE,
+                safety=SAFETY,
+            )
+        )
     scale = whole_gpus / sum(weights)
     return tuple(replace(service, rate_hz=service.rate_hz * scale) for service in found)
 

@@ -16,9 +16,18 @@ from bench.mig.tables import Scenario
 from bench.text_tables import aligned, write_csv
 
 __all__ = [
-    "SUMMARY_COLUMNS", "Published", "fleet_table", "published", "random_table", "table", "write_fleet", "write_peers",
-    "write_plans", "write_random", "write_summary",
-]  # fmt: skip
+    "SUMMARY_COLUMNS",
+    "Published",
+    "fleet_table",
+    "published",
+    "random_table",
+    "table",
+    "write_fleet",
+    "write_peers",
+    "write_plans",
+    "write_random",
+    "write_summary",
+]
 
 SUMMARY_COLUMNS = ("scenario", "gpus", "slices", "violations", "seconds", "bound_gpus")
 
@@ -83,8 +92,16 @@ def _bound(result: Result, place: int) -> str:
 def table(pairs: Sequence[tuple[Scenario, Result]]) -> str:
     """Ours beside the published, the proven optimum and the peers: GPUs / slices."""
     header = (
-        "scenario", "services", "ours", "bound", "violations", "seconds", "published", "optimum", *PEERS,
-    )  # fmt: skip
+        "scenario",
+        "services",
+        "ours",
+        "bound",
+        "violations",
+        "seconds",
+        "published",
+        "optimum",
+        *PEERS,
+    )
     lines = []
     for scenario, one in pairs:
         known = published(scenario)
@@ -108,17 +125,34 @@ def write_random(path: Path, results: Iterable[Result]) -> None:
     """Drawn scenarios, a line each."""
     columns = (*SUMMARY_COLUMNS, "services", "bound_slices", *(f"gpus_{name}" for name in PEERS))
     rows = (
-        (one.scenario, *one.ours, f"{one.seconds:.4f}", one.bound_gpus, one.services, _bound(one, 1),
-         *(one.peers[name].gpus for name in PEERS))
+        (
+            one.scenario,
+            *one.ours,
+            f"{one.seconds:.4f}",
+            one.bound_gpus,
+            one.services,
+            _bound(one, 1),
+            *(one.peers[name].gpus for name in PEERS),
+        )
         for one in results
-    )  # fmt: skip
+    )
     write_csv(path, columns, rows)
 
 
 def random_table(results: Sequence[Result]) -> str:
     """How often the bound is reached, by the size of the bound, and what the peers take in all."""
-    header = ("GPUs", "scenarios", "at the bound", "one above", "more", "violations", "p50 s", "most s",
-              "slices proven", *(f"{name} / bound" for name in PEERS))  # fmt: skip
+    header = (
+        "GPUs",
+        "scenarios",
+        "at the bound",
+        "one above",
+        "more",
+        "violations",
+        "p50 s",
+        "most s",
+        "slices proven",
+        *(f"{name} / bound" for name in PEERS),
+    )
     lines = []
     for low, high in ((1, 10), (11, 30), (31, 10**9), (1, 10**9)):
         here = [one for one in results if low <= one.bound_gpus <= high]
@@ -153,9 +187,20 @@ def write_fleet(path: Path, rows: Sequence[FleetRow]) -> None:
 def fleet_table(rows: Sequence[FleetRow]) -> str:
     """The same, to read."""
     lines = [
-        (row.fleet, row.what, str(row.services), str(row.gpus), f"{row.value:g}", f"{row.bound:.1f}",
-         f"{100.0 * row.gap:.3f} %", str(row.faults), f"{row.seconds:.2f}", f"{row.cpu_seconds:.2f}", row.note)
+        (
+            row.fleet,
+            row.what,
+            str(row.services),
+            str(row.gpus),
+            f"{row.value:g}",
+            f"{row.bound:.1f}",
+            f"{100.0 * row.gap:.3f} %",
+            str(row.faults),
+            f"{row.seconds:.2f}",
+            f"{row.cpu_seconds:.2f}",
+            row.note,
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     header = ("fleet", "what", "services", "GPUs", "cost", "bound", "gap", "faults", "seconds", "CPU s", "")
     return aligned(header, lines, 1)

@@ -91,9 +91,15 @@ def run(scenario: Scenario, points: Sequence[Point], profiles: Path) -> Result:
         theirs = planned(peer, demands)
         peers[name] = Standing(*_size(theirs), len(violations(served, theirs, profiles)))
     return Result(
-        scenario.name, len(scenario.services), Standing(*_size(placed), len(told)), found.proofs, seconds, placed,
-        tuple(told), peers,
-    )  # fmt: skip
+        scenario.name,
+        len(scenario.services),
+        Standing(*_size(placed), len(told)),
+        found.proofs,
+        seconds,
+        placed,
+        tuple(told),
+        peers,
+    )
 
 
 def _placed(found: PartitionPlan) -> tuple[Placed, ...]:

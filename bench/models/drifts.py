@@ -26,8 +26,15 @@ _QUIET_SEEDS = 4
 _NOISES = (0.005, 0.01, 0.03)
 _SHIFTS = (0.01, 0.02, 0.05, 0.1, 0.2)
 COLUMNS = (
-    "noise_pct", "errors", "shift_pct", "seeds", "false_alarms_per_1000", "delay_median", "delay_p90", "missed",
-)  # fmt: skip
+    "noise_pct",
+    "errors",
+    "shift_pct",
+    "seeds",
+    "false_alarms_per_1000",
+    "delay_median",
+    "delay_p90",
+    "missed",
+)
 
 
 class Row(NamedTuple):
@@ -74,8 +81,12 @@ def measured(seeds: int) -> Iterator[Row]:
         delays = [min(late) - CHANGE + 1 for one in alarms if (late := [index for index in one if index >= CHANGE])]
         seen = bool(shift and delays)
         yield Row(
-            100.0 * noise, errors, 100.0 * shift, many, 1000.0 * false / (quiet * many),
+            100.0 * noise,
+            errors,
+            100.0 * shift,
+            many,
+            1000.0 * false / (quiet * many),
             float(np.median(delays)) if seen else None,
             float(np.quantile(delays, 0.9)) if seen else None,
             many - len(delays) if shift else 0,
-        )  # fmt: skip
+        )

@@ -30,9 +30,23 @@ __all__ = ["COLUMNS", "Row", "csv_rows", "rows", "table"]
 COVERED_PCT = (88.0, 92.0)
 _LATENCIES = ("latency", "itl_", "time_per_epoch", "iteration_time")
 COLUMNS = (
-    "data_set", "quantity", "split", "method", "runs", "points", "unanswered", "median_error_pct", "p90_error_pct", "coverage_pct",
-    "coverage_sd_pct", "width_pct", "fit_s", "answer_ms", "target_pct", "meets",
-)  # fmt: skip
+    "data_set",
+    "quantity",
+    "split",
+    "method",
+    "runs",
+    "points",
+    "unanswered",
+    "median_error_pct",
+    "p90_error_pct",
+    "coverage_pct",
+    "coverage_sd_pct",
+    "width_pct",
+    "fit_s",
+    "answer_ms",
+    "target_pct",
+    "meets",
+)
 
 
 class Row(NamedTuple):
@@ -101,9 +115,18 @@ def _csv_row(row: Row) -> tuple[object, ...]:
 def table(found: Sequence[Row]) -> str:
     """As text, ours and each peer's median error side by side."""
     header = (
-        "data set", "quantity", "split", "points", "unanswered", "error %", "p90 %", "covered %", "width %", "meets",
+        "data set",
+        "quantity",
+        "split",
+        "points",
+        "unanswered",
+        "error %",
+        "p90 %",
+        "covered %",
+        "width %",
+        "meets",
         "peers: error % (covered %)",
-    )  # fmt: skip
+    )
     lines = []
     for row in found:
         if row.method != OURS:

@@ -81,9 +81,11 @@ def _inventories(trace: TraceArrays) -> Iterator[Inventory]:
             Gpu(uuid=f"GPU-{number}-{i}", index=i, product=key, model=model, catalogue_key=key) for i in range(count)
         )
         yield Inventory(
-            node_name=f"node-{number:04d}", cpu_milli=int(fleet.cpu_milli[number]),
-            memory_bytes=int(fleet.memory_mib[number]) * MIB, gpus=tuple(gpus),
-        )  # fmt: skip
+            node_name=f"node-{number:04d}",
+            cpu_milli=int(fleet.cpu_milli[number]),
+            memory_bytes=int(fleet.memory_mib[number]) * MIB,
+            gpus=tuple(gpus),
+        )
 
 
 def _submission(trace: TraceArrays, kind: int) -> SubmitWorkloadRequest:
@@ -91,9 +93,12 @@ def _submission(trace: TraceArrays, kind: int) -> SubmitWorkloadRequest:
     allowed = tuple(model for model, yes in zip(trace.models, specs.allows[kind], strict=True) if yes)
     count = int(specs.gpu_count[kind])
     request = ResourceRequest(
-        cpu_milli=int(specs.cpu_milli[kind]), memory_bytes=int(specs.memory_mib[kind]) * MIB, gpu_count=count,
-        gpu_milli=int(specs.gpu_milli[kind]), gpu_models=() if not count or len(allowed) == len(trace.models) else allowed,
-    )  # fmt: skip
+        cpu_milli=int(specs.cpu_milli[kind]),
+        memory_bytes=int(specs.memory_mib[kind]) * MIB,
+        gpu_count=count,
+        gpu_milli=int(specs.gpu_milli[kind]),
+        gpu_models=() if not count or len(allowed) == len(trace.models) else allowed,
+    )
     return SubmitWorkloadRequest(spec=WorkloadSpec(name="task", request=request))
 
 
@@ -133,12 +138,27 @@ def _rows(trace: TraceArrays, seed: int, goal: MoveGoal) -> list[Row]:
             saved_w = before.power_w - after.power_w
             rows.append(
                 Row(
-                    trace.name, seed, scene, load_, 100 * budget, found.running, found.moving,
-                    found.moving_gpu_milli / 1000, before.power_w / 1e3, saved_w, 100 * saved_w / before.power_w,
-                    found.gain_w, before.typical_tasks, after.typical_tasks, before.block_gpus, after.block_gpus, before.largest[0].tasks,
-                    after.largest[0].tasks, took_s,
+                    trace.name,
+                    seed,
+                    scene,
+                    load_,
+                    100 * budget,
+                    found.running,
+                    found.moving,
+                    found.moving_gpu_milli / 1000,
+                    before.power_w / 1e3,
+                    saved_w,
+                    100 * saved_w / before.power_w,
+                    found.gain_w,
+                    before.typical_tasks,
+                    after.typical_tasks,
+                    before.block_gpus,
+                    after.block_gpus,
+                    before.largest[0].tasks,
+                    after.largest[0].tasks,
+                    took_s,
                 )
-            )  # fmt: skip
+            )
             print(f"seed {seed} {scene} x={load_} budget {budget:.0%}: {saved_w:,.0f} W", file=sys.stderr, flush=True)
     return rows
 
@@ -149,9 +169,14 @@ def _means(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         groups.setdefault((row.scene, row.load, row.budget_pct), []).append(row)
     return [
-        Row(same[0].trace, len(same), *key, *(sum(values) / len(same) for values in zip(*(r[5:] for r in same), strict=True)))
+        Row(
+            same[0].trace,
+            len(same),
+            *key,
+            *(sum(values) / len(same) for values in zip(*(r[5:] for r in same), strict=True)),
+        )
         for key, same in groups.items()
-    ]  # fmt: skip
+    ]
 
 
 def _table(means: Sequence[Row]) -> str:

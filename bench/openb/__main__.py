@@ -127,9 +127,17 @@ def _row(outcome: Outcome, trace: TraceArrays, policy: str) -> report.Row:
 def _run_row(outcome: Outcome, trace: TraceArrays, run: Result) -> report.RunRow:
     judged = figures(run.curves, outcome.mean(run.trace, REFERENCE), trace.fleet.gpu_milli // 1000)
     return report.RunRow(
-        run.trace, run.policy, run.seed, judged.saving_mean_pct, judged.alloc_100_pct, judged.alloc_130_pct,
-        run.placed, len(run.decision_ns), run.run_s, float(run.idle_ns.mean()) / 1e3,
-    )  # fmt: skip
+        run.trace,
+        run.policy,
+        run.seed,
+        judged.saving_mean_pct,
+        judged.alloc_100_pct,
+        judged.alloc_130_pct,
+        run.placed,
+        len(run.decision_ns),
+        run.run_s,
+        float(run.idle_ns.mean()) / 1e3,
+    )
 
 
 def _write(outcome: Outcome, out: Path) -> list[report.Row]:

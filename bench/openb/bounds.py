@@ -128,11 +128,13 @@ class Relaxation:
 
         Who refuses work is compared at what it holds.
         """
-        cost = np.concatenate([
-            np.zeros(self._pairs),
-            self._shapes.busy_w - self._shapes.idle_w,
-            np.full(self._kinds, CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W),
-        ])  # fmt: skip
+        cost = np.concatenate(
+            [
+                np.zeros(self._pairs),
+                self._shapes.busy_w - self._shapes.idle_w,
+                np.full(self._kinds, CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W),
+            ]
+        )
         found = self._tightened(cost, counts, math.inf if allocated_milli is None else allocated_milli)
         return math.inf if found is None else self.idle_w + found
 

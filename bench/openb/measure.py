@@ -47,7 +47,7 @@ __all__ = [
     "mean_curves",
     "saving_share",
     "value_at",
-]  # fmt: skip
+]
 
 SAVING_X = tuple(tenth / 10 for tenth in range(1, 10))
 _REFUSED_MOST = 0.001  # of what has arrived

@@ -14,18 +14,38 @@ from bench.openb.published import Distance
 from eelgrid_controller.replay.run_statistics import GRID, ArrivalCurves
 
 __all__ = [
-    "SUMMARY_COLUMNS", "Row", "RunRow", "published_table", "table", "write_bounds", "write_curves", "write_published", "write_runs",
-    "write_savings", "write_summary",
-]  # fmt: skip
+    "SUMMARY_COLUMNS",
+    "Row",
+    "RunRow",
+    "published_table",
+    "table",
+    "write_bounds",
+    "write_curves",
+    "write_published",
+    "write_runs",
+    "write_savings",
+    "write_summary",
+]
 
 SUMMARY_COLUMNS = (
-    "trace", "policy", "seeds", "saving_mean_pct", "grar_1", "alloc_100_pct", "alloc_130_pct", "gap_power_pct",
-    "gap_alloc_pp", "decision_p50_us", "decision_p99_us",
-)  # fmt: skip
+    "trace",
+    "policy",
+    "seeds",
+    "saving_mean_pct",
+    "grar_1",
+    "alloc_100_pct",
+    "alloc_130_pct",
+    "gap_power_pct",
+    "gap_alloc_pp",
+    "decision_p50_us",
+    "decision_p99_us",
+)
 _SAVINGS_COLUMNS = (
-    "trace", "policy", *(f"saving_pct_at_{x:.1f}" for x in SAVING_X),
+    "trace",
+    "policy",
+    *(f"saving_pct_at_{x:.1f}" for x in SAVING_X),
     *(f"w_per_allocated_gpu_at_{x:.2f}" for x in DENSE_X),
-)  # fmt: skip
+)
 
 
 class Row(NamedTuple):
@@ -174,9 +194,20 @@ def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]], words: int) 
 def table(rows: Iterable[Row]) -> str:
     """What one wants to see at once: per cent, GRAR, watts a GPU, gaps and microseconds."""
     header = (
-        "trace", "policy", "seeds", "saving", *(f".{round(10 * x)}" for x in SAVING_X), "GRAR", "at 100", "at 130",
-        *(f"W/GPU {x:g}" for x in DENSE_X), "gap W", "gap GPU", "p50 us", "p99 us",
-    )  # fmt: skip
+        "trace",
+        "policy",
+        "seeds",
+        "saving",
+        *(f".{round(10 * x)}" for x in SAVING_X),
+        "GRAR",
+        "at 100",
+        "at 130",
+        *(f"W/GPU {x:g}" for x in DENSE_X),
+        "gap W",
+        "gap GPU",
+        "p50 us",
+        "p99 us",
+    )
     lines = [
         (
             row.trace,

@@ -87,16 +87,14 @@ def _rows(how: TimedScenario, names: Sequence[str], seeds: range, processes: int
             energy_kwh=_mean(mine, "energy_j") / JOULES_PER_KWH,
             saving_pct=_saved_pct(_mean(mine, "energy_j"), _mean(reference, "energy_j")),
             energy_over_idle_kwh=_mean(mine, "energy_over_idle_j") / JOULES_PER_KWH,
-            saving_over_idle_pct=_saved_pct(
-                _mean(mine, "energy_over_idle_j"), _mean(reference, "energy_over_idle_j")
-            ),
+            saving_over_idle_pct=_saved_pct(_mean(mine, "energy_over_idle_j"), _mean(reference, "energy_over_idle_j")),
             wait_mean_s=_mean(mine, "wait_mean_s"),
             wait_p95_s=_mean(mine, "wait_p95_s"),
             unfinished=_mean(mine, "running") + _mean(mine, "waiting"),
             refused=_mean(mine, "refused"),
         )
         for name, mine in runs.items()
-    ]  # fmt: skip
+    ]
 
 
 def _line(row: Row) -> str:

@@ -124,12 +124,18 @@ def cluster(data: Data, seeds: int, nodes: int, pool: Parallel) -> list[report.C
             gaps = [100.0 * (1.0 - one.kept / one.bound) for one in tries]
             rows.append(
                 report.ClusterRow(
-                    "cluster, rack, node, feed" if tree else "cluster", 100.0 * level, name, seeds,
+                    "cluster, rack, node, feed" if tree else "cluster",
+                    100.0 * level,
+                    name,
+                    seeds,
                     100.0 * float(np.mean([one.kept for one in tries])),
-                    100.0 * float(np.mean([one.bound for one in tries])), float(np.mean(gaps)), max(gaps),
-                    sum(one.over for one in tries), float(np.mean([one.seconds for one in tries])),
+                    100.0 * float(np.mean([one.bound for one in tries])),
+                    float(np.mean(gaps)),
+                    max(gaps),
+                    sum(one.over for one in tries),
+                    float(np.mean([one.seconds for one in tries])),
                 )
-            )  # fmt: skip
+            )
     return rows
 
 

@@ -53,10 +53,14 @@ def together(data: Data, runs: Sequence[Run]) -> list[Together]:
 
         found.append(
             Together(
-                run.model, run.key.workload,
+                run.model,
+                run.key.workload,
                 saved([one for one in in_time if one[0] == run.key.batch]),
                 saved([one for one in options if one[2].limit_w == base.limit_w]),
-                saved(options), saved(in_time), best[0], best[2].limit_w,
+                saved(options),
+                saved(in_time),
+                best[0],
+                best[2].limit_w,
             )
-        )  # fmt: skip
+        )
     return found

@@ -40,8 +40,13 @@ def most_throughput(jobs: Sequence[AllocationJob], budgets: BudgetTree) -> float
                 watts[rows[name], column] += share.gpus * each
     room = [budget.limit_w - budget.other_w for budget in budgets.all]
     found = linprog(
-        -value, A_ub=watts.tocsr(), b_ub=room, A_eq=once.tocsr(), b_eq=np.ones(len(jobs)), bounds=(0.0, 1.0),
+        -value,
+        A_ub=watts.tocsr(),
+        b_ub=room,
+        A_eq=once.tocsr(),
+        b_eq=np.ones(len(jobs)),
+        bounds=(0.0, 1.0),
         method="highs",
-    )  # fmt: skip
+    )
     assert found.status == 0, found.message
     return float(-found.fun)

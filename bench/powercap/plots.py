@@ -33,9 +33,14 @@ def draw_savings(path: Path, rows: Sequence[Row]) -> None:
                 x = workloads.index(row.workload) + width * (place - (len(_SHOWN) - 1) / 2)
                 label = policy if row.workload == workloads[0] else None
                 panel.bar(
-                    x, row.drawn_pct, width, color=f"C{place}", label=label,
-                    hatch=None if kept == all_seeds else "//", edgecolor="white",
-                )  # fmt: skip
+                    x,
+                    row.drawn_pct,
+                    width,
+                    color=f"C{place}",
+                    label=label,
+                    hatch=None if kept == all_seeds else "//",
+                    edgecolor="white",
+                )
         for index, workload in enumerate(workloads):
             one = next(row for row in mine if row.workload == workload)
             panel.hlines(one.oracle_pct, index - 0.45, index + 0.45, "k", linewidth=1.2)

@@ -61,14 +61,25 @@ def row(run: Run, policy: str, outcomes: Sequence[Outcome], at_most: Ceiling) ->
     saving = statistics.fmean(one.claimed for one in outcomes)
     limits = [one.main_limit_w for one in outcomes]
     return Row(
-        run.model, run.key.workload, run.key.network, str(run.key.batch), run.epochs, policy, len(outcomes),
-        100.0 * statistics.fmean(one.slowdown for one in outcomes), 100.0 * max(one.slowdown for one in outcomes),
+        run.model,
+        run.key.workload,
+        run.key.network,
+        str(run.key.batch),
+        run.epochs,
+        policy,
+        len(outcomes),
+        100.0 * statistics.fmean(one.slowdown for one in outcomes),
+        100.0 * max(one.slowdown for one in outcomes),
         f"{sum(one.kept for one in outcomes)}/{len(outcomes)}",
-        100.0 * saving, 100.0 * min(one.claimed for one in outcomes), 100.0 * at_most.oracle,
+        100.0 * saving,
+        100.0 * min(one.claimed for one in outcomes),
+        100.0 * at_most.oracle,
         100.0 * saving / at_most.oracle if at_most.oracle > 0.0 else None,
-        100.0 * statistics.fmean(one.drawn for one in outcomes), 100.0 * at_most.in_turn, at_most.oracle_limit_w,
+        100.0 * statistics.fmean(one.drawn for one in outcomes),
+        100.0 * at_most.in_turn,
+        at_most.oracle_limit_w,
         statistics.mode(limits),
-    )  # fmt: skip
+    )
 
 
 def means(rows: Sequence[Row]) -> list[Row]:
@@ -84,15 +95,26 @@ def means(rows: Sequence[Row]) -> list[Row]:
         )
         made.append(
             Row(
-                model, MEAN, "", "", statistics.fmean(one.epochs for one in group), policy, group[0].seeds,
-                statistics.fmean(one.slowdown_pct for one in group), max(one.slowdown_most_pct for one in group),
-                f"{sum(one for one, _ in kept)}/{sum(other for _, other in kept)}", saving,
-                statistics.fmean(one.saving_least_pct for one in group), oracle,
+                model,
+                MEAN,
+                "",
+                "",
+                statistics.fmean(one.epochs for one in group),
+                policy,
+                group[0].seeds,
+                statistics.fmean(one.slowdown_pct for one in group),
+                max(one.slowdown_most_pct for one in group),
+                f"{sum(one for one, _ in kept)}/{sum(other for _, other in kept)}",
+                saving,
+                statistics.fmean(one.saving_least_pct for one in group),
+                oracle,
                 100.0 * saving / oracle if oracle > 0.0 else None,
                 statistics.fmean(one.drawn_pct for one in group),
-                statistics.fmean(one.in_turn_bound_pct for one in group), None, None,
+                statistics.fmean(one.in_turn_bound_pct for one in group),
+                None,
+                None,
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -120,13 +142,21 @@ def rows_table(rows: Iterable[Row], policy: str) -> str:
     """One policy, a line a job."""
     lines = [
         (
-            one.model, one.workload, one.batch, _number(one.oracle_limit_w, 0), _number(one.main_limit_w, 0),
-            _number(one.saving_pct), _number(one.oracle_pct), _number(one.oracle_share_pct, 0),
-            _number(one.slowdown_pct, 2), _number(one.slowdown_most_pct, 2), one.promise_kept,
+            one.model,
+            one.workload,
+            one.batch,
+            _number(one.oracle_limit_w, 0),
+            _number(one.main_limit_w, 0),
+            _number(one.saving_pct),
+            _number(one.oracle_pct),
+            _number(one.oracle_share_pct, 0),
+            _number(one.slowdown_pct, 2),
+            _number(one.slowdown_most_pct, 2),
+            one.promise_kept,
         )
         for one in rows
         if one.policy == policy
-    ]  # fmt: skip
+    ]
     header = (
         "model",
         "workload",
@@ -147,12 +177,19 @@ def models_table(rows: Iterable[Row]) -> str:
     """All policies, a line a GPU model."""
     lines = [
         (
-            one.model, one.policy, _number(one.saving_pct, 2), _number(one.oracle_pct, 2),
-            _number(one.oracle_share_pct), _number(one.drawn_pct, 2), _number(one.in_turn_bound_pct, 2),
-            _number(one.slowdown_pct, 2), _number(one.slowdown_most_pct, 2), one.promise_kept,
+            one.model,
+            one.policy,
+            _number(one.saving_pct, 2),
+            _number(one.oracle_pct, 2),
+            _number(one.oracle_share_pct),
+            _number(one.drawn_pct, 2),
+            _number(one.in_turn_bound_pct, 2),
+            _number(one.slowdown_pct, 2),
+            _number(one.slowdown_most_pct, 2),
+            one.promise_kept,
         )
         for one in rows
-    ]  # fmt: skip
+    ]
     header = (
         "model",
         "policy",
@@ -172,12 +209,18 @@ def cluster_table(rows: Iterable[ClusterRow]) -> str:
     """All policies at all levels."""
     lines = [
         (
-            one.budgets, _number(one.level_pct, 0), one.policy, _number(one.throughput_pct, 2),
-            _number(one.bound_pct, 2), _number(one.gap_pct, 3), _number(one.gap_most_pct, 3), str(one.violations),
+            one.budgets,
+            _number(one.level_pct, 0),
+            one.policy,
+            _number(one.throughput_pct, 2),
+            _number(one.bound_pct, 2),
+            _number(one.gap_pct, 3),
+            _number(one.gap_most_pct, 3),
+            str(one.violations),
             _number(one.seconds, 3),
         )
         for one in rows
-    ]  # fmt: skip
+    ]
     header = ("budgets", "level %", "policy", "throughput %", "bound %", "gap %", "most %", "exceeded", "s")
     return aligned(header, lines, words=3)
 

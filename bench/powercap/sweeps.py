@@ -82,6 +82,11 @@ def held_out(curves: Iterable[PowerCurve]) -> HeldOut:
             lines.append(abs((low.time_s + share * (high.time_s - low.time_s)) / truth.time_s - 1.0))
     tenths = [statistics.quantiles(errors, n=10) for errors in (times, powers, lines)]
     return HeldOut(
-        len(times), statistics.median(times), tenths[0][8], statistics.median(powers), tenths[1][8],
-        statistics.median(lines), tenths[2][8],
-    )  # fmt: skip
+        len(times),
+        statistics.median(times),
+        tenths[0][8],
+        statistics.median(powers),
+        tenths[1][8],
+        statistics.median(lines),
+        tenths[2][8],
+    )

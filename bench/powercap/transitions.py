@@ -224,8 +224,11 @@ class _Day:
 
     def _divide(self, wanted: BudgetTree) -> bool:
         """New limits for the jobs whose nodes are all there; whether there are any that fit."""
-        lost = {job.name for job, _ in self.holdings.values()
-                if any(_node(job, place) in self.world.down for place in range(len(job.shares)))}  # fmt: skip
+        lost = {
+            job.name
+            for job, _ in self.holdings.values()
+            if any(_node(job, place) in self.world.down for place in range(len(job.shares)))
+        }
         others = dict.fromkeys(self.parents, 0.0)
         for name, limits in self.world.may.items():
             if self.holdings[name][0].name in lost:
@@ -287,9 +290,14 @@ class _Day:
             self.level(level)
         world = self.world
         return Counted(
-            self.moments, self.exceeded, world.commands, world.failures, world.losses, self.refused,
+            self.moments,
+            self.exceeded,
+            world.commands,
+            world.failures,
+            world.losses,
+            self.refused,
             len(set(self.changes.unfinished()) - set(self.changes.given_up())),
-        )  # fmt: skip
+        )
 
 
 def lived_through(fleet: Fleet, seed: int, *, at_once: bool = False) -> Counted:

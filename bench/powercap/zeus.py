@@ -106,10 +106,13 @@ def _curves(path: Path, model: str) -> dict[Key, PowerCurve]:
         at = Configuration(model, batch=key.batch, power_limit_w=float(line["power_limit"]), label=key.optimizer)
         points.setdefault(key, []).append(
             Point(
-                key.workload, at, 1.0 / float(line["time_per_epoch"]), power_w=float(line["average_power"]),
+                key.workload,
+                at,
+                1.0 / float(line["time_per_epoch"]),
+                power_w=float(line["average_power"]),
                 source=SOURCE.format(model),
             )
-        )  # fmt: skip
+        )
     return {key: fit_power_curve(found) for key, found in points.items() if len(found) >= _FEW_LIMITS}
 
 
@@ -128,12 +131,15 @@ def _sweep(path: Path) -> Sweep:
     energies = [name for name in lines[0] if name.endswith("_energy")]
     rows = sorted(
         (
-            (float(line["window_name"].rsplit("_", 1)[1]), float(line["elapsed_time"]),
-             math.fsum(float(line[name]) for name in energies))
+            (
+                float(line["window_name"].rsplit("_", 1)[1]),
+                float(line["elapsed_time"]),
+                math.fsum(float(line[name]) for name in energies),
+            )
             for line in lines
         ),
         reverse=True,
-    )  # fmt: skip
+    )
     limits, times, joules = zip(*rows, strict=True)
     return Sweep(path.stem, limits, times, joules)
 

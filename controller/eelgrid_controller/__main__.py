@@ -89,16 +89,32 @@ _RULES = GateRules()
 def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the flags of the webhook, and their value as `webhook`."""
 
-    @click.option("--webhook-listen", default="", metavar="ADDRESS",
-                  help="Gate new pods as a mutating webhook, for clusters without MutatingAdmissionPolicy.")  # fmt: skip
+    @click.option(
+        "--webhook-listen",
+        default="",
+        metavar="ADDRESS",
+        help="Gate new pods as a mutating webhook, for clusters without MutatingAdmissionPolicy.",
+    )
     @click.option("--webhook-certificate", type=click.Path(path_type=Path), help="Its certificate chain, PEM.")
     @click.option("--webhook-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
-    @click.option("--webhook-resources", default=",".join(_RULES.prefixes), show_default=True,
-                  help="How names of resources begin that count as devices in namespaces that opted in.")  # fmt: skip
-    @click.option("--webhook-excluded", default=",".join(sorted(_RULES.excluded)), show_default=True,
-                  help="Namespaces where it gates nothing.")  # fmt: skip
-    @click.option("--webhook-toleration/--no-webhook-toleration", default=_RULES.tolerates, show_default=True,
-                  help="Whether gated pods tolerate the taint eelgrid.io/managed.")  # fmt: skip
+    @click.option(
+        "--webhook-resources",
+        default=",".join(_RULES.prefixes),
+        show_default=True,
+        help="How names of resources begin that count as devices in namespaces that opted in.",
+    )
+    @click.option(
+        "--webhook-excluded",
+        default=",".join(sorted(_RULES.excluded)),
+        show_default=True,
+        help="Namespaces where it gates nothing.",
+    )
+    @click.option(
+        "--webhook-toleration/--no-webhook-toleration",
+        default=_RULES.tolerates,
+        show_default=True,
+        help="Whether gated pods tolerate the taint eelgrid.io/managed.",
+    )
     @functools.wraps(function)
     def wrapped(
         *,
@@ -188,15 +204,31 @@ def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
 def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the flags of roles, and their value as `roles`."""
 
-    @click.option("--roles", "demand", type=click.Choice(["permit", "require"]), default="permit", show_default=True,
-                  help="Whether a certificate without a role may everything, or nothing.")  # fmt: skip
-    @click.option("--grant", "grants", multiple=True, metavar="ROLE=KIND:NAME",
-                  help="Give certificates of this name a role, for example viewer=DNS:grafana.example; those with the "
-                       "organization eelgrid:ROLE have it by themselves. May be repeated.")  # fmt: skip
-    @click.option("--bind", "binds", multiple=True, metavar="RIGHT=KIND:NAME",
-                  help="Let submitters' certificates of this name use a namespace, queue or label, or be of a user, for "
-                       "example namespace:research=CN:alice; those that name eelgrid:namespace:NAME may by themselves. "
-                       "May be repeated.")  # fmt: skip
+    @click.option(
+        "--roles",
+        "demand",
+        type=click.Choice(["permit", "require"]),
+        default="permit",
+        show_default=True,
+        help="Whether a certificate without a role may everything, or nothing.",
+    )
+    @click.option(
+        "--grant",
+        "grants",
+        multiple=True,
+        metavar="ROLE=KIND:NAME",
+        help="Give certificates of this name a role, for example viewer=DNS:grafana.example; those with the "
+        "organization eelgrid:ROLE have it by themselves. May be repeated.",
+    )
+    @click.option(
+        "--bind",
+        "binds",
+        multiple=True,
+        metavar="RIGHT=KIND:NAME",
+        help="Let submitters' certificates of this name use a namespace, queue or label, or be of a user, for "
+        "example namespace:research=CN:alice; those that name eelgrid:namespace:NAME may by themselves. "
+        "May be repeated.",
+    )
     @functools.wraps(function)
     def wrapped(*, demand: str, grants: tuple[str, ...], binds: tuple[str, ...], **others: Any) -> None:
         if others["tls_authority"] is None and (demand == "require" or grants or binds):
@@ -217,55 +249,142 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
 @click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
-@click.option("--probes", default=_DEFAULTS.probes, metavar="ADDRESS",
-              help="Address of /livez and /readyz alone, in a thread of their own; none, if not given.")  # fmt: skip
-@click.option("--metrics-host", "metrics_hosts", multiple=True, metavar="NAME",
-              help="A name under which /metrics is scraped, beside addresses, localhost and this machine's name. May be "
-                   "repeated.")  # fmt: skip
+@click.option(
+    "--probes",
+    default=_DEFAULTS.probes,
+    metavar="ADDRESS",
+    help="Address of /livez and /readyz alone, in a thread of their own; none, if not given.",
+)
+@click.option(
+    "--metrics-host",
+    "metrics_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name under which /metrics is scraped, beside addresses, localhost and this machine's name. May be "
+    "repeated.",
+)
 @click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none, if not given.")
-@click.option("--traces", default=_DEFAULTS.traces, metavar="[http[s]://]HOST:PORT",
-              help="Send traces of placements to this OTLP collector (gRPC); none, if neither this nor "
-                   "OTEL_EXPORTER_OTLP_ENDPOINT is given.")  # fmt: skip
+@click.option(
+    "--traces",
+    default=_DEFAULTS.traces,
+    metavar="[http[s]://]HOST:PORT",
+    help="Send traces of placements to this OTLP collector (gRPC); none, if neither this nor "
+    "OTEL_EXPORTER_OTLP_ENDPOINT is given.",
+)
 @click.option(
     "--data", type=click.Path(path_type=Path), default=_DEFAULTS.data, show_default=True, help="Journal's directory."
 )
-@click.option("--accept-journal-loss", is_flag=True,
-              help="Go on, this once, from a journal that has lost acknowledged entries, and record the loss in it.")  # fmt: skip
+@click.option(
+    "--accept-journal-loss",
+    is_flag=True,
+    help="Go on, this once, from a journal that has lost acknowledged entries, and record the loss in it.",
+)
 @click.option("--tls-certificate", type=click.Path(path_type=Path), help="Our certificate chain, PEM.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
 @click.option("--tls-authority", type=click.Path(path_type=Path), help="Whom to trust, PEM.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
-@click.option("--away-grace", type=float, default=_DEFAULTS.away_grace_s, show_default=True,
-              help="Seconds that an agent may be away before its node counts as lost.")  # fmt: skip
-@click.option("--restart-grace", type=float, default=_DEFAULTS.restart_grace_s, show_default=True,
-              help="The same after a start of the controller.")  # fmt: skip
+@click.option(
+    "--away-grace",
+    type=float,
+    default=_DEFAULTS.away_grace_s,
+    show_default=True,
+    help="Seconds that an agent may be away before its node counts as lost.",
+)
+@click.option(
+    "--restart-grace",
+    type=float,
+    default=_DEFAULTS.restart_grace_s,
+    show_default=True,
+    help="The same after a start of the controller.",
+)
 @click.option("--policy", metavar="NAME", help="Placement policy to go over to: eelgrid, fgd, pwr, pwr200, ...")
-@click.option("--steer-interval", type=float, default=_DEFAULTS.steer_s, show_default=True,
-              help="Seconds between two looks at what was promised.")  # fmt: skip
-@click.option("--scrape-interval", type=float, default=_DEFAULTS.scrape_s, show_default=True,
-              help="Seconds between two scrapes of a service's own metrics.")  # fmt: skip
-@click.option("--scrape-loopback/--no-scrape-loopback", default=None,
-              help="Whether a service may name a page on this machine's loopback; by default where --listen is on it.")  # fmt: skip
-@click.option("--scale-hold", type=float, default=_DEFAULTS.scale_hold_s, show_default=True,
-              help="Seconds for which fewer replicas must have been enough.")  # fmt: skip
-@click.option("--job-window", type=float, default=_DEFAULTS.job_window_s, show_default=True,
-              help="Seconds for which a job is measured at a power limit.")  # fmt: skip
-@click.option("--spend-interval", type=float, default=_DEFAULTS.spend_s, show_default=True,
-              help="Seconds between two looks at what is spent of spending limits.")  # fmt: skip
-@click.option("--ledger-limit", type=float, default=_DEFAULTS.ledger_bytes_most / 1e9, show_default=True, metavar="GB",
-              help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.")  # fmt: skip
-@click.option("--lost-node-ttl", "lost_node_ttl_s", type=float, default=_DEFAULTS.lost_node_ttl_s, show_default=True,
-              help="Seconds after which a lost node that holds nothing is forgotten; 0 for never.")  # fmt: skip
-@click.option("--registrations", "registrations_most", type=click.IntRange(1, 10_000_000), show_default=True,
-              default=_DEFAULTS.registrations_most, metavar="NODES",
-              help="New nodes that one certificate, or address, may register in an hour; all together twice that.")  # fmt: skip
-@click.option("--audit-limit", "audit_rows_most", type=click.IntRange(1, 10_000_000), show_default=True,
-              default=_DEFAULTS.audit_rows_most, metavar="ENTRIES",
-              help="Entries of the audit log, beyond which the oldest go.")  # fmt: skip
-@click.option("--savings/--no-savings", default=_DEFAULTS.savings, show_default=True,
-              help="Tell what placement saves against plain best fit.")  # fmt: skip
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info",
-              show_default=True, help="Log to standard error from this level on.")  # fmt: skip
+@click.option(
+    "--steer-interval",
+    type=float,
+    default=_DEFAULTS.steer_s,
+    show_default=True,
+    help="Seconds between two looks at what was promised.",
+)
+@click.option(
+    "--scrape-interval",
+    type=float,
+    default=_DEFAULTS.scrape_s,
+    show_default=True,
+    help="Seconds between two scrapes of a service's own metrics.",
+)
+@click.option(
+    "--scrape-loopback/--no-scrape-loopback",
+    default=None,
+    help="Whether a service may name a page on this machine's loopback; by default where --listen is on it.",
+)
+@click.option(
+    "--scale-hold",
+    type=float,
+    default=_DEFAULTS.scale_hold_s,
+    show_default=True,
+    help="Seconds for which fewer replicas must have been enough.",
+)
+@click.option(
+    "--job-window",
+    type=float,
+    default=_DEFAULTS.job_window_s,
+    show_default=True,
+    help="Seconds for which a job is measured at a power limit.",
+)
+@click.option(
+    "--spend-interval",
+    type=float,
+    default=_DEFAULTS.spend_s,
+    show_default=True,
+    help="Seconds between two looks at what is spent of spending limits.",
+)
+@click.option(
+    "--ledger-limit",
+    type=float,
+    default=_DEFAULTS.ledger_bytes_most / 1e9,
+    show_default=True,
+    metavar="GB",
+    help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.",
+)
+@click.option(
+    "--lost-node-ttl",
+    "lost_node_ttl_s",
+    type=float,
+    default=_DEFAULTS.lost_node_ttl_s,
+    show_default=True,
+    help="Seconds after which a lost node that holds nothing is forgotten; 0 for never.",
+)
+@click.option(
+    "--registrations",
+    "registrations_most",
+    type=click.IntRange(1, 10_000_000),
+    show_default=True,
+    default=_DEFAULTS.registrations_most,
+    metavar="NODES",
+    help="New nodes that one certificate, or address, may register in an hour; all together twice that.",
+)
+@click.option(
+    "--audit-limit",
+    "audit_rows_most",
+    type=click.IntRange(1, 10_000_000),
+    show_default=True,
+    default=_DEFAULTS.audit_rows_most,
+    metavar="ENTRIES",
+    help="Entries of the audit log, beyond which the oldest go.",
+)
+@click.option(
+    "--savings/--no-savings",
+    default=_DEFAULTS.savings,
+    show_default=True,
+    help="Tell what placement saves against plain best fit.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Log to standard error from this level on.",
+)
 @click.version_option(__version__, prog_name="eelgrid-controller")
 @_with_webhook
 @_with_kubernetes

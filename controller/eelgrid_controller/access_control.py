@@ -104,12 +104,15 @@ def check_owner(caller: Caller | None, workload: Workload, method: str, rules: R
         return
     owner, key = _cut(format_owner(workload)), workload.workload_id
     raise RoleRefused(
-        caller, method, "owner",
-        words=f"of {key} needs its owner {owner} or the role admin" if owner
+        caller,
+        method,
+        "owner",
+        words=f"of {key} needs its owner {owner} or the role admin"
+        if owner
         else f"of {key}, which nobody owns, needs the role admin",
         problem=f"is of the user {caller.user}" if caller.user else "names no user",
         remedy=f"ask {owner or 'an administrator'}, or use one with the organization eelgrid:admin",
-    )  # fmt: skip
+    )
 
 
 def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: RoleRules) -> WorkloadSpec:
@@ -118,14 +121,20 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
         return spec
     if not caller.user:
         raise _refused(
-            caller, "user", "needs a certificate that names a user",
-            "names no user", "use one with a common name, or bind it: --bind user:NAME=KIND:NAME",
-        )  # fmt: skip
+            caller,
+            "user",
+            "needs a certificate that names a user",
+            "names no user",
+            "use one with a common name, or bind it: --bind user:NAME=KIND:NAME",
+        )
     if spec.user not in {"", caller.user}:
         raise _refused(
-            caller, "user", f"as {_cut(spec.user)} needs that user's certificate or the role admin",
-            f"is of the user {caller.user}", "leave the user out, and the work is yours",
-        )  # fmt: skip
+            caller,
+            "user",
+            f"as {_cut(spec.user)} needs that user's certificate or the role admin",
+            f"is of the user {caller.user}",
+            "leave the user out, and the work is yours",
+        )
     is_strict = rules.demanded or bool(caller.rights)
     return replace(
         spec,
@@ -180,9 +189,12 @@ def _without(caller: Caller, kind: str, name: str, allowed: Sequence[str]) -> Ro
         problem = "names no value of this label, by which a spending limit is counted"
     right = f"eelgrid:{kind}:{name}" if name else f"one of these {kind}s"
     return _refused(
-        caller, kind, f"with the {kind} {name or '(none)'} needs a right to it or the role admin", problem,
+        caller,
+        kind,
+        f"with the {kind} {name or '(none)'} needs a right to it or the role admin",
+        problem,
         f"state what it may, or have the certificate name {right} (--bind without a new certificate)",
-    )  # fmt: skip
+    )
 
 
 def _cut(name: str) -> str:

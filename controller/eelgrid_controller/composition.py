@@ -88,9 +88,12 @@ class OptionalParts:
         if endpoint is None:
             return
         watches.tracing = tracing = Tracing(
-            endpoint, instance=instance, now_ns=self.clock.now_ns, has_agent=agents.speaks_for,
+            endpoint,
+            instance=instance,
+            now_ns=self.clock.now_ns,
+            has_agent=agents.speaks_for,
             log=self.log.getChild("tracing"),
-        )  # fmt: skip
+        )
         state = loop.core.state
         tracing.traces.go_on(state.workloads[key] for key in state.pending)
         loop.listeners.append(tracing.traces.committed)
@@ -163,9 +166,15 @@ class OptionalParts:
         return webhook
 
     async def serve_page(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, steward: ControlLoop, tls: TlsFiles | None, insecure: bool,
+        self,
+        *,
+        loop: ControllerLoop,
+        telemetry: Telemetry,
+        steward: ControlLoop,
+        tls: TlsFiles | None,
+        insecure: bool,
         admit: Callable[[bytes | None], None] | None,
-    ) -> int | None:  # fmt: skip
+    ) -> int | None:
         """Serve the live page; its port."""
         if not self.config.page:
             return None
@@ -274,9 +283,11 @@ class Controller:
     async def _start(self) -> str:
         self._traces_to = resolve_endpoint(self.config.traces, os.environ, self._log.getChild("tracing"))
         journal = open_journal(
-            self.config.data, new_cluster_id=str(uuid.uuid4()), retained=self.config.retained_events,
+            self.config.data,
+            new_cluster_id=str(uuid.uuid4()),
+            retained=self.config.retained_events,
             accepts_loss=self.config.accepts_journal_loss,
-        )  # fmt: skip
+        )
         self._stack.callback(journal.close)
         server = grpc.aio.server(options=server_options())
         port = await listen_on_address(
@@ -295,9 +306,13 @@ class Controller:
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
         page_port = await self._optional.serve_page(
-            loop=self.loop, telemetry=self.telemetry, steward=self.steward, tls=self._tls, insecure=self._insecure,
+            loop=self.loop,
+            telemetry=self.telemetry,
+            steward=self.steward,
+            tls=self._tls,
+            insecure=self._insecure,
             admit=None if self._keeper is None else self._keeper.admit_viewer,
-        )  # fmt: skip
+        )
         self.savings = self._optional.count_savings(self.loop, catalogue.load_catalogue())
         self.placing = await self._optional.place_pods(
             self.watches, loop=self.loop, agents=self.agents, steward=self.steward, ledger=self.ledger
@@ -319,8 +334,9 @@ class Controller:
             self._log.critical(
                 "journal=rolled_back first=%d last=%s action=accepted remedy='nodes that hold more than the journal "
                 "knows are closed: eelctl doctor names them'",
-                journal.lost.first, "unknown" if journal.lost.last is None else journal.lost.last,
-            )  # fmt: skip
+                journal.lost.first,
+                "unknown" if journal.lost.last is None else journal.lost.last,
+            )
         elif self.config.accepts_journal_loss:
             self._log.warning(
                 "journal=complete warning=--accept-journal-loss would pass the next loss over remedy='take it away'"
@@ -409,10 +425,12 @@ class Controller:
         """Keep account of operators' calls, from now until the stop."""
         keeper = self._keeper
         self.trail = AuditTrail(
-            loop=self.loop, clock=self._clock, log=self._log.getChild("audit"),
+            loop=self.loop,
+            clock=self._clock,
+            log=self._log.getChild("audit"),
             caller_of=None if keeper is None else keeper.caller,
             count_refusal=(lambda _: None) if keeper is None else keeper.count,
-        )  # fmt: skip
+        )
         journal.audit_table.rows_most = self.config.audit_rows_most
         self.audit = AuditService(journal=journal, trail=self.trail)
         self.metrics.add(self.trail.families)
@@ -458,9 +476,12 @@ class Controller:
         """Keep the energy ledger, from now until the stop."""
         loop = self.loop
         desk = LedgerWriter(
-            self.config.data, core=lambda: loop.core, clock=self._clock, log=self._log.getChild("energy"),
+            self.config.data,
+            core=lambda: loop.core,
+            clock=self._clock,
+            log=self._log.getChild("energy"),
             bytes_most=self.config.ledger_bytes_most,
-        )  # fmt: skip
+        )
         self.ledger, self.energy = desk, EnergyService(loop=loop, desk=desk, clock=self._clock)
         self.metrics.add(LedgerMetrics(desk, now_ns=self._clock.now_ns).families)
         keeping = asyncio.create_task(desk.run())
@@ -475,9 +496,12 @@ class Controller:
     def _begin_spending(self) -> None:
         """Look after spending limits, from now until the stop."""
         desk = SpendingMonitor(
-            loop=self.loop, ledger=self.ledger, every_s=self.config.spend_s, clock=self._clock,
+            loop=self.loop,
+            ledger=self.ledger,
+            every_s=self.config.spend_s,
+            clock=self._clock,
             log=self._log.getChild("spending"),
-        )  # fmt: skip
+        )
         self.spending = SpendingService(loop=self.loop, desk=desk)
         self.metrics.add(desk.families)
         self._stack.callback(asyncio.create_task(desk.run()).cancel)
@@ -500,10 +524,16 @@ class Controller:
             away_grace_s=config.away_grace_s,
         )
         self.steward = ControlLoop(
-            loop=self.loop, telemetry=telemetry, pages=scraper, catalogue=products, settings=settings,
-            clock=self._clock, log=log,
-            durations=DurationObservers(self.metrics.turn.observe, self.metrics.division.observe), worked=self.ledger.worked,
-        )  # fmt: skip
+            loop=self.loop,
+            telemetry=telemetry,
+            pages=scraper,
+            catalogue=products,
+            settings=settings,
+            clock=self._clock,
+            log=log,
+            durations=DurationObservers(self.metrics.turn.observe, self.metrics.division.observe),
+            worked=self.ledger.worked,
+        )
         steering = asyncio.create_task(self.steward.run())
 
         async def stop() -> None:
@@ -523,9 +553,10 @@ class Controller:
         if not self.config.probes:
             return
         server = ProbeServer(
-            fault=beat.fault, unready=lambda: "" if self._is_serving else "not serving",
+            fault=beat.fault,
+            unready=lambda: "" if self._is_serving else "not serving",
             log=self._log.getChild("probes"),
-        )  # fmt: skip
+        )
         try:
             server.start(self.config.probes)
         except (OSError, ValueError) as error:
@@ -553,8 +584,15 @@ class Controller:
         omissions = OmissionCounter(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
         self.metrics.add(omissions.families)
         operators = (
-            self.operators, self.promises, self.partitions, self.energy, self.spending, self.audit, self.nodes, callers,
-        )  # fmt: skip
+            self.operators,
+            self.promises,
+            self.partitions,
+            self.energy,
+            self.spending,
+            self.audit,
+            self.nodes,
+            callers,
+        )
         around: dict[str, Any] = {"admit": admit, "omitted": omissions.note, "settled": self.trail.settled}
         front = self.guard.over(
             build_handler(AGENT_SERVICE, self.agents, **around), build_handler(OPERATOR_SERVICE, *operators, **around)

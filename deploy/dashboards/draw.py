@@ -110,9 +110,17 @@ def _name_series(axes: Axes, found: Sequence[tuple[str, Series]]) -> None:
         columns = max(1, min(len(kept), _LEGEND_ROW // (max(len(name) for _, name in kept) + 5)))
         more = f"and {left_out} more" if left_out else None
         axes.legend(
-            *zip(*kept, strict=True), fontsize=7, loc="upper left", ncols=columns, framealpha=0.75, title=more, title_fontsize=7,
-            columnspacing=1.0, handlelength=1.2, borderaxespad=0.1,
-        )  # fmt: skip
+            *zip(*kept, strict=True),
+            fontsize=7,
+            loc="upper left",
+            ncols=columns,
+            framealpha=0.75,
+            title=more,
+            title_fontsize=7,
+            columnspacing=1.0,
+            handlelength=1.2,
+            borderaxespad=0.1,
+        )
 
 
 def _timeseries(axes: Axes, shown: Shown, answers: Answers, span: tuple[float, float]) -> None:
@@ -212,8 +220,12 @@ def _table(axes: Axes, shown: Shown, answers: Answers, _span: tuple[float, float
 
 
 _KINDS: Mapping[str, Callable[[Axes, Shown, Answers, tuple[float, float]], None]] = {
-    "timeseries": _timeseries, "stat": _stat, "bargauge": _bars, "state-timeline": _states, "table": _table,
-}  # fmt: skip
+    "timeseries": _timeseries,
+    "stat": _stat,
+    "bargauge": _bars,
+    "state-timeline": _states,
+    "table": _table,
+}
 
 
 def _draw(
@@ -228,9 +240,11 @@ def _draw(
     def box(place: Mapping[str, int], pad: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
         left, right, above, below = pad
         return (
-            (place["x"] + left) / _COLUMNS, 1 - (place["y"] + 1.5 + place["h"] - below) / rows,
-            (place["w"] - left - right) / _COLUMNS, (place["h"] - above - below) / rows,
-        )  # fmt: skip
+            (place["x"] + left) / _COLUMNS,
+            1 - (place["y"] + 1.5 + place["h"] - below) / rows,
+            (place["w"] - left - right) / _COLUMNS,
+            (place["h"] - above - below) / rows,
+        )
 
     for panel in every:
         if panel["type"] == "row":

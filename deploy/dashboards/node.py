@@ -26,108 +26,369 @@ def _watts_by_counter() -> str:
 _NOW = Row(
     "Now",
     (
-        figure("GPUs that answer", "Of the chosen nodes.", "short", Query(f"sum({by_device(of('eelgrid_gpu_up', _GPU))})")),
         figure(
-            "Lost or quarantined", "Devices that do not answer, or were lost too often and take no work.", "short",
-            Query(f"sum((1 - {of('eelgrid_gpu_up', _GPU)}) or {of('eelgrid_gpu_quarantined', _GPU)})"), bad_above=1,
-        ),
-        figure("Power", "Sum of sampled board power.", "watt", Query(f"sum({by_device(of('eelgrid_gpu_power_watts', _GPU))})")),
-        figure(
-            "Energy of 24 h", "By the energy counters.", "kwatth",
-            Query(f"sum({by_device(increase('eelgrid_gpu_energy_joules_total', _GPU, over='24h'))}) / 3.6e6"), instant=True,
+            "GPUs that answer", "Of the chosen nodes.", "short", Query(f"sum({by_device(of('eelgrid_gpu_up', _GPU))})")
         ),
         figure(
-            "Hottest GPU", "Highest temperature of a device.", "celsius",
-            Query(f"max({by_device(of('eelgrid_gpu_temperature_celsius', _GPU))})"), bad_above=85,
+            "Lost or quarantined",
+            "Devices that do not answer, or were lost too often and take no work.",
+            "short",
+            Query(f"sum((1 - {of('eelgrid_gpu_up', _GPU)}) or {of('eelgrid_gpu_quarantined', _GPU)})"),
+            bad_above=1,
         ),
         figure(
-            "Held and idle", "Power of devices that somebody holds and nothing works on, for five minutes at least.", "watt",
-            Query(f"sum({of('eelgrid_gpu_power_watts', _GPU)} * on (job, instance, gpu) max by (job, instance, gpu) ({of('eelgrid_gpu_anomaly', _HELD_IDLE)})) or vector(0)"), bad_above=1,
+            "Power",
+            "Sum of sampled board power.",
+            "watt",
+            Query(f"sum({by_device(of('eelgrid_gpu_power_watts', _GPU))})"),
+        ),
+        figure(
+            "Energy of 24 h",
+            "By the energy counters.",
+            "kwatth",
+            Query(f"sum({by_device(increase('eelgrid_gpu_energy_joules_total', _GPU, over='24h'))}) / 3.6e6"),
+            instant=True,
+        ),
+        figure(
+            "Hottest GPU",
+            "Highest temperature of a device.",
+            "celsius",
+            Query(f"max({by_device(of('eelgrid_gpu_temperature_celsius', _GPU))})"),
+            bad_above=85,
+        ),
+        figure(
+            "Held and idle",
+            "Power of devices that somebody holds and nothing works on, for five minutes at least.",
+            "watt",
+            Query(
+                f"sum({of('eelgrid_gpu_power_watts', _GPU)} * on (job, instance, gpu) max by (job, instance, gpu) ({of('eelgrid_gpu_anomaly', _HELD_IDLE)})) or vector(0)"
+            ),
+            bad_above=1,
         ),
     ),
     height=4,
-)  # fmt: skip
+)
 _POWER = Row(
     "Power",
     (
-        lines("Power by counter", "Rate of each device's energy counter: it misses nothing between two scrapes.", "watt", Query(each_device(_watts_by_counter()), _DEVICE)),
-        lines("Power as sampled", "Board power at the moment of the sample, where the part can tell.", "watt", Query(each_device(of("eelgrid_gpu_power_watts", _GPU)), _DEVICE)),
         lines(
-            "Counter less sampled power", "How far the mean of the samples is from the counter, for each device. A lasting gap says that the sampling misses bursts or that a sensor is off.", "watt",
-            Query(each_device(f"({_watts_by_counter()} - avg_over_time({of('eelgrid_gpu_power_watts', _GPU)}[$__rate_interval]))"), _DEVICE), width=8,
+            "Power by counter",
+            "Rate of each device's energy counter: it misses nothing between two scrapes.",
+            "watt",
+            Query(each_device(_watts_by_counter()), _DEVICE),
         ),
-        lines("Power over its limit", "Sampled power as a share of the limit that the device enforces.", "percentunit", Query(each_device(f"({of('eelgrid_gpu_power_watts', _GPU)} / {of('eelgrid_gpu_power_limit_watts', _GPU)})"), _DEVICE), width=8, top=1.0),
-        lines("Power limit", "The limit that each device enforces.", "watt", Query(each_device(of("eelgrid_gpu_power_limit_watts", _GPU)), _DEVICE), width=8),
+        lines(
+            "Power as sampled",
+            "Board power at the moment of the sample, where the part can tell.",
+            "watt",
+            Query(each_device(of("eelgrid_gpu_power_watts", _GPU)), _DEVICE),
+        ),
+        lines(
+            "Counter less sampled power",
+            "How far the mean of the samples is from the counter, for each device. A lasting gap says that the sampling misses bursts or that a sensor is off.",
+            "watt",
+            Query(
+                each_device(
+                    f"({_watts_by_counter()} - avg_over_time({of('eelgrid_gpu_power_watts', _GPU)}[$__rate_interval]))"
+                ),
+                _DEVICE,
+            ),
+            width=8,
+        ),
+        lines(
+            "Power over its limit",
+            "Sampled power as a share of the limit that the device enforces.",
+            "percentunit",
+            Query(
+                each_device(f"({of('eelgrid_gpu_power_watts', _GPU)} / {of('eelgrid_gpu_power_limit_watts', _GPU)})"),
+                _DEVICE,
+            ),
+            width=8,
+            top=1.0,
+        ),
+        lines(
+            "Power limit",
+            "The limit that each device enforces.",
+            "watt",
+            Query(each_device(of("eelgrid_gpu_power_limit_watts", _GPU)), _DEVICE),
+            width=8,
+        ),
     ),
-)  # fmt: skip
+)
 _WORK = Row(
     "Work",
     (
-        lines("Utilization", "Share of the last period in which a kernel ran; not how much of the device it filled.", "percentunit", Query(each_device(of("eelgrid_gpu_utilization_ratio", _GPU)), _DEVICE), width=8, top=1.0),
-        lines("Multiprocessors at work", "Share of multiprocessors with work, over time; Hopper and newer tell it.", "percentunit", Query(each_device(of("eelgrid_gpu_sm_activity_ratio", _GPU)), _DEVICE), width=8, top=1.0),
-        lines("Memory bandwidth at work", "Share of memory bandwidth in use.", "percentunit", Query(each_device(of("eelgrid_gpu_memory_activity_ratio", _GPU)), _DEVICE), width=8, top=1.0),
-        lines("Memory used", "Share of the device's memory in use.", "percentunit", Query(each_device(f"({of('eelgrid_gpu_memory_used_bytes', _GPU)} / {of('eelgrid_gpu_memory_size_bytes', _GPU)})"), _DEVICE), width=8, top=1.0),
-        lines("Clock", "Clock of the multiprocessors.", "rothz", Query(each_device(of("eelgrid_gpu_sm_clock_hertz", _GPU)), _DEVICE), width=8),
-        lines("Temperature", "Temperature of each device.", "celsius", Query(each_device(of("eelgrid_gpu_temperature_celsius", _GPU)), _DEVICE), width=8),
+        lines(
+            "Utilization",
+            "Share of the last period in which a kernel ran; not how much of the device it filled.",
+            "percentunit",
+            Query(each_device(of("eelgrid_gpu_utilization_ratio", _GPU)), _DEVICE),
+            width=8,
+            top=1.0,
+        ),
+        lines(
+            "Multiprocessors at work",
+            "Share of multiprocessors with work, over time; Hopper and newer tell it.",
+            "percentunit",
+            Query(each_device(of("eelgrid_gpu_sm_activity_ratio", _GPU)), _DEVICE),
+            width=8,
+            top=1.0,
+        ),
+        lines(
+            "Memory bandwidth at work",
+            "Share of memory bandwidth in use.",
+            "percentunit",
+            Query(each_device(of("eelgrid_gpu_memory_activity_ratio", _GPU)), _DEVICE),
+            width=8,
+            top=1.0,
+        ),
+        lines(
+            "Memory used",
+            "Share of the device's memory in use.",
+            "percentunit",
+            Query(
+                each_device(
+                    f"({of('eelgrid_gpu_memory_used_bytes', _GPU)} / {of('eelgrid_gpu_memory_size_bytes', _GPU)})"
+                ),
+                _DEVICE,
+            ),
+            width=8,
+            top=1.0,
+        ),
+        lines(
+            "Clock",
+            "Clock of the multiprocessors.",
+            "rothz",
+            Query(each_device(of("eelgrid_gpu_sm_clock_hertz", _GPU)), _DEVICE),
+            width=8,
+        ),
+        lines(
+            "Temperature",
+            "Temperature of each device.",
+            "celsius",
+            Query(each_device(of("eelgrid_gpu_temperature_celsius", _GPU)), _DEVICE),
+            width=8,
+        ),
     ),
-)  # fmt: skip
+)
 _HELD = Row(
     "Held and not used",
     (
         listing(
-            "Held and idle since", "Who holds a GPU or a slice on which nothing has been at work for five minutes at least, and since when.", "dateTimeFromNow",
-            Query(f"sort({by_device(f'({_IDLE_SINCE} * 1000)')})", "idle since"), hidden=_SCRAPED,
+            "Held and idle since",
+            "Who holds a GPU or a slice on which nothing has been at work for five minutes at least, and since when.",
+            "dateTimeFromNow",
+            Query(f"sort({by_device(f'({_IDLE_SINCE} * 1000)')})", "idle since"),
+            hidden=_SCRAPED,
         ),
         states(
-            "Ways to be held and not used", "held_idle, idle_context, allocation_without_process, stalled and process_without_allocation, each after it has lasted as docs/explanation/energy-attribution.md says.", "short",
-            Query(or_none(f"{each_device(of('eelgrid_gpu_anomaly', _GPU), 'anomaly')} == 1", "device"), _DEVICE + " {{anomaly}}"),
+            "Ways to be held and not used",
+            "held_idle, idle_context, allocation_without_process, stalled and process_without_allocation, each after it has lasted as docs/explanation/energy-attribution.md says.",
+            "short",
+            Query(
+                or_none(f"{each_device(of('eelgrid_gpu_anomaly', _GPU), 'anomaly')} == 1", "device"),
+                _DEVICE + " {{anomaly}}",
+            ),
         ),
     ),
-)  # fmt: skip
+)
 _SLICES = Row(
     "MIG slices",
     (
-        lines("Work of each slice", "Share of time that any engine of the GPU instance worked; Hopper and newer tell it.", "percentunit", Query(each_device(of("eelgrid_gpu_instance_graphics_activity_ratio", _GPU), "gpu_instance"), _DEVICE + " gi {{gpu_instance}}"), width=8, top=1.0),
-        lines("Memory of each slice", "Memory of the GPU instance in use.", "bytes", Query(each_device(of("eelgrid_gpu_instance_memory_used_bytes", _GPU), "gpu_instance"), _DEVICE + " gi {{gpu_instance}}"), width=8),
-        lines("Power charged to each slice", "What the agent charges to owners on the slice; the method is in the dashboard of workloads.", "watt", Query(each_device(f"sum by (job, instance, gpu, gpu_instance) (rate({owned(_OF_SLICES)}))", "gpu_instance"), _DEVICE + " gi {{gpu_instance}}"), width=8),
-        listing("Slices", "Every GPU instance: its profile, and the memory slices that it covers.", "short", Query(by_device(of("eelgrid_gpu_instance_info", _GPU))), width=16, hidden=(*_SCRAPED, "profile_id")),
-        listing("MIG mode", "Of parts that can have it.", "short", Query(f"sort_desc({by_device(of('eelgrid_gpu_mig_enabled', _GPU))})", "MIG"), width=8, hidden=_NARROW, words={"0": ("off", "text"), "1": ("on", "blue")}),
+        lines(
+            "Work of each slice",
+            "Share of time that any engine of the GPU instance worked; Hopper and newer tell it.",
+            "percentunit",
+            Query(
+                each_device(of("eelgrid_gpu_instance_graphics_activity_ratio", _GPU), "gpu_instance"),
+                _DEVICE + " gi {{gpu_instance}}",
+            ),
+            width=8,
+            top=1.0,
+        ),
+        lines(
+            "Memory of each slice",
+            "Memory of the GPU instance in use.",
+            "bytes",
+            Query(
+                each_device(of("eelgrid_gpu_instance_memory_used_bytes", _GPU), "gpu_instance"),
+                _DEVICE + " gi {{gpu_instance}}",
+            ),
+            width=8,
+        ),
+        lines(
+            "Power charged to each slice",
+            "What the agent charges to owners on the slice; the method is in the dashboard of workloads.",
+            "watt",
+            Query(
+                each_device(f"sum by (job, instance, gpu, gpu_instance) (rate({owned(_OF_SLICES)}))", "gpu_instance"),
+                _DEVICE + " gi {{gpu_instance}}",
+            ),
+            width=8,
+        ),
+        listing(
+            "Slices",
+            "Every GPU instance: its profile, and the memory slices that it covers.",
+            "short",
+            Query(by_device(of("eelgrid_gpu_instance_info", _GPU))),
+            width=16,
+            hidden=(*_SCRAPED, "profile_id"),
+        ),
+        listing(
+            "MIG mode",
+            "Of parts that can have it.",
+            "short",
+            Query(f"sort_desc({by_device(of('eelgrid_gpu_mig_enabled', _GPU))})", "MIG"),
+            width=8,
+            hidden=_NARROW,
+            words={"0": ("off", "text"), "1": ("on", "blue")},
+        ),
     ),
-)  # fmt: skip
+)
 _WRONG = Row(
     "What holds it back, and what fails",
     (
-        states("Reasons that hold clocks down", "Each reason that the driver gives, but that a GPU is idle. software_power_cap is our limit at work; thermal and power brake are faults of the room.", "short", Query(or_none(f"{each_device(of('eelgrid_gpu_clocks_event_active', _HELD_BACK), 'reason')} == 1", "device"), _DEVICE + " {{reason}}")),
-        listing("XIDs", "When the driver last reported each XID. Which of them matter: docs/how-to/runbooks/README.md.", "dateTimeFromNow", Query(by_device(f"({of('eelgrid_gpu_xid_last_timestamp_seconds', _GPU)} * 1000)"), "last"), width=6, hidden=_NARROW),
-        bars("XIDs of 24 h", "Errors that the driver reported, by XID. The first of a new XID makes a new series, which an increase misses: the table beside this has it.", "short", Query(f"round(sum by (xid) ({increase('eelgrid_gpu_xid_errors_total', _GPU, over='24h')}))", "XID {{xid}}"), width=6),
-        lines("Memory errors", "ECC errors per second by severity, of each device.", "ops", Query(each_device(f"({rate('eelgrid_gpu_ecc_errors_total', _GPU)})", "severity"), _DEVICE + " {{severity}}"), width=8, top=1.0),
-        listing("Rows remapped in 30 days", "Memory rows that failed and were replaced; uncorrected ones foretell the part's end.", "short", Query(f"sort_desc(round({by_device(increase('eelgrid_gpu_remapped_rows_total', _GPU, over='30d'))}))", "rows"), width=8, hidden=_NARROW),
-        listing("Rows that cannot be remapped", "Where one could not be, the part has to be replaced.", "short", Query(f"sort_desc({by_device(of('eelgrid_gpu_row_remap_failed', _GPU))})", "part"), width=8, hidden=_NARROW, words={"0": ("good", "green"), "1": ("replace", "red")}),
-        lines("PCIe link", "Lanes of the link as it runs now; a link that trained down stays so until somebody looks.", "short", Query(each_device(of("eelgrid_gpu_pcie_link_lanes", _GPU)), _DEVICE), width=8),
-        lines("NVLink traffic", "Bytes per second over all NVLinks of a device, by direction.", "Bps", Query(each_device(f"({rate('eelgrid_gpu_nvlink_bytes_total', _GPU)})", "direction"), _DEVICE + " {{direction}}"), width=8),
-        lines("NVLinks that are up", "Links of each device; fewer than its neighbours is a fault.", "short", Query(each_device(of("eelgrid_gpu_nvlink_active_links", _GPU)), _DEVICE), width=8),
+        states(
+            "Reasons that hold clocks down",
+            "Each reason that the driver gives, but that a GPU is idle. software_power_cap is our limit at work; thermal and power brake are faults of the room.",
+            "short",
+            Query(
+                or_none(f"{each_device(of('eelgrid_gpu_clocks_event_active', _HELD_BACK), 'reason')} == 1", "device"),
+                _DEVICE + " {{reason}}",
+            ),
+        ),
+        listing(
+            "XIDs",
+            "When the driver last reported each XID. Which of them matter: docs/how-to/runbooks/README.md.",
+            "dateTimeFromNow",
+            Query(by_device(f"({of('eelgrid_gpu_xid_last_timestamp_seconds', _GPU)} * 1000)"), "last"),
+            width=6,
+            hidden=_NARROW,
+        ),
+        bars(
+            "XIDs of 24 h",
+            "Errors that the driver reported, by XID. The first of a new XID makes a new series, which an increase misses: the table beside this has it.",
+            "short",
+            Query(f"round(sum by (xid) ({increase('eelgrid_gpu_xid_errors_total', _GPU, over='24h')}))", "XID {{xid}}"),
+            width=6,
+        ),
+        lines(
+            "Memory errors",
+            "ECC errors per second by severity, of each device.",
+            "ops",
+            Query(
+                each_device(f"({rate('eelgrid_gpu_ecc_errors_total', _GPU)})", "severity"), _DEVICE + " {{severity}}"
+            ),
+            width=8,
+            top=1.0,
+        ),
+        listing(
+            "Rows remapped in 30 days",
+            "Memory rows that failed and were replaced; uncorrected ones foretell the part's end.",
+            "short",
+            Query(
+                f"sort_desc(round({by_device(increase('eelgrid_gpu_remapped_rows_total', _GPU, over='30d'))}))", "rows"
+            ),
+            width=8,
+            hidden=_NARROW,
+        ),
+        listing(
+            "Rows that cannot be remapped",
+            "Where one could not be, the part has to be replaced.",
+            "short",
+            Query(f"sort_desc({by_device(of('eelgrid_gpu_row_remap_failed', _GPU))})", "part"),
+            width=8,
+            hidden=_NARROW,
+            words={"0": ("good", "green"), "1": ("replace", "red")},
+        ),
+        lines(
+            "PCIe link",
+            "Lanes of the link as it runs now; a link that trained down stays so until somebody looks.",
+            "short",
+            Query(each_device(of("eelgrid_gpu_pcie_link_lanes", _GPU)), _DEVICE),
+            width=8,
+        ),
+        lines(
+            "NVLink traffic",
+            "Bytes per second over all NVLinks of a device, by direction.",
+            "Bps",
+            Query(
+                each_device(f"({rate('eelgrid_gpu_nvlink_bytes_total', _GPU)})", "direction"),
+                _DEVICE + " {{direction}}",
+            ),
+            width=8,
+        ),
+        lines(
+            "NVLinks that are up",
+            "Links of each device; fewer than its neighbours is a fault.",
+            "short",
+            Query(each_device(of("eelgrid_gpu_nvlink_active_links", _GPU)), _DEVICE),
+            width=8,
+        ),
     ),
-)  # fmt: skip
+)
 _AGENT = Row(
     "The agent and its host",
     (
-        lines("Age of the newest sample", "Above a few sample intervals the agent is stuck.", "s", Query(by_node(of("eelgrid_agent_sample_age_seconds")), "{{node}}"), width=8),
-        lines("Calls to the driver, 99 %", "Time that calls to the device library took, by call.", "s", Query(quantile(0.99, "eelgrid_device_call_duration_seconds", by="call"), "{{call}}"), width=8),
-        bars("Readings that cannot be had", "By reason. Other than not_supported, it is worth a look.", "short", Query(f"count by (reason) ({of('eelgrid_gpu_reading_absent', _GPU)})", "{{reason}}"), width=8),
-        lines("Stream to the controller", "1 while the node has one; and ticks that wait to be sent.", "short", Query(by_node(of("eelgrid_agent_connected_nodes")), "{{node}} connected"), Query(by_node(of("eelgrid_agent_spool_ticks")), "{{node}} ticks waiting"), width=8),
-        lines("Host's CPUs in use", "Share of the host's CPUs.", "percentunit", Query(by_node(of("eelgrid_host_cpu_utilization_ratio")), "{{node}}"), width=8, top=1.0),
-        lines("Settings put back, plans refused", "What something else changed and the agent put back, and items of plans that it refused, per second.", "ops", Query(f"sum by (setting) ({rate('eelgrid_guard_drift_repairs_total')})", "put back {{setting}}"), Query(f"sum by (rule) ({rate('eelgrid_guard_refusals_total')})", "refused {{rule}}"), width=8, top=1.0),
+        lines(
+            "Age of the newest sample",
+            "Above a few sample intervals the agent is stuck.",
+            "s",
+            Query(by_node(of("eelgrid_agent_sample_age_seconds")), "{{node}}"),
+            width=8,
+        ),
+        lines(
+            "Calls to the driver, 99 %",
+            "Time that calls to the device library took, by call.",
+            "s",
+            Query(quantile(0.99, "eelgrid_device_call_duration_seconds", by="call"), "{{call}}"),
+            width=8,
+        ),
+        bars(
+            "Readings that cannot be had",
+            "By reason. Other than not_supported, it is worth a look.",
+            "short",
+            Query(f"count by (reason) ({of('eelgrid_gpu_reading_absent', _GPU)})", "{{reason}}"),
+            width=8,
+        ),
+        lines(
+            "Stream to the controller",
+            "1 while the node has one; and ticks that wait to be sent.",
+            "short",
+            Query(by_node(of("eelgrid_agent_connected_nodes")), "{{node}} connected"),
+            Query(by_node(of("eelgrid_agent_spool_ticks")), "{{node}} ticks waiting"),
+            width=8,
+        ),
+        lines(
+            "Host's CPUs in use",
+            "Share of the host's CPUs.",
+            "percentunit",
+            Query(by_node(of("eelgrid_host_cpu_utilization_ratio")), "{{node}}"),
+            width=8,
+            top=1.0,
+        ),
+        lines(
+            "Settings put back, plans refused",
+            "What something else changed and the agent put back, and items of plans that it refused, per second.",
+            "ops",
+            Query(f"sum by (setting) ({rate('eelgrid_guard_drift_repairs_total')})", "put back {{setting}}"),
+            Query(f"sum by (rule) ({rate('eelgrid_guard_refusals_total')})", "refused {{rule}}"),
+            width=8,
+            top=1.0,
+        ),
     ),
-)  # fmt: skip
+)
 _INFO = '{job=~"$job", instance=~"$instance"'
 _NAMED = f'label_join({by_node(of("eelgrid_gpu_info"))}, "device", " gpu ", "node", "index")'
 
 PAGE = Page(
-    "node", "Eelgrid / Nodes and GPUs", "One node, one GPU, one MIG slice: power by counter and by sample, work, what holds it back, what fails, and what is held and not used.",
+    "node",
+    "Eelgrid / Nodes and GPUs",
+    "One node, one GPU, one MIG slice: power by counter and by sample, work, what holds it back, what fails, and what is held and not used.",
     (_NOW, _POWER, _WORK, _HELD, _SLICES, _WRONG, _AGENT),
     (
         Variable("node", "Node", f"label_values(eelgrid_node_info{_INFO}}}, node)"),
         # People know a GPU by its node and index, series by its UUID.
         Variable("gpu", "GPU", f"query_result({_NAMED})", '/device="(?<text>[^"]+)".*gpu="(?<value>[^"]+)"/'),
     ),
-)  # fmt: skip
+)

@@ -39,8 +39,21 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 __all__ = [
-    "PHASES", "STATES", "VERDICTS", "Page", "Panel", "Query", "Row", "Variable", "bars", "built", "figure", "lines", "listing", "states",
-]  # fmt: skip
+    "PHASES",
+    "STATES",
+    "VERDICTS",
+    "Page",
+    "Panel",
+    "Query",
+    "Row",
+    "Variable",
+    "bars",
+    "built",
+    "figure",
+    "lines",
+    "listing",
+    "states",
+]
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _COLUMNS = 24
@@ -128,9 +141,15 @@ def _dashed(panel: Any) -> Any:
 
 
 def lines(
-    title: str, description: str, unit: str, *queries: Query, width: int = 12, stacked: bool = False,
-    top: float | None = None, colours: Mapping[str, str] | None = None,
-) -> Panel:  # fmt: skip
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    width: int = 12,
+    stacked: bool = False,
+    top: float | None = None,
+    colours: Mapping[str, str] | None = None,
+) -> Panel:
     """Values over time; the axis holds zero, and reaches `top` at least."""
 
     def make() -> Any:
@@ -169,9 +188,17 @@ def _thresholds(panel: Any, *steps: tuple[float | None, str]) -> Any:
 
 
 def figure(
-    title: str, description: str, unit: str, query: Query, *, width: int = 4, instant: bool = False,
-    bad_above: float | None = None, bad_below: float | None = None, bad: str = "red",
-) -> Panel:  # fmt: skip
+    title: str,
+    description: str,
+    unit: str,
+    query: Query,
+    *,
+    width: int = 4,
+    instant: bool = False,
+    bad_above: float | None = None,
+    bad_below: float | None = None,
+    bad: str = "red",
+) -> Panel:
     """One number now, coloured on the bad side of a bound, where there is one; its name stands beside it where it has one.
 
     Instant: no line of its past behind it, for what looks far back at every point of such a line.
@@ -225,9 +252,14 @@ def states(
 
 
 def listing(
-    title: str, description: str, unit: str, *queries: Query, width: int = 12, hidden: Sequence[str] = (),
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    width: int = 12,
+    hidden: Sequence[str] = (),
     words: Mapping[str, tuple[str, str]] | None = None,
-) -> Panel:  # fmt: skip
+) -> Panel:
     """A table of what is now, a row for each series; scrape labels are hidden, and each query is a column.
 
     A query without a legend only lists its labels. `words` are for numbers: word and colour.

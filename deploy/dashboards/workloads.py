@@ -37,57 +37,219 @@ def _per(counter: str) -> str:
 _NOW = Row(
     "Now",
     (
-        figure("Power with an owner", "Power that the agents charge to the chosen workloads.", "watt", Query(f"sum({_WATTS})")),
+        figure(
+            "Power with an owner",
+            "Power that the agents charge to the chosen workloads.",
+            "watt",
+            Query(f"sum({_WATTS})"),
+        ),
         figure("Energy of 24 h", "Of the chosen workloads.", "kwatth", Query(f"sum({_JOULES}) / 3.6e6"), instant=True),
-        figure("Energy without an owner", "Share of all GPUs' power that nobody is charged for: nobody holds the place, or whoever used it cannot be named.", "percentunit", Query(f"sum({rate('eelgrid_gpu_unattributed_energy_joules_total')}) / (sum({rate('eelgrid_gpu_energy_joules_total')}) > 0)")),
-        figure("Services and jobs", "With a promise, as the controller counts them.", "short", Query(f"sum({of('eelgrid_services')}) + sum({of('eelgrid_jobs')})")),
-        figure("Waiting", "Workloads without a place.", "short", Query(f"sum({of('eelgrid_pending_workloads')})"), bad_above=1, bad="orange"),
-        figure("Refused in 24 h", "Submissions that no node could ever take, or that contradict themselves.", "short", Query(f"round(sum({increase('eelgrid_workloads_refused_total', over=_DAY)}))"), bad_above=1, bad="orange", instant=True),
+        figure(
+            "Energy without an owner",
+            "Share of all GPUs' power that nobody is charged for: nobody holds the place, or whoever used it cannot be named.",
+            "percentunit",
+            Query(
+                f"sum({rate('eelgrid_gpu_unattributed_energy_joules_total')}) / (sum({rate('eelgrid_gpu_energy_joules_total')}) > 0)"
+            ),
+        ),
+        figure(
+            "Services and jobs",
+            "With a promise, as the controller counts them.",
+            "short",
+            Query(f"sum({of('eelgrid_services')}) + sum({of('eelgrid_jobs')})"),
+        ),
+        figure(
+            "Waiting",
+            "Workloads without a place.",
+            "short",
+            Query(f"sum({of('eelgrid_pending_workloads')})"),
+            bad_above=1,
+            bad="orange",
+        ),
+        figure(
+            "Refused in 24 h",
+            "Submissions that no node could ever take, or that contradict themselves.",
+            "short",
+            Query(f"round(sum({increase('eelgrid_workloads_refused_total', over=_DAY)}))"),
+            bad_above=1,
+            bad="orange",
+            instant=True,
+        ),
     ),
     height=4,
-)  # fmt: skip
+)
 _ENERGY = Row(
     "Energy",
     (
-        lines("Power by owner", "What the agents charge, by the labels chosen. The 20 with the most.", "watt", Query(f"topk(20, {_divided(_WATTS)})", _OWNER), stacked=True),
-        lines("Power by part", "Bare idle goes to whom a place is allocated, context idle to whoever has a context open, active to whoever works: docs/explanation/energy-attribution.md.", "watt", Query(f"sum by (part) ({_WATTS})", "{{part}}"), stacked=True, width=6),
-        lines("Power by method", "How owners and their shares were found, and how sure it is.", "watt", Query(f"sum by (method, confidence) ({_WATTS})", "{{method}}, {{confidence}}"), stacked=True, width=6),
-        lines("Joules per token", "Power over the rate of tokens that the workload's own page counts; empty where that page is not scraped or stands still.", "joule", Query(_per("$token_counter"), _OWNER), width=8),
-        lines("Joules per request", "Power over the rate of requests that the workload's own page counts.", "joule", Query(_per("$request_counter"), _OWNER), width=8),
-        lines("Joules per step", "Power over the rate of steps that a training job's own page counts.", "joule", Query(_per("$step_counter"), _OWNER), width=8),
-        listing("Energy of 24 h by owner", "By the labels chosen. The 50 with the most.", "kwatth", Query(f"topk(50, {_divided(_JOULES)}) / 3.6e6", "energy")),
-        bars("Energy of 24 h without an owner", "Unallocated: of nobody's share. Unattributed: of whom cannot be named. Other: no room for the owner.", "kwatth", Query(f"sum by (reason) ({increase('eelgrid_gpu_unattributed_energy_joules_total', over=_DAY)}) / 3.6e6", "{{reason}}"), width=12),
+        lines(
+            "Power by owner",
+            "What the agents charge, by the labels chosen. The 20 with the most.",
+            "watt",
+            Query(f"topk(20, {_divided(_WATTS)})", _OWNER),
+            stacked=True,
+        ),
+        lines(
+            "Power by part",
+            "Bare idle goes to whom a place is allocated, context idle to whoever has a context open, active to whoever works: docs/explanation/energy-attribution.md.",
+            "watt",
+            Query(f"sum by (part) ({_WATTS})", "{{part}}"),
+            stacked=True,
+            width=6,
+        ),
+        lines(
+            "Power by method",
+            "How owners and their shares were found, and how sure it is.",
+            "watt",
+            Query(f"sum by (method, confidence) ({_WATTS})", "{{method}}, {{confidence}}"),
+            stacked=True,
+            width=6,
+        ),
+        lines(
+            "Joules per token",
+            "Power over the rate of tokens that the workload's own page counts; empty where that page is not scraped or stands still.",
+            "joule",
+            Query(_per("$token_counter"), _OWNER),
+            width=8,
+        ),
+        lines(
+            "Joules per request",
+            "Power over the rate of requests that the workload's own page counts.",
+            "joule",
+            Query(_per("$request_counter"), _OWNER),
+            width=8,
+        ),
+        lines(
+            "Joules per step",
+            "Power over the rate of steps that a training job's own page counts.",
+            "joule",
+            Query(_per("$step_counter"), _OWNER),
+            width=8,
+        ),
+        listing(
+            "Energy of 24 h by owner",
+            "By the labels chosen. The 50 with the most.",
+            "kwatth",
+            Query(f"topk(50, {_divided(_JOULES)}) / 3.6e6", "energy"),
+        ),
+        bars(
+            "Energy of 24 h without an owner",
+            "Unallocated: of nobody's share. Unattributed: of whom cannot be named. Other: no room for the owner.",
+            "kwatth",
+            Query(
+                f"sum by (reason) ({increase('eelgrid_gpu_unattributed_energy_joules_total', over=_DAY)}) / 3.6e6",
+                "{{reason}}",
+            ),
+            width=12,
+        ),
     ),
-)  # fmt: skip
+)
 _SERVICES = Row(
     "Services",
     (
-        lines("Latency against objective", "The promised quantile as served in the last window, and what it may be.", "s", Query(f"max by (workload) ({of('eelgrid_service_latency_seconds', _SERVED)})", "{{workload}}"), Query(f"max by (workload) ({of('eelgrid_service_latency_objective_seconds', _SERVED)})", "{{workload}} objective")),
-        lines("Replicas", "Replicas of each service: wanted, and serving.", "short", Query(f"max by (workload, state) ({of('eelgrid_service_replicas', _SERVED)})", "{{workload}} {{state}}")),
-        lines("Windows by verdict", "Kept, missed, or too few answers to tell; per second.", "ops", Query(f"sum by (workload, verdict) ({rate('eelgrid_service_windows_total', _SERVED)})", "{{workload}} {{verdict}}"), width=8),
-        lines("Age of the last window", "Above a minute nobody sees the service.", "s", Query(f"max by (workload) ({of('eelgrid_service_window_age_seconds', _SERVED)})", "{{workload}}"), width=8),
-        lines("Slower than its profile", "How much slower than its profile a service is taken to be; 1 is as measured.", "short", Query(f"max by (workload) ({of('eelgrid_service_slowness_ratio', _SERVED)})", "{{workload}}"), width=8),
+        lines(
+            "Latency against objective",
+            "The promised quantile as served in the last window, and what it may be.",
+            "s",
+            Query(f"max by (workload) ({of('eelgrid_service_latency_seconds', _SERVED)})", "{{workload}}"),
+            Query(
+                f"max by (workload) ({of('eelgrid_service_latency_objective_seconds', _SERVED)})",
+                "{{workload}} objective",
+            ),
+        ),
+        lines(
+            "Replicas",
+            "Replicas of each service: wanted, and serving.",
+            "short",
+            Query(f"max by (workload, state) ({of('eelgrid_service_replicas', _SERVED)})", "{{workload}} {{state}}"),
+        ),
+        lines(
+            "Windows by verdict",
+            "Kept, missed, or too few answers to tell; per second.",
+            "ops",
+            Query(
+                f"sum by (workload, verdict) ({rate('eelgrid_service_windows_total', _SERVED)})",
+                "{{workload}} {{verdict}}",
+            ),
+            width=8,
+        ),
+        lines(
+            "Age of the last window",
+            "Above a minute nobody sees the service.",
+            "s",
+            Query(f"max by (workload) ({of('eelgrid_service_window_age_seconds', _SERVED)})", "{{workload}}"),
+            width=8,
+        ),
+        lines(
+            "Slower than its profile",
+            "How much slower than its profile a service is taken to be; 1 is as measured.",
+            "short",
+            Query(f"max by (workload) ({of('eelgrid_service_slowness_ratio', _SERVED)})", "{{workload}}"),
+            width=8,
+        ),
     ),
-)  # fmt: skip
+)
 _JOBS = Row(
     "Training jobs",
     (
-        lines("Slowdown against promise", "Time so far over that at the largest measured limit, less one; and what it may be at the end.", "percentunit", Query(f"max by (workload) ({of('eelgrid_job_slowdown_ratio', _SERVED)})", "{{workload}}"), Query(f"max by (workload) ({of('eelgrid_job_slowdown_promised_ratio', _SERVED)})", "{{workload}} promised"), width=8),
-        lines("Energy saved", "Of the same work at the largest measured limit. Method: the job's own curve of watts and speed by limit.", "percentunit", Query(f"max by (workload) ({of('eelgrid_job_energy_saved_ratio', _SERVED)})", "{{workload}}"), width=8),
-        lines("Power limit of each GPU", "As read back, and as wanted.", "watt", Query(f"max by (workload) ({of('eelgrid_job_power_limit_watts', _SERVED)})", "{{workload}}"), Query(f"max by (workload) ({of('eelgrid_job_power_limit_wanted_watts', _SERVED)})", "{{workload}} wanted"), width=8),
+        lines(
+            "Slowdown against promise",
+            "Time so far over that at the largest measured limit, less one; and what it may be at the end.",
+            "percentunit",
+            Query(f"max by (workload) ({of('eelgrid_job_slowdown_ratio', _SERVED)})", "{{workload}}"),
+            Query(f"max by (workload) ({of('eelgrid_job_slowdown_promised_ratio', _SERVED)})", "{{workload}} promised"),
+            width=8,
+        ),
+        lines(
+            "Energy saved",
+            "Of the same work at the largest measured limit. Method: the job's own curve of watts and speed by limit.",
+            "percentunit",
+            Query(f"max by (workload) ({of('eelgrid_job_energy_saved_ratio', _SERVED)})", "{{workload}}"),
+            width=8,
+        ),
+        lines(
+            "Power limit of each GPU",
+            "As read back, and as wanted.",
+            "watt",
+            Query(f"max by (workload) ({of('eelgrid_job_power_limit_watts', _SERVED)})", "{{workload}}"),
+            Query(f"max by (workload) ({of('eelgrid_job_power_limit_wanted_watts', _SERVED)})", "{{workload}} wanted"),
+            width=8,
+        ),
     ),
-)  # fmt: skip
+)
 _WAITING = Row(
     "Why some wait",
     (
-        lines("Waiting workloads by reason", "By the constraint that stands in their way; `eelctl explain` says it for one of them, with what would help.", "short", Query(some(f"max by (reason) ({of('eelgrid_pending_workloads')})", "reason"), "{{reason}}"), width=8, stacked=True),
-        lines("Workloads by phase", "As the controller counts them now.", "short", Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"), width=8, colours=PHASES),
-        lines("Gated pods by reason", "Pods of Kubernetes that wait behind our gate; of the leader, which knows. Without Kubernetes there are none.", "short", Query(f"max by (reason) ({of('eelgrid_kubernetes_pods_waiting')})", "{{reason}}"), width=8, stacked=True),
+        lines(
+            "Waiting workloads by reason",
+            "By the constraint that stands in their way; `eelctl explain` says it for one of them, with what would help.",
+            "short",
+            Query(some(f"max by (reason) ({of('eelgrid_pending_workloads')})", "reason"), "{{reason}}"),
+            width=8,
+            stacked=True,
+        ),
+        lines(
+            "Workloads by phase",
+            "As the controller counts them now.",
+            "short",
+            Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"),
+            width=8,
+            colours=PHASES,
+        ),
+        lines(
+            "Gated pods by reason",
+            "Pods of Kubernetes that wait behind our gate; of the leader, which knows. Without Kubernetes there are none.",
+            "short",
+            Query(f"max by (reason) ({of('eelgrid_kubernetes_pods_waiting')})", "{{reason}}"),
+            width=8,
+            stacked=True,
+        ),
     ),
-)  # fmt: skip
+)
 
 PAGE = Page(
-    "workloads", "Eelgrid / Workloads", "Whose the joules are, what a token, a request and a step cost, whether promises are kept, and why workloads wait.",
+    "workloads",
+    "Eelgrid / Workloads",
+    "Whose the joules are, what a token, a request and a step cost, whether promises are kept, and why workloads wait.",
     (_NOW, _ENERGY, _SERVICES, _JOBS, _WAITING),
     (
         Variable("namespace", "Namespace", f"label_values({of(_OWNED)}, namespace)"),
@@ -99,4 +261,4 @@ PAGE = Page(
         ("step_counter", "Counter of steps", "steps_total"),
     ),
     choices=(("by", "Divide by", ("workload", "namespace", "namespace, pod", "slurm_job", "ray_job")),),
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ ever used; RANDOM draws for every node that fits.
 
 import numpy as np
 
-from eelgrid_kernels.arrays import (  # fmt: skip
+from eelgrid_kernels.arrays import (
     ASKED_GPUS,
     ASKED_MEMORY,
     ASKED_MILLI,
@@ -209,9 +209,24 @@ def _cheapest(run: EngineArrays, kind: int) -> int:
     while row >= 0 and known[kind, row] != EXACT:
         fresh = known[kind, row] == BOUNDED
         price, _, _ = compute_task_cost(
-            states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, relief, rates, facts,
-            run.policy, kind, row, fresh,
-        )  # fmt: skip
+            states,
+            shapes,
+            added_w,
+            kinds,
+            groups,
+            weight,
+            levels,
+            classes,
+            wanted,
+            offers,
+            relief,
+            rates,
+            facts,
+            run.policy,
+            kind,
+            row,
+            fresh,
+        )
         cost[kind, row] = price if fresh else max(price, cost[kind, row])
         known[kind, row] = EXACT if fresh else BOUNDED
         _find_top(cost, rank, top, top_cost, rows, kind, row >> _SHIFT)

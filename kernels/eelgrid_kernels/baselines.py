@@ -100,10 +100,24 @@ def _random_slot(run: EngineArrays, kind: int, row: int, moment: int) -> int:
 
 @inlined_kernel
 def _by_effect(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
-    classes: Floats, wanted: Floats, offers: Floats, relief: Floats, rates: Floats, facts: Ints, policy: int, kind: int,
-    row: int, exact: bool,
-) -> tuple[float, float, int]:  # fmt: skip
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    kinds: Ints,
+    groups: Ints,
+    weight: Ints,
+    levels: Ints,
+    classes: Floats,
+    wanted: Floats,
+    offers: Floats,
+    relief: Floats,
+    rates: Floats,
+    facts: Ints,
+    policy: int,
+    kind: int,
+    row: int,
+    exact: bool,
+) -> tuple[float, float, int]:
     """MIX and EELGRID: every GPU that differs is tried."""
     shape, slots = states[row, SHAPE], added_w.shape[1]
     count, milli, models = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], kinds[kind, ASKED_MODELS]
@@ -195,10 +209,24 @@ def task_fits(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> b
 
 @inlined_kernel
 def compute_task_cost(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
-    classes: Floats, wanted: Floats, offers: Floats, relief: Floats, rates: Floats, facts: Ints, policy: int, kind: int,
-    row: int, exact: bool,
-) -> tuple[float, float, int]:  # fmt: skip
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    kinds: Ints,
+    groups: Ints,
+    weight: Ints,
+    levels: Ints,
+    classes: Floats,
+    wanted: Floats,
+    offers: Floats,
+    relief: Floats,
+    rates: Floats,
+    facts: Ints,
+    policy: int,
+    kind: int,
+    row: int,
+    exact: bool,
+) -> tuple[float, float, int]:
     """The cost of a task in a state, what of it is scaled, and the GPU; infinite where it does not fit.
 
     Where exact is not asked for, a cost with a look-ahead is bounded from below instead, and the GPU means nothing.
@@ -207,9 +235,24 @@ def compute_task_cost(
         return np.inf, np.inf, IN_ORDER
     if policy == MIX or policy == EELGRID:  # noqa: PLR1714, SIM109 (a set would be made anew at each call)
         return _by_effect(
-            states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, relief, rates, facts, policy,
-            kind, row, exact,
-        )  # fmt: skip
+            states,
+            shapes,
+            added_w,
+            kinds,
+            groups,
+            weight,
+            levels,
+            classes,
+            wanted,
+            offers,
+            relief,
+            rates,
+            facts,
+            policy,
+            kind,
+            row,
+            exact,
+        )
     return _by_fill(states, shapes, kinds, policy, kind, row)
 
 
@@ -223,9 +266,24 @@ def is_bounded(policy: int, rates: Floats) -> bool:
 def compute_cost_in_engine(run: EngineArrays, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
     """`weigh` in a run, where it is not hot: code of its own, so that the compiler makes it once."""
     return compute_task_cost(
-        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-        run.offers, run.relief, run.rates, run.facts, run.policy, kind, row, exact,
-    )  # fmt: skip
+        run.states,
+        run.shapes,
+        run.added_w,
+        run.kinds,
+        run.groups,
+        run.weight,
+        run.levels,
+        run.classes,
+        run.wanted,
+        run.offers,
+        run.relief,
+        run.rates,
+        run.facts,
+        run.policy,
+        kind,
+        row,
+        exact,
+    )
 
 
 @lean_kernel

@@ -63,9 +63,24 @@ class NodeCandidate(NamedTuple):
 def _terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
     terms = compute_added_terms(
-        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-        run.offers, run.relief, run.rates, run.facts, kind, run.nodes[node, STATE], run.taken[0], True,
-    )  # fmt: skip
+        run.states,
+        run.shapes,
+        run.added_w,
+        run.kinds,
+        run.groups,
+        run.weight,
+        run.levels,
+        run.classes,
+        run.wanted,
+        run.offers,
+        run.relief,
+        run.rates,
+        run.facts,
+        kind,
+        run.nodes[node, STATE],
+        run.taken[0],
+        True,
+    )
     for term in range(len(terms)):
         into[term] = terms[term] / run.rates[SCALE, term]
 

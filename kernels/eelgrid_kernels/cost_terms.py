@@ -83,9 +83,16 @@ ROUNDED_W = 1.0  # the watts of a GPU are rounded for G and not for power: a bou
 
 @kernel_sum
 def compute_gain(
-    classes: Floats, wanted: Floats, offers: Floats, model: int, cpu_free: int, unpacked: int, idle: int, beside: int,
+    classes: Floats,
+    wanted: Floats,
+    offers: Floats,
+    model: int,
+    cpu_free: int,
+    unpacked: int,
+    idle: int,
+    beside: int,
     open_w: float,
-) -> float:  # fmt: skip
+) -> float:
     """G, weighted, by one model of a node: `idle` GPUs of it, each open_w when woken, and most `beside` milli in use."""
     free, first, held, share = float(cpu_free), float(unpacked), float(idle), float(beside)
     second, third, fourth = first + PACKAGE_MILLI, first + 2 * PACKAGE_MILLI, first + 3 * PACKAGE_MILLI
@@ -106,8 +113,16 @@ def compute_gain(
 
 @inlined_kernel
 def summarize_model(
-    states: Ints, shapes: Ints, added_w: Floats, row: int, model: int, slot: int, taken: int, kinds: Ints, kind: int,
-) -> tuple[int, int, float]:  # fmt: skip
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    row: int,
+    model: int,
+    slot: int,
+    taken: int,
+    kinds: Ints,
+    kind: int,
+) -> tuple[int, int, float]:
     """Idle GPUs of a model, the most milli free on one in use, and the least watts to wake one.
 
     After a task of a kind took its GPUs: `slot`, or, where taken > 1, the first so many that fit; kind -1 for none.
@@ -136,9 +151,21 @@ def summarize_model(
 
 @lean_kernel
 def _gain_mixed(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int,
-    models: int, cpu_free: int, unpacked: int, slot: int, several: int, kind: int,
-) -> float:  # fmt: skip
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    kinds: Ints,
+    classes: Floats,
+    wanted: Floats,
+    offers: Floats,
+    row: int,
+    models: int,
+    cpu_free: int,
+    unpacked: int,
+    slot: int,
+    several: int,
+    kind: int,
+) -> float:
     """`gain_after` where GPUs are of several models."""
     best = 0.0
     for model in range(wanted.shape[0] - 1):
@@ -194,17 +221,39 @@ def fill_relief(classes: Floats, wanted: Floats, offers: Floats, levels: Ints, r
 
 @inlined_kernel
 def gain_after(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int,
-    cpu_free: int, slot: int, kind: int,
-) -> float:  # fmt: skip
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    kinds: Ints,
+    classes: Floats,
+    wanted: Floats,
+    offers: Floats,
+    row: int,
+    cpu_free: int,
+    slot: int,
+    kind: int,
+) -> float:
     """G, weighted, of a state after a task of a kind came; kind -1 for the state as it is."""
     shape, model = states[row, SHAPE], 0
     unpacked, models = package_slack(shapes[shape, CAPACITY], cpu_free), shapes[shape, MODELS]
     several = kinds[kind, ASKED_GPUS] if kind >= 0 and kinds[kind, ASKED_GPUS] > 1 else 0
     if models & (models - 1) != 0:
         return _gain_mixed(
-            states, shapes, added_w, kinds, classes, wanted, offers, row, models, cpu_free, unpacked, slot, several, kind,
-        )  # fmt: skip
+            states,
+            shapes,
+            added_w,
+            kinds,
+            classes,
+            wanted,
+            offers,
+            row,
+            models,
+            cpu_free,
+            unpacked,
+            slot,
+            several,
+            kind,
+        )
     while model < wanted.shape[0] - 1 and models >> model & 1 == 0:  # the last is for nodes without GPU
         model += 1
     idle, beside, open_w = summarize_model(states, shapes, added_w, row, model, slot, several, kinds, kind)
@@ -219,9 +268,18 @@ TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
 
 @inlined_kernel
 def _served(
-    states: Ints, groups: Ints, weight: Ints, levels: Ints, row: int, family: int, cpu_free: int, model: int,
-    copies: int, was: int, now: int,
-) -> int:  # fmt: skip
+    states: Ints,
+    groups: Ints,
+    weight: Ints,
+    levels: Ints,
+    row: int,
+    family: int,
+    cpu_free: int,
+    model: int,
+    copies: int,
+    was: int,
+    now: int,
+) -> int:
     """Weighted milli-GPU that the mix can use after that many GPUs of a model go from `was` to `now` milli free."""
     level = served_level(levels, cpu_free)
     width = groups.shape[2]
@@ -240,9 +298,18 @@ def _served(
 
 @lean_kernel
 def fill_state_terms(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, classes: Floats,
-    wanted: Floats, offers: Floats, row: int,
-) -> None:  # fmt: skip
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    kinds: Ints,
+    groups: Ints,
+    weight: Ints,
+    levels: Ints,
+    classes: Floats,
+    wanted: Floats,
+    offers: Floats,
+    row: int,
+) -> None:
     """Fill what a new state's free CPU and GPUs imply, in place."""
     shape, slots, width = states[row, SHAPE], added_w.shape[1], groups.shape[2]
     family = shapes[shape, FAMILY]
@@ -287,9 +354,16 @@ def refresh_gain(
 
 @lean_kernel
 def _served_after_several(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints, kind: int,
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    kinds: Ints,
+    groups: Ints,
+    weight: Ints,
+    levels: Ints,
+    kind: int,
     row: int,
-) -> int:  # fmt: skip
+) -> int:
     """`_served` after a task took several GPUs of several models; their change is undone before it returns."""
     shape, width, milli = states[row, SHAPE], groups.shape[2], kinds[kind, ASKED_MILLI]
     family, usable_at = shapes[shape, FAMILY], states.shape[1] - 2 * width
@@ -317,10 +391,24 @@ def _served_after_several(
 
 @inlined_kernel
 def compute_added_terms(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, groups: Ints, weight: Ints, levels: Ints,
-    classes: Floats, wanted: Floats, offers: Floats, relief: Floats, rates: Floats, facts: Ints, kind: int, row: int,
-    slot: int, exact: bool,
-) -> tuple[float, float, float, float, float]:  # fmt: skip
+    states: Ints,
+    shapes: Ints,
+    added_w: Floats,
+    kinds: Ints,
+    groups: Ints,
+    weight: Ints,
+    levels: Ints,
+    classes: Floats,
+    wanted: Floats,
+    offers: Floats,
+    relief: Floats,
+    rates: Floats,
+    facts: Ints,
+    kind: int,
+    row: int,
+    slot: int,
+    exact: bool,
+) -> tuple[float, float, float, float, float]:
     """What a task adds to each term (J,) in a state where it fits, unscaled; slot is its GPU if it asks for one.
 
     Several GPUs are the first that fit. Terms that take a look at the mix are 0 where they weigh nothing. Where

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_kernels.argmin_index import BLOCK, is_scaled
-from eelgrid_kernels.arrays import (  # fmt: skip
+from eelgrid_kernels.arrays import (
     CAPACITY,
     CAPACITY_MILLI,
     GIVEN,
@@ -145,8 +145,15 @@ def build_expected_mix(mix: Mix, families: Sequence[int]) -> ExpectedMix:
             for t in classes:
                 weight[family, int(np.searchsorted(sizes, mix.cpu_milli[t])) + 1 :, q] += mix.weight[t]
     return ExpectedMix(
-        groups, weight, levels, int(np.sum(mix.weight)), mix.total * float(WHOLE), *_classes(mix), _captive(mix), _mean(mix)
-    )  # fmt: skip
+        groups,
+        weight,
+        levels,
+        int(np.sum(mix.weight)),
+        mix.total * float(WHOLE),
+        *_classes(mix),
+        _captive(mix),
+        _mean(mix),
+    )
 
 
 def _classes(mix: Mix) -> tuple[Floats, Floats]:
@@ -209,9 +216,13 @@ def _nodes(shape: Ints, rank: Ints, memory: Ints) -> Ints:
 
 
 def build_engine(
-    shapes: tuple[Ints, Floats], kinds: Ints, expected: ExpectedMix, nodes: tuple[Ints, Ints, Ints], policy: int,
+    shapes: tuple[Ints, Floats],
+    kinds: Ints,
+    expected: ExpectedMix,
+    nodes: tuple[Ints, Ints, Ints],
+    policy: int,
     weights: Floats,
-) -> EngineArrays:  # fmt: skip
+) -> EngineArrays:
     """A fleet whose nodes are in no state yet.
 
     shapes: the table and the watts added (P, G); nodes: shape, rank and free memory (N,). weights are (PWR, FGD) of

@@ -47,9 +47,18 @@ def compute_replica_costs(trial: EngineArrays, states: Ints, rows: Ints, kind: i
                 if slot >= 0:
                     trial.states[0, GPU + slot] -= asked[ASKED_MILLI]
             fill_state_terms(
-                trial.states, trial.shapes, trial.added_w, trial.kinds, trial.groups, trial.weight, trial.levels,
-                trial.classes, trial.wanted, trial.offers, 0,
-            )  # fmt: skip
+                trial.states,
+                trial.shapes,
+                trial.added_w,
+                trial.kinds,
+                trial.groups,
+                trial.weight,
+                trial.levels,
+                trial.classes,
+                trial.wanted,
+                trial.offers,
+                0,
+            )
     return most
 
 

@@ -16,7 +16,7 @@ whose nodes are others than before.
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_kernels.arrays import (  # fmt: skip
+from eelgrid_kernels.arrays import (
     ASKED_CPU,
     ASKED_MEMORY,
     ASKED_MILLI,
@@ -101,9 +101,18 @@ def enter_state(run: EngineArrays, node: int, cpu_free: int, tags: int, closed: 
         states[row, CHAIN], run.bucket[bucket] = run.bucket[bucket], row
         states[row, ROOT], states[row, BORN] = -1, facts[ENTRIES]
         fill_state_terms(
-            states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-            run.offers, row,
-        )  # fmt: skip
+            states,
+            run.shapes,
+            run.added_w,
+            run.kinds,
+            run.groups,
+            run.weight,
+            run.levels,
+            run.classes,
+            run.wanted,
+            run.offers,
+            row,
+        )
     nodes[node, STATE] = row
     states[row, ROOT] = insert_node(nodes, states[row, ROOT], node)
     _note(states, run.log, facts, row)
@@ -144,9 +153,15 @@ def settle_nodes(run: EngineArrays, rows: Ints) -> None:
 
 @lean_kernel
 def adopt_nodes(
-    run: EngineArrays, rows: Ints, shape: Ints, cpu_free: Ints, memory_free: Ints, gpu_free: Ints, tags: Ints,
+    run: EngineArrays,
+    rows: Ints,
+    shape: Ints,
+    cpu_free: Ints,
+    memory_free: Ints,
+    gpu_free: Ints,
+    tags: Ints,
     available: NDArray[np.bool_],
-) -> None:  # fmt: skip
+) -> None:
     """Put the nodes in rows (any length) into the states that these columns (N,), gpu_free (N, G), say."""
     for node in rows:
         if run.nodes[node, STATE] >= 0:

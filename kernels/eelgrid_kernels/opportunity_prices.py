@@ -28,7 +28,7 @@ that what is known of costs stays good: the larger the fleet, the longer.
 
 import numpy as np
 
-from eelgrid_kernels.arrays import (  # fmt: skip
+from eelgrid_kernels.arrays import (
     ASKED_CPU,
     ASKED_GPUS,
     ASKED_MILLI,

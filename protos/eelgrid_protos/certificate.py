@@ -23,9 +23,13 @@ _ALTERNATIVE_NAMES = bytes.fromhex("551d11")
 _IP = 0x87
 _ALTERNATIVES = {0x81: "EMAIL", 0x82: "DNS", 0x86: "URI"}
 _ATTRIBUTES = {
-    bytes.fromhex("550403"): "CN", bytes.fromhex("550406"): "C", bytes.fromhex("550407"): "L",
-    bytes.fromhex("550408"): "ST", bytes.fromhex("55040a"): "O", bytes.fromhex("55040b"): "OU",
-}  # fmt: skip
+    bytes.fromhex("550403"): "CN",
+    bytes.fromhex("550406"): "C",
+    bytes.fromhex("550407"): "L",
+    bytes.fromhex("550408"): "ST",
+    bytes.fromhex("55040a"): "O",
+    bytes.fromhex("55040b"): "OU",
+}
 # Of a DirectoryString (RFC 5280, 4.1.2.4), and IA5String, which others put there.
 _TEXTS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1C: "utf-32-be", 0x1E: "utf-16-be"}
 _BYTES_MOST = 1 << 20

@@ -165,8 +165,9 @@ class _Entry:
 class PeerGuard:
     """The accounts of one server. `families` of metrics are made of `refused` and `ended`, by reason."""
 
-    def __init__(self, limits: PeerLimits | None = None, *, log: logging.Logger,
-                 now_s: Callable[[], float] = time.time) -> None:  # fmt: skip
+    def __init__(
+        self, limits: PeerLimits | None = None, *, log: logging.Logger, now_s: Callable[[], float] = time.time
+    ) -> None:
         """`now_s` are seconds since 1970, by which certificates run out."""
         self.limits = limits or PeerLimits()
         self.refused: Counter[str] = Counter()

@@ -101,10 +101,18 @@ class Internal(Fault):
 _BY_CODE: dict[grpc.StatusCode, type[Fault]] = {
     cls.code: cls
     for cls in (
-        InvalidArgument, NotFound, AlreadyExists, FailedPrecondition, Aborted, ResourceExhausted, PermissionDenied,
-        Unavailable, DeadlineExceeded, Internal,
+        InvalidArgument,
+        NotFound,
+        AlreadyExists,
+        FailedPrecondition,
+        Aborted,
+        ResourceExhausted,
+        PermissionDenied,
+        Unavailable,
+        DeadlineExceeded,
+        Internal,
     )
-}  # fmt: skip
+}
 
 
 def fault_of_contract(error: ContractError) -> InvalidArgument:

@@ -50,8 +50,15 @@ class _Lines(logging.Formatter):
 class LineHandler(logging.StreamHandler[Any]):
     """Writes records to a stream, so many of each kind."""
 
-    def __init__(self, stream: TextIO | None, line: str, *, dates: str | None = None, in_utc: bool = False,
-                 monotonic_s: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stream: TextIO | None,
+        line: str,
+        *,
+        dates: str | None = None,
+        in_utc: bool = False,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(stream or sys.stderr)
         self._follows_stderr = stream is None
         formatter = _Lines(line, dates)
@@ -78,14 +85,20 @@ class LineHandler(logging.StreamHandler[Any]):
         super().emit(record)
         if withheld:
             left = logging.LogRecord(
-                record.name, logging.WARNING, record.pathname, record.lineno, "log=withheld lines=%d of=%s:%d",
-                (withheld, record.module, record.lineno), None,
-            )  # fmt: skip
+                record.name,
+                logging.WARNING,
+                record.pathname,
+                record.lineno,
+                "log=withheld lines=%d of=%s:%d",
+                (withheld, record.module, record.lineno),
+                None,
+            )
             super().emit(left)
 
 
-def log_to_stderr(logger: logging.Logger, level: int | str, line: str, *, dates: str | None = None,
-                  in_utc: bool = False) -> None:  # fmt: skip
+def log_to_stderr(
+    logger: logging.Logger, level: int | str, line: str, *, dates: str | None = None, in_utc: bool = False
+) -> None:
     """Everything of a logger goes to standard error in lines like `line`, and nowhere else."""
     logger.handlers[:] = [LineHandler(None, line, dates=dates, in_utc=in_utc)]
     logger.setLevel(level)

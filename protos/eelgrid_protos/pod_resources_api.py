@@ -106,11 +106,16 @@ def _devices(entries: Iterable[wire.ContainerDevices]) -> tuple[tuple[str, str],
 def _claimed(entries: Iterable[wire.DynamicResource]) -> tuple[ClaimedDevice, ...]:
     found = [
         ClaimedDevice(
-            claim_namespace=entry.claim_namespace, claim=entry.claim_name, driver=resource.driver_name,
-            pool=resource.pool_name, device=resource.device_name, share_id=resource.share_id,
+            claim_namespace=entry.claim_namespace,
+            claim=entry.claim_name,
+            driver=resource.driver_name,
+            pool=resource.pool_name,
+            device=resource.device_name,
+            share_id=resource.share_id,
         )
-        for entry in entries for resource in entry.claim_resources
-    ]  # fmt: skip
+        for entry in entries
+        for resource in entry.claim_resources
+    ]
     _bound(len(found), (claimed.device for claimed in found))
     return tuple(found)
 

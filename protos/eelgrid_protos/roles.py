@@ -220,9 +220,14 @@ def build_caller(
                 unknown.append(_printable(value[: len(_MARK) + 40]))
     kept = tuple(rights)[:_RIGHTS_MOST]
     return Caller(
-        certificate.shown, frozenset(roles), frozenset(nodes), tuple(unknown), certificate.ends_s,
-        user=next(_users(certificate, kept), ""), rights=frozenset(kept),
-    )  # fmt: skip
+        certificate.shown,
+        frozenset(roles),
+        frozenset(nodes),
+        tuple(unknown),
+        certificate.ends_s,
+        user=next(_users(certificate, kept), ""),
+        rights=frozenset(kept),
+    )
 
 
 def _users(certificate: Certificate, rights: Iterable[Right]) -> Iterator[str]:

@@ -45,7 +45,7 @@ def escape_text_line(line: str) -> str:
     pieces = _COLOUR.split(line)
     return "".join(
         piece if at % 2 else "\n".join(map(escape_text, piece.split("\n"))) for at, piece in enumerate(pieces)
-    )  # fmt: skip
+    )
 
 
 def escape_json(text: str) -> str:

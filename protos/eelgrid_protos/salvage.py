@@ -95,9 +95,10 @@ class _Omission:
 
     def _elements(self, shape: ValueShape, item: ValueShape, value: Any, path: str) -> Any:
         kept = [
-            left for index, element in enumerate(value)
+            left
+            for index, element in enumerate(value)
             if (left := self._value(item, element, f"{path}[{index}]")) is not None
-        ]  # fmt: skip
+        ]
         most = shape.rule.most if isinstance(shape.rule, Many) else len(kept)
         for _ in kept[most:]:
             self.lose(Violation("", f"holds {len(value)} items", f"send at most {most}"), path)

@@ -242,9 +242,14 @@ def trusted_certificates(authority: bytes) -> frozenset[bytes]:
 
 
 async def listen_on_address(
-    server: grpc.aio.Server, address: str, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger,
+    server: grpc.aio.Server,
+    address: str,
+    *,
+    tls: TlsFiles | None,
+    insecure: bool,
+    log: logging.Logger,
     guard: PeerGuard | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Binds the server and returns the port, which `guard` guards from then on; raises ListenError."""
     if not address.startswith("unix:"):
         _split(address)

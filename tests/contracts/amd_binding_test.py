@@ -52,8 +52,10 @@ def test_the_keys_of_an_answer_are_the_bindings(name, functions):
     arguments = {
         "amdsmi_get_clock_info": (one, smi.AmdSmiClkType.GFX),
         "amdsmi_get_temp_metric": (one, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT),
-        "amdsmi_topo_get_link_type": (one, other), "amdsmi_get_processor_handles": (), "amdsmi_get_lib_version": (),
-    }.get(name, (one,))  # fmt: skip
+        "amdsmi_topo_get_link_type": (one, other),
+        "amdsmi_get_processor_handles": (),
+        "amdsmi_get_lib_version": (),
+    }.get(name, (one,))
     words = {node.value for node in ast.walk(functions[name]) if isinstance(node, ast.Constant)}
     if name == "amdsmi_get_gpu_bad_page_info":
         words |= {node.value for node in ast.walk(functions["_format_bad_page_info"]) if isinstance(node, ast.Constant)}
@@ -77,12 +79,22 @@ def test_enumerations_and_status_codes_are_the_bindings():
         assert set(getattr(SimulatedAmdSmi, name).__members__) <= theirs
     numbers = {name: int(number) for name, number in re.findall(r"^(AMDSMI_\w+) = (\d+)$", wrapper, re.MULTILINE)}
     for name, theirs in (
-        ("INVALID", "INVAL"), ("NOT_SUPPORTED", "NOT_SUPPORTED"), ("NO_SYMBOL", "FAIL_LOAD_SYMBOL"),
-        ("TIMEOUT", "TIMEOUT"), ("NO_PERMISSION", "NO_PERM"), ("OUT_OF_BOUNDS", "INPUT_OUT_OF_BOUNDS"),
-        ("NO_DIRECTORY", "DIRECTORY_NOT_FOUND"), ("BUSY", "BUSY"), ("NOT_FOUND", "NOT_FOUND"),
-        ("NOT_INITIALIZED", "NOT_INIT"), ("NOT_LOADED", "DRIVER_NOT_LOADED"), ("NO_DATA", "NO_DATA"),
-        ("NO_DRIVER", "NO_DRV"), ("NO_FILE", "FILE_NOT_FOUND"), ("NO_SETTING", "SETTING_UNAVAILABLE"),
-    ):  # fmt: skip
+        ("INVALID", "INVAL"),
+        ("NOT_SUPPORTED", "NOT_SUPPORTED"),
+        ("NO_SYMBOL", "FAIL_LOAD_SYMBOL"),
+        ("TIMEOUT", "TIMEOUT"),
+        ("NO_PERMISSION", "NO_PERM"),
+        ("OUT_OF_BOUNDS", "INPUT_OUT_OF_BOUNDS"),
+        ("NO_DIRECTORY", "DIRECTORY_NOT_FOUND"),
+        ("BUSY", "BUSY"),
+        ("NOT_FOUND", "NOT_FOUND"),
+        ("NOT_INITIALIZED", "NOT_INIT"),
+        ("NOT_LOADED", "DRIVER_NOT_LOADED"),
+        ("NO_DATA", "NO_DATA"),
+        ("NO_DRIVER", "NO_DRV"),
+        ("NO_FILE", "FILE_NOT_FOUND"),
+        ("NO_SETTING", "SETTING_UNAVAILABLE"),
+    ):
         assert getattr(session, name) == numbers[f"AMDSMI_STATUS_{theirs}"], name
 
 

@@ -70,12 +70,20 @@ def test_a_slow_look_holds_every_slow_reading_and_no_sentinel(rig):
     assert set(slow) == set(SLOW_READINGS)
     numbers = {reading: value for reading, value in slow.items() if not isinstance(value, Missing)}
     assert numbers == {
-        Reading.POWER_LIMIT_REQUESTED_W: 750.0, Reading.MEMORY_TEMPERATURE_C: numbers[Reading.MEMORY_TEMPERATURE_C],
-        Reading.ECC_CORRECTED_VOLATILE: 3.0, Reading.ECC_UNCORRECTED_VOLATILE: 0.0,
-        Reading.REMAPPED_ROWS_UNCORRECTABLE: 1.0, Reading.ROW_REMAP_PENDING: 0.0, Reading.ROW_REMAP_FAILED: 0.0,
-        Reading.PCIE_LINK_GENERATION: 5.0, Reading.PCIE_LINK_WIDTH: 16.0, Reading.NVLINK_ACTIVE_LINKS: 7.0,
-        Reading.NVLINK_SENT_BYTES: 14e6, Reading.NVLINK_RECEIVED_BYTES: 7e6, Reading.PROCESSES: 0.0,
-    }  # fmt: skip
+        Reading.POWER_LIMIT_REQUESTED_W: 750.0,
+        Reading.MEMORY_TEMPERATURE_C: numbers[Reading.MEMORY_TEMPERATURE_C],
+        Reading.ECC_CORRECTED_VOLATILE: 3.0,
+        Reading.ECC_UNCORRECTED_VOLATILE: 0.0,
+        Reading.REMAPPED_ROWS_UNCORRECTABLE: 1.0,
+        Reading.ROW_REMAP_PENDING: 0.0,
+        Reading.ROW_REMAP_FAILED: 0.0,
+        Reading.PCIE_LINK_GENERATION: 5.0,
+        Reading.PCIE_LINK_WIDTH: 16.0,
+        Reading.NVLINK_ACTIVE_LINKS: 7.0,
+        Reading.NVLINK_SENT_BYTES: 14e6,
+        Reading.NVLINK_RECEIVED_BYTES: 7e6,
+        Reading.PROCESSES: 0.0,
+    }
     assert slow[Reading.PCIE_REPLAYS] == NOT_SUPPORTED, "the largest number of its width is no count"
 
 
@@ -130,11 +138,14 @@ def test_who_is_not_root_reads_and_changes_nothing():
 def test_mig_is_refused_whatever_is_asked(rig):
     control, uuid = rig.control, rig.uuid(0)
     for change in (
-        lambda: control.mig_geometry(uuid), lambda: control.set_mig_mode(uuid, enabled=True),
-        lambda: control.create_gpu_instance(uuid, 19, 0), lambda: control.destroy_gpu_instance(uuid, 1),
-        lambda: control.create_compute_instance(uuid, 1, 0), lambda: control.destroy_compute_instance(uuid, 1, 0),
+        lambda: control.mig_geometry(uuid),
+        lambda: control.set_mig_mode(uuid, enabled=True),
+        lambda: control.create_gpu_instance(uuid, 19, 0),
+        lambda: control.destroy_gpu_instance(uuid, 1),
+        lambda: control.create_compute_instance(uuid, 1, 0),
+        lambda: control.destroy_compute_instance(uuid, 1, 0),
         lambda: control.set_power_profile(uuid, 2),
-    ):  # fmt: skip
+    ):
         with pytest.raises(NotSupported, match="whole devices"):
             change()
     assert rig.device.read_instances(uuid) == ()

@@ -47,8 +47,9 @@ ASKED = st.one_of(
 )
 BEFALLS = st.one_of(
     st.tuples(
-        st.sampled_from(["lose", "restore", "hang", "reset", "no_room_once", "fail_compute_once", "foreign_client",
-                         "client_gone"]),
+        st.sampled_from(
+            ["lose", "restore", "hang", "reset", "no_room_once", "fail_compute_once", "foreign_client", "client_gone"]
+        ),
         INDICES,
     ),
     st.tuples(st.just("hold"), INDICES, st.integers(1, 3), IDS, st.integers(0, 2)),
@@ -58,7 +59,7 @@ BEFALLS = st.one_of(
     st.tuples(st.just("let_mode_reset"), INDICES, st.booleans()),
     st.tuples(st.sampled_from(["unload_driver", "load_driver", "reload_driver", "reboot"])),
     st.tuples(st.just("take_rights"), st.sampled_from(AccessLevel)),
-)  # fmt: skip
+)
 STEPS = st.lists(st.tuples(st.just("ask"), ASKED) | st.tuples(st.just("befall"), BEFALLS), max_size=30)
 
 
@@ -172,11 +173,14 @@ def test_a_branch_has_the_symbols_of_its_time(branch: str) -> None:
         names = {name for name in vars(pynvml.nvmlLib) if name.startswith("nvml")}
     number = int(branch.split(".", maxsplit=1)[0])
     since = {
-        "nvmlDeviceSetMigMode": 450, "nvmlDeviceCreateGpuInstanceWithPlacement": 460,
-        "nvmlDeviceGetGpuInstancePossiblePlacements_v2": 470, "nvmlGpuInstanceCreateComputeInstanceWithPlacement": 525,
-        "nvmlDeviceSetPowerManagementLimit_v2": 535, "nvmlDeviceWorkloadPowerProfileSetRequestedProfiles": 570,
+        "nvmlDeviceSetMigMode": 450,
+        "nvmlDeviceCreateGpuInstanceWithPlacement": 460,
+        "nvmlDeviceGetGpuInstancePossiblePlacements_v2": 470,
+        "nvmlGpuInstanceCreateComputeInstanceWithPlacement": 525,
+        "nvmlDeviceSetPowerManagementLimit_v2": 535,
+        "nvmlDeviceWorkloadPowerProfileSetRequestedProfiles": 570,
         "nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1": 590,
-    }  # fmt: skip
+    }
     assert {name for name in since if name in names} == {name for name, first in since.items() if first <= number}
 
 
@@ -192,9 +196,10 @@ def test_symbols_are_as_old_as_the_published_table_says(branch: int) -> None:
     assert {name for name in names if since.get(name, 0) > branch} == set()
     # Only what the table has not is unknown to it: the second lists of processes, and the mark of wide entries.
     assert {name for name in names if name not in since} <= {
-        "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v2",
+        "nvmlDeviceGetComputeRunningProcesses_v2",
+        "nvmlDeviceGetGraphicsRunningProcesses_v2",
         "nvmlDeviceGetConfComputeMemSizeInfo",
-    }  # fmt: skip
+    }
 
 
 def test_a_driver_that_tells_no_places_is_helped_out_by_the_catalogue() -> None:
@@ -209,8 +214,10 @@ def test_a_driver_that_tells_no_places_is_helped_out_by_the_catalogue() -> None:
             control.create_gpu_instance(uuid, 77, 0)
         device.close()
     assert [(held.id, held.profile_id, held.start) for held in node.gpus()[A100].gpu_instances] == [
-        (2, G3, 4), (7, G1, 0), (8, G1, 1),
-    ]  # fmt: skip
+        (2, G3, 4),
+        (7, G1, 0),
+        (8, G1, 1),
+    ]
 
 
 def test_a_part_that_the_catalogue_lacks_is_described_by_its_driver() -> None:

@@ -66,8 +66,15 @@ def test_devices_are_listed_by_index_with_what_the_product_is(rig: Rig) -> None:
     assert [gpu.index for gpu in gpus] == list(range(len(DEVICES)))
     assert [gpu.catalogue_key for gpu in gpus] == [spec.product for spec in DEVICES]
     assert [gpu.model for gpu in gpus] == [
-        "T4", "P100-PCIE-16GB", "V100-SXM2-32GB", "A100-SXM4-40GB", "A30", "H100-80GB-HBM3", "B200", "G2",
-    ]  # fmt: skip
+        "T4",
+        "P100-PCIE-16GB",
+        "V100-SXM2-32GB",
+        "A100-SXM4-40GB",
+        "A30",
+        "H100-80GB-HBM3",
+        "B200",
+        "G2",
+    ]
     t4, h100 = gpus[T4], gpus[H100]
     assert (t4.product, t4.memory_bytes) == ("Tesla T4", 15360 * 2**20)
     assert (t4.power_limit_min_w, t4.power_limit_default_w, t4.power_limit_max_w) == (60.0, 70.0, 70.0)
@@ -344,8 +351,10 @@ def _read_limits(control: NvmlControl, gpu: Gpu) -> None:
     """What may be set, without setting anything."""
     found = control.power_settings(gpu.uuid)
     assert (found.min_w, found.default_w, found.max_w) == (
-        gpu.power_limit_min_w, gpu.power_limit_default_w, gpu.power_limit_max_w,
-    )  # fmt: skip
+        gpu.power_limit_min_w,
+        gpu.power_limit_default_w,
+        gpu.power_limit_max_w,
+    )
     assert found.requested_w is None or found.min_w is None or found.min_w <= found.requested_w <= found.max_w
     assert list(found.sm_clocks_mhz) == sorted(set(found.sm_clocks_mhz))
     if gpu.mig_capable:

@@ -51,8 +51,13 @@ async def test_a_condition_of_our_own_joins_those_of_others_and_is_refused_for_a
     made = await rig.add(PODS, pod("a"))
 
     def ours(reason, uid=made["metadata"]["uid"]):
-        one = {"type": "eelgrid.io/Placement", "status": "False", "reason": reason, "message": "no room",
-               "lastTransitionTime": "2026-11-22T04:00:00Z"}  # fmt: skip
+        one = {
+            "type": "eelgrid.io/Placement",
+            "status": "False",
+            "reason": reason,
+            "message": "no room",
+            "lastTransitionTime": "2026-11-22T04:00:00Z",
+        }
         return {"metadata": {"uid": uid}, "status": {"conditions": [one]}}
 
     for reason in ("NoRoom", "NoEligibleNode"):

@@ -92,8 +92,9 @@ def test_errors_rows_and_advice_are_counted_and_volatile_ones_start_anew_with_th
     after = rig.slow(H100)
     advised = branch_of(rig) >= 570
     for values, volatile, pending, rows, replays, advice in (
-        (before, (7.0, 2.0), 1.0, 0.0, 5.0, 1.0), (after, (0.0, 0.0), 0.0, 1.0, 0.0, 0.0),
-    ):  # fmt: skip
+        (before, (7.0, 2.0), 1.0, 0.0, 5.0, 1.0),
+        (after, (0.0, 0.0), 0.0, 1.0, 0.0, 0.0),
+    ):
         assert (values[Reading.ECC_CORRECTED_VOLATILE], values[Reading.ECC_UNCORRECTED_VOLATILE]) == volatile
         assert (values[Reading.ECC_CORRECTED_AGGREGATE], values[Reading.ECC_UNCORRECTED_AGGREGATE]) == (7.0, 2.0)
         assert (values[Reading.ROW_REMAP_PENDING], values[Reading.REMAPPED_ROWS_UNCORRECTABLE]) == (pending, rows)
@@ -216,8 +217,9 @@ def test_processes_are_listed_with_memory_and_share_of_time(rig: Rig) -> None:
     rig.node.start_process(uuid, GpuProcess(pid=7, kind=ProcessKind.GRAPHICS))
     first = rig.device.processes(uuid)
     assert [(process.pid, process.kind, process.memory_bytes, process.sm_ratio) for process in first] == [
-        (7, ProcessKind.GRAPHICS, 3 * 2**30, None), (41, ProcessKind.COMPUTE, 2**30, None),
-    ]  # fmt: skip
+        (7, ProcessKind.GRAPHICS, 3 * 2**30, None),
+        (41, ProcessKind.COMPUTE, 2**30, None),
+    ]
     assert all((process.gpu_instance_id, process.compute_instance_id) == (None, None) for process in first)
     # What the first look is given may be of long ago; shares are told from the second on.
     rig.advance(1.0)

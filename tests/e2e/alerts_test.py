@@ -24,18 +24,44 @@ whole = pytest.mark.skipif(not os.environ.get("EELGRID_REHEARSAL"), reason="minu
 NOT_REHEARSED: dict[str, str] = {}
 # What each rehearsal must have made fire, by name.
 IN_THE_FLEET = {
-    "EelgridAgentCannotReachController", "EelgridAgentNotSampling", "EelgridBudgetNear", "EelgridBudgetOver",
-    "EelgridCapDrifted", "EelgridControllerNotServing", "EelgridEnforcementSuspended", "EelgridGpuHeldButIdle",
-    "EelgridGpuLost", "EelgridGpuMemoryFailing", "EelgridGpuQuarantined", "EelgridGpuStalled", "EelgridGpuUsedNotHeld",
-    "EelgridJournalNotWritable", "EelgridLedgerBehind", "EelgridLedgerExportLagging", "EelgridLedgerFailing", "EelgridMigPlanStuck",
-    "EelgridModelErrorHigh", "EelgridNodesLost", "EelgridPlanRefused", "EelgridSamplesDropped", "EelgridServiceNotSeen",
-    "EelgridSloBurningFast", "EelgridSloBurningSlow", "EelgridSpendingNear", "EelgridSpendingOver",
-    "EelgridTelemetryStale", "EelgridXidContained", "EelgridXidCritical",
-}  # fmt: skip
+    "EelgridAgentCannotReachController",
+    "EelgridAgentNotSampling",
+    "EelgridBudgetNear",
+    "EelgridBudgetOver",
+    "EelgridCapDrifted",
+    "EelgridControllerNotServing",
+    "EelgridEnforcementSuspended",
+    "EelgridGpuHeldButIdle",
+    "EelgridGpuLost",
+    "EelgridGpuMemoryFailing",
+    "EelgridGpuQuarantined",
+    "EelgridGpuStalled",
+    "EelgridGpuUsedNotHeld",
+    "EelgridJournalNotWritable",
+    "EelgridLedgerBehind",
+    "EelgridLedgerExportLagging",
+    "EelgridLedgerFailing",
+    "EelgridMigPlanStuck",
+    "EelgridModelErrorHigh",
+    "EelgridNodesLost",
+    "EelgridPlanRefused",
+    "EelgridSamplesDropped",
+    "EelgridServiceNotSeen",
+    "EelgridSloBurningFast",
+    "EelgridSloBurningSlow",
+    "EelgridSpendingNear",
+    "EelgridSpendingOver",
+    "EelgridTelemetryStale",
+    "EelgridXidContained",
+    "EelgridXidCritical",
+}
 IN_THE_CLUSTER = {
-    "EelgridClusterSilent", "EelgridNoLeader", "EelgridPodsGatedLong", "EelgridPodsWaitBesideFreeGpus",
+    "EelgridClusterSilent",
+    "EelgridNoLeader",
+    "EelgridPodsGatedLong",
+    "EelgridPodsWaitBesideFreeGpus",
     "EelgridWritesForbidden",
-}  # fmt: skip
+}
 WITH_A_SLOW_DISK = {"EelgridJournalLagging"}
 # Of the controller's flushes: eighteen seconds in the time of the rules, and every stream goes on meanwhile.
 FLUSH_S = 0.3
@@ -71,9 +97,11 @@ def test_a_lost_gpu_and_failing_memory_fire_and_nothing_else(tmp_path):
             agent.fault("fail_memory", 1, failed=False)
 
         scene.rehearse(
-            "a GPU falls off, memory of another fails", begin, end,
+            "a GPU falls off, memory of another fails",
+            begin,
+            end,
             awaited=(alert("EelgridGpuLost", gpu=uuids[0]), alert("EelgridGpuMemoryFailing", gpu=uuids[1])),
-        )  # fmt: skip
+        )
         assert len(scene.rows) == 2
 
 
@@ -138,9 +166,14 @@ def _rehearse_fleet(fleet):
     _no_controller(fleet)
     fleet.standing = []
     fleet.rehearse(
-        "a GPU is held and idle", lambda: None, lambda: fleet.at("held", "conduct", work="busy"), awaited=(held,),
-        also=(alert("EelgridModelErrorHigh", model="B200"),), begun_s=held_s, within_s=HELD_S,
-    )  # fmt: skip
+        "a GPU is held and idle",
+        lambda: None,
+        lambda: fleet.at("held", "conduct", work="busy"),
+        awaited=(held,),
+        also=(alert("EelgridModelErrorHigh", model="B200"),),
+        begun_s=held_s,
+        within_s=HELD_S,
+    )
 
 
 def _slow_burn(fleet):
@@ -150,9 +183,12 @@ def _slow_burn(fleet):
         fleet.servers.stutter = stutter
 
     fleet.rehearse(
-        "every ninth window of the service is slow", lambda: serve(STUTTER), lambda: serve(0),
-        awaited=(alert("EelgridSloBurningSlow", workload="chat"),), within_s=SLOW_BURN_S,
-    )  # fmt: skip
+        "every ninth window of the service is slow",
+        lambda: serve(STUTTER),
+        lambda: serve(0),
+        awaited=(alert("EelgridSloBurningSlow", workload="chat"),),
+        within_s=SLOW_BURN_S,
+    )
 
 
 def _devices(fleet, uuids):
@@ -179,16 +215,22 @@ def _devices(fleet, uuids):
         return alert(name, gpu=uuids[part])
 
     fleet.rehearse(
-        "GPUs: lost, flapping, XIDs, memory, stalled, used by a stranger, half sliced", begin, end,
+        "GPUs: lost, flapping, XIDs, memory, stalled, used by a stranger, half sliced",
+        begin,
+        end,
         awaited=(
-            of("EelgridGpuLost", "lost"), of("EelgridGpuQuarantined", "flapping"), of("EelgridXidCritical", "broken"),
-            of("EelgridXidContained", "contained"), of("EelgridGpuMemoryFailing", "worn"),
-            of("EelgridGpuStalled", "stalled"), of("EelgridGpuUsedNotHeld", "used"),
+            of("EelgridGpuLost", "lost"),
+            of("EelgridGpuQuarantined", "flapping"),
+            of("EelgridXidCritical", "broken"),
+            of("EelgridXidContained", "contained"),
+            of("EelgridGpuMemoryFailing", "worn"),
+            of("EelgridGpuStalled", "stalled"),
+            of("EelgridGpuUsedNotHeld", "used"),
             of("EelgridMigPlanStuck", "half-sliced"),
         ),
         # What falls off again and again is lost, too, and what spins draws less than the planner takes.
         also=(of("EelgridGpuLost", "flapping"), alert("EelgridModelErrorHigh", model="H200")),
-    )  # fmt: skip
+    )
 
 
 def _power(fleet):
@@ -209,14 +251,18 @@ def _power(fleet):
         agent.start()
 
     fleet.rehearse(
-        "a wrong sensor, budgets near and below the draw, limits set by hand four times", begin, end,
+        "a wrong sensor, budgets near and below the draw, limits set by hand four times",
+        begin,
+        end,
         awaited=(
-            alert("EelgridModelErrorHigh", model="L40S"), alert("EelgridBudgetNear", budget="node/lonely"),
-            alert("EelgridBudgetOver", budget="node/limited"), alert("EelgridCapDrifted", instance=limited),
+            alert("EelgridModelErrorHigh", model="L40S"),
+            alert("EelgridBudgetNear", budget="node/lonely"),
+            alert("EelgridBudgetOver", budget="node/limited"),
+            alert("EelgridCapDrifted", instance=limited),
             alert("EelgridEnforcementSuspended", instance=limited),
         ),
         also=(alert("EelgridBudgetNear", budget="node/limited"), alert("EelgridNodesLost")),
-    )  # fmt: skip
+    )
 
 
 def _spending(fleet):
@@ -225,9 +271,10 @@ def _spending(fleet):
 
     fleet.rehearse(
         "limits on GPU-hours, nearly and wholly spent",
-        lambda: fleet.limit_spending(("month", 1e9, 1e-9), ("week", 1.0, None)), fleet.limit_spending,
+        lambda: fleet.limit_spending(("month", 1e9, 1e-9), ("week", 1.0, None)),
+        fleet.limit_spending,
         awaited=(of("EelgridSpendingNear", "month"), of("EelgridSpendingOver", "week")),
-    )  # fmt: skip
+    )
 
 
 def _promises(fleet):
@@ -240,9 +287,11 @@ def _promises(fleet):
         "the service's servers are slow", lambda: serve(slow=True), lambda: serve(slow=False), awaited=(fast, slow)
     )
     fleet.rehearse(
-        "the service's pages are away", fleet.unplug, fleet.plug,
+        "the service's pages are away",
+        fleet.unplug,
+        fleet.plug,
         awaited=(alert("EelgridServiceNotSeen", workload="chat"),),
-    )  # fmt: skip
+    )
     serving = fleet.agents["serving"]
 
     def again(*flags):
@@ -250,11 +299,13 @@ def _promises(fleet):
         serving.start(*flags)
 
     fleet.rehearse(
-        "an agent that may only observe, in a pool that is enforced", lambda: again("--observe-only"), again,
+        "an agent that may only observe, in a pool that is enforced",
+        lambda: again("--observe-only"),
+        again,
         awaited=(alert("EelgridPlanRefused", instance=serving.metrics, rule="no-permission"),),
         # Nothing holds the job's limit there; and an agent takes its time to begin anew on a machine with others.
         also=(alert("EelgridModelErrorHigh", model="H100-80GB-HBM3"), fast, slow, alert("EelgridNodesLost")),
-    )  # fmt: skip
+    )
 
 
 def _agents(fleet):
@@ -262,22 +313,28 @@ def _agents(fleet):
     stale = alert("EelgridTelemetryStale")
     fleet.rehearse(
         "every call to the driver takes half a second",
-        lambda: lonely.fault("slow_calls", seconds=0.5), lambda: lonely.fault("slow_calls", seconds=0),
-        awaited=(alert("EelgridAgentNotSampling", instance=lonely.metrics),), also=(stale,),
-    )  # fmt: skip
+        lambda: lonely.fault("slow_calls", seconds=0.5),
+        lambda: lonely.fault("slow_calls", seconds=0),
+        awaited=(alert("EelgridAgentNotSampling", instance=lonely.metrics),),
+        also=(stale,),
+    )
     fleet.rehearse(
-        "an agent is stopped (SIGSTOP)", lambda: lonely.child.process.send_signal(signal.SIGSTOP),
-        lambda: lonely.child.process.send_signal(signal.SIGCONT), awaited=(stale,),
-    )  # fmt: skip
+        "an agent is stopped (SIGSTOP)",
+        lambda: lonely.child.process.send_signal(signal.SIGSTOP),
+        lambda: lonely.child.process.send_signal(signal.SIGCONT),
+        awaited=(stale,),
+    )
     fleet.rehearse("an agent is killed", lonely.child.kill, lonely.start, awaited=(alert("EelgridNodesLost"),))
 
 
 def _ledger_and_journal(fleet):
     behind, failing = alert("EelgridLedgerBehind"), alert("EelgridLedgerFailing")
     fleet.rehearse(
-        "an exporter of the ledger confirms nothing", lambda: fleet.begin_export("archive"),
-        lambda: fleet.end_export("archive"), awaited=(alert("EelgridLedgerExportLagging", exporter="archive"),),
-    )  # fmt: skip
+        "an exporter of the ledger confirms nothing",
+        lambda: fleet.begin_export("archive"),
+        lambda: fleet.end_export("archive"),
+        awaited=(alert("EelgridLedgerExportLagging", exporter="archive"),),
+    )
     other = Locked(fleet.file("energy.sqlite3"))
     fleet.rehearse("another program holds the ledger", other.begin, other.end, awaited=(failing, behind))
 
@@ -286,20 +343,25 @@ def _ledger_and_journal(fleet):
         fleet.cancel_in_vain("notebook")
 
     fleet.rehearse(
-        "no file can grow", fill, lambda: fleet.limit_files(None), awaited=(alert("EelgridJournalNotWritable"),),
+        "no file can grow",
+        fill,
+        lambda: fleet.limit_files(None),
+        awaited=(alert("EelgridJournalNotWritable"),),
         also=(failing, behind),
-    )  # fmt: skip
+    )
 
 
 def _no_controller(fleet):
     cut_off = [alert("EelgridAgentCannotReachController", instance=agent.metrics) for agent in fleet.agents.values()]
     dropped = alert("EelgridSamplesDropped", instance=fleet.agents["lonely"].metrics)
     fleet.rehearse(
-        "the controller is killed", fleet.controller.kill, fleet.start_controller,
+        "the controller is killed",
+        fleet.controller.kill,
+        fleet.start_controller,
         awaited=(alert("EelgridControllerNotServing"), dropped, *cut_off),
         # Agents come back one after the other.
         also=(alert("EelgridNodesLost"), alert("EelgridTelemetryStale"), alert("EelgridServiceNotSeen")),
-    )  # fmt: skip
+    )
 
 
 def _rehearse_cluster(cluster):
@@ -316,9 +378,11 @@ def _rehearse_cluster(cluster):
             cluster.withdraw(name)
 
     cluster.rehearse(
-        "a pod that nobody can read, and one for which the free GPUs are in pieces", begin, end,
+        "a pod that nobody can read, and one for which the free GPUs are in pieces",
+        begin,
+        end,
         awaited=(waiting("unreadable"), alert("EelgridPodsWaitBesideFreeGpus")),
-    )  # fmt: skip
+    )
 
     def forbid():
         cluster.forbid_patches()
@@ -329,13 +393,18 @@ def _rehearse_cluster(cluster):
         cluster.withdraw("late")
 
     cluster.rehearse(
-        "the right to patch pods is taken away", forbid, allow, awaited=(alert("EelgridWritesForbidden"),),
+        "the right to patch pods is taken away",
+        forbid,
+        allow,
+        awaited=(alert("EelgridWritesForbidden"),),
         also=(waiting("patch"),),
-    )  # fmt: skip
+    )
     leaderless = alert("EelgridNoLeader")
     cluster.rehearse("the API server fails at Leases", cluster.break_leases, cluster.mend, awaited=(leaderless,))
     cluster.rehearse(
-        "the API server's watches are mute", cluster.mute, cluster.restart,
+        "the API server's watches are mute",
+        cluster.mute,
+        cluster.restart,
         awaited=(alert("EelgridClusterSilent", kind="pods"), alert("EelgridClusterSilent", kind="nodes")),
         also=(leaderless,),
-    )  # fmt: skip
+    )

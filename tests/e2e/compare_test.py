@@ -116,9 +116,20 @@ def test_arrivals_are_those_of_the_bench(tmp_path):
     lines += [f"{t.name},{t.cpu_milli},{t.memory_bytes // MIB},{t.gpu_count},{t.gpu_milli}" for t in tasks[::40]]
     (tmp_path / task_list_name("small")).write_text("\n".join(lines) + "\n")
     done = eelctl(
-        "--trace", ".", "--list", "small", "--policies", POLICIES, "--seeds", 2, "--out", "ours", "-o", "json",
+        "--trace",
+        ".",
+        "--list",
+        "small",
+        "--policies",
+        POLICIES,
+        "--seeds",
+        2,
+        "--out",
+        "ours",
+        "-o",
+        "json",
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     asked = ["--data", str(tmp_path), "--policies", POLICIES, "--seeds", "2", "--bound-seeds", "0", "--no-plots"]
     assert bench([*asked, "--processes", "1", "--out", str(tmp_path / "theirs")]) == 0

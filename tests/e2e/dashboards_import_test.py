@@ -29,9 +29,13 @@ def call(method, path, value=None):
     user = f"{urllib.parse.unquote(parts.username or '')}:{urllib.parse.unquote(parts.password or '')}"
     request = urllib.request.Request(
         urllib.parse.urlunsplit((parts.scheme, host, parts.path.rstrip("/") + path, "", "")),
-        method=method, data=None if value is None else json.dumps(value).encode(),
-        headers={"Content-Type": "application/json", "Authorization": "Basic " + base64.b64encode(user.encode()).decode()},
-    )  # fmt: skip
+        method=method,
+        data=None if value is None else json.dumps(value).encode(),
+        headers={
+            "Content-Type": "application/json",
+            "Authorization": "Basic " + base64.b64encode(user.encode()).decode(),
+        },
+    )
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return answer.status, json.load(answer)

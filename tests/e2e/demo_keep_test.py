@@ -21,9 +21,13 @@ def kept(tmp_path_factory):
     """What the kept demo printed; ended by Ctrl-C, and whatever a test did."""
     folder = tmp_path_factory.mktemp("demo")
     demo = psutil.Popen(
-        [sys.executable, "-m", "eelgrid_controller.demo", *SMALL], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, cwd=folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+        [sys.executable, "-m", "eelgrid_controller.demo", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     timer = time.monotonic() + START_S
     said = []
     try:

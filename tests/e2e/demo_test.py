@@ -11,11 +11,30 @@ import pytest
 
 SMALL = ("--nodes", "40", "--tasks", "200", "--trace", "generated", "--no-gpu", "--out", "demo")
 PROMISED = {
-    "trace", "nodes", "gpus", "tasks", "placed", "pending", "pending_reasons", "refused", "refused_reasons",
-    "allocated_gpu_share", "modelled_power_w", "modelled_power_per_allocated_gpu_w", "measured_power_w",
-    "measured_power_per_allocated_gpu_w", "decision_p50_s", "decision_p99_s", "submit_p50_s", "submit_p99_s", "agents",
-    "samples_received", "samples_lost", "total_s", "processes",
-}  # fmt: skip
+    "trace",
+    "nodes",
+    "gpus",
+    "tasks",
+    "placed",
+    "pending",
+    "pending_reasons",
+    "refused",
+    "refused_reasons",
+    "allocated_gpu_share",
+    "modelled_power_w",
+    "modelled_power_per_allocated_gpu_w",
+    "measured_power_w",
+    "measured_power_per_allocated_gpu_w",
+    "decision_p50_s",
+    "decision_p99_s",
+    "submit_p50_s",
+    "submit_p99_s",
+    "agents",
+    "samples_received",
+    "samples_lost",
+    "total_s",
+    "processes",
+}
 
 
 @pytest.fixture

@@ -35,8 +35,13 @@ SETTLED_S = 12.0
 
 def _node(name):
     room = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
-    ready = {"type": "Ready", "status": "True", "reason": "Trial", "lastHeartbeatTime": "2026-01-01T00:00:00Z",
-             "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Trial",
+        "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
     metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "eelgrid-trial": "yes"}}
     apply([{"apiVersion": "v1", "kind": "Node", "metadata": metadata}])
     status = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
@@ -165,8 +170,13 @@ async def test_a_stolen_place_is_found_anew_and_people_are_told(nodes, access, t
             where = pinned_node(first)
             thief = pod("thief", gpus=8, nodeName=where)
             kubectl("create", f"--validate={VALIDATE}", "-f", "-", given=thief)
-            told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "it was stolen",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+            told = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "it was stolen",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
             status = json.dumps({"status": {"conditions": [told]}})
             name = first["metadata"]["name"]
             kubectl("patch", "pod", name, "-n", TRIAL, "--subresource=status", "--type=strategic", "-p", status)
@@ -229,16 +239,16 @@ async def test_an_ability_has_the_rights_that_it_needs(nodes, access, tmp_path, 
 def test_an_agent_writes_the_slices_of_its_own_node_only(nodes):
     """The policy of DRA agents, by tokens as their pods have them."""
     space = "eelgrid"
-    objects = [
-        one for one in deploy_rig.objects_of("dra") if one["metadata"]["name"] == "eelgrid-agent-dra"
-    ]  # fmt: skip
+    objects = [one for one in deploy_rig.objects_of("dra") if one["metadata"]["name"] == "eelgrid-agent-dra"]
     apply(objects)
     agent = {
         **pod("agent-trial", space),
         "spec": {
-            "nodeName": NODES[0], "serviceAccountName": "eelgrid-agent-dra", "containers": [{"name": "c", "image": "x"}]
+            "nodeName": NODES[0],
+            "serviceAccountName": "eelgrid-agent-dra",
+            "containers": [{"name": "c", "image": "x"}],
         },
-    }  # fmt: skip
+    }
     kubectl("create", f"--validate={VALIDATE}", "-f", "-", given=agent)
     bind = ("--bound-object-kind=Pod", "--bound-object-name=agent-trial")
     tokens = {

@@ -59,9 +59,22 @@ def test_a_target_stays_and_status_is_a_part_of_its_own(deployed):
     apply([one])
     one["spec"]["targetRef"]["name"] = "another"
     assert "the target cannot change" in apply([one], fine=False).stderr
-    patch = json.dumps({"status": {"replicas": 2, "conditions": [
-        {"type": "PromiseKept", "status": "True", "reason": "Measured", "message": "p99 is 1.2 s",
-         "lastTransitionTime": "2026-01-01T00:00:00Z"}]}})  # fmt: skip
+    patch = json.dumps(
+        {
+            "status": {
+                "replicas": 2,
+                "conditions": [
+                    {
+                        "type": "PromiseKept",
+                        "status": "True",
+                        "reason": "Measured",
+                        "message": "p99 is 1.2 s",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z",
+                    }
+                ],
+            }
+        }
+    )
     where = ("patch", "inferenceservice", "stays", "-n", TRIAL, "--type=merge", "-p", patch)
     kubectl(*where)
     assert "PromiseKept" not in kubectl("get", "inferenceservice", "stays", "-n", TRIAL, "-o", "json").stdout
@@ -127,25 +140,53 @@ def test_the_controllers_account_ungates_and_pins_in_one_patch(policy):
 
 
 MAY = [
-    ("list", "nodes"), ("watch", "nodes"), ("list", "pods"), ("watch", "pods"), ("patch", "pods"), ("delete", "pods"),
-    ("create", "events.events.k8s.io"), ("get", "jobs.batch"), ("watch", "deployments.apps"),
-    ("patch", "deployments.apps/scale"), ("patch", "statefulsets.apps/scale"),
-    ("list", "inferenceservices.eelgrid.io"), ("patch", "inferenceservices.eelgrid.io/status"),
-    ("watch", "powerpolicies.eelgrid.io"), ("update", "powerpolicies.eelgrid.io/status"),
-]  # fmt: skip
+    ("list", "nodes"),
+    ("watch", "nodes"),
+    ("list", "pods"),
+    ("watch", "pods"),
+    ("patch", "pods"),
+    ("delete", "pods"),
+    ("create", "events.events.k8s.io"),
+    ("get", "jobs.batch"),
+    ("watch", "deployments.apps"),
+    ("patch", "deployments.apps/scale"),
+    ("patch", "statefulsets.apps/scale"),
+    ("list", "inferenceservices.eelgrid.io"),
+    ("patch", "inferenceservices.eelgrid.io/status"),
+    ("watch", "powerpolicies.eelgrid.io"),
+    ("update", "powerpolicies.eelgrid.io/status"),
+]
 MAY_NOT = [
-    ("create", "pods"), ("update", "pods"), ("deletecollection", "pods"), ("create", "pods/exec"),
-    ("create", "pods/binding"), ("get", "secrets"), ("list", "secrets"), ("get", "configmaps"), ("delete", "nodes"),
-    ("patch", "nodes/status"), ("create", "deployments.apps"), ("delete", "jobs.batch"), ("delete", "namespaces"),
-    ("patch", "inferenceservices.eelgrid.io"), ("patch", "powerpolicies.eelgrid.io"),
-    ("create", "serviceaccounts/token"), ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
-    ("get", "leases.coordination.k8s.io"), ("patch", "resourceclaims.resource.k8s.io"),
+    ("create", "pods"),
+    ("update", "pods"),
+    ("deletecollection", "pods"),
+    ("create", "pods/exec"),
+    ("create", "pods/binding"),
+    ("get", "secrets"),
+    ("list", "secrets"),
+    ("get", "configmaps"),
+    ("delete", "nodes"),
+    ("patch", "nodes/status"),
+    ("create", "deployments.apps"),
+    ("delete", "jobs.batch"),
+    ("delete", "namespaces"),
+    ("patch", "inferenceservices.eelgrid.io"),
+    ("patch", "powerpolicies.eelgrid.io"),
+    ("create", "serviceaccounts/token"),
+    ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
+    ("get", "leases.coordination.k8s.io"),
+    ("patch", "resourceclaims.resource.k8s.io"),
     ("patch", "customresourcedefinitions.apiextensions.k8s.io"),
     # Of abilities that are off by default.
-    ("create", "pods/eviction"), ("patch", "nodes"), ("patch", "jobs.batch"), ("patch", "deployments.apps"),
-    ("list", "resourceclaims.resource.k8s.io"), ("patch", "resourceclaims.resource.k8s.io/status"),
-    ("update", "resourceclaims.resource.k8s.io/binding"), ("list", "horizontalpodautoscalers.autoscaling"),
-]  # fmt: skip
+    ("create", "pods/eviction"),
+    ("patch", "nodes"),
+    ("patch", "jobs.batch"),
+    ("patch", "deployments.apps"),
+    ("list", "resourceclaims.resource.k8s.io"),
+    ("patch", "resourceclaims.resource.k8s.io/status"),
+    ("update", "resourceclaims.resource.k8s.io/binding"),
+    ("list", "horizontalpodautoscalers.autoscaling"),
+]
 
 
 def _can(verb, resource, *options, account=ACCOUNT):
@@ -169,9 +210,15 @@ def test_it_holds_one_lease_of_its_own_namespace(deployed):
     assert _can("create", "leases.coordination.k8s.io", "-n", "eelgrid") == "yes"
     assert _can("update", ["leases.coordination.k8s.io", "eelgrid-controller"][0], "-n", "eelgrid") == "no"
     named = kubectl(
-        "auth", "can-i", "update", "leases.coordination.k8s.io/eelgrid-controller", "-n", "eelgrid", f"--as={ACCOUNT}",
+        "auth",
+        "can-i",
+        "update",
+        "leases.coordination.k8s.io/eelgrid-controller",
+        "-n",
+        "eelgrid",
+        f"--as={ACCOUNT}",
         fine=False,
-    )  # fmt: skip
+    )
     assert named.stdout.strip() == "yes"
 
 

@@ -13,7 +13,16 @@ from tests.e2e.processes import free_address
 # Languages of blocks that are no commands.
 OTHERS = {"csv", "ini", "json", "promql", "python", "text", "yaml"}
 PROGRAMS = ("$ ", "eelctl ", "eelgrid-", "helm ", "kubectl ", "make ", "openssl ")
-MIG = {"nodes": [{"name": "gpu-7", "cpu_milli": 96_000, "memory_bytes": 1, "gpus": [{"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g@0"]}, {"product": "h100-sxm5-80gb"}]}]}  # fmt: skip
+MIG = {
+    "nodes": [
+        {
+            "name": "gpu-7",
+            "cpu_milli": 96_000,
+            "memory_bytes": 1,
+            "gpus": [{"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g@0"]}, {"product": "h100-sxm5-80gb"}],
+        }
+    ]
+}
 FLEET = {
     agent: [
         {"name": name, "cpu_milli": 192_000, "memory_bytes": 2**41, "gpus": [{"product": part, "count": 8}]}
@@ -43,9 +52,10 @@ def fleet(tmp_path_factory):
     prepare(folder)
     with Shell(folder) as shell:
         addresses = {
-            "listen": shell.environment["DOCS_LISTEN"], "metrics": shell.environment["DOCS_METRICS"],
+            "listen": shell.environment["DOCS_LISTEN"],
+            "metrics": shell.environment["DOCS_METRICS"],
             "agent": free_address(),
-        }  # fmt: skip
+        }
         for name, node in FLEET.items():
             (folder / f"{name}.json").write_text(json.dumps({"nodes": node}))
         begun = f"""

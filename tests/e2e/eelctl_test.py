@@ -42,10 +42,32 @@ def live(tmp_path_factory):
         cluster.agent(fleet_of(cluster.folder / "fleet.json", FLEET))
         cluster.until_ready(3)
         cluster.eelctl(
-            "submit", "--id", "svc-1", "--name", "svc", "--kind", "inference_service", "--replicas", 2, "--cpu", 4,
-            "--memory", "8GiB", "--gpu-share", 0.5, "--gpu-model", "G2", "--namespace", "prod", "--user", "ann",
-            "--queue", "calm", "--label", "team=a",
-        )  # fmt: skip
+            "submit",
+            "--id",
+            "svc-1",
+            "--name",
+            "svc",
+            "--kind",
+            "inference_service",
+            "--replicas",
+            2,
+            "--cpu",
+            4,
+            "--memory",
+            "8GiB",
+            "--gpu-share",
+            0.5,
+            "--gpu-model",
+            "G2",
+            "--namespace",
+            "prod",
+            "--user",
+            "ann",
+            "--queue",
+            "calm",
+            "--label",
+            "team=a",
+        )
         for name, gpus in (("fill", 2), ("wait", 1)):
             cluster.eelctl("submit", "--id", name, "--name", name, "--gpus", gpus, "--gpu-model", "T4", "--cpu", 1)
         cluster.until(lambda: cluster.summary().measured_gpus == 10, what="readings have come")
@@ -128,8 +150,11 @@ def test_workloads_with_filters_and_pages(live):
     first = live.operators.list_workloads(ListWorkloadsRequest(namespace="crowd", page_size=7), timeout=5.0)
     assert (len(first.workloads), first.total) == (7, CROWD)
     filters = (
-        ("--user", "ann"), ("--queue", "calm"), ("--phase", "placed", "--name", "svc"), ("--node", "big-0", "--name", "svc"),
-    )  # fmt: skip
+        ("--user", "ann"),
+        ("--queue", "calm"),
+        ("--phase", "placed", "--name", "svc"),
+        ("--node", "big-0", "--name", "svc"),
+    )
     for done in together(lambda arguments: live.eelctl("workloads", *arguments, "-o", "json"), filters):
         assert [workload["workload_id"] for workload in json.loads(done.stdout)] == ["svc-1"]
     as_json, as_yaml, table = both(live, "workloads", "--namespace", "prod")
@@ -177,8 +202,12 @@ def test_submit_from_flags(live):
     first, again = (json.loads(live.eelctl(*flags).stdout) for _ in range(2))
     assert first == again
     assert first["spec"]["request"] == {
-        "cpu_milli": 500, "memory_bytes": 2**30, "gpu_count": 0, "gpu_milli": 0, "gpu_models": [],
-    }  # fmt: skip
+        "cpu_milli": 500,
+        "memory_bytes": 2**30,
+        "gpu_count": 0,
+        "gpu_milli": 0,
+        "gpu_models": [],
+    }
     assert "another spec" in fails(live, 5, "submit", "--id", "flags", "--name", "flags", "--cpu", 7)
     drawn = json.loads(live.eelctl("submit", "--name", "drawn", "--cpu", 1, "-o", "json").stdout)
     assert drawn["workload_id"].startswith("w-")

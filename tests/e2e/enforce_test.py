@@ -40,18 +40,34 @@ async def test_limits_and_a_layout_are_set_read_back_and_told_over_the_stream(tm
                         GpuSetting(gpu_uuid=uuid, power_limit_w=watts) for uuid, watts in ((one, 500.0), (other, 5.0))
                     )
                     layout = GpuLayout(gpu_uuid=one, mig_enabled=True, instances=HALVES)
-                    reply(NodePlan(
-                        node_name="gpu-7", epoch=1, lease_s=600.0, enforce=True, gpu_settings=settings, gpu_layouts=(layout,),
-                    ))  # fmt: skip
+                    reply(
+                        NodePlan(
+                            node_name="gpu-7",
+                            epoch=1,
+                            lease_s=600.0,
+                            enforce=True,
+                            gpu_settings=settings,
+                            gpu_layouts=(layout,),
+                        )
+                    )
                 case SampleBatch():
                     reply(Acknowledgement(sequence=message.sequence))
 
     async with serving(script) as controller:
         agent = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "eelgrid_agent", "--simulate", str(tmp_path / "fleet.json"),
-            "--controller", f"127.0.0.1:{controller.port}", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
+            sys.executable,
+            "-m",
+            "eelgrid_agent",
+            "--simulate",
+            str(tmp_path / "fleet.json"),
+            "--controller",
+            f"127.0.0.1:{controller.port}",
+            "--listen",
+            "127.0.0.1:0",
+            "--metrics",
+            "127.0.0.1:0",
             stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        )
         try:
 
             def settled():

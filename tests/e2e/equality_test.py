@@ -120,8 +120,14 @@ def test_placements_through_grpc_equal_those_of_the_pure_core(cluster):
         journal.close()
     kinds = {type(event) for event in events}
     assert kinds >= {
-        NodeJoined, NodeLost, PolicyChanged, WorkloadSubmitted, WorkloadPlaced, WorkloadDeferred, WorkloadCancelled,
-    }  # fmt: skip
+        NodeJoined,
+        NodeLost,
+        PolicyChanged,
+        WorkloadSubmitted,
+        WorkloadPlaced,
+        WorkloadDeferred,
+        WorkloadCancelled,
+    }
     core = Core(ClusterState(), catalogue.load_catalogue())
     position = 0
     while position < len(events):

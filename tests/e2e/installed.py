@@ -46,9 +46,7 @@ def namespace(name, **labels):
 def installed():
     """The chart as it is by default, applied until it is taken away: a generator for a fixture."""
     objects = deploy_rig.objects_of("kubernetes")
-    namespaces = [
-        namespace("eelgrid"), namespace(TRIAL), namespace(OPTED_IN, **{"eelgrid.io/managed": "true"})
-    ]  # fmt: skip
+    namespaces = [namespace("eelgrid"), namespace(TRIAL), namespace(OPTED_IN, **{"eelgrid.io/managed": "true"})]
     # What an earlier run left may be on its way out still.
     for one in json.loads(kubectl("get", "namespaces", "-o", "json").stdout)["items"]:
         if "deletionTimestamp" in one["metadata"]:

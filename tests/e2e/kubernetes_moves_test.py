@@ -83,9 +83,11 @@ async def order(loop, pod, to):
     free = [one for one in record.inventory.gpus if not record.gpu_milli.get(one.uuid)]
     gpus = free[: len(source.gpu_uuids)]
     target = Placement(
-        replica=source.replica, node_name=to, gpu_uuids=tuple(one.uuid for one in gpus),
+        replica=source.replica,
+        node_name=to,
+        gpu_uuids=tuple(one.uuid for one in gpus),
         gpu_indexes=tuple(one.index for one in gpus),
-    )  # fmt: skip
+    )
     await loop.apply_moves((Move(workload_id=plan["workload"], replicas=(ReplicaMove(source=source, target=target),)),))
     return plan["workload"]
 
@@ -217,8 +219,10 @@ def test_a_gang_is_evicted_as_a_whole_or_not_at_all(tmp_path):
         async with cluster_of(tmp_path) as (_, cluster, loop):
             body = job("g", parallelism=2, gpus=8, labels={**_OURS, "app": "g"})
             body["spec"]["template"]["metadata"]["annotations"] = {
-                ANNOTATION_CHECKPOINT_GRACE: "1s", ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2",
-            }  # fmt: skip
+                ANNOTATION_CHECKPOINT_GRACE: "1s",
+                ANNOTATION_GROUP: "g",
+                ANNOTATION_GROUP_SIZE: "2",
+            }
             await cluster.create(JOBS, body)
             budget = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "g"}}}
             meta = {"name": "b", "namespace": "default"}

@@ -20,10 +20,15 @@ from eelgrid_protos.messages import (
 )
 
 NODES = [
-    {"name": f"gpu-{index}", "cpu_milli": 64_000, "memory_bytes": 2**37, "pool": "train",
-     "gpus": [{"product": "h100-sxm5-80gb"}, {"product": "h100-sxm5-80gb"}]}
+    {
+        "name": f"gpu-{index}",
+        "cpu_milli": 64_000,
+        "memory_bytes": 2**37,
+        "pool": "train",
+        "gpus": [{"product": "h100-sxm5-80gb"}, {"product": "h100-sxm5-80gb"}],
+    }
     for index in range(2)
-]  # fmt: skip
+]
 HOUR_NS = 3600 * 10**9
 
 
@@ -40,9 +45,11 @@ def energy_mj(spent):
 
 def submit(cluster, name, gpus):
     spec = WorkloadSpec(
-        name=name, request=ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000),
-        queue="research", labels={"team": name[0]},
-    )  # fmt: skip
+        name=name,
+        request=ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000),
+        queue="research",
+        labels={"team": name[0]},
+    )
     return cluster.operators.submit_workload(SubmitWorkloadRequest(workload_id=name, spec=spec), timeout=10.0)
 
 

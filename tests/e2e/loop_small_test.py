@@ -42,13 +42,30 @@ def test_budgets_that_bind_are_kept_and_cost_no_promise():
 
 @needs_data
 def test_the_command_writes_its_table(tmp_path, capsys):
-    assert main(["--data", str(DATA), "--out", str(tmp_path), "--small", "--hours", "1", "--seeds", "1",
-                 "--policies", "hpa", "--processes", "1", "--no-plots"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--data",
+                str(DATA),
+                "--out",
+                str(tmp_path),
+                "--small",
+                "--hours",
+                "1",
+                "--seeds",
+                "1",
+                "--policies",
+                "hpa",
+                "--processes",
+                "1",
+                "--no-plots",
+            ]
+        )
+        == 0
+    )
     with (tmp_path / "summary.csv").open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    assert list(row)[:7] == [
-        "policy", "seed", "energy_j", "money", "windows_violated", "jobs_late", "budget_s"
-    ]  # fmt: skip
+    assert list(row)[:7] == ["policy", "seed", "energy_j", "money", "windows_violated", "jobs_late", "budget_s"]
     assert float(row["energy_j"]) > 0.0
     assert "hpa" in capsys.readouterr().out
 

@@ -29,7 +29,7 @@ def parties(cluster):
 def submitter(parties, name, *rights, **options):
     return parties(
         name, ("O", "eelgrid:submitter"), ("CN", name), *(("O", f"eelgrid:{right}") for right in rights), **options
-    )  # fmt: skip
+    )
 
 
 def table(cluster, *words, **options):
@@ -114,8 +114,10 @@ def test_a_spending_limit_is_not_evaded_by_stating_another_namespace_user_queue_
     )
     cluster.until_ready(1)
     mallory = submitter(parties, "mallory", "namespace:research", "queue:batch", "label:team=vision")
-    limits = [f"{who} gpu-hours=0.000001 per day" for who in
-              ("namespace=research", "user=mallory", "queue=batch", "label:team=vision")]  # fmt: skip
+    limits = [
+        f"{who} gpu-hours=0.000001 per day"
+        for who in ("namespace=research", "user=mallory", "queue=batch", "label:team=vision")
+    ]
     cluster.eelctl("policy", "set", *(word for limit in limits for word in ("--spend", limit)))
     begun = (*SUBMIT, "--namespace", "research")
     cluster.eelctl(*begun, "--id", "first", tls=mallory)

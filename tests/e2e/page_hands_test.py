@@ -101,10 +101,18 @@ async def test_names_of_others_are_text_and_push_nothing_out_of_sight(tmp_path, 
     async with shown(tmp_path, 3, share=0.0, prepare=prepare) as (_fleet, _door, tab):
         await tab.size(width, 800)
         for fragment, said in (
-            ("#/fleet", "Latest changes"), ("#/queue", "4 wait"), ("#/workloads", HOSTILE), ("#workload/w-hostile", HOSTILE),
-            ("#workload/w-long", LONG), ("#gpu/node-0000/1", HOSTILE), ("#/history", HOSTILE), ("#node/node-0000", "GPU 7"),
-            ("#/promises", "Nothing is promised"), ("#/power", "Budgets"), ("#/workload/100%", "no such workload"),
-        ):  # fmt: skip
+            ("#/fleet", "Latest changes"),
+            ("#/queue", "4 wait"),
+            ("#/workloads", HOSTILE),
+            ("#workload/w-hostile", HOSTILE),
+            ("#workload/w-long", LONG),
+            ("#gpu/node-0000/1", HOSTILE),
+            ("#/history", HOSTILE),
+            ("#node/node-0000", "GPU 7"),
+            ("#/promises", "Nothing is promised"),
+            ("#/power", "Budgets"),
+            ("#/workload/100%", "no such workload"),
+        ):
             await tab.run(f"location.hash = {fragment!r}")
             await tab.until(f"document.querySelector('#panel').innerText.includes({said!r})")
             assert not await tab.run(IS_TOO_WIDE), fragment
@@ -133,20 +141,36 @@ async def test_promises_are_shown_with_the_late_first(tmp_path):
         fleet.promised = ListPromisesResponse(
             services=(
                 ServiceStatus(workload_id="calm", name="calm", objective_s=0.5, live_s=0.1, phase="steady"),
-                ServiceStatus(workload_id="late", name="chat", objective_s=0.5, live_s=0.62, phase="rising", replicas_wanted=3),
+                ServiceStatus(
+                    workload_id="late", name="chat", objective_s=0.5, live_s=0.62, phase="rising", replicas_wanted=3
+                ),
                 ServiceStatus(workload_id="mute", name="mute", objective_s=0.5),
             ),
-            jobs=(JobStatus(workload_id="j", name="train", power_limit_w=250.0, slowdown=0.012, saving=0.185,
-                            reason="250 W saves most", is_advice=True),),
-        )  # fmt: skip
+            jobs=(
+                JobStatus(
+                    workload_id="j",
+                    name="train",
+                    power_limit_w=250.0,
+                    slowdown=0.012,
+                    saving=0.185,
+                    reason="250 W saves most",
+                    is_advice=True,
+                ),
+            ),
+        )
 
     async with shown(tmp_path, 1, fragment="#/promises", prepare=prepare) as (_fleet, _door, tab):
         await tab.until(f"{HEADING} === 'Promises'")
         said = await tab.text("#panel")
         assert "Services: 1 of 3 kept, 1 late, 1 not measured" in said
-        assert await tab.run("[...document.querySelectorAll('#panel tbody tr td:first-child')].map((one) => one.innerText)") == [
-            "chat", "calm", "mute", "train",
-        ]  # fmt: skip
+        assert await tab.run(
+            "[...document.querySelectorAll('#panel tbody tr td:first-child')].map((one) => one.innerText)"
+        ) == [
+            "chat",
+            "calm",
+            "mute",
+            "train",
+        ]
         for piece in ("620 ms", "250 W", "+1.2 %", "+18.5 %", "would: 250 W saves most"):
             assert piece in said
 

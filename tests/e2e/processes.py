@@ -178,9 +178,18 @@ class Cluster:
     def begin_controller(self, *arguments, tls=None):
         """Starts the controller at this cluster's address and directory, and does not wait for it."""
         return self.run(
-            "controller", "-m", "eelgrid_controller", "--listen", self.address, "--metrics", self.metrics,
-            "--data", str(self.data), *self._tls_flags(tls or self.tls), *arguments,
-        )  # fmt: skip
+            "controller",
+            "-m",
+            "eelgrid_controller",
+            "--listen",
+            self.address,
+            "--metrics",
+            self.metrics,
+            "--data",
+            str(self.data),
+            *self._tls_flags(tls or self.tls),
+            *arguments,
+        )
 
     def controller(self, *arguments, tls=None):
         """A controller that serves."""
@@ -196,9 +205,20 @@ class Cluster:
     def agent(self, fleet, *arguments, tls=None):
         """An agent process over a fleet file, serving its own API."""
         child = self.run(
-            "agent", "-m", "eelgrid_agent", "--controller", self.address, "--listen", "127.0.0.1:0", "--metrics",
-            "127.0.0.1:0", "--simulate", str(fleet), *self._tls_flags(tls or self.tls), *arguments,
-        )  # fmt: skip
+            "agent",
+            "-m",
+            "eelgrid_agent",
+            "--controller",
+            self.address,
+            "--listen",
+            "127.0.0.1:0",
+            "--metrics",
+            "127.0.0.1:0",
+            "--simulate",
+            str(fleet),
+            *self._tls_flags(tls or self.tls),
+            *arguments,
+        )
         self.agents[child] = self.until(lambda: child.said("event=serving"), within_s=START_S, what="the agent serves")
         return child
 
@@ -210,8 +230,15 @@ class Cluster:
     def eelctl(self, *arguments, code=0, address=None, tls=None, stdin=None, env=None):
         """One run of eelctl, which ends with this code and never with a stack trace."""
         done = subprocess.run(
-            [sys.executable, *self.eelctl_command(*arguments, address=address, tls=tls)], capture_output=True, text=True, timeout=60, env=_ENVIRONMENT | (env or {}), cwd=self.folder, check=False, input=stdin,
-        )  # fmt: skip
+            [sys.executable, *self.eelctl_command(*arguments, address=address, tls=tls)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=_ENVIRONMENT | (env or {}),
+            cwd=self.folder,
+            check=False,
+            input=stdin,
+        )
         said = f"eelctl {' '.join(map(str, arguments))}: {done.returncode}\n{done.stdout}{done.stderr}"
         assert done.returncode == code, said
         assert "Traceback" not in done.stderr, said
@@ -261,9 +288,12 @@ class Cluster:
         async def run():
             async with transport.open_channel(self.address, tls=self.tls) as channel:
                 submitter = Submitter(
-                    operators=rpc.build_client(rpc.OPERATOR_SERVICE, channel), clock=time.monotonic, sleep=asyncio.sleep,
-                    jitter=random.random, rules=SubmitLimits(call_timeout_s=5.0, silence_longest_s=60.0),
-                )  # fmt: skip
+                    operators=rpc.build_client(rpc.OPERATOR_SERVICE, channel),
+                    clock=time.monotonic,
+                    sleep=asyncio.sleep,
+                    jitter=random.random,
+                    rules=SubmitLimits(call_timeout_s=5.0, silence_longest_s=60.0),
+                )
                 return await submitter.run(requests, progress)
 
         report = asyncio.run(run())

@@ -14,9 +14,14 @@ from eelgrid_protos.messages import (
 )
 
 NODES = [
-    {"name": "gpu-0", "cpu_milli": 64_000, "memory_bytes": 2**37, "pool": "train",
-     "gpus": [{"product": "h100-sxm5-80gb", "count": 4}]}
-]  # fmt: skip
+    {
+        "name": "gpu-0",
+        "cpu_milli": 64_000,
+        "memory_bytes": 2**37,
+        "pool": "train",
+        "gpus": [{"product": "h100-sxm5-80gb", "count": 4}],
+    }
+]
 
 
 def test_a_namespace_that_has_spent_its_energy_waits_until_the_limit_is_raised(cluster, tmp_path):
@@ -28,9 +33,10 @@ def test_a_namespace_that_has_spent_its_energy_waits_until_the_limit_is_raised(c
 
     def submit(key, namespace):
         spec = WorkloadSpec(
-            name=key, namespace=namespace,
+            name=key,
+            namespace=namespace,
             request=ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=1, gpu_milli=1000),
-        )  # fmt: skip
+        )
         request = SubmitWorkloadRequest(workload_id=key, spec=spec)
         return cluster.operators.submit_workload(request, timeout=10.0).workload.phase
 

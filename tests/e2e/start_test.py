@@ -13,9 +13,16 @@ NODE = {"name": "n", "cpu_milli": 1000, "memory_bytes": 2**30}
 def begin(cluster, data, *, listen=None, metrics=None):
     """A controller over a directory, at addresses of its own unless told."""
     return cluster.run(
-        "other", "-m", "eelgrid_controller", "--listen", listen or free_address(), "--metrics",
-        metrics or free_address(), "--data", str(data),
-    )  # fmt: skip
+        "other",
+        "-m",
+        "eelgrid_controller",
+        "--listen",
+        listen or free_address(),
+        "--metrics",
+        metrics or free_address(),
+        "--data",
+        str(data),
+    )
 
 
 def check(child, code, *words):

@@ -63,9 +63,12 @@ def occupy(cluster, name, count, milli):
     )
     gpu_models = {gpu.gpu.model for gpu in gpus_of(cluster)}
     request = ResourceRequest(
-        cpu_milli=4000, memory_bytes=2**34, gpu_count=count, gpu_milli=milli,
+        cpu_milli=4000,
+        memory_bytes=2**34,
+        gpu_count=count,
+        gpu_milli=milli,
         gpu_models=tuple(model for model in gpu_models if "A100" in model.upper()),
-    )  # fmt: skip
+    )
     wanted = SubmitWorkloadRequest(workload_id=name, spec=WorkloadSpec(name=name, request=request))
     (placement,) = cluster.operators.submit_workload(wanted, timeout=10.0).workload.placements
     return placement
@@ -112,8 +115,11 @@ def test_the_controller_shows_what_the_node_says(live):
     with pytest.raises(NotFound, match="solo"):
         node.get_inventory(GetInventoryRequest(node_name="other"), timeout=5.0)
     assert (inventory.node_name, inventory.pool, inventory.cpu_milli, inventory.simulated) == (
-        "solo", "lab", 64_000, True,
-    )  # fmt: skip
+        "solo",
+        "lab",
+        64_000,
+        True,
+    )
     assert node_of(cluster).inventory == inventory
     statuses = gpus_of(cluster)
     assert tuple(status.gpu for status in statuses) == inventory.gpus

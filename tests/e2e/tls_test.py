@@ -151,9 +151,18 @@ def test_an_address_that_others_reach_demands_certificates_or_a_word(cluster, pa
     )
     half, absent = controller("half", *secured[:4]), controller("absent", *secured[:5], "absent.pem")
     agent = cluster.run(
-        "agent", "-m", "eelgrid_agent", "--simulate", str(fleet_of(cluster.folder / "f.json", [NODE])),
-        "--controller", cluster.address, "--listen", "0.0.0.0:0", "--metrics", "127.0.0.1:0",
-    )  # fmt: skip
+        "agent",
+        "-m",
+        "eelgrid_agent",
+        "--simulate",
+        str(fleet_of(cluster.folder / "f.json", [NODE])),
+        "--controller",
+        cluster.address,
+        "--listen",
+        "0.0.0.0:0",
+        "--metrics",
+        "127.0.0.1:0",
+    )
     refusals = (
         (open_door, 2, "0.0.0.0:0 can be reached from other machines; give --tls-certificate"),
         (half, 2, "give --tls-certificate, --tls-key and --tls-authority together"),

@@ -24,16 +24,23 @@ from eelgrid_protos.messages import (
 )
 
 NODE = {
-    "name": "box", "cpu_milli": 16_000, "memory_bytes": 2**36, "pool": "t4",
+    "name": "box",
+    "cpu_milli": 16_000,
+    "memory_bytes": 2**36,
+    "pool": "t4",
     "gpus": [{"product": "openb-t4", "model": "T4", "count": 2}],
-}  # fmt: skip
+}
 CALLER = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 SERVER = 2
 DIRECT = [
-    ("placement", None), ("submit", "placement"), ("decide", "submit"), ("journal", "submit"), ("plan", "placement"),
+    ("placement", None),
+    ("submit", "placement"),
+    ("decide", "submit"),
+    ("journal", "submit"),
+    ("plan", "placement"),
     ("apply", "placement"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +114,12 @@ def test_a_placement_is_one_trace_from_the_call_to_the_agents_answer(live):
     assert cluster.operators.cancel_workload(CancelWorkloadRequest(workload_id="first"), timeout=30.0)
     spans = trace_of(live, "second")
     assert tree(spans) == [
-        *DIRECT[:4], ("queue", "placement"), ("decide", "placement"), ("journal", "placement"), *DIRECT[4:]
-    ]  # fmt: skip
+        *DIRECT[:4],
+        ("queue", "placement"),
+        ("decide", "placement"),
+        ("journal", "placement"),
+        *DIRECT[4:],
+    ]
     assert (spans[0].parent, spans[0].trace == CALLER) == ("", False)
     queue, decide = spans[4:6]
     assert queue.events[0][1]["eelgrid.reason"].startswith("gpu_count: ")

@@ -70,20 +70,33 @@ def store(folder, jobs):
     address, prometheus = free_address(), free_address()
     scraped = written(folder / "scrape.yml", "scrape", jobs)
     kept = {"source_labels": ["__name__"], "regex": "eelgrid_ledger_.*|eelgrid_gpu_energy_.*", "action": "keep"}
-    remote = [{"url": f"http://{address}/api/v1/write", "write_relabel_configs": [kept],
-               "queue_config": {"batch_send_deadline": "1s"}}]  # fmt: skip
+    remote = [
+        {
+            "url": f"http://{address}/api/v1/write",
+            "write_relabel_configs": [kept],
+            "queue_config": {"batch_send_deadline": "1s"},
+        }
+    ]
     sent = written(folder / "prometheus.yml", "write", jobs, remote_write=remote)
     victoria = (
-        "victoria-metrics", f"-httpListenAddr={address}", f"-storageDataPath={folder / 'store'}", "-retentionPeriod=5y",
-        f"-promscrape.config={scraped}", "-search.latencyOffset=0s", "-memory.allowedBytes=128MB",
-    )  # fmt: skip
+        "victoria-metrics",
+        f"-httpListenAddr={address}",
+        f"-storageDataPath={folder / 'store'}",
+        "-retentionPeriod=5y",
+        f"-promscrape.config={scraped}",
+        "-search.latencyOffset=0s",
+        "-memory.allowedBytes=128MB",
+    )
     with (
         started(folder, *victoria),
         started(
-            folder, "prometheus", f"--config.file={sent}", f"--storage.tsdb.path={folder / 'tsdb'}",
+            folder,
+            "prometheus",
+            f"--config.file={sent}",
+            f"--storage.tsdb.path={folder / 'tsdb'}",
             f"--web.listen-address={prometheus}",
         ),
-    ):  # fmt: skip
+    ):
         yield address
 
 
@@ -145,8 +158,11 @@ def test_joules_by_namespace_are_the_ledgers_in_a_long_term_store_by_both_ways(t
             def differing():
                 expected = {(way, name): joules for way in WAYS for name, joules in by_namespace(cluster).items()}
                 found = values(address, f"sum by (way, namespace) ({JOULES})", "way", "namespace")
-                return {key: (expected.get(key), found.get(key)) for key in expected.keys() | found.keys()
-                        if found.get(key) != pytest.approx(expected.get(key))}  # fmt: skip
+                return {
+                    key: (expected.get(key), found.get(key))
+                    for key in expected.keys() | found.keys()
+                    if found.get(key) != pytest.approx(expected.get(key))
+                }
 
             cluster.until(lambda: not differing(), within_s=WITHIN_S, what="the store has the ledger's sums")
             assert {"ml", "web", "(unallocated)"} <= by_namespace(cluster).keys()

@@ -37,12 +37,16 @@ def served(profile, model, *, slower=1.0, seed=0):
     factor = slower * SIZES[profile] / SPEEDS[model]
     return [
         MeasuredPoint(
-            profile=profile, gpu_model=model, batch=batch,
+            profile=profile,
+            gpu_model=model,
+            batch=batch,
             throughput_hz=1000.0 * batch / factor * math.exp(rng.normal(0.0, 0.01)),
-            latencies=(QuantileLatency(quantile=0.95, latency_s=0.01 * batch * factor * math.exp(rng.normal(0.0, 0.01))),),
+            latencies=(
+                QuantileLatency(quantile=0.95, latency_s=0.01 * batch * factor * math.exp(rng.normal(0.0, 0.01))),
+            ),
         )
         for batch in (1, 2, 4)
-    ]  # fmt: skip
+    ]
 
 
 def family():
@@ -56,9 +60,15 @@ def trained(profile, model, *, bend=0.5, seed=0):
     rng = np.random.default_rng([seed, *profile.encode(), *model.encode()])
     return [
         MeasuredPoint(
-            profile=profile, gpu_model=model, power_limit_w=limit_w, power_w=0.9 * limit_w,
-            throughput_hz=10.0 * SPEEDS[model] / SIZES[profile] * min(1.0, 1.0 - bend * (300.0 - limit_w) / 300.0)
+            profile=profile,
+            gpu_model=model,
+            power_limit_w=limit_w,
+            power_w=0.9 * limit_w,
+            throughput_hz=10.0
+            * SPEEDS[model]
+            / SIZES[profile]
+            * min(1.0, 1.0 - bend * (300.0 - limit_w) / 300.0)
             * math.exp(rng.normal(0.0, 0.005)),
         )
         for limit_w in LIMITS_W
-    ]  # fmt: skip
+    ]

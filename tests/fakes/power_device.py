@@ -192,10 +192,16 @@ class FakeMachine:
     def power_settings(self, uuid: str) -> PowerSettings:
         part = self._answering(uuid)
         return PowerSettings(
-            requested_w=part.limit_w, enforced_w=part.enforced_w, default_w=part.default_w, min_w=part.min_w,
-            max_w=part.max_w, sm_clock_mhz=part.clocks_mhz[-1] if part.lock is None else part.lock[1],
-            sm_clocks_mhz=part.clocks_mhz, power_profiles=part.profiles, power_profile=part.profile,
-        )  # fmt: skip
+            requested_w=part.limit_w,
+            enforced_w=part.enforced_w,
+            default_w=part.default_w,
+            min_w=part.min_w,
+            max_w=part.max_w,
+            sm_clock_mhz=part.clocks_mhz[-1] if part.lock is None else part.lock[1],
+            sm_clocks_mhz=part.clocks_mhz,
+            power_profiles=part.profiles,
+            power_profile=part.profile,
+        )
 
     def set_power_limit(self, uuid: str, limit_w: float) -> None:
         with self._writing(uuid, "limit", limit_w) as part:

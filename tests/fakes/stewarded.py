@@ -60,11 +60,17 @@ def node(name, *, gpus=4, pool="p", least_w=100.0, default_w=400.0):
     """A node whose boards tell their limits."""
     boards = tuple(
         Gpu(
-            uuid=f"GPU-{name}-{at}", index=at, product="NVIDIA A10", model="G2", catalogue_key="openb-g2",
-            power_limit_default_w=default_w, power_limit_min_w=least_w, power_limit_max_w=default_w,
+            uuid=f"GPU-{name}-{at}",
+            index=at,
+            product="NVIDIA A10",
+            model="G2",
+            catalogue_key="openb-g2",
+            power_limit_default_w=default_w,
+            power_limit_min_w=least_w,
+            power_limit_max_w=default_w,
         )
         for at in range(gpus)
-    )  # fmt: skip
+    )
     return Inventory(node_name=name, cpu_milli=96_000, memory_bytes=400 * 2**30, pool=pool, simulated=True, gpus=boards)
 
 
@@ -92,11 +98,14 @@ def points(profile="llm", model="G2"):
     """An engine that gives 1000 tokens a second for each sequence, up to four, within 40 ms."""
     return [
         MeasuredPoint(
-            profile=profile, gpu_model=model, throughput_hz=1000.0 * batch, batch=batch,
+            profile=profile,
+            gpu_model=model,
+            throughput_hz=1000.0 * batch,
+            batch=batch,
             latencies=(QuantileLatency(quantile=0.95, latency_s=0.01 * batch),),
         )
         for batch in (1, 2, 4)
-    ]  # fmt: skip
+    ]
 
 
 class Pages:
@@ -139,9 +148,13 @@ class World:
         self.clock = Clock(lambda: int(self.now_s * 1e9), lambda: self.now_s, time.perf_counter)
         self.journal = journal or MemoryJournal()
         self.loop = ControllerLoop(
-            journal=self.journal, fresh_state=ClusterState, make_core=lambda state: Core(state, catalogue.load_catalogue()),
-            config=ControllerConfig(data=Path()), clock=self.clock, log=LOG,
-        )  # fmt: skip
+            journal=self.journal,
+            fresh_state=ClusterState,
+            make_core=lambda state: Core(state, catalogue.load_catalogue()),
+            config=ControllerConfig(data=Path()),
+            clock=self.clock,
+            log=LOG,
+        )
         self.telemetry = Telemetry(send_interval_s=5.0)
         self.pages = Pages()
         self.settings = ObjectiveSettings(**({"hold_s": 60.0, "cool_s": 10.0} | settings))
@@ -155,9 +168,15 @@ class World:
             self.loop.presence.arrived(name)  # agents are back at once
             self.telemetry.open(self.loop.core.state.nodes[name].inventory, 1)
         self.steward = ControlLoop(
-            loop=self.loop, telemetry=self.telemetry, pages=self.pages, catalogue=catalogue.load_catalogue(),
-            settings=self.settings, clock=self.clock, log=LOG, learner=self.learner,
-        )  # fmt: skip
+            loop=self.loop,
+            telemetry=self.telemetry,
+            pages=self.pages,
+            catalogue=catalogue.load_catalogue(),
+            settings=self.settings,
+            clock=self.clock,
+            log=LOG,
+            learner=self.learner,
+        )
 
     async def join(self, *inventories):
         for item in inventories:
@@ -195,9 +214,11 @@ class World:
                 Column(reading=Reading.POWER_LIMIT_W, values=tuple(shown)),
             )
             batch = SampleBatch(
-                sequence=self._sequences[name], inventory_generation=inventory.generation,
-                time_ns=(int(self.now_s * 1e9),), gpu_columns=columns,
-            )  # fmt: skip
+                sequence=self._sequences[name],
+                inventory_generation=inventory.generation,
+                time_ns=(int(self.now_s * 1e9),),
+                gpu_columns=columns,
+            )
             self.telemetry.receive(name, batch, now_s=self.now_s)
             if answer:
                 plan = self.loop.core.node_plan(name)

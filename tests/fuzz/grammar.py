@@ -31,10 +31,54 @@ _TRIES = 60
 # Boundaries that arithmetic is wrong at.
 _EDGES = (0, 1, 2, 7, 8, 63, 64, 65, 127, 255, 256, 999, 1000, 1001, 4095, 4096, 4097, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**53 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)  # fmt: skip
 _WORDS = (
-    "", "a", "0", "-", ".", "../../etc/passwd", "=1+1", "@x", "+x", "-x", "'; DROP TABLE events; --", "{node}", "{{", "%s", "null", "None",
-    "é", "ﬀ", "𝒳" * 8, "名前", "\u202egnp.exe", "\u200b", "a\u0301" * 4, "<script>alert(1)</script>", "*", "default", "_", "a/b", "a.b", "A" * 64,
-)  # fmt: skip
-_NAMES = ("a", "0", "A-b", "a.b", "a/b", "x" * 63, "x" * 64, "x" * 128, "x" * 253, "w-0", "w-1", "w-999999999999999999", "w-9223372036854775807", "job/a", "kube-system")  # fmt: skip
+    "",
+    "a",
+    "0",
+    "-",
+    ".",
+    "../../etc/passwd",
+    "=1+1",
+    "@x",
+    "+x",
+    "-x",
+    "'; DROP TABLE events; --",
+    "{node}",
+    "{{",
+    "%s",
+    "null",
+    "None",
+    "é",
+    "ﬀ",
+    "𝒳" * 8,
+    "名前",
+    "\u202egnp.exe",
+    "\u200b",
+    "a\u0301" * 4,
+    "<script>alert(1)</script>",
+    "*",
+    "default",
+    "_",
+    "a/b",
+    "a.b",
+    "A" * 64,
+)
+_NAMES = (
+    "a",
+    "0",
+    "A-b",
+    "a.b",
+    "a/b",
+    "x" * 63,
+    "x" * 64,
+    "x" * 128,
+    "x" * 253,
+    "w-0",
+    "w-1",
+    "w-999999999999999999",
+    "w-9223372036854775807",
+    "job/a",
+    "kube-system",
+)
 # Nothing listens there, and nothing outside of this machine is ever asked.
 _URLS = ("http://127.0.0.1:9/metrics", "http://127.0.0.1:9/" + "p" * 1900, "https://127.0.0.1:9/{replica}")
 _NS = 10**9
@@ -152,9 +196,12 @@ class Grammar:
         longest = min(rule.longest, 2000)
         drawn = (*_WORDS, *_NAMES, "m" * longest, "é" * longest, "𝒳" * longest, "a b" * (longest // 3))
         sound = [
-            word for word in drawn
-            if len(word) <= rule.longest and (word or not rule.required) and (not word or rule.pattern is None or rule.pattern.fullmatch(word))
-        ]  # fmt: skip
+            word
+            for word in drawn
+            if len(word) <= rule.longest
+            and (word or not rule.required)
+            and (not word or rule.pattern is None or rule.pattern.fullmatch(word))
+        ]
         return sound or ["a"]
 
     # Messages whose parts must agree
@@ -191,24 +238,35 @@ class Grammar:
             ]
             shares += [
                 WindowShare(
-                    device=number, owner=self.rng.randrange(len(owners)), part=self.rng.choice(list(EnergyPart)), energy_mj=part,
-                    method=self.rng.choice(list(AttributionMethod)), confidence=self.rng.choice(list(AttributionConfidence)),
+                    device=number,
+                    owner=self.rng.randrange(len(owners)),
+                    part=self.rng.choice(list(EnergyPart)),
+                    energy_mj=part,
+                    method=self.rng.choice(list(AttributionMethod)),
+                    confidence=self.rng.choice(list(AttributionConfidence)),
                 )
                 for part in parts
-            ]  # fmt: skip
+            ]
             uuid = self._text(
                 "gpu_uuid", next(entry.shape.rule for entry in fields_of(WindowDevice) if entry.name == "gpu_uuid")
             )
             devices.append(
                 WindowDevice(
-                    gpu_uuid=uuid, total_mj=sum(parts), uncertainty_mj=self._int("uncertainty_mj", Range(0, 2**64 - 1)),
+                    gpu_uuid=uuid,
+                    total_mj=sum(parts),
+                    uncertainty_mj=self._int("uncertainty_mj", Range(0, 2**64 - 1)),
                     uncounted_s=self._float(Range(0.0, 1e9)),
                 )
-            )  # fmt: skip
+            )
         return EnergyWindow(
-            incarnation=self.rng.choice((1, 2, 2**64 - 1)), number=self._int("number", Range(0, 2**64 - 1)),
-            begin_ns=begin, end_ns=min(2**63 - 1, begin + last), devices=tuple(devices), owners=owners, shares=tuple(shares),
-        )  # fmt: skip
+            incarnation=self.rng.choice((1, 2, 2**64 - 1)),
+            number=self._int("number", Range(0, 2**64 - 1)),
+            begin_ns=begin,
+            end_ns=min(2**63 - 1, begin + last),
+            devices=tuple(devices),
+            owners=owners,
+            shares=tuple(shares),
+        )
 
     def _policy(self) -> Policy:
         """One that keeps the honest part of the cluster as it is: an admin may turn everything, which is no finding."""

@@ -316,16 +316,23 @@ def energy_window(number: int) -> EnergyWindow:
     """A minute of the honest node: 60 kJ of its first GPU."""
     end_ns = time.time_ns() - 3600 * 10**9 + number * 60 * 10**9
     return EnergyWindow(
-        incarnation=1, number=number, begin_ns=end_ns - 60 * 10**9, end_ns=end_ns,
+        incarnation=1,
+        number=number,
+        begin_ns=end_ns - 60 * 10**9,
+        end_ns=end_ns,
         devices=(WindowDevice(gpu_uuid=f"GPU-{HONEST_NODE}-0", total_mj=6_000_000),),
         owners=(EnergyOwner(kind=OwnerKind.WORKLOAD, workload=HONEST_WORK),),
         shares=(
             WindowShare(
-                device=0, owner=0, part=EnergyPart.ACTIVE, method=AttributionMethod.EXCLUSIVE,
-                confidence=AttributionConfidence.HIGH, energy_mj=6_000_000,
+                device=0,
+                owner=0,
+                part=EnergyPart.ACTIVE,
+                method=AttributionMethod.EXCLUSIVE,
+                confidence=AttributionConfidence.HIGH,
+                energy_mj=6_000_000,
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 @asynccontextmanager
@@ -354,8 +361,18 @@ async def _running(data: Path, rng: random.Random, faults: FaultLog) -> AsyncIte
         names = ["evil-1", "evil-2", HONEST_NODE]
         uuids = [gpu.uuid for gpu in mine.gpus] + [f"GPU-evil-1-{number}" for number in range(2)]
         grammar.known = {
-            "node_name": names, "node_names": names, "like_node": names, "gpu_uuid": uuids, "uuid": uuids, "device_uuids": uuids, "subject": uuids,
-            "gpu_models": ["G2", "T4", "A100"], "model": ["G2", "T4"], "gpu_model": ["G2"], "gpu": ["openb-g2", "a100-sxm4-40gb"],
-            "catalogue_key": ["openb-g2", "a100-sxm4-40gb"], "group_by": ["namespace", "user", "node", "label:team"],
-        }  # fmt: skip
+            "node_name": names,
+            "node_names": names,
+            "like_node": names,
+            "gpu_uuid": uuids,
+            "uuid": uuids,
+            "device_uuids": uuids,
+            "subject": uuids,
+            "gpu_models": ["G2", "T4", "A100"],
+            "model": ["G2", "T4"],
+            "gpu_model": ["G2"],
+            "gpu": ["openb-g2", "a100-sxm4-40gb"],
+            "catalogue_key": ["openb-g2", "a100-sxm4-40gb"],
+            "group_by": ["namespace", "user", "node", "label:team"],
+        }
         yield Scene(rig, rng, grammar, honest, mine, faults)

@@ -49,12 +49,16 @@ async def driver(real, node):
     real.prepare_claims()
     with one_thread() as devices, one_thread() as claims, one_thread() as slices:
         plugin = DraDriver(
-            real.folder, node.readying, publisher, look=lambda: node.slices,
+            real.folder,
+            node.readying,
+            publisher,
+            look=lambda: node.slices,
             read=lambda namespace, name: reading.get(
                 f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
             ),
-            threads=DriverThreads(devices, claims, slices), times=DraTimes(look_s=0.2, publish_s=5.0),
-        )  # fmt: skip
+            threads=DriverThreads(devices, claims, slices),
+            times=DraTimes(look_s=0.2, publish_s=5.0),
+        )
         try:
             async with running(plugin.run()):
                 await real.until(lambda: plugin.is_registered and not plugin.problem)
@@ -68,9 +72,12 @@ async def driver(real, node):
 @asynccontextmanager
 async def offered(real, node):
     plugins = DevicePlugins(
-        real.folder / "device-plugins", offers=lambda: build_offers(node.gpus()[1:], DOMAIN),
-        node=lambda: NodeDevices(index_of=gpu_index_by_device(node.gpus())), give=allocate_by_cdi, times=PluginTimes(look_s=0.2),
-    )  # fmt: skip
+        real.folder / "device-plugins",
+        offers=lambda: build_offers(node.gpus()[1:], DOMAIN),
+        node=lambda: NodeDevices(index_of=gpu_index_by_device(node.gpus())),
+        give=allocate_by_cdi,
+        times=PluginTimes(look_s=0.2),
+    )
     async with running(plugins.run()):
         # What the API server says may be left from before.
         await real.gives(node.uuid(1, 0), node.uuid(1, 4))

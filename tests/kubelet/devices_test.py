@@ -55,15 +55,22 @@ class Agent:
         self.telling = AllocationReporter(gpus=lambda: tuple(node.gpus()), tell=self._tell, steers=steers)
         self.kubelet.heard = self._heard
         self.plugins = DevicePlugins(
-            real.folder / "device-plugins", offers=lambda: build_offers(node.gpus(), DOMAIN), node=self._look,
-            give=self._give, times=PluginTimes(look_s=0.2),
-        )  # fmt: skip
+            real.folder / "device-plugins",
+            offers=lambda: build_offers(node.gpus(), DOMAIN),
+            node=self._look,
+            give=self._give,
+            times=PluginTimes(look_s=0.2),
+        )
 
     def inventory(self):
         return Inventory(
-            node_name=self.real.node, cpu_milli=8000, memory_bytes=64 * 2**30, generation=self.generation,
-            gpus=tuple(self.node.gpus()), agent_version="1",
-        )  # fmt: skip
+            node_name=self.real.node,
+            cpu_milli=8000,
+            memory_bytes=64 * 2**30,
+            generation=self.generation,
+            gpus=tuple(self.node.gpus()),
+            agent_version="1",
+        )
 
     async def relaid(self, gpu, places):
         """The GPU is cut anew, and the controller hears of it."""
@@ -83,8 +90,10 @@ class Agent:
             gpus = list(reversed(gpus))
         return NodeDevices(
             index_of={uuid: index if self.obeys else 99 - index for uuid, index in gpu_index_by_device(gpus).items()},
-            wanted=wanted, held=frozenset(one for some in held for _, one in some.devices), slices=memory_slices_by_device(gpus),
-        )  # fmt: skip
+            wanted=wanted,
+            held=frozenset(one for some in held for _, one in some.devices),
+            slices=memory_slices_by_device(gpus),
+        )
 
     def _give(self, ids):
         self.telling.given()

@@ -25,9 +25,12 @@ NAMES = st.sampled_from(sorted(GPUS))
 IDS = st.sampled_from(["one", "two", "three", "four"])
 NAMED = st.lists(st.integers(0, 4), max_size=2, unique=True).map(lambda found: tuple(sorted(found)))
 AMOUNTS = st.builds(
-    ExternalUsage, cpu_milli=st.sampled_from([0, 1000, 9000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED,
+    ExternalUsage,
+    cpu_milli=st.sampled_from([0, 1000, 9000]),
+    gpu_count=st.integers(0, 2),
+    gpu_indexes=NAMED,
     closed=st.sampled_from(["", "x"]),
-)  # fmt: skip
+)
 COUNTED = st.builds(ExternalUsage, cpu_milli=st.sampled_from([0, 1000]), gpu_count=st.integers(0, 2), gpu_indexes=NAMED)
 STANDING = st.builds(
     RunningReplica,

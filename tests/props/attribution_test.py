@@ -64,21 +64,27 @@ def test_apportioned_parts_add_up_and_are_within_one_of_their_due(total, weights
 def holders(instances):
     return st.lists(
         st.builds(
-            ContextHolder, owner=st.sampled_from(OWNERS), pid=st.integers(1, 6), gpu_instance_id=st.sampled_from(instances),
-            sm_ratio=st.none() | ratio, mps_server=st.sampled_from([False, False, False, True]),
+            ContextHolder,
+            owner=st.sampled_from(OWNERS),
+            pid=st.integers(1, 6),
+            gpu_instance_id=st.sampled_from(instances),
+            sm_ratio=st.none() | ratio,
+            mps_server=st.sampled_from([False, False, False, True]),
         ),
         max_size=5,
-    ).map(tuple)  # fmt: skip
+    ).map(tuple)
 
 
 def claims(instances):
     return st.lists(
         st.builds(
-            DeviceClaim, owner=st.sampled_from(OWNERS), gpu_instance_id=st.sampled_from([None, *instances]),
+            DeviceClaim,
+            owner=st.sampled_from(OWNERS),
+            gpu_instance_id=st.sampled_from([None, *instances]),
             shares=st.integers(1, 1000),
         ),
         max_size=4,
-    ).map(tuple)  # fmt: skip
+    ).map(tuple)
 
 
 @st.composite
@@ -95,10 +101,13 @@ def glances(draw):
         ids = [*instances, 99, None]
         found.append(
             DeviceObservation(
-                monotonic_ns=now_ns, slices=slices, holders=draw(st.none() | holders(ids)), claims=draw(claims(ids)),
+                monotonic_ns=now_ns,
+                slices=slices,
+                holders=draw(st.none() | holders(ids)),
+                claims=draw(claims(ids)),
                 utilization=draw(st.none() | ratio),
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 
@@ -159,15 +168,25 @@ def device_look(one, total_j):
     layout = LAYOUTS[one["layout"]]
     instances = tuple(
         GpuInstance(
-            id=number, profile_id=profile, profile="x", start=start, size=size,
+            id=number,
+            profile_id=profile,
+            profile="x",
+            start=start,
+            size=size,
             compute_instances=(ComputeInstance(id=0, uuid=f"MIG-{number}"),),
         )
         for number, profile, start, size in layout
-    )  # fmt: skip
+    )
     gpu = Gpu(
-        uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb",
-        mig_capable=True, mig_enabled=one["layout"] != "off", gpu_instances=instances,
-    )  # fmt: skip
+        uuid="GPU-0",
+        index=0,
+        product="NVIDIA H100 80GB HBM3",
+        model="H100",
+        catalogue_key="h100-sxm5-80gb",
+        mig_capable=True,
+        mig_enabled=one["layout"] != "off",
+        gpu_instances=instances,
+    )
     readings = tuple(
         InstanceReadings(
             gpu_instance_id=instance.id,
@@ -179,15 +198,20 @@ def device_look(one, total_j):
     if one["users"] is not None:
         processes = tuple(
             GpuProcess(
-                pid=100 + owner, kind=ProcessKind.COMPUTE, gpu_instance_id=place if instances else None,
+                pid=100 + owner,
+                kind=ProcessKind.COMPUTE,
+                gpu_instance_id=place if instances else None,
                 sm_ratio=None if instances else one["activity"],
             )
             for owner, place in one["users"]
-        )  # fmt: skip
+        )
     return DeviceInput(
-        gpu=gpu, energy_j=total_j, utilization=None if instances else one["activity"], instances=readings,
+        gpu=gpu,
+        energy_j=total_j,
+        utilization=None if instances else one["activity"],
+        instances=readings,
         processes=processes,
-    )  # fmt: skip
+    )
 
 
 @settings(deadline=None, max_examples=SEQUENCES)
@@ -243,11 +267,14 @@ def test_the_ledger_keeps_few_of_the_dead_and_loses_nothing(rounds):
     for turn, users in enumerate(rounds):
         shares = [
             EnergyShare(
-                owner=UsageOwner(kind=UsageOwnerKind.SLURM, job=str(job)), part=EnergyUse.ACTIVE, energy_mj=energy_mj,
-                method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH,
+                owner=UsageOwner(kind=UsageOwnerKind.SLURM, job=str(job)),
+                part=EnergyUse.ACTIVE,
+                energy_mj=energy_mj,
+                method=ShareMethod.EXCLUSIVE,
+                confidence=ShareConfidence.HIGH,
             )
             for job, energy_mj in users
-        ]  # fmt: skip
+        ]
         ledger.settle((share.owner for share in shares), now_ns=turn * SECOND)
         ledger.add("GPU-0", shares)
         charged += sum(share.energy_mj for share in shares)

@@ -132,10 +132,17 @@ def _batches(draw):
     ticks, gpus = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     cells = ticks * gpus
     parts = {
-        "sequence": 1, "inventory_generation": 1, "dropped_ticks": 0,
-        "time": [5] * ticks, "power": [1.0] * cells, "energy": [2.0] * cells, "host": [0.5] * ticks, "cells": [0],
-        "reading": messages.Reading.ENERGY_J, "reason": messages.AbsenceReason.TIMED_OUT,
-    }  # fmt: skip
+        "sequence": 1,
+        "inventory_generation": 1,
+        "dropped_ticks": 0,
+        "time": [5] * ticks,
+        "power": [1.0] * cells,
+        "energy": [2.0] * cells,
+        "host": [0.5] * ticks,
+        "cells": [0],
+        "reading": messages.Reading.ENERGY_J,
+        "reason": messages.AbsenceReason.TIMED_OUT,
+    }
     for name in draw(st.lists(st.sampled_from(sorted(parts)), max_size=2)):
         if not isinstance(parts[name], list):
             parts[name] = draw(st.sampled_from(_OTHERS.get(name, _EDGES)))
@@ -146,14 +153,16 @@ def _batches(draw):
     absence = messages.Absence(reason=parts["reason"], cells=tuple(parts["cells"]))
     column, reading = messages.Column, messages.Reading
     return SampleBatch(
-        sequence=parts["sequence"], inventory_generation=parts["inventory_generation"],
-        dropped_ticks=parts["dropped_ticks"], time_ns=tuple(parts["time"]),
+        sequence=parts["sequence"],
+        inventory_generation=parts["inventory_generation"],
+        dropped_ticks=parts["dropped_ticks"],
+        time_ns=tuple(parts["time"]),
         gpu_columns=(
             column(reading=reading.POWER_W, values=tuple(parts["power"])),
             column(reading=parts["reading"], values=tuple(parts["energy"]), absences=(absence,)),
         ),
         host_columns=(column(reading=reading.HOST_CPU_UTILIZATION_RATIO, values=tuple(parts["host"])),),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=1000, deadline=None)

@@ -37,17 +37,25 @@ SHAPES = st.sampled_from(
 WANTED = st.one_of(
     st.fixed_dictionaries({"cpu": st.integers(1, 40), "memory_gib": st.integers(0, 64), "replicas": st.integers(1, 3)}),
     st.fixed_dictionaries(
-        {"gpus": st.just(1), "milli": st.sampled_from([100, 300, 500, 700, 1000]), "cpu": st.integers(0, 12),
-         "replicas": st.integers(1, 4), "priority": st.integers(-1, 1)}
+        {
+            "gpus": st.just(1),
+            "milli": st.sampled_from([100, 300, 500, 700, 1000]),
+            "cpu": st.integers(0, 12),
+            "replicas": st.integers(1, 4),
+            "priority": st.integers(-1, 1),
+        }
     ),
     st.fixed_dictionaries({"gpus": st.integers(2, 8), "cpu": st.integers(0, 40)}),
     st.fixed_dictionaries({"gpus": st.just(1), "models": st.sampled_from([("G2",), ("T4", "G3")])}),
     st.fixed_dictionaries({"gpus": st.integers(1, 2), "required_traits": st.sampled_from([("t",), ("t", "u")])}),
-)  # fmt: skip
+)
 OTHERS = st.builds(
-    ExternalUsage, cpu_milli=st.sampled_from([0, 4000, 90_000]), gpu_count=st.integers(0, 3),
-    traits=st.sampled_from([(), ("t",), ("t", "u")]), closed=st.sampled_from(["", "", "", "cordoned"]),
-)  # fmt: skip
+    ExternalUsage,
+    cpu_milli=st.sampled_from([0, 4000, 90_000]),
+    gpu_count=st.integers(0, 3),
+    traits=st.sampled_from([(), ("t",), ("t", "u")]),
+    closed=st.sampled_from(["", "", "", "cordoned"]),
+)
 
 
 class Cluster(RuleBasedStateMachine):

@@ -30,10 +30,18 @@ PROFILES = ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb",
 def slices(node, gpus=2, *, generation=1, **changes):
     product = CATALOGUE.products["h100-sxm5-80gb"]
     found = [
-        Gpu(uuid=f"GPU-{node}-{i}", index=i, product="H100", model="H100", catalogue_key=product.key, mig_capable=True,
-            memory_bytes=product.memory_bytes, **changes)
+        Gpu(
+            uuid=f"GPU-{node}-{i}",
+            index=i,
+            product="H100",
+            model="H100",
+            catalogue_key=product.key,
+            mig_capable=True,
+            memory_bytes=product.memory_bytes,
+            **changes,
+        )
         for i in range(gpus)
-    ]  # fmt: skip
+    ]
     return list(build_resource_slices(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
 
 
@@ -97,11 +105,14 @@ def cases(draw):
     nodes = [f"node-{i}" for i in range(draw(st.integers(1, 3)))]
     asked = [
         claim(
-            number, draw(st.sampled_from(PROFILES)), count=draw(st.sampled_from([1, 1, 1, 2, 3])),
-            node_name=draw(st.sampled_from(["", "", *nodes])), group=draw(st.sampled_from(["", "", "", "g", "h"])),
+            number,
+            draw(st.sampled_from(PROFILES)),
+            count=draw(st.sampled_from([1, 1, 1, 2, 3])),
+            node_name=draw(st.sampled_from(["", "", *nodes])),
+            group=draw(st.sampled_from(["", "", "", "g", "h"])),
         )
         for number in range(draw(st.integers(0, 24)))
-    ]  # fmt: skip
+    ]
     return nodes, asked
 
 
@@ -144,7 +155,7 @@ def test_small_ones_fill_a_gpu_from_its_end_and_leave_halves():
     pools = pools_of(slices("a"))
     first, second, half, other = allocate_claims(
         pools, [claim(0), claim(1), claim(2, "3g.40gb"), claim(3, "", node_name="a")]
-    )  # fmt: skip
+    )
     assert (names(first), names(second)) == (("gpu-0-1g-6",), ("gpu-0-1g-4",))
     assert names(half) == ("gpu-0-3g-0",)
     assert names(other) == ("gpu-1",)
@@ -182,8 +193,9 @@ def test_the_body_is_what_the_api_server_wants():
     assert body["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["a"]
     assert body["devices"]["results"] == [{"request": "r", "driver": DRIVER_NAME, "pool": "a", "device": "gpu-0-1g-6"}]
     assert body["devices"]["config"] == [
-        {"source": "FromClass", "requests": ["r"], **of_class}, {"source": "FromClaim", **config},
-    ]  # fmt: skip
+        {"source": "FromClass", "requests": ["r"], **of_class},
+        {"source": "FromClaim", **config},
+    ]
 
 
 def test_alternatives_are_tried_in_their_order_over_all_nodes():

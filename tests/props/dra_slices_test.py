@@ -30,10 +30,15 @@ def gpu(index, key, **changes):
     product = CATALOGUE.products[key]
     changes = {"mig_capable": product.mig is not None, **changes}
     return Gpu(
-        uuid=f"GPU-{index:08x}-1111-2222-3333-444444444444", index=index, product=product.nvml_names[0],
-        model=product.model, catalogue_key=key, memory_bytes=product.memory_bytes,
-        power_limit_default_w=product.power_default_w, **changes,
-    )  # fmt: skip
+        uuid=f"GPU-{index:08x}-1111-2222-3333-444444444444",
+        index=index,
+        product=product.nvml_names[0],
+        model=product.model,
+        catalogue_key=key,
+        memory_bytes=product.memory_bytes,
+        power_limit_default_w=product.power_default_w,
+        **changes,
+    )
 
 
 def published(gpus, *, node="node-1", is_changeable=True, conditions=None):

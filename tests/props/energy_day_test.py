@@ -79,10 +79,16 @@ class Day:
             cpu_milli=1000, memory_bytes=10**9, load=NoEngine().host_load, monotonic_ns=self.clock.monotonic_ns
         )
         self.node = AgentNode(
-            NodeIdentity(node_name="n0", agent_version="t", simulated=True), host=host, engine=NoEngine(),
-            clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(self.device),
-            energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc"))), outbox=outbox,
-        )  # fmt: skip
+            NodeIdentity(node_name="n0", agent_version="t", simulated=True),
+            host=host,
+            engine=NoEngine(),
+            clock=self.clock,
+            draw_incarnation=lambda: 1,
+            ticks_most=10,
+            first=survey_devices(self.device),
+            energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc"))),
+            outbox=outbox,
+        )
         self.kept, self.changes = outbox.kept(), -1
         self.plan()
 

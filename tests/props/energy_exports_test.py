@@ -68,9 +68,10 @@ class Ledger(RuleBasedStateMachine):
         self.told_s[node] = at_s
         self.store.add(
             [LedgerEntry(hour_s, PLACES[place], HOLDERS[holder], LedgerAmount(active_mj=energy_mj))],
-            [MeasuredEnergy(hour_s, PLACES[place], energy_mj, 0, 0.0)], [LastWindow(node, 1, self.number, float(at_s))],
+            [MeasuredEnergy(hour_s, PLACES[place], energy_mj, 0, 0.0)],
+            [LastWindow(node, 1, self.number, float(at_s))],
             now_s=self.now_s,
-        )  # fmt: skip
+        )
         named = HOLDERS[holder].namespace or f"({HOLDERS[holder].kind})"
         rows = self.truth.setdefault(hour_s, {})
         rows[named, node] = rows.get((named, node), 0) + energy_mj
@@ -103,9 +104,13 @@ class Ledger(RuleBasedStateMachine):
     def _hours(self, begin_s, end_s):
         """Rows of the ledger as eelctl exports them."""
         asked = parse_query(
-            begin_ns=begin_s * 10**9, end_ns=end_s * 10**9, group_by=("hour", "namespace", "node"), filters={},
-            rows_most=10_000, with_nobody=True,
-        )  # fmt: skip
+            begin_ns=begin_s * 10**9,
+            end_ns=end_s * 10**9,
+            group_by=("hour", "namespace", "node"),
+            filters={},
+            rows_most=10_000,
+            with_nobody=True,
+        )
         answer = self.store.ask(asked)
         assert not answer.left_out_rows
         assert answer.owned.energy_mj == answer.total.energy_mj

@@ -43,17 +43,23 @@ _OWNERS = [
 ]
 _SPECS = {
     "w-1": WorkloadSpec(
-        name="chat", request=ResourceRequest(gpu_count=1, gpu_milli=1000), queue="q1",
+        name="chat",
+        request=ResourceRequest(gpu_count=1, gpu_milli=1000),
+        queue="q1",
         labels={"team": "a", "user": "bob"},
     ),
     "w-2": WorkloadSpec(
-        name='odd "name"', request=ResourceRequest(gpu_count=1, gpu_milli=1000), namespace="ml",
+        name='odd "name"',
+        request=ResourceRequest(gpu_count=1, gpu_milli=1000),
+        namespace="ml",
         labels={"team": "b", "cost.center/x": "9"},
     ),
-}  # fmt: skip
+}
 _TARIFF = EnergyTariff(
-    price=StepFunction((0.0, 3600.0 * 7), (1e-7, 3e-7), WEEK_S), carbon=StepFunction((0.0,), (1e-4,), WEEK_S), pue=StepFunction((0.0,), (1.5,))
-)  # fmt: skip
+    price=StepFunction((0.0, 3600.0 * 7), (1e-7, 3e-7), WEEK_S),
+    carbon=StepFunction((0.0,), (1e-4,), WEEK_S),
+    pue=StepFunction((0.0,), (1.5,)),
+)
 _PARTS = [EnergyPart.BARE_IDLE, EnergyPart.CONTEXT_IDLE, EnergyPart.ACTIVE]
 
 
@@ -72,17 +78,21 @@ def windows(draw):
         shares = draw(
             st.lists(
                 st.tuples(
-                    st.integers(0, 1), st.integers(0, len(_OWNERS) - 1), st.sampled_from(_PARTS),
+                    st.integers(0, 1),
+                    st.integers(0, len(_OWNERS) - 1),
+                    st.sampled_from(_PARTS),
                     st.integers(0, 10**12),
                 ),
                 max_size=6,
             )
-        )  # fmt: skip
+        )
         totals = Counter()
         for device, _, _, energy_mj in shares:
             totals[device] += energy_mj
         window = EnergyWindow(
-            incarnation=1, number=number + 1, begin_ns=int(at_s * _SECOND_NS),
+            incarnation=1,
+            number=number + 1,
+            begin_ns=int(at_s * _SECOND_NS),
             end_ns=int((at_s + length_s) * _SECOND_NS),
             devices=tuple(
                 WindowDevice(gpu_uuid=uuid, total_mj=totals[index], uncertainty_mj=totals[index] // 20, uncounted_s=1.5)
@@ -91,12 +101,16 @@ def windows(draw):
             owners=tuple(_OWNERS),
             shares=tuple(
                 WindowShare(
-                    device=device, owner=owner, part=part, method=AttributionMethod.EXCLUSIVE,
-                    confidence=AttributionConfidence.HIGH, energy_mj=energy_mj,
+                    device=device,
+                    owner=owner,
+                    part=part,
+                    method=AttributionMethod.EXCLUSIVE,
+                    confidence=AttributionConfidence.HIGH,
+                    energy_mj=energy_mj,
                 )
                 for device, owner, part, energy_mj in shares
             ),
-        )  # fmt: skip
+        )
         found.append((node, window))
         at_s += length_s
     return found
@@ -105,10 +119,14 @@ def windows(draw):
 def asked(**changes):
     return parse_query(
         **{
-            "begin_ns": _BEGIN_S * _SECOND_NS, "end_ns": (_BEGIN_S + 30 * 86_400) * _SECOND_NS, "group_by": (),
-            "filters": {}, "rows_most": 10_000,
-        } | changes
-    )  # fmt: skip
+            "begin_ns": _BEGIN_S * _SECOND_NS,
+            "end_ns": (_BEGIN_S + 30 * 86_400) * _SECOND_NS,
+            "group_by": (),
+            "filters": {},
+            "rows_most": 10_000,
+        }
+        | changes
+    )
 
 
 def kept(folder, found, *, restarts=True):
@@ -209,12 +227,13 @@ def alike(one, other):
     st.lists(windows(), min_size=1, max_size=2),
     st.lists(
         st.tuples(st.lists(st.sampled_from([*GROUP_KEYS, "label:team"]), max_size=3, unique=True), st.integers(1, 5)),
-        min_size=1, max_size=6,
+        min_size=1,
+        max_size=6,
     ),
     st.sampled_from([{}, {"namespace": "ml"}, {"node": "n1"}]),
     st.integers(0, 40),
     st.booleans(),
-)  # fmt: skip
+)
 def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
     tmp_path_factory, series, questions, filters, begin_h, with_nobody
 ):
@@ -224,11 +243,14 @@ def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
     store.add([], [], [], [entry for one in work for entry in spread_work(one, None)], now_s=_BEGIN_S)
     together = [
         asked(
-            group_by=tuple(group_by), filters=filters, rows_most=rows_most, with_nobody=with_nobody,
+            group_by=tuple(group_by),
+            filters=filters,
+            rows_most=rows_most,
+            with_nobody=with_nobody,
             begin_ns=(_BEGIN_S + begin_h * 3600) * _SECOND_NS,
         )
         for group_by, rows_most in questions
-    ]  # fmt: skip
+    ]
     for one, answer in zip(together, store.ask_all(together), strict=True):
         alike(answer, store.ask(one))
         if with_nobody:
@@ -255,13 +277,22 @@ def test_money_is_the_price_of_the_time(found):
 
 def test_a_window_over_an_hour_is_cut_by_time():
     share = WindowShare(
-        device=0, owner=0, part=EnergyPart.ACTIVE, method=AttributionMethod.EXCLUSIVE,
-        confidence=AttributionConfidence.HIGH, energy_mj=1_000_003,
-    )  # fmt: skip
+        device=0,
+        owner=0,
+        part=EnergyPart.ACTIVE,
+        method=AttributionMethod.EXCLUSIVE,
+        confidence=AttributionConfidence.HIGH,
+        energy_mj=1_000_003,
+    )
     window = EnergyWindow(
-        incarnation=1, number=1, begin_ns=(_BEGIN_S + 1800) * _SECOND_NS, end_ns=(_BEGIN_S + 9000) * _SECOND_NS,
-        devices=(WindowDevice(gpu_uuid="a", total_mj=1_000_003),), owners=(_OWNERS[0],), shares=(share,),
-    )  # fmt: skip
+        incarnation=1,
+        number=1,
+        begin_ns=(_BEGIN_S + 1800) * _SECOND_NS,
+        end_ns=(_BEGIN_S + 9000) * _SECOND_NS,
+        devices=(WindowDevice(gpu_uuid="a", total_mj=1_000_003),),
+        owners=(_OWNERS[0],),
+        shares=(share,),
+    )
     made = spread_window(window, _NODES["n1"], owner_of, None)
     cut = {(entry.hour_s - _BEGIN_S) // 3600: entry.spent.active_mj for entry in made.entries}
     for hour, part in {0: Fraction(1, 4), 1: Fraction(1, 2), 2: Fraction(1, 4)}.items():

@@ -70,10 +70,13 @@ class Meter:
         raw, flagged_s, now_ns = self.device.read(self.gpu.uuid), self.sampler.uncounted_s, self.clock[0]
         seen = self.sampler.observe(
             NodeSample(
-                wall_ns=now_ns + self.wall_offset_ns, monotonic_ns=now_ns, generation=1, gpus=((self.gpu.uuid, raw),),
+                wall_ns=now_ns + self.wall_offset_ns,
+                monotonic_ns=now_ns,
+                generation=1,
+                gpus=((self.gpu.uuid, raw),),
                 host={},
             )
-        )  # fmt: skip
+        )
         self.events += [event.kind for event in seen.events]
         if self.sampler.uncounted_s > flagged_s:
             self.unmeasured_j += self.truth_j - self.answered_j

@@ -45,9 +45,12 @@ def counted(windows):
 
 
 charges = st.tuples(
-    st.just("charge"), st.sampled_from(["g0", "g1"]), st.sampled_from(["a", "b", ""]), st.integers(0, 10**9),
+    st.just("charge"),
+    st.sampled_from(["g0", "g1"]),
+    st.sampled_from(["a", "b", ""]),
+    st.integers(0, 10**9),
     st.integers(-5, 400),
-)  # fmt: skip
+)
 steps = st.lists(
     st.one_of(
         charges,
@@ -61,8 +64,17 @@ steps = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@example([("charge", "g0", "a", 0, 0), ("charge", "g0", "a", 0, -1), ("send", 1), ("acknowledge",),
-          ("charge", "g0", "a", 0, 0)], 2, 6)  # fmt: skip
+@example(
+    [
+        ("charge", "g0", "a", 0, 0),
+        ("charge", "g0", "a", 0, -1),
+        ("send", 1),
+        ("acknowledge",),
+        ("charge", "g0", "a", 0, 0),
+    ],
+    2,
+    6,
+)
 @given(steps, st.integers(2, 6), st.integers(6, 12))
 def test_everything_that_is_charged_arrives_once(script, many, most):
     windows = EnergyWindowQueue(7, many=many, most=most)

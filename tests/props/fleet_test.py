@@ -156,9 +156,24 @@ def test_idle_work_in_small_bouts_changes_no_decision(name, most):
 def weighed(run, kind, row):
     """The cost of a kind in a row, weighed now."""
     return compute_task_cost(
-        run.states, run.shapes, run.added_w, run.kinds, run.groups, run.weight, run.levels, run.classes, run.wanted,
-        run.offers, run.relief, run.rates, run.facts, run.policy, kind, row, True,
-    )[0]  # fmt: skip
+        run.states,
+        run.shapes,
+        run.added_w,
+        run.kinds,
+        run.groups,
+        run.weight,
+        run.levels,
+        run.classes,
+        run.wanted,
+        run.offers,
+        run.relief,
+        run.rates,
+        run.facts,
+        run.policy,
+        kind,
+        row,
+        True,
+    )[0]
 
 
 def known_of(fleet, seen):

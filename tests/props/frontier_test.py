@@ -183,12 +183,14 @@ def test_what_lacks_suffices_and_less_does_not(case):
         CapacityLoad(
             service.rate_hz,
             feasible_shapes(
-                [p for p in measured if p.workload == service.workload], QuantileObjective(0.95, 1.0),
-                idle_w=IDLE_W, start_s=0.0,
+                [p for p in measured if p.workload == service.workload],
+                QuantileObjective(0.95, 1.0),
+                idle_w=IDLE_W,
+                start_s=0.0,
             ),
         )
         for service in services
-    ]  # fmt: skip
+    ]
     lacks = missing_gpus(loads, pool)
     assert largest_factor(loads, {m: pool[m] + lacks.get(m, 0) for m in pool}).factor >= 1.0 - 1e-9
     missing = sum(lacks.values())

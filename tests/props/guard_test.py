@@ -14,17 +14,22 @@ HERE = frozenset(UUIDS[:2])
 
 assignments = st.builds(
     Assignment,
-    workload_id=st.sampled_from(["a", "b", "c"]), replica=st.integers(0, 1),
-    gpu_uuids=st.lists(st.sampled_from(UUIDS), max_size=3).map(tuple), gpu_milli=st.integers(0, 1000),
-)  # fmt: skip
+    workload_id=st.sampled_from(["a", "b", "c"]),
+    replica=st.integers(0, 1),
+    gpu_uuids=st.lists(st.sampled_from(UUIDS), max_size=3).map(tuple),
+    gpu_milli=st.integers(0, 1000),
+)
 plans = st.builds(
     NodePlan,
-    node_name=st.sampled_from(["n", "n", "n", "other"]), epoch=st.integers(0, 6), lease_s=st.floats(1.0, 30.0),
-    enforce=st.booleans(), assignments=st.lists(assignments, max_size=4).map(tuple),
+    node_name=st.sampled_from(["n", "n", "n", "other"]),
+    epoch=st.integers(0, 6),
+    lease_s=st.floats(1.0, 30.0),
+    enforce=st.booleans(),
+    assignments=st.lists(assignments, max_size=4).map(tuple),
     gpu_settings=st.lists(
         st.builds(GpuSetting, gpu_uuid=st.sampled_from(UUIDS), power_limit_w=st.floats(1.0, 500.0)), max_size=3
     ).map(tuple),
-)  # fmt: skip
+)
 
 
 class GuardMachine(RuleBasedStateMachine):

@@ -176,11 +176,19 @@ def test_a_pin_is_no_demand():
         {},
         {"nodeSelector": {"a": "b"}},
         {"tolerations": [{"operator": "Exists"}]},
-        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-            {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]},
-            {"matchExpressions": [{"key": "c", "operator": "Exists"}]},
-        ]}}}},
-    ):  # fmt: skip
+        {
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]},
+                            {"matchExpressions": [{"key": "c", "operator": "Exists"}]},
+                        ]
+                    }
+                }
+            }
+        },
+    ):
         gates = [{"name": "eelgrid.io/placement"}]
         found = {
             "metadata": {"uid": "u", "resourceVersion": "1"},

@@ -35,10 +35,21 @@ class Story:
         rng = random.Random(seed)
         self.at_s += rng.choice((0.0, 0.1, 2.0))
         acts = [
-            (6, self.hear), (6, self.round), (6, self.write), (3, self.pod), (1, self.gang), (4, self.schedule),
-            (1, self.delete), (1, self.end), (1, self.cordon), (1, self.kill), (1, self.change_leader),
-            (2, self.tick), (1, self.touch), (3, self.devices),
-        ]  # fmt: skip
+            (6, self.hear),
+            (6, self.round),
+            (6, self.write),
+            (3, self.pod),
+            (1, self.gang),
+            (4, self.schedule),
+            (1, self.delete),
+            (1, self.end),
+            (1, self.cordon),
+            (1, self.kill),
+            (1, self.change_leader),
+            (2, self.tick),
+            (1, self.touch),
+            (3, self.devices),
+        ]
         if self.has_thieves:
             acts.append((1, self.thief))
         rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0](rng)

@@ -82,9 +82,12 @@ def naive(question, slowdown):
 
 def replaced(question, slowdown):
     return SizingProblem(
-        asked=question.asked, sizes=question.sizes, known=question.known, slowdown_most=slowdown,
+        asked=question.asked,
+        sizes=question.sizes,
+        known=question.known,
+        slowdown_most=slowdown,
         need_hz=question.need_hz,
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -112,9 +115,13 @@ def test_a_looser_promise_never_costs_more_joules(question, slowdown, more):
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.integers(0, 2_000), st.floats(0, 1e6), st.none() | st.floats(0, 1e4), st.none() | st.floats(0, 1e6),
-    st.integers(0, 1_000_000), st.floats(1, 10),
-)  # fmt: skip
+    st.integers(0, 2_000),
+    st.floats(0, 1e6),
+    st.none() | st.floats(0, 1e4),
+    st.none() | st.floats(0, 1e6),
+    st.integers(0, 1_000_000),
+    st.floats(1, 10),
+)
 def test_a_boost_is_bounded_and_rises_with_what_is_lost(gpus, ran_s, grace_s, left_s, most, factor):
     run = InterruptibleWorkload(gpus=gpus, ran_s=ran_s, grace_s=grace_s, deadline_left_s=left_s)
     longer = InterruptibleWorkload(gpus=gpus, ran_s=ran_s * factor, grace_s=grace_s, deadline_left_s=left_s)
@@ -242,9 +249,15 @@ def _is_held(found):
 def test_a_story_of_jobs(seed):
     story = Story(seed)
     acts = [
-        *[story.make] * 3, *[story.hear] * 6, *[story.round] * 6, *[story.write] * 6, story.start, story.run,
-        story.suspend, story.delete,
-    ]  # fmt: skip
+        *[story.make] * 3,
+        *[story.hear] * 6,
+        *[story.round] * 6,
+        *[story.write] * 6,
+        story.start,
+        story.run,
+        story.suspend,
+        story.delete,
+    ]
     for _ in range(120):
         story.rng.choice(acts)()
         if story.rng.random() < 0.01:

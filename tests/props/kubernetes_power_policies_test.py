@@ -12,9 +12,7 @@ from eelgrid_protos.messages import OBJECTIVES, BudgetScope, EnforcementMode, Po
 
 NODES = {"n1": {"a": "b"}, "n2": {}}
 WATTS = st.integers(1, 3).map(lambda n: n * 100)
-BUDGETS = st.fixed_dictionaries(
-    {}, optional={"Cluster": WATTS, "Rack": WATTS, "Node": WATTS, "Labels": WATTS}
-)  # fmt: skip
+BUDGETS = st.fixed_dictionaries({}, optional={"Cluster": WATTS, "Rack": WATTS, "Node": WATTS, "Labels": WATTS})
 
 
 def _budget_rows(chosen):

@@ -41,8 +41,9 @@ OURS = find_policy("eelgrid")
 # Small tasks, so that a horizon is long and each class takes several nodes.
 SMALL = st.builds(
     lambda task, cpu: replace(task, cpu_milli=cpu, gpu_milli=max(1, task.gpu_milli // 25) if task.gpu_count else 0),
-    tasks(), st.sampled_from([100, 500, 4000, 33_000]),
-)  # fmt: skip
+    tasks(),
+    st.sampled_from([100, 500, 4000, 33_000]),
+)
 ANY_MIX = MIXES | st.lists(st.builds(naive.Class, SMALL, st.integers(1, 1000)), max_size=6)
 SCARCE = st.sets(st.integers(0, MODELS - 1))
 # Watts that make some gains and no others, so that classes differ.
@@ -160,9 +161,12 @@ def test_an_engine_told_of_changes_quotes_like_one_built_anew(cluster, mix, data
 
 @quiet
 @given(
-    CLUSTERS, ANY_MIX, st.integers(-1, 100), st.integers(1, 20),
+    CLUSTERS,
+    ANY_MIX,
+    st.integers(-1, 100),
+    st.integers(1, 20),
     st.tuples(*[st.sampled_from([0.0, 0.0, 1.0, 50.0])] * 6) | st.tuples(*[st.sampled_from([0.0, 50.0])] * 3),
-)  # fmt: skip
+)
 def test_quotes_are_due_when_the_naive_twins_are(cluster, mix, shifts, copies, weights):
     cluster = cluster * copies
     market = naive_lookahead.Market(weights, mix, MODELS)
@@ -189,9 +193,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
             by_set[at, at * MODELS + model] = by_model[model, at * MODELS + model] = 1.0
     usable = [(0.0, None if model in models else 0.0) for models in sets for model in range(MODELS)]
     solved = linprog(-np.ones(width), A_ub=np.vstack([by_set, by_model]), b_ub=[*demand, *free], bounds=usable)
-    every = [
-        frozenset(model for model in range(MODELS) if mask >> model & 1) for mask in range(2**MODELS)
-    ]  # fmt: skip
+    every = [frozenset(model for model in range(MODELS) if mask >> model & 1) for mask in range(2**MODELS)]
     short = {models: naive_lookahead.shortage(models, free, asked) for models in every}
     worst = max(short.values())
     assert -solved.fun == pytest.approx(total - worst, rel=1e-6)
@@ -206,9 +208,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
             assert prices == pytest.approx([float(model in chosen) for model in range(MODELS)], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("load", "expected"), [(0, 50.0), (700, 50.0), (850, 525.0), (1000, 1000.0)]
-)  # fmt: skip
+@pytest.mark.parametrize(("load", "expected"), [(0, 50.0), (700, 50.0), (850, 525.0), (1000, 1000.0)])
 def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
     candidates.put([], 0, load)
@@ -283,9 +283,13 @@ print([fleet.place(number) for number in scene.order[:120]], fleet.run.offers.to
 def test_every_process_quotes_alike():
     def printed(seed):
         done = subprocess.run(
-            [sys.executable, "-c", PRINTED], check=True, capture_output=True, text=True, timeout=300,
+            [sys.executable, "-c", PRINTED],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=300,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )  # fmt: skip
+        )
         return done.stdout
 
     scene = generated()

@@ -17,9 +17,18 @@ NUMBERS = st.floats(allow_nan=False)
 
 def rendered(looks):
     agent = AgentView(
-        version="1", nodes=0, connected_nodes=0, samples=0, batches=0, dropped_samples=0, connections=0,
-        uncounted_s=0.0, spool_ticks=0, batches_under_way=0, collection_s=looks,
-    )  # fmt: skip
+        version="1",
+        nodes=0,
+        connected_nodes=0,
+        samples=0,
+        batches=0,
+        dropped_samples=0,
+        connections=0,
+        uncounted_s=0.0,
+        spool_ticks=0,
+        batches_under_way=0,
+        collection_s=looks,
+    )
     return MetricsRenderer().render(AgentSnapshot(agent=agent))
 
 

@@ -93,8 +93,10 @@ def test_what_a_task_adds_is_what_placement_weighs_for_an_arrival(seed):
             if naive.verdict(node, unit.task):
                 assert added == np.inf
                 continue
-            weighed = [naive.cost(node, choice, unit.task, case.mix, case.prices[:3])[0]
-                       for choice in naive.choices(node, unit.task)]  # fmt: skip
+            weighed = [
+                naive.cost(node, choice, unit.task, case.mix, case.prices[:3])[0]
+                for choice in naive.choices(node, unit.task)
+            ]
             assert added == pytest.approx(min(weighed))
 
 

@@ -196,13 +196,26 @@ def test_every_step_is_legal_and_nothing_foreign_is_touched(scene):
 def _device(gpu, geometry):
     """A GPU as an agent lists it."""
     instances = [
-        GpuInstance(id=geometry.gi_id(one.start, profile.size), profile_id=profile.id, profile=profile.name,
-                    start=one.start, size=profile.size, compute_instances=(ComputeInstance(id=0, profile_id=profile.whole.id),))
+        GpuInstance(
+            id=geometry.gi_id(one.start, profile.size),
+            profile_id=profile.id,
+            profile=profile.name,
+            start=one.start,
+            size=profile.size,
+            compute_instances=(ComputeInstance(id=0, profile_id=profile.whole.id),),
+        )
         for one in gpu.instances
         for profile in (geometry.profiles[one.profile],)
-    ]  # fmt: skip
-    return Gpu(uuid=gpu.uuid, index=0, product="", model=gpu.model, mig_capable=True, mig_enabled=gpu.mig_enabled,
-               gpu_instances=tuple(instances))  # fmt: skip
+    ]
+    return Gpu(
+        uuid=gpu.uuid,
+        index=0,
+        product="",
+        model=gpu.model,
+        mig_capable=True,
+        mig_enabled=gpu.mig_enabled,
+        gpu_instances=tuple(instances),
+    )
 
 
 @given(scenes(services=3))

@@ -102,10 +102,14 @@ def test_models_jobs_and_limits_together(case, a30s, jobs):
     rates, throughputs = case
     asked = problem(rates, throughputs)
     faster = [
-        replace(one, throughput_hz=2.0 * one.throughput_hz,
-                configuration=replace(one.configuration, gpu_model=A100.model, mig_profile="3g"))
-        for one in asked.points if one.configuration.mig_profile == "2g"
-    ]  # fmt: skip
+        replace(
+            one,
+            throughput_hz=2.0 * one.throughput_hz,
+            configuration=replace(one.configuration, gpu_model=A100.model, mig_profile="3g"),
+        )
+        for one in asked.points
+        if one.configuration.mig_profile == "2g"
+    ]
     asked = replace(
         asked,
         points=(*asked.points, *faster),

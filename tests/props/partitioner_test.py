@@ -109,8 +109,9 @@ def test_the_check_can_fail():
     goal, spared, nothing = layout_from(geometry, [(G1, 1, (0,)), (G2, 4, (1,))]), frozenset({8}), frozenset()
     assert judge(geometry, gpu, goal, busy=spared, foreign=nothing, shortest=lambda _: 4) == ""
     assert "4 steps where 3 do" in judge(geometry, gpu, goal, busy=spared, foreign=nothing, shortest=lambda _: 3)
-    assert "2 calls would do" in judge(geometry, gpu, layout_from(geometry, []), busy=spared, foreign=nothing,
-                                       shortest=lambda _: 2)  # fmt: skip
+    assert "2 calls would do" in judge(
+        geometry, gpu, layout_from(geometry, []), busy=spared, foreign=nothing, shortest=lambda _: 2
+    )
     with pytest.raises(AssertionError, match="touches what it may not"):
         follow(geometry, gpu, plan_steps(geometry, gpu, layout_from(geometry, [])), spared)
     assert read_layout(follow(geometry, gpu, plan_steps(geometry, gpu, goal)[:-1])) != goal
@@ -120,13 +121,19 @@ def test_what_stands_where_it_is_wanted_costs_nothing_and_the_rest_is_destroyed_
     gpu = gpu_of(A100, [(G1, 0, (0,)), (G2, 2, (1,)), (G3, 4, (2,))])
     goal = layout_from(A100, [(G4, 0, (3,)), (G2, 4, (1,)), (G1, 6, (0,))])
     assert spelled(plan_steps(A100, gpu, goal)) == [
-        "destroy compute instance 0 of GPU instance 2", "destroy GPU instance 2",
-        "destroy compute instance 0 of GPU instance 4", "destroy GPU instance 4",
-        "destroy compute instance 0 of GPU instance 7", "destroy GPU instance 7",
-        "create GPU instance of profile 5 at 0", "create compute instance of profile 3 in the GPU instance at 0",
-        "create GPU instance of profile 14 at 4", "create compute instance of profile 1 in the GPU instance at 4",
-        "create GPU instance of profile 19 at 6", "create compute instance of profile 0 in the GPU instance at 6",
-    ]  # fmt: skip
+        "destroy compute instance 0 of GPU instance 2",
+        "destroy GPU instance 2",
+        "destroy compute instance 0 of GPU instance 4",
+        "destroy GPU instance 4",
+        "destroy compute instance 0 of GPU instance 7",
+        "destroy GPU instance 7",
+        "create GPU instance of profile 5 at 0",
+        "create compute instance of profile 3 in the GPU instance at 0",
+        "create GPU instance of profile 14 at 4",
+        "create compute instance of profile 1 in the GPU instance at 4",
+        "create GPU instance of profile 19 at 6",
+        "create compute instance of profile 0 in the GPU instance at 6",
+    ]
     assert plan_steps(A100, gpu, read_layout(gpu)) == ()
 
 

@@ -67,9 +67,11 @@ def scenes(draw):
     count = draw(st.integers(1, 7))
     ranks = draw(st.permutations(range(count)))
     shape = st.tuples(
-        st.sampled_from([8000, 31_000, 64_000, 96_000]), st.integers(2, 40), st.integers(0, 4),
+        st.sampled_from([8000, 31_000, 64_000, 96_000]),
+        st.integers(2, 40),
+        st.integers(0, 4),
         st.integers(0, MODELS - 1),
-    )  # fmt: skip
+    )
     # Few shapes, so that nodes share states.
     shapes = draw(st.lists(shape, min_size=1, max_size=3))
     machines = [machine(*draw(st.sampled_from(shapes)), rank) for rank in ranks]
@@ -136,9 +138,10 @@ def test_quotes_stand_between_times_on_a_larger_fleet():
     scene = generated()
     scene.tasks = [
         replace(task, cpu_milli=task.cpu_milli // 4, gpu_milli=max(1, task.gpu_milli // 20))
-        if task.gpu_count == 1 else replace(task, cpu_milli=task.cpu_milli // 4)
+        if task.gpu_count == 1
+        else replace(task, cpu_milli=task.cpu_milli // 4)
         for task in scene.tasks
-    ]  # fmt: skip
+    ]
     scene.mix = [(number, weight * (1 if scene.tasks[number].gpu_count < 2 else 0) + 1) for number, weight in scene.mix]
     _, _, weights = POLICIES["lookahead"]
     mix = [naive.Class(scene.tasks[number], weight) for number, weight in scene.mix]
@@ -166,9 +169,10 @@ def test_random_places_whatever_fits_and_only_where_it_fits(scene):
         reachable = [naive.placed(nodes[chosen], choice, task) for choice in naive.choices(nodes[chosen], task)]
         width = len(nodes[chosen].gpus)
         (nodes[chosen],) = [
-            node for i, node in enumerate(reachable)
+            node
+            for i, node in enumerate(reachable)
             if [gpu.free for gpu in node.gpus] == left[:width] and node not in reachable[:i]
-        ]  # fmt: skip
+        ]
     assert course.power_w.tolist()[-1:] == [sum(map(naive.node_power, nodes))][: len(scene.order)]
 
 

@@ -266,10 +266,23 @@ def test_several_tasks_on_a_node_cost_what_they_cost_one_after_another(cluster, 
 
 def test_warming_names_every_kernel():
     assert set(warm_kernels()) == {
-            "adopt_nodes", "apply_prices", "choose_linked_gpus", "choose_nodes", "cluster_power", "compute_all_costs",
-            "compute_prices", "compute_replica_costs", "count_verdicts", "divide_replicas", "exchange_gpus",
-            "node_fragmentation", "node_power", "refresh_fragmentation", "replica_room", "simulate_queue",
-        }  # fmt: skip
+        "adopt_nodes",
+        "apply_prices",
+        "choose_linked_gpus",
+        "choose_nodes",
+        "cluster_power",
+        "compute_all_costs",
+        "compute_prices",
+        "compute_replica_costs",
+        "count_verdicts",
+        "divide_replicas",
+        "exchange_gpus",
+        "node_fragmentation",
+        "node_power",
+        "refresh_fragmentation",
+        "replica_room",
+        "simulate_queue",
+    }
 
 
 def test_the_packages_of_the_paper():

@@ -14,9 +14,14 @@ CURVES = st.builds(
         np.linspace(top * low, top, count).round(),
         PowerLaw(top * free, roundness, 10.0, clocked, steepness),
     ),
-    st.floats(150.0, 700.0), st.floats(0.3, 0.6), st.integers(2, 9), st.floats(0.3, 1.4), st.floats(2.0, 8.0),
-    st.floats(0.01, 0.4), st.floats(1.0, 5.0),
-)  # fmt: skip
+    st.floats(150.0, 700.0),
+    st.floats(0.3, 0.6),
+    st.integers(2, 9),
+    st.floats(0.3, 1.4),
+    st.floats(2.0, 8.0),
+    st.floats(0.01, 0.4),
+    st.floats(1.0, 5.0),
+)
 
 
 def curve(limits, law):

@@ -14,7 +14,16 @@ def test_no_life_breaks_a_promise_and_none_is_idle():
         schedule.run()
         did += schedule.did
     wanted = (
-        "put back", "budget steps", "steps over budget", "gangs at rest", "fight", "SETTING_RESTORED", "SETTING_DRIFT",
-        "GPU_LOST", "GPU_RETURNED", "LEASE_EXPIRED", "died",
-    )  # fmt: skip
+        "put back",
+        "budget steps",
+        "steps over budget",
+        "gangs at rest",
+        "fight",
+        "SETTING_RESTORED",
+        "SETTING_DRIFT",
+        "GPU_LOST",
+        "GPU_RETURNED",
+        "LEASE_EXPIRED",
+        "died",
+    )
     assert [what for what in wanted if did[what] == 0] == []

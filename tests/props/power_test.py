@@ -71,9 +71,7 @@ class Life:
 
     def _offer(self, wishes, gang, budget_w, enforce) -> None:
         uuids = self.machine.uuids
-        asked = [
-            setting(uuids[place], limit_w, **_lock(lock)) for place, (limit_w, lock) in wishes.items()
-        ]  # fmt: skip
+        asked = [setting(uuids[place], limit_w, **_lock(lock)) for place, (limit_w, lock) in wishes.items()]
         gangs = (tuple(uuids[place] for place in sorted(gang)),) if gang else ()
         enforced = enforce and self.may_enforce
         self.rig.offer(plan_of(*asked, gangs=gangs, power_budget_w=budget_w, enforce=enforced, lease_s=20.0))
@@ -167,19 +165,29 @@ def _lock(lock):
 places = st.integers(0, DEVICES - 1)
 wishes = st.dictionaries(
     places, st.tuples(st.none() | st.sampled_from([50.0, 250.0, 251.5, 333.3, 500.0, 650.0, 900.0]), LOCKS)
-)  # fmt: skip
+)
 actions = st.one_of(
     st.tuples(
-        st.just("offer"), wishes, st.sets(places, max_size=3), st.none() | st.sampled_from([500.0, 1200.0]),
+        st.just("offer"),
+        wishes,
+        st.sets(places, max_size=3),
+        st.none() | st.sampled_from([500.0, 1200.0]),
         st.booleans() | st.just(True),
     ),
-    st.tuples(st.just("cycle"), st.integers(1, 6)), st.tuples(st.just("wait"), st.floats(1.0, 30.0)),
-    st.tuples(st.just("renew")), st.tuples(st.just("load"), places, st.floats(0.0, 700.0)),
+    st.tuples(st.just("cycle"), st.integers(1, 6)),
+    st.tuples(st.just("wait"), st.floats(1.0, 30.0)),
+    st.tuples(st.just("renew")),
+    st.tuples(st.just("load"), places, st.floats(0.0, 700.0)),
     st.tuples(st.just("behind"), places, st.integers(0, 2)),
     st.tuples(st.just("cap"), places, st.none() | st.just(300.0)),
-    st.tuples(st.just("reload")), st.tuples(st.just("lose"), places), st.tuples(st.just("hang"), places),
-    st.tuples(st.just("heal")), st.tuples(st.just("forbid")), st.tuples(st.just("fill")), st.tuples(st.just("crash")),
-)  # fmt: skip
+    st.tuples(st.just("reload")),
+    st.tuples(st.just("lose"), places),
+    st.tuples(st.just("hang"), places),
+    st.tuples(st.just("heal")),
+    st.tuples(st.just("forbid")),
+    st.tuples(st.just("fill")),
+    st.tuples(st.just("crash")),
+)
 lives = st.lists(actions, max_size=25)
 ends = st.sampled_from(["lease", "observe", "stop", "crash"])
 SLOW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -217,9 +225,11 @@ def test_observing_never_writes(life):
 
 @settings(SLOW, max_examples=40)
 @given(
-    wishes=wishes, gang=st.sets(places, min_size=2), before=st.lists(st.sampled_from([250.0, 333.3, 650.0])),
+    wishes=wishes,
+    gang=st.sets(places, min_size=2),
+    before=st.lists(st.sampled_from([250.0, 333.3, 650.0])),
     budget_w=st.none() | st.just(1000.0),
-)  # fmt: skip
+)
 def test_a_settled_gang_is_uniform(wishes, gang, before, budget_w):
     rig = Rig(fake(DEVICES))
     for place, limit_w in enumerate(before[:DEVICES]):
@@ -266,8 +276,11 @@ def points(make) -> int:
     rig = Rig(make(DEVICES))
     script(rig)
     assert {type(command).__name__ for command in rig.commands} >= {
-        "WriteJournal", "SetDeviceLimit", "LockClocks", "RestoreDevice",
-    }  # fmt: skip
+        "WriteJournal",
+        "SetDeviceLimit",
+        "LockClocks",
+        "RestoreDevice",
+    }
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
     return rig.machine.fuse.burned
 

@@ -130,16 +130,25 @@ def test_without_a_drift_the_order_of_readings_does_not_matter(order):
 def points(draw):
     """Any point that can be measured, and some that did not run."""
     how = Configuration(
-        draw(st.sampled_from([A100, "a40", "unheard-of"])), "", draw(st.integers(1, 8)), draw(BATCHES),
-        draw(st.integers(1, 3)), draw(st.none() | st.floats(1.0, 1000.0)), draw(st.none() | st.integers(1, 2000)),
+        draw(st.sampled_from([A100, "a40", "unheard-of"])),
+        "",
+        draw(st.integers(1, 8)),
+        draw(BATCHES),
+        draw(st.integers(1, 3)),
+        draw(st.none() | st.floats(1.0, 1000.0)),
+        draw(st.none() | st.integers(1, 2000)),
         draw(st.sampled_from(["", "tp4", "optimizer=adam eager"])),
-    )  # fmt: skip
+    )
     positive = st.floats(1e-6, 1e9)
     return Point(
-        draw(st.sampled_from(["a", "b"])), how, draw(st.just(0.0) | positive),
-        draw(st.dictionaries(st.sampled_from([0.5, 0.99]), positive)), draw(st.none() | positive),
-        draw(st.none() | st.integers(1, 2**40)), draw(st.text(max_size=3)),
-    )  # fmt: skip
+        draw(st.sampled_from(["a", "b"])),
+        how,
+        draw(st.just(0.0) | positive),
+        draw(st.dictionaries(st.sampled_from([0.5, 0.99]), positive)),
+        draw(st.none() | positive),
+        draw(st.none() | st.integers(1, 2**40)),
+        draw(st.text(max_size=3)),
+    )
 
 
 @quiet

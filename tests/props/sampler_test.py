@@ -85,12 +85,15 @@ def test_energy_is_within_one_per_cent_and_never_falls(base_w, counter_start_j, 
 @given(
     st.lists(
         st.tuples(
-            st.floats(0.01, 100.0), st.floats(-1e6, 1e6),
-            st.floats(allow_nan=True, allow_infinity=True), st.floats(allow_nan=True, allow_infinity=True),
+            st.floats(0.01, 100.0),
+            st.floats(-1e6, 1e6),
+            st.floats(allow_nan=True, allow_infinity=True),
+            st.floats(allow_nan=True, allow_infinity=True),
         ),
-        min_size=1, max_size=40,
+        min_size=1,
+        max_size=40,
     )
-)  # fmt: skip
+)
 def test_whatever_a_device_says_the_batches_keep_the_contract(steps):
     """Any floats and any clock: time never falls within a batch, energy never falls, and the codec takes it."""
     sampler = Sampler(sample_interval_s=1.0)

@@ -24,10 +24,23 @@ NUMBERS = st.integers(0, 12)
 STEPS = st.lists(
     st.one_of(
         st.tuples(
-            st.just("submit"), st.integers(1, 40), st.sampled_from((0, 300, 700, 1000, 2000)), st.integers(1, 3),
-            st.integers(0, 1), st.sampled_from(((), ("G2",), ("T4", "G3"))), st.booleans(),
+            st.just("submit"),
+            st.integers(1, 40),
+            st.sampled_from((0, 300, 700, 1000, 2000)),
+            st.integers(1, 3),
+            st.integers(0, 1),
+            st.sampled_from(((), ("G2",), ("T4", "G3"))),
+            st.booleans(),
         ),
-        st.tuples(st.just("submit"), st.integers(1, 40), st.sampled_from((0, 300, 700, 1000)), st.just(1), st.just(0), st.just(()), st.just(False)),
+        st.tuples(
+            st.just("submit"),
+            st.integers(1, 40),
+            st.sampled_from((0, 300, 700, 1000)),
+            st.just(1),
+            st.just(0),
+            st.just(()),
+            st.just(False),
+        ),
         st.tuples(st.just("cancel"), NUMBERS),
         st.tuples(st.just("cancel"), NUMBERS),
         st.tuples(st.just("scale"), NUMBERS, st.integers(1, 5)),
@@ -39,7 +52,7 @@ STEPS = st.lists(
     ),
     min_size=15,
     max_size=40,
-)  # fmt: skip
+)
 
 
 def done(core, step, now_ns):
@@ -49,9 +62,15 @@ def done(core, step, now_ns):
         case ("submit", cpu, milli, replicas, priority, models, needs):
             promised = {"kind": WorkloadKind.INFERENCE_SERVICE, "service": PROMISE} if replicas < 3 else {}
             wanted = request(
-                cpu=cpu, gpus=2 if milli == 2000 else int(milli > 0), milli=min(milli, 1000), replicas=replicas,
-                priority=priority, models=models if milli else (), required_traits=("zone",) if needs else (), **promised,
-            )  # fmt: skip
+                cpu=cpu,
+                gpus=2 if milli == 2000 else int(milli > 0),
+                milli=min(milli, 1000),
+                replicas=replicas,
+                priority=priority,
+                models=models if milli else (),
+                required_traits=("zone",) if needs else (),
+                **promised,
+            )
             return core.submit(wanted, now_ns=now_ns).events
         case ("cancel", number):
             return core.cancel(keys[number % len(keys)], now_ns=now_ns).events
@@ -66,9 +85,12 @@ def done(core, step, now_ns):
             return turn(name, f"GPU-{name}-{index}", now_ns=now_ns).events
         case ("others", name, cpu, gpus, has, closed):
             others = ExternalUsage(
-                cpu_milli=1000 * cpu, memory_bytes=GIB, gpu_count=gpus, traits=("zone",) if has else (),
+                cpu_milli=1000 * cpu,
+                memory_bytes=GIB,
+                gpu_count=gpus,
+                traits=("zone",) if has else (),
                 closed="cordoned" if closed else "",
-            )  # fmt: skip
+            )
             return core.occupied(name, others, now_ns=now_ns).events
         case ("limit", number):
             return core.set_limit(keys[number % len(keys)], 100.0, now_ns=now_ns).events

@@ -258,8 +258,10 @@ def test_nothing_can_be_started_for_a_window_that_is_here():
 def test_the_blind_see_gpus():
     (shape,) = feasible_shapes(
         [Point("m", Configuration("a", gpus=2, batch=b), 10.0 * b, {0.95: 0.01 * b}, 300.0 + b) for b in (1, 2)],
-        PROMISE, idle_w=IDLE_W, start_s=30.0,
-    )  # fmt: skip
+        PROMISE,
+        idle_w=IDLE_W,
+        start_s=30.0,
+    )
     seen = without_power(shape, 30.0)
     assert (seen.steps[0].power_w, seen.throughput_hz, seen.start_j, seen.idle_w) == (2.0, 20.0, 60.0, 0.0)
 

@@ -50,8 +50,12 @@ limit_lists = st.lists(limits_of, min_size=1, max_size=3, unique_by=spending_key
 steps = st.lists(
     st.one_of(
         st.tuples(
-            st.just("submit"), st.integers(1, 3), st.sampled_from([1000, 500]), st.sampled_from(TEAMS),
-            st.sampled_from(TEAMS), st.sampled_from(TEAMS),
+            st.just("submit"),
+            st.integers(1, 3),
+            st.sampled_from([1000, 500]),
+            st.sampled_from(TEAMS),
+            st.sampled_from(TEAMS),
+            st.sampled_from(TEAMS),
         ),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
         st.tuples(st.just("scale"), st.integers(0, 30), st.integers(1, 3)),
@@ -61,14 +65,17 @@ steps = st.lists(
         st.tuples(st.just("limits"), limit_lists),
         st.tuples(st.just("restart")),
     ),
-    min_size=6, max_size=30,
-)  # fmt: skip
+    min_size=6,
+    max_size=30,
+)
 
 
 def subject(limit, spec):
     return {
-        SpendingScope.NAMESPACE: spec.namespace, SpendingScope.USER: spec.user, SpendingScope.QUEUE: spec.queue,
-    }[limit.scope]  # fmt: skip
+        SpendingScope.NAMESPACE: spec.namespace,
+        SpendingScope.USER: spec.user,
+        SpendingScope.QUEUE: spec.queue,
+    }[limit.scope]
 
 
 def begun(period, at, offset_minutes):

@@ -17,9 +17,15 @@ from eelgrid_agent.node.spool import Acknowledged, Spool
 
 def tick(time_ns, generation, *, opens_batch):
     return SampleTick(
-        time_ns=time_ns, generation=generation, gpus=0, gpu_values=array("d"), gpu_absences=(),
-        host_values=array("d", [0.0] * len(HOST_READINGS)), host_absences=(), opens_batch=opens_batch,
-    )  # fmt: skip
+        time_ns=time_ns,
+        generation=generation,
+        gpus=0,
+        gpu_values=array("d"),
+        gpu_absences=(),
+        host_values=array("d", [0.0] * len(HOST_READINGS)),
+        host_absences=(),
+        opens_batch=opens_batch,
+    )
 
 
 class Controller(RuleBasedStateMachine):

@@ -10,7 +10,7 @@ from tests.steering_rig import LIMITS_W, Fleet, tree
 from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
-from eelgrid_controller.objectives.power.control_events import (  # fmt: skip
+from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
     ControlNodeLeaseEnded,
     ControlNodeReturned,
@@ -36,9 +36,28 @@ NODES = ("n1", "n2", "n3")
 PROMISES = (MaxSlowdown(0.05), MaxSlowdown(0.2), BestEffort(0.5), Deadline(3000.0, 400.0))
 TARIFFS = (None, EnergyTariff(StepFunction((0.0, 120.0), (1.0, 5.0), 240.0)))
 OPS = (
-    "begin", "begin", "end", "run", "run", "run", "answer", "answer", "answer", "twice", "fail", "unread", "miss", "divide",
-    "lose", "lease", "back", "budget", "prices", "time", "noise",
-)  # fmt: skip
+    "begin",
+    "begin",
+    "end",
+    "run",
+    "run",
+    "run",
+    "answer",
+    "answer",
+    "answer",
+    "twice",
+    "fail",
+    "unread",
+    "miss",
+    "divide",
+    "lose",
+    "lease",
+    "back",
+    "budget",
+    "prices",
+    "time",
+    "noise",
+)
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -49,10 +68,14 @@ def begin(fleet, rng):
     nodes = [node for node in rng.permutation(NODES)[: rng.integers(1, 4)].tolist() if node not in fleet.lost]
     if nodes:
         fleet.begin(
-            name, nodes, gpus=int(rng.integers(1, 4)), promise=PROMISES[rng.integers(len(PROMISES))],
-            draw_w=float(rng.choice([120.0, 280.0])), restored_w=float(rng.choice([0.0, 900.0])) or None,
+            name,
+            nodes,
+            gpus=int(rng.integers(1, 4)),
+            promise=PROMISES[rng.integers(len(PROMISES))],
+            draw_w=float(rng.choice([120.0, 280.0])),
+            restored_w=float(rng.choice([0.0, 900.0])) or None,
             held_w=tuple(rng.choice(LIMITS_W, len(nodes)).tolist()) if rng.random() < 0.7 else (),
-        )  # fmt: skip
+        )
 
 
 def answered(fleet, rng, op):

@@ -26,11 +26,17 @@ def jobs(draw):
     limits = st.sampled_from(LIMITS_W)
     return [
         asking(
-            f"j{k}", draw(st.integers(1, 4)), draw(st.sampled_from(["n1", "n2"])), wish_w=draw(limits), held_w=draw(limits),
-            known=draw(st.booleans()), promise=draw(st.sampled_from(PROMISES)), owes=draw(st.booleans()),
+            f"j{k}",
+            draw(st.integers(1, 4)),
+            draw(st.sampled_from(["n1", "n2"])),
+            wish_w=draw(limits),
+            held_w=draw(limits),
+            known=draw(st.booleans()),
+            promise=draw(st.sampled_from(PROMISES)),
+            owes=draw(st.booleans()),
         )
         for k in range(draw(st.integers(1, 5)))
-    ]  # fmt: skip
+    ]
 
 
 def charged(one, ceiling_w):

@@ -107,8 +107,10 @@ def divided(costs, paths, price):
     size = max(map(len, costs))
     table = np.array([row + [inf] * (size - len(row)) for row in costs])
     levels = len(paths[0])
-    codes = [[sorted({path[: level + 1] for path in paths}).index(path[: level + 1]) for level in range(levels)]
-             for path in paths]  # fmt: skip
+    codes = [
+        [sorted({path[: level + 1] for path in paths}).index(path[: level + 1]) for level in range(levels)]
+        for path in paths
+    ]
     counts = np.zeros(len(costs), np.int64)
     groups = np.array(codes, np.int64).reshape(len(costs), levels)
     return divide_replicas(table, groups, np.array(price), counts), counts.tolist()

@@ -47,16 +47,21 @@ budget_lists = st.lists(
     st.one_of(
         st.builds(PowerBudget, scope=st.just(BudgetScope.CLUSTER), limit_w=st.integers(0, 3000).map(float)),
         st.builds(
-            PowerBudget, scope=st.just(BudgetScope.RACK), name=st.sampled_from(["r1", "r2"]),
+            PowerBudget,
+            scope=st.just(BudgetScope.RACK),
+            name=st.sampled_from(["r1", "r2"]),
             limit_w=st.integers(0, 2000).map(float),
         ),
         st.builds(
-            PowerBudget, scope=st.just(BudgetScope.NODE), name=st.sampled_from("abcd"),
+            PowerBudget,
+            scope=st.just(BudgetScope.NODE),
+            name=st.sampled_from("abcd"),
             limit_w=st.integers(0, 1200).map(float),
         ),
     ),
-    max_size=4, unique_by=lambda one: (one.scope, one.name),
-)  # fmt: skip
+    max_size=4,
+    unique_by=lambda one: (one.scope, one.name),
+)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1000, 1000, 400])),
@@ -67,7 +72,7 @@ steps = st.lists(
         st.tuples(st.just("budgets"), budget_lists),
     ),
     max_size=25,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -134,7 +139,5 @@ def _nothing_waits_idly(core: Core, read_w: dict[str, float]) -> None:
                 if gpu.uuid not in record.gpu_milli and gpu.uuid not in record.lost_gpus
             ]
             above = [one for one in core.state.policy.budgets if below(one, name)]
-            fits = all(
-                naive_w(core.state, read_w, one) + DEFAULT_W - IDLE_W <= one.limit_w + 1e-6 for one in above
-            )  # fmt: skip
+            fits = all(naive_w(core.state, read_w, one) + DEFAULT_W - IDLE_W <= one.limit_w + 1e-6 for one in above)
             assert not (free and fits), (workload, name)

@@ -120,9 +120,16 @@ class Agent:
     """See the module."""
 
     def __init__(
-        self, timeline: Timeline, network: Network, ledger: Ledger, spec: NodeSpec, *, drift_ppm: int, seed: int,
+        self,
+        timeline: Timeline,
+        network: Network,
+        ledger: Ledger,
+        spec: NodeSpec,
+        *,
+        drift_ppm: int,
+        seed: int,
         ticks_most: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.timeline = timeline
         self.ledger = ledger
         self.spec = spec
@@ -184,11 +191,17 @@ class Agent:
         )
         drawn: list[int] = []
         node = AgentNode(
-            identity, host=self._host, engine=self.engine, clock=self.clock,
-            draw_incarnation=lambda: self._draw_incarnation(drawn), ticks_most=self._ticks_most, first=first, send_phase=self.timeline.rng.random(),
+            identity,
+            host=self._host,
+            engine=self.engine,
+            clock=self.clock,
+            draw_incarnation=lambda: self._draw_incarnation(drawn),
+            ticks_most=self._ticks_most,
+            first=first,
+            send_phase=self.timeline.rng.random(),
             # Windows of energy count by a number of their own; a batch's is drawn once in a life.
             outbox=EnergyOutbox(OutboxState(incarnation=self._life), by_plan=True),
-        )  # fmt: skip
+        )
         self.node = node
         self.ledger.ticks.began(Process(self.name, drawn[0], node.spool))
         node.retime = self._retime

@@ -10,7 +10,7 @@ from eelgrid_controller.errors import JournalLost, LostEntries
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_protos.codec import encode_message
 from eelgrid_protos.faults import Fault, NotFound
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     ApplyMovesRequest,
     ApplyMovesResponse,
     CancelWorkloadRequest,
@@ -127,19 +127,25 @@ class Controller:
                 life.read(lambda: reply(encode_message(GetPolicyResponse(policy=life.core.state.policy))))
             case SubmitWorkloadRequest():
                 self._change(
-                    life, lambda core, now_ns: core.submit(request, now_ns=now_ns),
-                    lambda workload: SubmitWorkloadResponse(workload=workload), reply,
-                )  # fmt: skip
+                    life,
+                    lambda core, now_ns: core.submit(request, now_ns=now_ns),
+                    lambda workload: SubmitWorkloadResponse(workload=workload),
+                    reply,
+                )
             case CancelWorkloadRequest():
                 self._change(
-                    life, lambda core, now_ns: core.cancel(request.workload_id, now_ns=now_ns),
-                    lambda workload: CancelWorkloadResponse(workload=workload), reply,
-                )  # fmt: skip
+                    life,
+                    lambda core, now_ns: core.cancel(request.workload_id, now_ns=now_ns),
+                    lambda workload: CancelWorkloadResponse(workload=workload),
+                    reply,
+                )
             case ScaleWorkloadRequest():
                 self._change(
-                    life, lambda core, now_ns: core.scale(request.workload_id, request.replicas, now_ns=now_ns),
-                    lambda workload: ScaleWorkloadResponse(workload=workload), reply,
-                )  # fmt: skip
+                    life,
+                    lambda core, now_ns: core.scale(request.workload_id, request.replicas, now_ns=now_ns),
+                    lambda workload: ScaleWorkloadResponse(workload=workload),
+                    reply,
+                )
             case RecommendMovesRequest():
                 life.read(lambda: self._recommend(life, request, reply))
             case ApplyMovesRequest():
@@ -148,21 +154,26 @@ class Controller:
                     reply(NotFound("no such recommendation"))
                     return
                 self._change(
-                    life, lambda core, now_ns: core.apply_moves(found.moves, now_ns=now_ns),
-                    lambda moved: ApplyMovesResponse(moved=moved, revision=0, modelled_power_w=0.0), reply,
-                )  # fmt: skip
+                    life,
+                    lambda core, now_ns: core.apply_moves(found.moves, now_ns=now_ns),
+                    lambda moved: ApplyMovesResponse(moved=moved, revision=0, modelled_power_w=0.0),
+                    reply,
+                )
             case ReconcileNodeRequest():
                 self.ledger.asked.add(request.node_name)
                 self._change(
-                    life, lambda core, now_ns: core.reconcile_node(request.node_name, now_ns=now_ns),
+                    life,
+                    lambda core, now_ns: core.reconcile_node(request.node_name, now_ns=now_ns),
                     lambda record: ReconcileNodeResponse(node=Node(inventory=record.inventory, state=record.state)),
                     reply,
-                )  # fmt: skip
+                )
             case UpdatePolicyRequest():
                 self._change(
-                    life, lambda core, now_ns: core.update_policy(request.policy, now_ns=now_ns),
-                    lambda policy: UpdatePolicyResponse(policy=policy), reply,
-                )  # fmt: skip
+                    life,
+                    lambda core, now_ns: core.update_policy(request.policy, now_ns=now_ns),
+                    lambda policy: UpdatePolicyResponse(policy=policy),
+                    reply,
+                )
 
     def _recommend(self, life: Life, request: RecommendMovesRequest, reply: Reply) -> None:
         found = recommend_moves(life.core.survey_moves(request))

@@ -121,10 +121,12 @@ class Rogue:
         epoch = self._rng.choice((0, 1, 2**31, 2**48, 2**53 - 1))
         self._send(
             Hello(
-                incarnation=self._rng.choice((0, 1, 2**63, 2**64 - 1)), inventory=self._inventory, plan_epoch=epoch,
+                incarnation=self._rng.choice((0, 1, 2**63, 2**64 - 1)),
+                inventory=self._inventory,
+                plan_epoch=epoch,
                 held=self._rng.choice((None, HeldAssignments(), self._claim())),
             )
-        )  # fmt: skip
+        )
 
     def received(self, data: bytes) -> None:
         """Whatever comes, it goes on once it is welcome."""

@@ -14,7 +14,7 @@ from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledge
 from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import InvalidArgument, NotFound
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     Acknowledgement,
     Cadence,
     ConnectRequest,

@@ -19,7 +19,7 @@ from eelgrid_protos.faults import (
     ResourceExhausted,
     Unavailable,
 )
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     OBJECTIVES,
     ApplyMovesRequest,
     ApplyMovesResponse,
@@ -129,10 +129,12 @@ class Users:
         gpus = rng.choices((0, 1, 2), weights=(2, 7, 2))[0]
         whole = gpus > 1 or rng.random() < 0.4
         request = ResourceRequest(
-            cpu_milli=rng.randrange(500, 8001, 500), memory_bytes=rng.randrange(1, 17) * _GIB, gpu_count=gpus,
+            cpu_milli=rng.randrange(500, 8001, 500),
+            memory_bytes=rng.randrange(1, 17) * _GIB,
+            gpu_count=gpus,
             gpu_milli=0 if gpus == 0 else 1000 if whole else rng.randrange(50, 1000, 50),
             gpu_models=(rng.choice(self._models),) if gpus and self._models and rng.random() < 0.2 else (),
-        )  # fmt: skip
+        )
         return WorkloadSpec(
             name=f"job-{self._number}",
             request=request,
@@ -267,10 +269,14 @@ class Users:
         objective = rng.choice(list(OBJECTIVES))
         mode = rng.choice((EnforcementMode.OBSERVE, EnforcementMode.ENFORCE))
         return replace(
-            policy, objective=objective, weights=OBJECTIVES[objective], lease_s=rng.choice((8.0, 20.0, 60.0)),
-            pools=(PoolMode(pool="a", mode=mode),), send_interval_s=rng.choice((1.0, 2.0, 5.0)),
+            policy,
+            objective=objective,
+            weights=OBJECTIVES[objective],
+            lease_s=rng.choice((8.0, 20.0, 60.0)),
+            pools=(PoolMode(pool="a", mode=mode),),
+            send_interval_s=rng.choice((1.0, 2.0, 5.0)),
             sample_interval_s=rng.choice((0.5, 1.0, 2.0)),
-        )  # fmt: skip
+        )
 
     def _policy_answered(self, answer: Any) -> None:
         if isinstance(answer, UpdatePolicyResponse):

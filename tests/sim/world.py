@@ -32,8 +32,12 @@ _USER_NS = seconds(1.2)
 _GIB = 2**30
 # Catalogue key and the model that workloads ask for; the P100 has no energy counter.
 _PRODUCTS = (
-    ("openb-g2", "G2"), ("openb-t4", "T4"), ("openb-p100", "P100"), ("h100-sxm5-80gb", "H100"), ("a100-sxm4-40gb", "A100"),
-)  # fmt: skip
+    ("openb-g2", "G2"),
+    ("openb-t4", "T4"),
+    ("openb-p100", "P100"),
+    ("h100-sxm5-80gb", "H100"),
+    ("a100-sxm4-40gb", "A100"),
+)
 
 
 class Failure(AssertionError):
@@ -44,9 +48,14 @@ class Failure(AssertionError):
         self.invariant = error.invariant if isinstance(error, Broken) else 0
         said = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
         super().__init__(
-            "\n".join([*recent, f"seed {seed}, step {step}: {said}",
-                       f"again: python -m tests.sim --seeds {seed}:{seed + 1} --steps {steps}"])
-        )  # fmt: skip
+            "\n".join(
+                [
+                    *recent,
+                    f"seed {seed}, step {step}: {said}",
+                    f"again: python -m tests.sim --seeds {seed}:{seed + 1} --steps {steps}",
+                ]
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +88,16 @@ class World:
         ticks_most = rng.choice((15, 60, 600))
         self.agents = [
             parts.agent(
-                self.timeline, self.network, self.ledger, self._spec(index), drift_ppm=rng.randint(-200, 200), seed=seed,
+                self.timeline,
+                self.network,
+                self.ledger,
+                self._spec(index),
+                drift_ppm=rng.randint(-200, 200),
+                seed=seed,
                 ticks_most=ticks_most,
             )
             for index in range(rng.randint(1, 4))
-        ]  # fmt: skip
+        ]
         models = tuple(sorted({gpu.model for agent in self.agents for gpu in agent.spec.gpus}))
         self.users = Users(self.timeline, self.ledger, self.controller, models=models)
         self.faults = Faults(self.timeline, self.network, self.controller, self.agents)
@@ -99,9 +113,12 @@ class World:
             for product, model in (rng.choice(_PRODUCTS) for _ in range(rng.randint(0, 4)))
         )
         return NodeSpec(
-            node_name=f"n{index}", cpu_milli=rng.choice((16_000, 64_000)), memory_bytes=rng.choice((64, 256)) * _GIB,
-            pool=rng.choice(("a", "b")), gpus=gpus,
-        )  # fmt: skip
+            node_name=f"n{index}",
+            cpu_milli=rng.choice((16_000, 64_000)),
+            memory_bytes=rng.choice((64, 256)) * _GIB,
+            pool=rng.choice(("a", "b")),
+            gpus=gpus,
+        )
 
     def begin(self) -> None:
         """Everybody starts, in no particular order."""

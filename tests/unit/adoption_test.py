@@ -59,8 +59,11 @@ def test_what_stands_is_held_and_no_longer_counts_as_others():
     assert (found.phase, devices(found)) == (WorkloadPhase.PLACED, [("n1", (2,))])
     assert world.others() == ExternalUsage(cpu_milli=4000, memory_bytes=2**30, gpu_count=2, traits=("t",))
     assert [type(event).__name__ for event in world.events[-4:]] == [
-        "NodeOccupied", "WorkloadSubmitted", "WorkloadPlaced", "NodeOccupied",
-    ]  # fmt: skip
+        "NodeOccupied",
+        "WorkloadSubmitted",
+        "WorkloadPlaced",
+        "NodeOccupied",
+    ]
     assert world.is_replayed()
 
 
@@ -203,8 +206,9 @@ def test_running_work_gains_places_and_lets_others_go_in_one_step():
     )
     step = world.claim("service-s", claim)
     assert [(one.replica, one.node_name, one.gpu_indexes) for one in step.result.placements] == [
-        (1, "n1", (1,)), (2, "n2", (1,)),
-    ]  # fmt: skip
+        (1, "n1", (1,)),
+        (2, "n2", (1,)),
+    ]
     assert [type(event).__name__ for event in step.events[:3]] == ["NodeOccupied", "WorkloadScaled", "NodeOccupied"]
     assert world.others("n2") == ExternalUsage()
     # Said again it changes nothing; nor does a claim that was made before another one was heard of.
@@ -247,10 +251,16 @@ def test_a_journal_of_earlier_versions_is_read():
         ("workload_submitted", {"time_ns": 1, "workload_id": "service-s", "spec": {**spec, "replicas": 1}}),
         ("workload_placed", {"time_ns": 1, "workload_id": "service-s", "placements": [{"replica": 0, **place}]}),
         ("node_occupied", {"time_ns": 1, "node_name": "n1", "others": {"gpu_count": 1, "closed": "cordoned"}}),
-        ("workload_scaled", {
-            "time_ns": 2, "workload_id": "service-s", "released": [0], "placements": [{"replica": 1, **place}],
-        }),
-    ]:  # fmt: skip
+        (
+            "workload_scaled",
+            {
+                "time_ns": 2,
+                "workload_id": "service-s",
+                "released": [0],
+                "placements": [{"replica": 1, **place}],
+            },
+        ),
+    ]:
         if kind == "workload_scaled":
             world.do("occupied", "n1", ExternalUsage())
         event = event_from_plain(kind, body)

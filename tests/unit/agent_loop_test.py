@@ -24,9 +24,15 @@ def node_named(name, device):
     engine = NoEngine()
     return AgentNode(
         NodeIdentity(node_name=name, agent_version="t", simulated=True),
-        host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=SystemClock().monotonic_ns), engine=engine,
-        clock=SystemClock(), draw_incarnation=lambda: 1, ticks_most=100, first=survey_devices(device),
-    )  # fmt: skip
+        host=SimulatedHost(
+            cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=SystemClock().monotonic_ns
+        ),
+        engine=engine,
+        clock=SystemClock(),
+        draw_incarnation=lambda: 1,
+        ticks_most=100,
+        first=survey_devices(device),
+    )
 
 
 def simulation(name="n"):

@@ -65,8 +65,16 @@ async def test_batches_are_acknowledged_and_show_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("send_interval_s", "window", "lease_s", "every"),
-    [(5.0, 8, 60.0, 1), (2.0, 8, 60.0, 1), (1.0, 8, 60.0, 4), (1.0, 4, 60.0, 2), (1.0, 1, 60.0, 1), (1.9, 8, 5.0, 1), (0.1, 64, 5.0, 4)],
-)  # fmt: skip
+    [
+        (5.0, 8, 60.0, 1),
+        (2.0, 8, 60.0, 1),
+        (1.0, 8, 60.0, 4),
+        (1.0, 4, 60.0, 2),
+        (1.0, 1, 60.0, 1),
+        (1.9, 8, 5.0, 1),
+        (0.1, 64, 5.0, 4),
+    ],
+)
 def test_acknowledgements_are_rarer_only_where_nobody_waits_for_them(
     send_interval_s: float, window: int, lease_s: float, every: int
 ) -> None:

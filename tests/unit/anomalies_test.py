@@ -30,9 +30,15 @@ def watch_for(seconds, *, every_s=10.0, power_w=100.0, known=True, watch=None, s
     for turn in range(round(seconds / every_s) + 1):
         now_ns = round((start_s + turn * every_s) * SECOND)
         watch.observe(
-            "GPU-0", DeviceObservation(**{"monotonic_ns": now_ns, **fields}), shares=shares, allocations_known=known,
-            wall_ns=now_ns, mean_power_w=power_w, busy_w=700.0, idle=IDLE,
-        )  # fmt: skip
+            "GPU-0",
+            DeviceObservation(**{"monotonic_ns": now_ns, **fields}),
+            shares=shares,
+            allocations_known=known,
+            wall_ns=now_ns,
+            mean_power_w=power_w,
+            busy_w=700.0,
+            idle=IDLE,
+        )
     return watch
 
 
@@ -74,8 +80,14 @@ def test_what_nothing_can_tell_neither_begins_nor_ends_an_anomaly():
     claims = (DeviceClaim(owner=A, gpu_instance_id=1), DeviceClaim(owner=B, gpu_instance_id=2))
     watch = watch_for(400, slices=slices, holders=holders, claims=claims)
     assert kinds(watch) == {(EnergyAnomalyKind.HELD_IDLE, B), (EnergyAnomalyKind.IDLE_CONTEXT, B)}
-    watch_for(10, watch=watch, start_s=410, slices=(slices[0], SliceActivity(gpu_instance_id=2, sm_fraction=0.5)),
-              holders=holders, claims=claims)  # fmt: skip
+    watch_for(
+        10,
+        watch=watch,
+        start_s=410,
+        slices=(slices[0], SliceActivity(gpu_instance_id=2, sm_fraction=0.5)),
+        holders=holders,
+        claims=claims,
+    )
     assert len(kinds(watch)) == 2
 
 
@@ -134,21 +146,31 @@ def test_a_device_that_left_has_none():
 @pytest.mark.parametrize(("limit_w", "stalled"), [(250.0, False), (None, True), (700.0, True)])
 def test_work_that_a_limit_holds_down_is_no_stall(limit_w, stalled):
     gpu = Gpu(
-        uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb",
+        uuid="GPU-0",
+        index=0,
+        product="NVIDIA H100 80GB HBM3",
+        model="H100",
+        catalogue_key="h100-sxm5-80gb",
         power_limit_default_w=700.0,
-    )  # fmt: skip
+    )
     attributor = Attributor(load_catalogue())
     for turn in range(20):
         device = DeviceInput(
-            gpu=gpu, energy_j=turn * 2000.0, utilization=1.0, limit_w=limit_w,
+            gpu=gpu,
+            energy_j=turn * 2000.0,
+            utilization=1.0,
+            limit_w=limit_w,
             processes=(GpuProcess(pid=1, kind=ProcessKind.COMPUTE),),
-        )  # fmt: skip
+        )
         found = attributor.observe(
             AttributionInput(
-                monotonic_ns=turn * 10 * SECOND, wall_ns=turn * 10 * SECOND, devices=(device,),
-                owners={1: ProcessOwner(A)}, allocations=(),
+                monotonic_ns=turn * 10 * SECOND,
+                wall_ns=turn * 10 * SECOND,
+                devices=(device,),
+                owners={1: ProcessOwner(A)},
+                allocations=(),
             )
-        )  # fmt: skip
+        )
     assert (EnergyAnomalyKind.STALLED in {one.subject.kind for one in found.anomalies}) is stalled
 
 
@@ -161,10 +183,13 @@ def test_the_attributor_tells_of_them():
         device = DeviceInput(gpu=gpu, energy_j=turn * 1000.0, utilization=0.0, processes=processes if turn < 30 else ())
         found = attributor.observe(
             AttributionInput(
-                monotonic_ns=turn * 10 * SECOND, wall_ns=turn * 10 * SECOND, devices=(device,),
-                owners={1: ProcessOwner(A)}, allocations=held,
+                monotonic_ns=turn * 10 * SECOND,
+                wall_ns=turn * 10 * SECOND,
+                devices=(device,),
+                owners={1: ProcessOwner(A)},
+                allocations=held,
             )
-        )  # fmt: skip
+        )
     told = {one.subject.kind: one for one in found.anomalies}
     assert set(told) == {EnergyAnomalyKind.HELD_IDLE, EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS}
     # Idle all along, without a process since the thirtieth look; a kilojoule each interval.

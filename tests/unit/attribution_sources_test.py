@@ -19,13 +19,18 @@ NO = Missing(AbsenceReason.NOT_SUPPORTED)
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 ID = "ab" * 32
 MIG = Gpu(
-    uuid="GPU-1", index=1, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb",
-    mig_capable=True, mig_enabled=True,
+    uuid="GPU-1",
+    index=1,
+    product="NVIDIA H100 80GB HBM3",
+    model="H100",
+    catalogue_key="h100-sxm5-80gb",
+    mig_capable=True,
+    mig_enabled=True,
     gpu_instances=(
         GpuInstance(id=1, profile_id=9, profile="3g.40gb", start=0, size=4),
         GpuInstance(id=9, profile_id=19, profile="1g.10gb", start=4, size=1),
     ),
-)  # fmt: skip
+)
 WHOLE = Gpu(uuid="GPU-0", index=0, product="NVIDIA L40S", model="L40S", catalogue_key="l40s")
 
 
@@ -101,9 +106,12 @@ def test_what_no_source_says_is_not_nothing(tmp_path):
     assert (device.processes, device.utilization, device.estimate, device.energy_j) == (None, None, None, None)
     (tmp_path / "0").write_text("17\n")
     both = gathered(
-        AttributionSources(book, slurm_folder=tmp_path), (WHOLE,), energies(0, {"GPU-0": 1.0}), slow(),
+        AttributionSources(book, slurm_folder=tmp_path),
+        (WHOLE,),
+        energies(0, {"GPU-0": 1.0}),
+        slow(),
         assignments=(Assignment(workload_id="w", replica=0, gpu_uuids=("GPU-0",), gpu_milli=250),),
-    )  # fmt: skip
+    )
     assert [(one.owner.kind, one.source, one.shares) for one in both.allocations] == [
         (UsageOwnerKind.SLURM, AllocationSource.SLURM, 1),
         (UsageOwnerKind.WORKLOAD, AllocationSource.PLAN, 250),

@@ -28,9 +28,12 @@ def look(at_s, energy_j, pids=(), *, owners=None, held=None, utilization=0.0):
         )
     device = DeviceInput(gpu=GPU, energy_j=energy_j, utilization=utilization, processes=processes)
     return AttributionInput(
-        monotonic_ns=round(at_s * SECOND), wall_ns=round(at_s * SECOND), devices=(device,),
-        owners={pid: ProcessOwner(owner) for pid, owner in (owners or {}).items()}, allocations=allocations,
-    )  # fmt: skip
+        monotonic_ns=round(at_s * SECOND),
+        wall_ns=round(at_s * SECOND),
+        devices=(device,),
+        owners={pid: ProcessOwner(owner) for pid, owner in (owners or {}).items()},
+        allocations=allocations,
+    )
 
 
 def test_a_pods_restart_keeps_its_account_and_the_dead_are_shown_once_more():
@@ -152,11 +155,13 @@ def test_owners_for_whom_there_is_no_room_are_other_and_the_sum_still_holds():
     for turn in range(2):
         devices = tuple(
             DeviceInput(
-                gpu=replace(GPU, uuid=uuid), energy_j=5000.0 * turn, utilization=1.0,
+                gpu=replace(GPU, uuid=uuid),
+                energy_j=5000.0 * turn,
+                utilization=1.0,
                 processes=tuple(GpuProcess(pid=pid, kind=ProcessKind.COMPUTE) for pid in ids),
             )
             for uuid, ids in pids.items()
-        )  # fmt: skip
+        )
         now_ns = 10 * turn * SECOND
         found = attributor.observe(
             AttributionInput(monotonic_ns=now_ns, wall_ns=now_ns, devices=devices, owners=owners)

@@ -93,9 +93,12 @@ class Time:
 
 def trail_of(loop, clock=None, counted=None):
     return AuditTrail(
-        loop=loop, clock=clock or Clock(), log=LOG, caller_of=lambda context: context.caller,
+        loop=loop,
+        clock=clock or Clock(),
+        log=LOG,
+        caller_of=lambda context: context.caller,
         count_refusal=[].append if counted is None else counted.append,
-    )  # fmt: skip
+    )
 
 
 # Which calls
@@ -126,7 +129,13 @@ def test_what_matters_of_a_submission_is_kept():
     [
         (
             "SubmitWorkload",
-            wanted("w", name="n" * 253, user="u" * 253, queue="q" * 253, labels={f"k{i}" * 20: "v" * 253 for i in range(64)}),
+            wanted(
+                "w",
+                name="n" * 253,
+                user="u" * 253,
+                queue="q" * 253,
+                labels={f"k{i}" * 20: "v" * 253 for i in range(64)},
+            ),
         ),
         (
             "RecordPoints",
@@ -139,7 +148,7 @@ def test_what_matters_of_a_submission_is_kept():
         ),
         ("CancelWorkload", CancelWorkloadRequest(workload_id="x" * 128)),
     ],
-)  # fmt: skip
+)
 def test_what_is_kept_of_a_request_is_bounded_and_on_one_line(call, request_):
     kept = summarize_request(call, request_)
     assert len(kept) <= AUDIT_ARGUMENTS_MOST
@@ -193,9 +202,12 @@ def test_a_commit_that_fails_leaves_neither_events_nor_entries(tmp_path):
 def test_filters(tmp_path, wanted_, found):
     with closing(journal_of(tmp_path)) as journal:
         rows = [
-            entry(1), entry(2, user="bob"), entry(3, code="NOT_FOUND"), entry(4, user="bob", code="PERMISSION_DENIED"),
+            entry(1),
+            entry(2, user="bob"),
+            entry(3, code="NOT_FOUND"),
+            entry(4, user="bob", code="PERMISSION_DENIED"),
             entry(5, call="ScaleWorkload"),
-        ]  # fmt: skip
+        ]
         journal.append([], rows)
         page = journal.audit_page(wanted_, size=10)
         assert ([one.time_ns for one in page.entries], page.total) == (found, len(found))
@@ -408,8 +420,10 @@ async def test_the_log_is_read_in_pages_over_the_wire(tmp_path):
         assert [one.number for one in found] == sorted((one.number for one in found), reverse=True)
         assert [(one.call, one.code) for one in reversed(found)][:5] == [("SubmitWorkload", "OK")] * 5
         assert {(one.call, one.code) for one in found[:3]} == {
-            ("CancelWorkload", "NOT_FOUND"), ("StartShadow", "OK"), ("UpdatePolicy", "OK"),
-        }  # fmt: skip
+            ("CancelWorkload", "NOT_FOUND"),
+            ("StartShadow", "OK"),
+            ("UpdatePolicy", "OK"),
+        }
         assert all(one.peer.startswith("ipv4:127.0.0.1:") and not one.subject for one in found)
         with pytest.raises(InvalidArgument, match="page cannot be found"):
             await rig.operators.list_audit_entries(ListAuditEntriesRequest(page_token="x"))

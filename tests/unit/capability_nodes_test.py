@@ -14,9 +14,15 @@ INSTANCE = GpuInstance(
 )
 # The first of the listing, and the driver's third: two orders.
 GPU = Gpu(
-    uuid="GPU-1", index=0, product="A100", model="a100", pci_bus_id="00000000:3B:00.0", mig_capable=True,
-    mig_enabled=True, gpu_instances=(INSTANCE,),
-)  # fmt: skip
+    uuid="GPU-1",
+    index=0,
+    product="A100",
+    model="a100",
+    pci_bus_id="00000000:3B:00.0",
+    mig_capable=True,
+    mig_enabled=True,
+    gpu_instances=(INSTANCE,),
+)
 BELOW = "/proc/driver/nvidia/capabilities/gpu3/mig/gi2"
 
 
@@ -45,8 +51,9 @@ def test_f16_nodes_that_are_missing_after_a_change_are_made_and_looked_for_again
 
     nodes = CapabilityNodes(root, modprobe)
     assert [node.device for node in nodes.missing(GPU)] == [
-        "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31",
-    ]  # fmt: skip
+        "/dev/nvidia-caps/nvidia-cap30",
+        "/dev/nvidia-caps/nvidia-cap31",
+    ]
     assert nodes.make(GPU) == ""
     assert calls == [["nvidia-modprobe", "-f", f"{BELOW}/access", "-f", f"{BELOW}/ci0/access"]]
     assert nodes.make(GPU) == ""
@@ -101,9 +108,15 @@ def test_f16_the_agent_makes_nodes_after_each_change_and_tells_what_it_could_not
         return "containers cannot open /dev/nvidia-caps/nvidia-cap30"
 
     keeper = MigService(
-        rig.device, rig.device, rig.journal, boot_id=lambda: "boot-1", sleep=rig.device.sleep,
-        monotonic_s=lambda: 0.0, wall_ns=lambda: 1, open_nodes=open_nodes,
-    )  # fmt: skip
+        rig.device,
+        rig.device,
+        rig.journal,
+        boot_id=lambda: "boot-1",
+        sleep=rig.device.sleep,
+        monotonic_s=lambda: 0.0,
+        wall_ns=lambda: 1,
+        open_nodes=open_nodes,
+    )
     assert keeper.check() == ()
     assert asked_for == []
     assert applied(keeper.apply(asked(rig, THREE)))

@@ -23,18 +23,53 @@ def documents() -> tuple[dict, dict]:
 def test_every_product_and_every_mig_part_is_there() -> None:
     names = {name for product in CATALOGUE.products.values() for name in product.nvml_names}
     assert {
-        "Tesla T4", "Tesla P100-PCIE-16GB", "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB", "Tesla V100-PCIE-16GB",
-        "Tesla V100-PCIE-32GB", "NVIDIA A10", "NVIDIA A10G", "NVIDIA A30", "NVIDIA A40", "NVIDIA A100-SXM4-40GB",
-        "NVIDIA A100-PCIE-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA L4", "NVIDIA L40",
-        "NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA H200",
-        "NVIDIA H200 NVL", "NVIDIA B200", "NVIDIA GB200", "NVIDIA GB300",
-        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e", "NVIDIA B300 SXM6 AC",
-    } <= names  # fmt: skip
+        "Tesla T4",
+        "Tesla P100-PCIE-16GB",
+        "Tesla V100-SXM2-16GB",
+        "Tesla V100-SXM2-32GB",
+        "Tesla V100-PCIE-16GB",
+        "Tesla V100-PCIE-32GB",
+        "NVIDIA A10",
+        "NVIDIA A10G",
+        "NVIDIA A30",
+        "NVIDIA A40",
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100-PCIE-40GB",
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA L4",
+        "NVIDIA L40",
+        "NVIDIA L40S",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200",
+        "NVIDIA H200 NVL",
+        "NVIDIA B200",
+        "NVIDIA GB200",
+        "NVIDIA GB300",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "NVIDIA GH200 480GB",
+        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA B300 SXM6 AC",
+    } <= names
     assert set(CATALOGUE.geometries) == {
-        "a100-40gb", "a100-80gb", "h100-80gb-sxm", "h100-80gb-pcie", "h100-94gb-nvl", "h100-96gb", "gh200-144gb",
-        "h200-141gb", "b200-180gb", "gb200-186gb", "b300-269gb", "gb300-278gb", "a30-24gb", "rtx-pro-6000-blackwell",
-    }  # fmt: skip
+        "a100-40gb",
+        "a100-80gb",
+        "h100-80gb-sxm",
+        "h100-80gb-pcie",
+        "h100-94gb-nvl",
+        "h100-96gb",
+        "gh200-144gb",
+        "h200-141gb",
+        "b200-180gb",
+        "gb200-186gb",
+        "b300-269gb",
+        "gb300-278gb",
+        "a30-24gb",
+        "rtx-pro-6000-blackwell",
+    }
     # Each part can be simulated and recognised, for each is some product's.
     assert {product.mig.key for product in CATALOGUE.products.values() if product.mig} == set(CATALOGUE.geometries)
 
@@ -42,10 +77,15 @@ def test_every_product_and_every_mig_part_is_there() -> None:
 @pytest.mark.parametrize(
     ("model", "idle_w", "busy_w"),
     [
-        ("T4", 10, 70), ("A10", 30, 150), ("P100", 25, 250), ("V100M16", 30, 300), ("V100M32", 30, 300),
-        ("G2", 30, 150), ("G3", 50, 400),
+        ("T4", 10, 70),
+        ("A10", 30, 150),
+        ("P100", 25, 250),
+        ("V100M16", 30, 300),
+        ("V100M32", 30, 300),
+        ("G2", 30, 150),
+        ("G3", 50, 400),
     ],
-)  # fmt: skip
+)
 def test_the_openb_models_have_the_papers_watts(model: str, idle_w: float, busy_w: float) -> None:
     product = CATALOGUE.products[f"openb-{model.lower()}"]
     assert (product.model, product.idle_w, product.busy_w) == (model, idle_w, busy_w)
@@ -75,10 +115,13 @@ def test_a_product_is_found_by_name_with_or_without_its_brand_and_not_against_it
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        ("NVIDIA H100 80GB HBM3", "H100-80GB-HBM3"), ("Tesla T4", "T4"), ("Quadro (R) 6000!", "Quadro-R-6000"),
-        ("", "unknown"), ("NVIDIA " + "x" * 400, "x" * 253),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB-HBM3"),
+        ("Tesla T4", "T4"),
+        ("Quadro (R) 6000!", "Quadro-R-6000"),
+        ("", "unknown"),
+        ("NVIDIA " + "x" * 400, "x" * 253),
     ],
-)  # fmt: skip
+)
 def test_a_model_is_a_name(name: str, model: str) -> None:
     assert model_name(name) == model
 
@@ -157,16 +200,24 @@ def test_the_double_memory_and_media_profiles_add_their_layouts() -> None:
 @pytest.mark.parametrize(
     ("part", "key", "name", "memory_mib", "sm_count"),
     [
-        ("a100-40gb", "1g", "1g.5gb", 4864, 14), ("a100-40gb", "7g", "7g.40gb", 40192, 98),
-        ("a100-80gb", "3g", "3g.40gb", 40192, 42), ("h100-80gb-sxm", "3g", "3g.40gb", 40448, 60),
-        ("h100-80gb-sxm", "1g.2x", "1g.20gb", 20096, 26), ("h100-80gb-pcie", "7g", "7g.80gb", 81152, 114),
-        ("h100-94gb-nvl", "4g", "4g.47gb", 47488, 64), ("h100-96gb", "2g", "2g.24gb", 23552, 32),
-        ("gh200-144gb", "7g", "7g.144gb", None, 132), ("h200-141gb", "4g", "4g.71gb", 71168, 64),
-        ("b200-180gb", "2g", "2g.45gb", 45312, 36), ("gb200-186gb", "1g.2x", "1g.47gb", 46592, 32),
-        ("b300-269gb", "7g", "7g.269gb", None, None), ("gb300-278gb", "3g", "3g.139gb", None, None),
-        ("a30-24gb", "2g+me", "2g.12gb+me", 11968, 28), ("rtx-pro-6000-blackwell", "4g+gfx", "4g.96gb+gfx", 97280, 188),
+        ("a100-40gb", "1g", "1g.5gb", 4864, 14),
+        ("a100-40gb", "7g", "7g.40gb", 40192, 98),
+        ("a100-80gb", "3g", "3g.40gb", 40192, 42),
+        ("h100-80gb-sxm", "3g", "3g.40gb", 40448, 60),
+        ("h100-80gb-sxm", "1g.2x", "1g.20gb", 20096, 26),
+        ("h100-80gb-pcie", "7g", "7g.80gb", 81152, 114),
+        ("h100-94gb-nvl", "4g", "4g.47gb", 47488, 64),
+        ("h100-96gb", "2g", "2g.24gb", 23552, 32),
+        ("gh200-144gb", "7g", "7g.144gb", None, 132),
+        ("h200-141gb", "4g", "4g.71gb", 71168, 64),
+        ("b200-180gb", "2g", "2g.45gb", 45312, 36),
+        ("gb200-186gb", "1g.2x", "1g.47gb", 46592, 32),
+        ("b300-269gb", "7g", "7g.269gb", None, None),
+        ("gb300-278gb", "3g", "3g.139gb", None, None),
+        ("a30-24gb", "2g+me", "2g.12gb+me", 11968, 28),
+        ("rtx-pro-6000-blackwell", "4g+gfx", "4g.96gb+gfx", 97280, 188),
     ],
-)  # fmt: skip
+)
 def test_profiles_have_the_listed_sizes(
     part: str, key: str, name: str, memory_mib: int | None, sm_count: int | None
 ) -> None:
@@ -180,8 +231,14 @@ def test_profiles_have_the_listed_sizes(
 def test_profile_ids_are_not_their_enumeration() -> None:
     ids = {key: (profile.id, profile.enum) for key, profile in CATALOGUE.geometries["h200-141gb"].profiles.items()}
     assert ids == {
-        "1g": (19, 0), "1g+me": (20, 7), "1g.2x": (15, 9), "2g": (14, 1), "3g": (9, 2), "4g": (5, 3), "7g": (0, 4),
-    }  # fmt: skip
+        "1g": (19, 0),
+        "1g+me": (20, 7),
+        "1g.2x": (15, 9),
+        "2g": (14, 1),
+        "3g": (9, 2),
+        "4g": (5, 3),
+        "7g": (0, 4),
+    }
 
 
 @pytest.mark.parametrize(
@@ -209,10 +266,18 @@ def test_compute_slices_run_out_before_memory_slices() -> None:
     assert "overlaps" in geometry.conflict([(geometry.profiles["4g"], 0), (geometry.profiles["1g"], 0)])
     seven = CATALOGUE.geometries["a100-40gb"]
     narrow = MigGeometry(
-        key="x", nvml_names=(), architecture="", memory_slices=8, compute_slices=6, most=7,
-        reset_to_change_mode=False, mode_survives_reboot=False, sm_total=None, driver_least=None,
+        key="x",
+        nvml_names=(),
+        architecture="",
+        memory_slices=8,
+        compute_slices=6,
+        most=7,
+        reset_to_change_mode=False,
+        mode_survives_reboot=False,
+        sm_total=None,
+        driver_least=None,
         profiles=seven.profiles,
-    )  # fmt: skip
+    )
     assert "7 compute slices" in narrow.conflict([(seven.profiles["4g"], 0), (seven.profiles["3g"], 4)])
 
 

@@ -45,8 +45,9 @@ CASES = {
     f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice/crio-{ID}.scope/container": pod(),
     f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice/docker-{ID}.scope": pod(),
     v1(f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice/docker-{ID}.scope"): pod(),
-    f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{ID}.scope":
-        pod(uid=STATIC),
+    f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{ID}.scope": pod(
+        uid=STATIC
+    ),
     # The kubelet's driver and containerd's differ.
     f"0::/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{ID}": pod(),
     f"12:devices:/system.slice/containerd.service/kubepods-besteffort-pod{UID_}.slice:cri-containerd:{ID}": pod(),
@@ -83,12 +84,18 @@ CASES = {
     f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope": engine(),
     # systemd.
     "0::/system.slice/ollama.service": UsageOwner(kind=UsageOwnerKind.UNIT, unit="ollama.service"),
-    "0::/system.slice/system-getty.slice/getty@tty1.service": UsageOwner(kind=UsageOwnerKind.UNIT, unit="getty@tty1.service"),
-    "0::/user.slice/user-1000.slice/session-3.scope": UsageOwner(kind=UsageOwnerKind.USER, user="1000", unit="session-3.scope"),
-    "0::/user.slice/user-1001.slice/user@1001.service/app.slice/jupyter.service":
-        UsageOwner(kind=UsageOwnerKind.USER, user="1001", unit="jupyter.service"),
-    "1:name=systemd:/user.slice/user-0.slice/session-1.scope\n4:memory:/":
-        UsageOwner(kind=UsageOwnerKind.USER, user="0", unit="session-1.scope"),
+    "0::/system.slice/system-getty.slice/getty@tty1.service": UsageOwner(
+        kind=UsageOwnerKind.UNIT, unit="getty@tty1.service"
+    ),
+    "0::/user.slice/user-1000.slice/session-3.scope": UsageOwner(
+        kind=UsageOwnerKind.USER, user="1000", unit="session-3.scope"
+    ),
+    "0::/user.slice/user-1001.slice/user@1001.service/app.slice/jupyter.service": UsageOwner(
+        kind=UsageOwnerKind.USER, user="1001", unit="jupyter.service"
+    ),
+    "1:name=systemd:/user.slice/user-0.slice/session-1.scope\n4:memory:/": UsageOwner(
+        kind=UsageOwnerKind.USER, user="0", unit="session-1.scope"
+    ),
     # Nobody.
     "0::/": None,
     "0::/init.scope": None,
@@ -97,7 +104,7 @@ CASES = {
     f"0::/{ID}": None,
     f"0::/pod{UID[:-1]}/x": None,
     "0::/kubepods/burstable": None,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", list(CASES), ids=range(len(CASES)))

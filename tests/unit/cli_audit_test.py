@@ -11,10 +11,17 @@ HOUR_NS = 3600 * 10**9
 
 def entry(number, **changes):
     fields = {
-        "number": number, "time_ns": 1_700_000_000 * 10**9 + number, "subject": "O=eelgrid:submitter,CN=alice",
-        "user": "alice", "role": "submitter", "peer": "ipv4:10.0.0.7:4711", "call": "CancelWorkload", "code": "OK",
-        "arguments": '{"workload_id":"w-1"}', "revision": number,
-    }  # fmt: skip
+        "number": number,
+        "time_ns": 1_700_000_000 * 10**9 + number,
+        "subject": "O=eelgrid:submitter,CN=alice",
+        "user": "alice",
+        "role": "submitter",
+        "peer": "ipv4:10.0.0.7:4711",
+        "call": "CancelWorkload",
+        "code": "OK",
+        "arguments": '{"workload_id":"w-1"}',
+        "revision": number,
+    }
     return AuditEntry(**(fields | changes))
 
 
@@ -26,8 +33,14 @@ def test_entries_are_listed_newest_first_with_who_what_and_the_answer(eelctl, fa
     head, first, second = eelctl("audit").stdout.splitlines()
     assert head.split() == ["TIME", "WHO", "ROLE", "CALL", "ANSWER", "CALLS", "WHAT"]
     assert first.split() == [
-        "2023-11-14T22:13:20Z", "alice", "submitter", "CancelWorkload", "PERMISSION_DENIED", "12", '{"workload_id":"w-1"}',
-    ]  # fmt: skip
+        "2023-11-14T22:13:20Z",
+        "alice",
+        "submitter",
+        "CancelWorkload",
+        "PERMISSION_DENIED",
+        "12",
+        '{"workload_id":"w-1"}',
+    ]
     assert second.split()[4:6] == ["OK", "1"]
     wide = eelctl("audit", "-o", "wide").stdout
     assert "ipv4:10.0.0.7:4711" in wide

@@ -98,13 +98,22 @@ def test_rows_that_found_no_room_are_not_confirmed(eelctl, spent, tmp_path):
 def test_exporters_are_listed_and_removed(eelctl, spent):
     assert "no exporter" in eelctl("exporters").stderr
     spent.exporters["archive"] = EnergyExporter(
-        name="archive", since_ns=0, until_ns=48 * HOUR_NS, changed_hours=2, changed_first_ns=HOUR_NS,
-        changed_last_ns=5 * HOUR_NS, lag_s=7200.0,
-    )  # fmt: skip
+        name="archive",
+        since_ns=0,
+        until_ns=48 * HOUR_NS,
+        changed_hours=2,
+        changed_first_ns=HOUR_NS,
+        changed_last_ns=5 * HOUR_NS,
+        lag_s=7200.0,
+    )
     line = eelctl("exporters").stdout.splitlines()[1]
     assert [cell.strip() for cell in line.split("  ") if cell] == [
-        "archive", "1970-01-01 00:00", "1970-01-03 00:00", "2 h", "2, 1970-01-01 01:00 to 1970-01-01 05:00",
-    ]  # fmt: skip
+        "archive",
+        "1970-01-01 00:00",
+        "1970-01-03 00:00",
+        "2 h",
+        "2, 1970-01-01 01:00 to 1970-01-01 05:00",
+    ]
     (told,) = json.loads(eelctl("exporters", "-o", "json").stdout)
     assert (told["name"], told["changed_hours"]) == ("archive", 2)
     assert eelctl("exporters", "remove", "archive").stdout == "archive is no exporter any more\n"

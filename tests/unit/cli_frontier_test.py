@@ -106,8 +106,13 @@ def test_a_library_that_lacks(folder, option, module, remedy):
     code = f"import sys; sys.modules[{module!r}] = None; from eelgrid_controller.cli.__main__ import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "frontier", "--points=points.csv", "--services=services.yaml", option],
-        capture_output=True, text=True, cwd=folder, env={**os.environ, "NO_COLOR": "1"}, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "NO_COLOR": "1"},
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1
     assert f"needs {module}, which is not installed" in done.stderr
     assert remedy in done.stderr

@@ -16,8 +16,27 @@ from eelgrid_protos.plain_messages import from_plain
 
 @pytest.fixture
 def some_work(eelctl):
-    eelctl("submit", "--id", "bert-1", "--name", "bert", "--kind", "inference_service", "--cpu", "8", "--gpu-share", "0.5",
-           "--memory", "32GiB", "--gpu-model", "A10,T4", "--user", "ada", "--label", "team=nlp")  # fmt: skip
+    eelctl(
+        "submit",
+        "--id",
+        "bert-1",
+        "--name",
+        "bert",
+        "--kind",
+        "inference_service",
+        "--cpu",
+        "8",
+        "--gpu-share",
+        "0.5",
+        "--memory",
+        "32GiB",
+        "--gpu-model",
+        "A10,T4",
+        "--user",
+        "ada",
+        "--label",
+        "team=nlp",
+    )
     eelctl("submit", "--id", "etl-1", "--name", "etl", "--cpu", "500m", "--priority", "3", "--namespace", "data")
 
 

@@ -99,14 +99,27 @@ def test_promises(eelctl, fake):
     fake.promised.answer = ListPromisesResponse(
         services=(
             ServiceStatus(
-                workload_id="chat", name="chat", replicas_serving=2, replicas_wanted=3, phase="rising", arrived_hz=12.0,
-                objective_s=0.5, live_s=0.62, reason="the promise is broken",
+                workload_id="chat",
+                name="chat",
+                replicas_serving=2,
+                replicas_wanted=3,
+                phase="rising",
+                arrived_hz=12.0,
+                objective_s=0.5,
+                live_s=0.62,
+                reason="the promise is broken",
             ),
         ),
         jobs=(
             JobStatus(
-                workload_id="train", name="train", phase="searching", power_limit_w=250.0, slowdown=0.012,
-                saving=0.185, reason="250 W saves most", is_advice=True,
+                workload_id="train",
+                name="train",
+                phase="searching",
+                power_limit_w=250.0,
+                slowdown=0.012,
+                saving=0.185,
+                reason="250 W saves most",
+                is_advice=True,
             ),
         ),
         budgets=(
@@ -115,7 +128,7 @@ def test_promises(eelctl, fake):
             ),
         ),
         price_ratio=1.3,
-    )  # fmt: skip
+    )
     assert eelctl("promises").stdout == table("""
 SERVICE  PHASE   SERVE  RATE    LIVE  PROMISED  WHY
 chat     rising    2/3  12/s  620 ms    500 ms  the promise is broken
@@ -159,8 +172,9 @@ def test_budgets(eelctl, fake):
     assert "budget rack r1     20,500 W" in shown
     eelctl("policy", "set", "--budget", "cluster=none", "--budget", "node:n7=5600W")
     assert {(one.scope, one.name): one.limit_w for one in fake.policy.budgets} == {
-        (BudgetScope.RACK, "r1"): 20_500.0, (BudgetScope.NODE, "n7"): 5600.0,
-    }  # fmt: skip
+        (BudgetScope.RACK, "r1"): 20_500.0,
+        (BudgetScope.NODE, "n7"): 5600.0,
+    }
 
 
 @pytest.mark.parametrize("text", ["cluster", "cluster:a=5", "rack=5", "row:a=5", "cluster=much", "cluster=5kVA"])

@@ -71,10 +71,13 @@ def test_wide(eelctl, crowd):
 @pytest.mark.parametrize(
     ("filters", "places"),
     [
-        (("--namespace", "ml"), [2, 3, 4]), (("--queue", "night"), [2]), (("--user", "ada"), [3]), (("--reason", "budget"), [3]),
+        (("--namespace", "ml"), [2, 3, 4]),
+        (("--queue", "night"), [2]),
+        (("--user", "ada"), [3]),
+        (("--reason", "budget"), [3]),
         (("--namespace", "ml", "--reason", "gpu_count", "--limit", "1"), [2]),
     ],
-)  # fmt: skip
+)
 def test_a_filter_keeps_the_places_of_the_whole_queue(eelctl, crowd, filters, places):
     found = json.loads(eelctl("queue", *filters, "-o", "json").stdout)
     assert [row["place"] for row in found["waiting"]] == places
@@ -87,9 +90,17 @@ def test_json_and_yaml_have_everything(eelctl, crowd):
     assert (first["place"], first["waits_s"], first["constraint"]) == (1, 3600.0, "gpu_count")
     assert first["workload"]["workload_id"] == "urgent"
     assert found["reasons"][1] == {
-        "reason": "budget", "workloads": 1, "replicas": 2, "gpu_milli": 2000, "cpu_milli": 4000, "memory_bytes": 2**31,
-        "longest_s": 10_800.0, "first": "mid", "reasons": {"budget": 1}, "remedy": "free 1 T4, or let gpu_models name A10 too",
-    }  # fmt: skip
+        "reason": "budget",
+        "workloads": 1,
+        "replicas": 2,
+        "gpu_milli": 2000,
+        "cpu_milli": 4000,
+        "memory_bytes": 2**31,
+        "longest_s": 10_800.0,
+        "first": "mid",
+        "reasons": {"budget": 1},
+        "remedy": "free 1 T4, or let gpu_models name A10 too",
+    }
 
 
 def test_sums(eelctl, crowd, fake):
@@ -104,8 +115,9 @@ night          1         1     4    2   1 GiB      2 d  old    gpu_count 1
 -              2         3     3    6   3 GiB      3 h  mid    budget 1, gpu_count 1
 """)
     assert [row["reason"] for row in json.loads(eelctl("queue", "--by", "reason", "-o", "json").stdout)] == [
-        "gpu_count", "budget",
-    ]  # fmt: skip
+        "gpu_count",
+        "budget",
+    ]
     assert "explain_workload" not in fake.calls
 
 

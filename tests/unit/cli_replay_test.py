@@ -23,8 +23,13 @@ def replay(address, *arguments, cwd):
     environment = {**os.environ, "EELGRID_CONTROLLER": address, "EELGRID_DATA": "", "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, "-m", "eelgrid_controller.cli", "replay", *arguments],
-        capture_output=True, text=True, cwd=cwd, env=environment, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_a_list_is_submitted_once_however_often_it_is_replayed(trace):

@@ -21,13 +21,23 @@ NS = 10**9
 BEGIN_NS = 1_793_491_200 * NS
 END_NS = BEGIN_NS + 30 * 86_400 * NS
 GPU_HOURS = SpendingLimit(
-    scope=SpendingScope.NAMESPACE, name="research", quantity=SpendingQuantity.GPU_TIME, most=2000 * 3600.0,
-    period=SpendingPeriod.MONTH, mode=EnforcementMode.ENFORCE,
-)  # fmt: skip
+    scope=SpendingScope.NAMESPACE,
+    name="research",
+    quantity=SpendingQuantity.GPU_TIME,
+    most=2000 * 3600.0,
+    period=SpendingPeriod.MONTH,
+    mode=EnforcementMode.ENFORCE,
+)
 MONEY = SpendingLimit(
-    scope=SpendingScope.LABEL, label="team", name="vision", quantity=SpendingQuantity.MONEY, most=5000.0,
-    period=SpendingPeriod.MONTH, warn_ratio=0.9, mode=EnforcementMode.OBSERVE,
-)  # fmt: skip
+    scope=SpendingScope.LABEL,
+    label="team",
+    name="vision",
+    quantity=SpendingQuantity.MONEY,
+    most=5000.0,
+    period=SpendingPeriod.MONTH,
+    warn_ratio=0.9,
+    mode=EnforcementMode.OBSERVE,
+)
 
 
 def test_limits_are_set_changed_shown_and_taken_away(eelctl, fake):
@@ -75,15 +85,20 @@ def test_what_is_spent_is_a_table_or_a_document(eelctl, fake):
     fake.limited.answer = ListSpendingResponse(
         limits=(
             SpendingStatus(
-                limit=GPU_HOURS, begin_ns=BEGIN_NS, end_ns=END_NS, spent=2013 * 3600.0, forecast=2400.4 * 3600.0,
-                over_since_ns=BEGIN_NS + 21 * 86_400 * NS, waiting=3,
+                limit=GPU_HOURS,
+                begin_ns=BEGIN_NS,
+                end_ns=END_NS,
+                spent=2013 * 3600.0,
+                forecast=2400.4 * 3600.0,
+                over_since_ns=BEGIN_NS + 21 * 86_400 * NS,
+                waiting=3,
             ),
             SpendingStatus(limit=MONEY, begin_ns=BEGIN_NS, end_ns=END_NS, spent=4600.0, forecast=5100.0),
             SpendingStatus(limit=MONEY, begin_ns=BEGIN_NS, end_ns=END_NS),
         ),
         currency="EUR",
         utc_offset_minutes=60,
-    )  # fmt: skip
+    )
     header, first, second, third = eelctl("spending").stdout.splitlines()
     assert header.split() == [
         "WHOSE",
@@ -98,8 +113,16 @@ def test_what_is_spent_is_a_table_or_a_document(eelctl, fake):
         "ENDS",
     ]
     assert first.split("  ")[0] == "namespace=research"
-    for part in ("November", "2,000 GPU-hours", "2,013 GPU-hours", "100.7 %", "2,400 GPU-hours", "spent",
-                 "22 November 01:00", "1 December 01:00"):  # fmt: skip
+    for part in (
+        "November",
+        "2,000 GPU-hours",
+        "2,013 GPU-hours",
+        "100.7 %",
+        "2,400 GPU-hours",
+        "spent",
+        "22 November 01:00",
+        "1 December 01:00",
+    ):
         assert f"  {part}" in first
     assert re.split(" {2,}", second)[3:7] == ["4,600 EUR", "92.0 %", "5,100 EUR", "nearly spent"]
     assert "not known" in third

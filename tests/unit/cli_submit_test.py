@@ -21,9 +21,38 @@ def submit(eelctl):
 
 
 def test_flags(submit, fake):
-    result = submit("--name", "llm", "--kind", "training_job", "--cpu", "2.5", "--memory", "16GiB", "--gpus", "4",
-                    "--gpu-model", "A10, T4", "--replicas", "2", "--namespace", "ml", "--user", "ada", "--queue", "q",
-                    "--label", "k=v", "--label", "x=", "--priority", "-5", "--id", "llm-1", "--locality", "pack")  # fmt: skip
+    result = submit(
+        "--name",
+        "llm",
+        "--kind",
+        "training_job",
+        "--cpu",
+        "2.5",
+        "--memory",
+        "16GiB",
+        "--gpus",
+        "4",
+        "--gpu-model",
+        "A10, T4",
+        "--replicas",
+        "2",
+        "--namespace",
+        "ml",
+        "--user",
+        "ada",
+        "--queue",
+        "q",
+        "--label",
+        "k=v",
+        "--label",
+        "x=",
+        "--priority",
+        "-5",
+        "--id",
+        "llm-1",
+        "--locality",
+        "pack",
+    )
     assert result.exit_code == 0, result.output
     assert "  locality   pack\n" in result.output
     assert fake.workloads["llm-1"].spec == WorkloadSpec(

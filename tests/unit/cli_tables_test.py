@@ -7,8 +7,18 @@ from eelgrid_controller.cli.output import TableColumn, display_width, text_table
 
 @pytest.mark.parametrize(
     ("text", "width"),
-    [("", 0), ("abc", 3), ("Zürich", 6), ("Zu\u0308rich", 6), ("東京", 4), ("서울", 4), ("ＡＢ", 4), ("обучение", 8), ("a\u200bb", 2)],
-)  # fmt: skip
+    [
+        ("", 0),
+        ("abc", 3),
+        ("Zürich", 6),
+        ("Zu\u0308rich", 6),
+        ("東京", 4),
+        ("서울", 4),
+        ("ＡＢ", 4),
+        ("обучение", 8),
+        ("a\u200bb", 2),
+    ],
+)
 def test_the_columns_that_a_text_takes(text, width):
     assert display_width(text) == width
 

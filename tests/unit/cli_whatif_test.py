@@ -58,10 +58,33 @@ def fake():
 
 def test_flags_become_changes_in_their_order(eelctl, fake):
     result = eelctl.run(
-        "whatif", "--gpus", 1, "--cpu", 2, "--copies", 3, "--anew", "--cancel", "w-3", "--objective", "energy",
-        "--weight", "power=2", "--add", "2:H100-SXM5-80GB:8", "--node-cpu", "96", "--node-memory", "1TiB",
-        "--add-like", "1:a", "--remove", "b", "--drain", "a",
-    )  # fmt: skip
+        "whatif",
+        "--gpus",
+        1,
+        "--cpu",
+        2,
+        "--copies",
+        3,
+        "--anew",
+        "--cancel",
+        "w-3",
+        "--objective",
+        "energy",
+        "--weight",
+        "power=2",
+        "--add",
+        "2:H100-SXM5-80GB:8",
+        "--node-cpu",
+        "96",
+        "--node-memory",
+        "1TiB",
+        "--add-like",
+        "1:a",
+        "--remove",
+        "b",
+        "--drain",
+        "a",
+    )
     assert result.exit_code == 0, result.output
     base = OBJECTIVES["energy"]
     submitted = request(gpus=1, cpu=2, memory_gib=0, name="new").spec
@@ -110,9 +133,10 @@ def test_a_capacity_plan(eelctl):
     result = eelctl.run("capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 3)
     assert "4 nodes are needed for 3 workloads; with one less, 1 would wait." in result.output
     assert "1 that wait already were tried first" in result.output
-    assert "Even 2 such nodes leave 1 workload" in eelctl.run(
-        "capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 2, "--most", 2
-    ).output  # fmt: skip
+    assert (
+        "Even 2 such nodes leave 1 workload"
+        in eelctl.run("capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 2, "--most", 2).output
+    )
     plain = json.loads(eelctl.run("-o", "json", "capacity", "--node-like", "a").output)
     assert (plain["nodes"], plain["wanted"]) == (1, 1)
 

@@ -23,15 +23,18 @@ YEAR_NS = 365 * 86_400 * 10**9
         ),
         (
             WhoAmIResponse(subject="CN=a", not_after_ns=YEAR_NS),
-            ["certificate  CN=a", "roles        none: everything is allowed (--roles permit)",
-             "holds until  1971-01-01 00:00 UTC"],
+            [
+                "certificate  CN=a",
+                "roles        none: everything is allowed (--roles permit)",
+                "holds until  1971-01-01 00:00 UTC",
+            ],
         ),
         (
             WhoAmIResponse(subject="CN=a", roles_demanded=True, not_after_ns=YEAR_NS),
             ["certificate  CN=a", "roles        none: nothing is allowed", "holds until  1971-01-01 00:00 UTC"],
         ),
     ],
-)  # fmt: skip
+)
 def test_it_says_what_the_controller_sees(eelctl, fake, caller, lines):
     fake.caller = caller
     assert eelctl("whoami").stdout.splitlines() == lines

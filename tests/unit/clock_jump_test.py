@@ -105,9 +105,13 @@ async def test_a_spending_limit_binds_after_a_clock_was_ten_years_ahead_for_a_mo
     hands = Hands()
     journal = MemoryJournal()
     limit = SpendingLimit(
-        scope=SpendingScope.NAMESPACE, name="research", quantity=SpendingQuantity.GPU_TIME, most=7200.0,
-        period=SpendingPeriod.DAY, mode=EnforcementMode.ENFORCE,
-    )  # fmt: skip
+        scope=SpendingScope.NAMESPACE,
+        name="research",
+        quantity=SpendingQuantity.GPU_TIME,
+        most=7200.0,
+        period=SpendingPeriod.DAY,
+        mode=EnforcementMode.ENFORCE,
+    )
 
     async def judged(loop):
         await loop.command(

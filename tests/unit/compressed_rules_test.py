@@ -12,9 +12,7 @@ SHIPPED = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
 
 
 def by_name(document):
-    return {
-        rule.get("alert") or rule["record"]: rule for group in document["groups"] for rule in group["rules"]
-    }  # fmt: skip
+    return {rule.get("alert") or rule["record"]: rule for group in document["groups"] for rule in group["rules"]}
 
 
 FASTER = by_name(compressed(SHIPPED, 60.0))

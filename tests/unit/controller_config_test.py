@@ -124,16 +124,20 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
 
 def test_an_open_address_without_tls_is_refused(tmp_path: Path) -> None:
     expect_failure(
-        2, "--tls-certificate", "--insecure",
+        2,
+        "--tls-certificate",
+        "--insecure",
         arguments=("--data", str(tmp_path), "--listen", "0.0.0.0:0", "--metrics", "127.0.0.1:0"),
-    )  # fmt: skip
+    )
 
 
 def test_open_metrics_are_refused(tmp_path: Path) -> None:
     expect_failure(
-        2, "0.0.0.0:0", "--insecure",
+        2,
+        "0.0.0.0:0",
+        "--insecure",
         arguments=("--data", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"),
-    )  # fmt: skip
+    )
 
 
 def test_half_of_the_tls_files_is_a_usage_error(tmp_path: Path) -> None:
@@ -166,9 +170,15 @@ def test_a_directory_that_is_held_or_cannot_be_is_one_line(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("queue_most", 0), ("batch_most", -1), ("away_grace_s", -1.0), ("restart_grace_s", float("nan")),
-     ("checkpoint_events_most", 10), ("stop_s", 1e9)],
-)  # fmt: skip
+    [
+        ("queue_most", 0),
+        ("batch_most", -1),
+        ("away_grace_s", -1.0),
+        ("restart_grace_s", float("nan")),
+        ("checkpoint_events_most", 10),
+        ("stop_s", 1e9),
+    ],
+)
 def test_numbers_that_no_controller_can_run_with_are_refused(field: str, value: float) -> None:
     with pytest.raises(ControllerConfigError, match=field):
         ControllerConfig(data=Path(), **{field: value})
@@ -181,10 +191,15 @@ async def test_metrics_probes_health_and_reflection(tmp_path: Path) -> None:
         status, page = await asyncio.to_thread(get, rig.metrics, "/metrics")
         assert status == 200
         for line in (
-            'eelgrid_nodes{state="ready"} 1.0', 'eelgrid_workloads{phase="placed"} 1.0', "eelgrid_agents_connected 1.0",
-            "eelgrid_gpus_allocated_ratio 0.5", "eelgrid_decision_duration_seconds_count 1.0",
-            "eelgrid_journal_commits_total 2.0", "eelgrid_journal_entries_total 4.0", "eelgrid_journal_writable 1.0",
-        ):  # fmt: skip
+            'eelgrid_nodes{state="ready"} 1.0',
+            'eelgrid_workloads{phase="placed"} 1.0',
+            "eelgrid_agents_connected 1.0",
+            "eelgrid_gpus_allocated_ratio 0.5",
+            "eelgrid_decision_duration_seconds_count 1.0",
+            "eelgrid_journal_commits_total 2.0",
+            "eelgrid_journal_entries_total 4.0",
+            "eelgrid_journal_writable 1.0",
+        ):
             assert f"{line}\n" in page
         assert "eelgrid_modelled_power_watts" in page
         for path, code in (("/livez", 200), ("/readyz", 200), ("/nothing", 404)):
@@ -232,10 +247,16 @@ def test_a_webhook_needs_a_certificate_and_somebody_who_ungates(flags, told):
         (["--roles", "require"], "need --tls-authority"),
         (["--grant", "viewer=CN:alice"], "need --tls-authority"),
         (["--roles", "demand", "--tls-authority", "a"], "'permit', 'require'"),
-        (["--tls-authority", "a", "--grant", "root=CN:alice"], "--grant 'root=CN:alice' begins with no role; write one of"),
-        (["--tls-authority", "a", "--roles", "require"], "give --tls-certificate, --tls-key and --tls-authority together"),
+        (
+            ["--tls-authority", "a", "--grant", "root=CN:alice"],
+            "--grant 'root=CN:alice' begins with no role; write one of",
+        ),
+        (
+            ["--tls-authority", "a", "--roles", "require"],
+            "give --tls-certificate, --tls-key and --tls-authority together",
+        ),
     ],
-)  # fmt: skip
+)
 def test_roles_need_certificates_and_sense(flags: list[str], told: str) -> None:
     done = CliRunner().invoke(main, flags)
     assert done.exit_code == 2

@@ -29,12 +29,18 @@ OF_PROMETHEUS = (
 @pytest.mark.parametrize(
     ("accept", "wanted_openmetrics"),
     [
-        ("", False), ("*/*", False), ("text/plain", False), (OF_PROMETHEUS, True),
-        ("application/openmetrics-text", True), ("application/openmetrics-text;version=2.0.0", False),
-        ("application/openmetrics-text;q=0.1,text/plain;q=0.9", False), ("application/openmetrics-text;q=0", False),
-        ("application/openmetrics-text;q=much", False), (";;,=;q=1", False),
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        (OF_PROMETHEUS, True),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=2.0.0", False),
+        ("application/openmetrics-text;q=0.1,text/plain;q=0.9", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=much", False),
+        (";;,=;q=1", False),
     ],
-)  # fmt: skip
+)
 def test_the_format_is_what_the_scraper_likes(accept, wanted_openmetrics):
     assert prefers_openmetrics(accept) is wanted_openmetrics
 
@@ -144,9 +150,12 @@ async def test_a_real_prometheus_keeps_the_exemplar_of_a_decision(tmp_path):
         probe.bind(("127.0.0.1", 0))
         own = f"127.0.0.1:{probe.getsockname()[1]}"
     flags = [
-        "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={own}",
-        "--enable-feature=exemplar-storage", "--log.level=warn",
-    ]  # fmt: skip
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address={own}",
+        "--enable-feature=exemplar-storage",
+        "--log.level=warn",
+    ]
     async with running(tmp_path / "controller") as rig:
         await rig.join(inventory("n1"))
         await rig.operators.submit_workload(wanted("run-7"))

@@ -106,8 +106,9 @@ async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
         assert told(families, "eelgrid_service_latency_objective_seconds") == {("s",): 0.05}
         assert told(families, "eelgrid_service_latency_seconds")["s",] == seen.services[0].live_s
         assert told(families, "eelgrid_service_replicas") == {
-            ("s", "wanted"): seen.services[0].target, ("s", "serving"): seen.services[0].serving,
-        }  # fmt: skip
+            ("s", "wanted"): seen.services[0].target,
+            ("s", "serving"): seen.services[0].serving,
+        }
         assert told(families, "eelgrid_service_window_age_seconds") == {("s",): 0.0}
         assert told(families, "eelgrid_job_slowdown_promised_ratio") == {("j",): 0.1}
         assert told(families, "eelgrid_job_power_limit_watts") == {("j",): seen.jobs[0].limit_w}
@@ -134,9 +135,11 @@ async def test_what_is_drawn_below_a_budget_is_what_was_read():
         column = Column(reading=Reading.POWER_W, values=(100.0,) * 8)
         world.now_s += 15.0
         sent = SampleBatch(
-            sequence=100, inventory_generation=node("n1").generation, time_ns=(int(world.now_s * 1e9),),
+            sequence=100,
+            inventory_generation=node("n1").generation,
+            time_ns=(int(world.now_s * 1e9),),
             gpu_columns=(column,),
-        )  # fmt: skip
+        )
         world.telemetry.receive("n1", sent, now_s=world.now_s)
         await world.cycle(1.0)
         families = Sources(world, scraper()).families()

@@ -243,8 +243,11 @@ def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
         core.retry(now_ns=5)
     # w-2 took both GPUs and 90 CPUs; w-9 was far down the list and fits beside it.
     assert [core.workload(key).phase.name for key in ("w-2", "w-3", "w-9", "w-10")] == [
-        "PLACED", "PENDING", "PLACED", "PENDING",
-    ]  # fmt: skip
+        "PLACED",
+        "PENDING",
+        "PLACED",
+        "PENDING",
+    ]
     assert core.retry(now_ns=6).events == ()
 
 

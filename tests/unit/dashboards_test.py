@@ -19,17 +19,36 @@ SHOWN = [shown for name, document in DOCUMENTS.items() for shown in panels(docum
 IDS = [f"{shown.dashboard}: {shown.title}" for shown in SHOWN]
 COLUMNS = 24
 UNITS = {
-    "watt", "joule", "kwatth", "short", "percentunit", "celsius", "rothz", "bytes", "Bps", "s", "ops", "dateTimeFromNow",
-}  # fmt: skip
+    "watt",
+    "joule",
+    "kwatth",
+    "short",
+    "percentunit",
+    "celsius",
+    "rothz",
+    "bytes",
+    "Bps",
+    "s",
+    "ops",
+    "dateTimeFromNow",
+}
 # What a workload's own page counts has the job of that page.
 FOREIGN = re.compile(r'\{__name__="[\w:]+", workload=~"[^"]*"\}')
 # Made for the dashboards and not in the pages yet.
 COMING = {
-    "eelgrid_pool_power_watts", "eelgrid_pending_workloads", "eelgrid_plan_changes_total", "eelgrid_stale_nodes",
-    "eelgrid_oldest_sample_age_seconds", "eelgrid_model_power_error_ratio", "eelgrid_journal_lag_seconds",
-    "eelgrid_fragmentation_ratio", "eelgrid_ledger_windows_total", "eelgrid_ledger_failures_total",
-    "eelgrid_ledger_newest_window_age_seconds", "eelgrid_ledger_energy_joules_total",
-}  # fmt: skip
+    "eelgrid_pool_power_watts",
+    "eelgrid_pending_workloads",
+    "eelgrid_plan_changes_total",
+    "eelgrid_stale_nodes",
+    "eelgrid_oldest_sample_age_seconds",
+    "eelgrid_model_power_error_ratio",
+    "eelgrid_journal_lag_seconds",
+    "eelgrid_fragmentation_ratio",
+    "eelgrid_ledger_windows_total",
+    "eelgrid_ledger_failures_total",
+    "eelgrid_ledger_newest_window_age_seconds",
+    "eelgrid_ledger_energy_joules_total",
+}
 
 
 def known():

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
-from tests.deploy_rig import (  # fmt: skip
+from tests.deploy_rig import (
     BAD_BY_SCHEMA,
     CHART,
     GOOD,
@@ -286,15 +286,15 @@ def test_certificates_name_what_clients_ask_for():
 
 def test_each_certificate_has_one_role_and_the_controller_demands_it():
     objects = objects_of("enforce")
-    named = {
-        one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Certificate"
-    }  # fmt: skip
+    named = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Certificate"}
     roles = {name: spec.get("subject", {}).get("organizations") for name, spec in named.items()}
     assert roles == {
-        "eelgrid-controller-tls": None, "eelgrid-agent-tls": ["eelgrid:agent"],
-        "eelgrid-operator-tls": ["eelgrid:admin"], "eelgrid-viewer-tls": ["eelgrid:viewer"],
+        "eelgrid-controller-tls": None,
+        "eelgrid-agent-tls": ["eelgrid:agent"],
+        "eelgrid-operator-tls": ["eelgrid:admin"],
+        "eelgrid-viewer-tls": ["eelgrid:viewer"],
         "eelgrid-authority": None,
-    }  # fmt: skip
+    }
     hosts = set(named["eelgrid-controller-tls"]["dnsNames"])
     for name in ("eelgrid-agent-tls", "eelgrid-operator-tls", "eelgrid-viewer-tls"):
         assert not hosts & set(named[name]["dnsNames"]), "only the controller may pass for the controller"
@@ -322,9 +322,11 @@ def test_the_certificates_that_helm_makes_have_the_roles_that_the_controller_gra
         if one["kind"] == "Secret"
     }
     assert roles == {
-        "eelgrid-controller-tls": set(), "eelgrid-agent-tls": {"agent"}, "eelgrid-operator-tls": {"admin"},
+        "eelgrid-controller-tls": set(),
+        "eelgrid-agent-tls": {"agent"},
+        "eelgrid-operator-tls": {"admin"},
         "eelgrid-viewer-tls": {"viewer"},
-    }  # fmt: skip
+    }
 
 
 def test_certificates_of_others_keep_their_rights_until_somebody_demands_roles():
@@ -339,9 +341,11 @@ def test_certificates_of_others_keep_their_rights_until_somebody_demands_roles()
 
 def test_agents_ask_of_their_own_callers_what_the_controller_asks_and_rights_reach_the_controller():
     options = (
-        "--set", "tls.roles=require", "--set-json",
+        "--set",
+        "tls.roles=require",
+        "--set-json",
         'tls.grants=["viewer=DNS:grafana.example"],tls.binds=["namespace:research=CN:alice"]',
-    )  # fmt: skip
+    )
     objects = objects_of("default", options=options)
     ours = list(container(pick(objects, "DaemonSet"))["args"])
     theirs = list(container(pick(objects, "Deployment"))["args"])

@@ -51,10 +51,13 @@ def _base(path):
     layer.add("usr/bin/python3", b"an interpreter", mode=0o755)
     content = layer.tar()
     config = build._json({"config": {"Env": ["PATH=/usr/bin", "BASE=1"]}})
-    manifest = build._json({
-        "schemaVersion": 2, "config": build._descriptor(build._CONFIG, config),
-        "layers": [build._descriptor("application/vnd.oci.image.layer.v1.tar", content)],
-    })  # fmt: skip
+    manifest = build._json(
+        {
+            "schemaVersion": 2,
+            "config": build._descriptor(build._CONFIG, config),
+            "layers": [build._descriptor("application/vnd.oci.image.layer.v1.tar", content)],
+        }
+    )
     foreign = {"platform": {"architecture": "s390x"}, "digest": "sha256:0", "size": 0}
     layout = build.Layer()
     index = {"manifests": [foreign, build._descriptor(build._MANIFEST, manifest)]}

@@ -67,9 +67,18 @@ def run(tmp_path, unused_tcp_port):
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("EELGRID_", "KUBE"))}
         done = subprocess.run(
             [sys.executable, "-m", "eelgrid_controller.cli.kubectl", *arguments],
-            env={**kept, "PATH": f"{program.parent}:{kept['PATH']}", "ASKED": str(asked), "TMPDIR": str(tmp_path), **environment},
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
+            env={
+                **kept,
+                "PATH": f"{program.parent}:{kept['PATH']}",
+                "ASKED": str(asked),
+                "TMPDIR": str(tmp_path),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         told = [json.loads(line) for line in asked.read_text().splitlines()] if asked.is_file() else []
         return done, told
 
@@ -85,8 +94,14 @@ def test_it_forwards_asks_and_leaves_nothing(run):
     assert f"127.0.0.1:{run.port}" in done.stderr
     forward, secret = told
     assert forward == [
-        "--namespace", "grid", "port-forward", "service/eelgrid-controller", ":7443", "--address", "127.0.0.1"
-    ]  # fmt: skip
+        "--namespace",
+        "grid",
+        "port-forward",
+        "service/eelgrid-controller",
+        ":7443",
+        "--address",
+        "127.0.0.1",
+    ]
     assert secret[2:5] == ["get", "secret", "eelgrid-operator-tls"]
     # The forwarding ended with the command, and with it the key's file.
     pid = int((run.folder / "asked.pid").read_text())

@@ -17,15 +17,23 @@ ALWAYS = {"pods": {"patch", "delete"}, "pods/status": {"patch"}, "events": {"cre
 WRITES = {
     "policies": {"powerpolicies/status": {"patch", "update"}},
     "services": {
-        "inferenceservices/status": {"patch", "update"}, "deployments/scale": {"patch"}, "statefulsets/scale": {"patch"},
+        "inferenceservices/status": {"patch", "update"},
+        "deployments/scale": {"patch"},
+        "statefulsets/scale": {"patch"},
     },
     "claims": {"resourceclaims/status": {"patch", "update"}, "resourceclaims/binding": {"patch", "update"}},
     "devices": {},
-    "jobs": {"jobs": {"patch"}, "jobsets": {"patch"}, "pytorchjobs": {"patch"}, "trainjobs": {"patch"}, "workloads": {"patch"}},
+    "jobs": {
+        "jobs": {"patch"},
+        "jobsets": {"patch"},
+        "pytorchjobs": {"patch"},
+        "trainjobs": {"patch"},
+        "workloads": {"patch"},
+    },
     "moves": {"pods/eviction": {"create"}, "deployments": {"patch"}, "nodes": {"patch"}},
     "slices": {},
     "taints": {"nodes": {"patch"}},
-}  # fmt: skip
+}
 
 
 def _writes(*abilities):

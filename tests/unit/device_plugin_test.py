@@ -36,9 +36,13 @@ def whole(index, **changes):
 
 def instance(start, profile="1g.10gb", size=1, parts=1):
     return GpuInstance(
-        id=start, profile_id=19, profile=profile, start=start, size=size,
+        id=start,
+        profile_id=19,
+        profile=profile,
+        start=start,
+        size=size,
         compute_instances=tuple(ComputeInstance(id=n, uuid=f"MIG-{start}-{n}-{profile}") for n in range(parts)),
-    )  # fmt: skip
+    )
 
 
 def cut(index, *instances, **changes):
@@ -170,9 +174,12 @@ class Machine:
         self.wanted = ()
         self.kubelet = DeviceManager(folder)
         self.plugins = DevicePlugins(
-            folder, offers=lambda: build_offers(self.gpus, DOMAIN), node=self.node, give=give,
+            folder,
+            offers=lambda: build_offers(self.gpus, DOMAIN),
+            node=self.node,
+            give=give,
             times=PluginTimes(look_s=0.02, deadline_s=2.0, backoff_most_s=0.1),
-        )  # fmt: skip
+        )
 
     def node(self):
         held = frozenset(one for _, ids in self.kubelet.held.values() for one in ids)

@@ -32,9 +32,11 @@ def container(pod, *ids, name="main", resource="nvidia.com/gpu"):
 
 def test_a_pod_is_told_with_all_its_containers_by_the_drivers_ids():
     containers = [
-        container("b", "MIG-a", resource="nvidia.com/mig-1g.10gb"), container("a", "GPU-0::1"),
-        container("a", "GPU-0::2", name="side"), container("c", "nic-0", resource="rdma/nic"),
-    ]  # fmt: skip
+        container("b", "MIG-a", resource="nvidia.com/mig-1g.10gb"),
+        container("a", "GPU-0::1"),
+        container("a", "GPU-0::2", name="side"),
+        container("c", "nic-0", resource="rdma/nic"),
+    ]
     assert build_held_devices(containers, GPUS, steers=True) == HeldDevices(
         steers=True,
         pods=(

@@ -143,9 +143,14 @@ def test_plans():
 
 @pytest.mark.parametrize(
     ("drawn", "measured", "claimed", "short", "status"),
-    [(900.0, 2, 500.0, 0.0, OK), (1100.0, 2, 500.0, 0.0, FAIL), (1100.0, 1, 500.0, 0.0, OK), (900.0, 2, 960.0, 0.0, WARN),
-     (900.0, 2, 500.0, 10.0, WARN)],
-)  # fmt: skip
+    [
+        (900.0, 2, 500.0, 0.0, OK),
+        (1100.0, 2, 500.0, 0.0, FAIL),
+        (1100.0, 1, 500.0, 0.0, OK),
+        (900.0, 2, 960.0, 0.0, WARN),
+        (900.0, 2, 500.0, 10.0, WARN),
+    ],
+)
 def test_budgets(drawn, measured, claimed, short, status):
     budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0)
     one = BudgetStatus(budget=budget, claimed_w=claimed, shortfall_w=short)
@@ -260,8 +265,10 @@ def test_the_command_on_a_controller_that_is_well(eelctl, well):
     findings = json.loads(eelctl("doctor", "--only", "controller", "-o", "json").stdout)
     by_name = {one["check"]: one["status"] for one in findings}
     assert {check for check, status in by_name.items() if status != "ok"} == {
-        "version, controller", "plans unanswered", "metrics",
-    }  # fmt: skip
+        "version, controller",
+        "plans unanswered",
+        "metrics",
+    }
     assert set(findings[0]) == {"check", "status", "what", "remedy"}
 
 

@@ -133,8 +133,14 @@ def test_rights(found, statuses):
 
 @pytest.mark.parametrize(
     ("exists", "writable", "here", "status"),
-    [(True, True, True, OK), (False, True, True, OK), (False, True, False, SKIPPED), (True, False, False, WARN), (True, False, True, FAIL)],
-)  # fmt: skip
+    [
+        (True, True, True, OK),
+        (False, True, True, OK),
+        (False, True, False, SKIPPED),
+        (True, False, False, WARN),
+        (True, False, True, FAIL),
+    ],
+)
 def test_a_folder(exists, writable, here, status):
     assert checks.check_folder("data", FolderState("/d", exists, writable), "--data", here=here).status is status
 

@@ -24,8 +24,9 @@ def files(tmp_path_factory):
     authority.cert_pem.write_to_path(folder / "ca.pem")
     trustme.CA().cert_pem.write_to_path(folder / "other-ca.pem")
     for name, ends in (("ours", ENDS), ("over", dt.datetime(2021, 1, 1, tzinfo=dt.UTC))):
-        made = authority.issue_cert("gpu-1.example", "127.0.0.1", "::1", not_after=ends,
-                                    not_before=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))  # fmt: skip
+        made = authority.issue_cert(
+            "gpu-1.example", "127.0.0.1", "::1", not_after=ends, not_before=dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+        )
         made.private_key_pem.write_to_path(folder / f"{name}.key")
         (folder / f"{name}.key").chmod(0o600)
         (folder / f"{name}.pem").write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))

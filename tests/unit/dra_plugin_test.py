@@ -192,10 +192,16 @@ class Rig:
         self.kubelet = ClaimManager(folder)
         api = client(objects, url)
         self.plugin = DraDriver(
-            folder, node.readying, ResourceSlicePublisher(client(objects, url), NODE), look=lambda: node.slices,
-            read=lambda namespace, name: api.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"),
-            threads=DriverThreads(thread, thread, thread), times=DraTimes(look_s=0.02, publish_s=0.2, backoff_most_s=0.1),
-        )  # fmt: skip
+            folder,
+            node.readying,
+            ResourceSlicePublisher(client(objects, url), NODE),
+            look=lambda: node.slices,
+            read=lambda namespace, name: api.get(
+                f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
+            ),
+            threads=DriverThreads(thread, thread, thread),
+            times=DraTimes(look_s=0.02, publish_s=0.2, backoff_most_s=0.1),
+        )
 
     def allocate(self, uid, *devices):
         self.objects.put(f"{CLAIMS}/{uid}", claim(uid, *devices))

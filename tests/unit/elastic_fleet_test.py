@@ -16,9 +16,13 @@ JOB = ElasticJob("a", "A100", gpus=2, replicas=1, least=1, most=8, points=SCALES
 
 def test_points_of_whole_replicas_on_its_model_at_the_default_limit():
     strange = (
-        point(6, 99.0, model="H100"), point(3, 99.0), point(6, 99.0, power_limit_w=200.0), point(32, 99.0),
-        point(4, 12.0), point(6, 99.0, mig_profile="1g"),
-    )  # fmt: skip
+        point(6, 99.0, model="H100"),
+        point(3, 99.0),
+        point(6, 99.0, power_limit_w=200.0),
+        point(32, 99.0),
+        point(4, 12.0),
+        point(6, 99.0, mig_profile="1g"),
+    )
     rates, watts = scaling_curve(replace(JOB, points=(*SCALES, *strange)))
     assert rates == {1: 10.0, 2: 19.0, 4: 34.0, 8: 50.0}
     assert watts == {1: 600.0, 2: 1200.0, 4: 2400.0, 8: 4800.0}

@@ -27,9 +27,14 @@ NAMES = (
     "ray_job",
 )
 ROW = OwnerEnergyRow(
-    gpu_uuid="GPU-1", gpu_instance_id=None, owner=UsageOwner(kind=UsageOwnerKind.SLURM, job="7"), part=EnergyUse.ACTIVE,
-    method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH, energy_mj=5,
-)  # fmt: skip
+    gpu_uuid="GPU-1",
+    gpu_instance_id=None,
+    owner=UsageOwner(kind=UsageOwnerKind.SLURM, job="7"),
+    part=EnergyUse.ACTIVE,
+    method=ShareMethod.EXCLUSIVE,
+    confidence=ShareConfidence.HIGH,
+    energy_mj=5,
+)
 ESTIMATE = UncertainEnergy(
     energy_j=2.0, uncertainty_j=0.5, method=EnergyMeasurement.MIXED, seconds=9.0, uncounted_s=1.0
 )

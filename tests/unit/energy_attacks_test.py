@@ -142,11 +142,15 @@ def test_a_window_from_1970_to_2262_is_cut_into_a_bounded_number_of_pieces():
     devices = tuple(WindowDevice(gpu_uuid=f"g{number}", total_mj=32) for number in range(128))
     shares = tuple(
         WindowShare(
-            device=number % 128, owner=number % 3, part=window(1).shares[0].part, method=window(1).shares[0].method,
-            confidence=window(1).shares[0].confidence, energy_mj=1,
+            device=number % 128,
+            owner=number % 3,
+            part=window(1).shares[0].part,
+            method=window(1).shares[0].method,
+            confidence=window(1).shares[0].confidence,
+            energy_mj=1,
         )
         for number in range(4096)
-    )  # fmt: skip
+    )
     whole = replace(window(1), begin_ns=0, end_ns=YEAR_2262_NS, devices=devices, shares=shares)
     places = {one.gpu_uuid: LedgerPlace("n1", "p", "m") for one in devices}
     assert count_pieces(whole) <= PIECES_MOST

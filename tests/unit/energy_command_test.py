@@ -47,8 +47,10 @@ async def test_the_table_tells_devices_owners_and_anomalies(site, energy):
     assert lines[0] == "node n0 (simulated)   joules since the agent began, up to its last look"
     devices = rows(lines, ["GPU", "ENERGY", "J", "+-"])
     assert [(row[0], row[3], row[4], row[-1]) for row in devices] == [
-        ("0", "counter", "599", site.uuid(0)), ("1", "counter", "599", site.uuid(1)), ("2", "integrated", "599", site.uuid(2)),
-    ]  # fmt: skip
+        ("0", "counter", "599", site.uuid(0)),
+        ("1", "counter", "599", site.uuid(1)),
+        ("2", "integrated", "599", site.uuid(2)),
+    ]
     for _, total, _, _, _, owned, unowned, _ in devices:
         parts_mj = [round(float(word) * 1000) for word in [owned, *unowned.replace(",", "").split()[::2]]]
         assert sum(parts_mj) == round(float(total) * 1000)
@@ -153,8 +155,9 @@ async def test_an_output_that_cannot_be_written(site, capsys):
         os.close(full)
         said = (await child.communicate())[1].decode()
         assert (child.returncode, said) == (
-            1, "eelgrid-agent energy: the output: No space left on device; make room, or write it elsewhere\n",
-        )  # fmt: skip
+            1,
+            "eelgrid-agent energy: the output: No space left on device; make room, or write it elsewhere\n",
+        )
         read, write = os.pipe()
         os.close(read)
         child = await asyncio.create_subprocess_exec(*command, stdout=write, stderr=asyncio.subprocess.PIPE)

@@ -27,7 +27,7 @@ PLACES = [LedgerPlace(f"node-{number}", "train", "h100-sxm5-80gb") for number in
 HOLDERS = [
     EnergyHolder("workload", f"team-{number}", "", f"w-{number}", f"job-{number}", "ann", "q", (("team", str(number)),))
     for number in range(5)
-] + [EnergyHolder("unallocated")]  # fmt: skip
+] + [EnergyHolder("unallocated")]
 QUESTIONS = [(), ("namespace",), ("title", "node"), ("hour",), ("day", "queue"), ("label:team",)]
 
 
@@ -51,9 +51,12 @@ def book(store, hour):
 
 def asked(*group_by, hours=HOURS, rows_most=1000):
     return parse_query(
-        begin_ns=BEGIN_S * SECOND_NS, end_ns=(BEGIN_S + 3600 * hours) * SECOND_NS, group_by=group_by, filters={},
+        begin_ns=BEGIN_S * SECOND_NS,
+        end_ns=(BEGIN_S + 3600 * hours) * SECOND_NS,
+        group_by=group_by,
+        filters={},
         rows_most=rows_most,
-    )  # fmt: skip
+    )
 
 
 def figures(answer):
@@ -63,10 +66,14 @@ def figures(answer):
         return (*found[:3], round(found.cost, 6), round(found.carbon_g, 6))
 
     return (
-        [(group.values, spent(group.spent), group.done) for group in answer.groups], spent(answer.left_out),
-        spent(answer.unallocated), spent(answer.unattributed), answer.measured_mj, answer.uncertainty_mj,
+        [(group.values, spent(group.spent), group.done) for group in answer.groups],
+        spent(answer.left_out),
+        spent(answer.unallocated),
+        spent(answer.unattributed),
+        answer.measured_mj,
+        answer.uncertainty_mj,
         round(answer.uncounted_s, 6),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +130,10 @@ def test_a_bit_that_flips_anywhere_gives_an_error_or_the_right_sum(tmp_path, who
     ("sql", "words"),
     [
         ("UPDATE daily SET active = active + 1 WHERE at = {day} AND place = 1 AND holder = 1", "the day 2027-01-15"),
-        ("UPDATE hourly SET cost = cost + 0.001 WHERE at = {hour} AND place = 2 AND holder = 1", "the hour 2027-01-17 03:00"),
+        (
+            "UPDATE hourly SET cost = cost + 0.001 WHERE at = {hour} AND place = 2 AND holder = 1",
+            "the hour 2027-01-17 03:00",
+        ),
         ("DELETE FROM daily WHERE at = {day} AND place = 3 AND holder = 2", "node node-2"),
         ("UPDATE daily SET holder = 99 WHERE at = {day} AND place = 1 AND holder = 1", "node node-0"),
         ("UPDATE daily_measured SET total = total - 1 WHERE at = {day} AND place = 1", "node node-0"),
@@ -133,7 +143,7 @@ def test_a_bit_that_flips_anywhere_gives_an_error_or_the_right_sum(tmp_path, who
         ("UPDATE places SET node = 'other' WHERE id = 1", "1 nodes whose names are damaged"),
         ("UPDATE works SET unit = 'image'", "1 workloads that tell work"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path, whole, sql, words):
     path, truth = whole
     shutil.copy(path, tmp_path / FILE_NAME)
@@ -151,15 +161,23 @@ def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path
         assert sum(map(len, store.damage)) == 1
         # What is not of that stretch is as it was.
         begin_s = BEGIN_S + 86_400
-        other = store.ask(parse_query(
-            begin_ns=begin_s * SECOND_NS, end_ns=(begin_s + 86_400) * SECOND_NS, group_by=(), filters={}, rows_most=1
-        ))  # fmt: skip
+        other = store.ask(
+            parse_query(
+                begin_ns=begin_s * SECOND_NS,
+                end_ns=(begin_s + 86_400) * SECOND_NS,
+                group_by=(),
+                filters={},
+                rows_most=1,
+            )
+        )
         if "UPDATE holders" not in sql and "UPDATE places" not in sql and "UPDATE works" not in sql:
             assert (other.damaged, other.total.energy_mj) == ((), other.measured_mj)
             assert other.measured_mj == sum(
-                sum(one) for hour in range(24, 48) for place in PLACES
+                sum(one)
+                for hour in range(24, 48)
+                for place in PLACES
                 for one in [[10**6 + hour + 10**5 + index + 10**7 * (index + 1) + 17 * hour for index in range(6)]]
-            )  # fmt: skip
+            )
 
 
 def test_an_hour_that_is_added_to_after_it_was_damaged_stays_found(tmp_path):
@@ -316,9 +334,18 @@ def test_a_ledger_of_format_4_opens_whole_and_without_what_was_never_spent(tmp_p
         assert set(store.marks.exporters) == {"archive"}
         # And it goes on: the next honest window of the victim was an error for ever.
         store.add(
-            [LedgerEntry(BEGIN_S, LedgerPlace("n2", "serve", "a100-sxm4-80gb"), EnergyHolder("pod", "victim", "p-x"), LedgerAmount(active_mj=7))],
-            [], [], now_s=BEGIN_S,
-        )  # fmt: skip
+            [
+                LedgerEntry(
+                    BEGIN_S,
+                    LedgerPlace("n2", "serve", "a100-sxm4-80gb"),
+                    EnergyHolder("pod", "victim", "p-x"),
+                    LedgerAmount(active_mj=7),
+                )
+            ],
+            [],
+            [],
+            now_s=BEGIN_S,
+        )
         assert store.namespaces.counters_mj()["victim"] == 7
     with closing(open_ledger(tmp_path)) as again:
         assert again.healed.rows == 0

@@ -165,9 +165,10 @@ async def test_names_of_workloads_outlive_the_core_that_knew_them(tmp_path):
 
 async def test_a_pod_that_nobody_submitted_has_the_user_that_it_says(tmp_path):
     owners = (
-        EnergyOwner(kind=OwnerKind.POD, namespace="web", pod="p-1"), EnergyOwner(kind=OwnerKind.POD, namespace="web", pod="p-2"),
+        EnergyOwner(kind=OwnerKind.POD, namespace="web", pod="p-1"),
+        EnergyOwner(kind=OwnerKind.POD, namespace="web", pod="p-2"),
         EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p-3", workload="w-1"),
-    )  # fmt: skip
+    )
     async with Site(tmp_path) as site:
         site.desk.user_of_pod = lambda namespace, pod: {("web", "p-1"): "eve", ("ml", "p-3"): "bob"}.get(
             (namespace, pod), ""

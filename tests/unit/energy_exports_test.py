@@ -40,8 +40,10 @@ def book(store, hour, energy_mj=1000, *, holder="a", now_s=None):
     at_s = BEGIN_S + hour * HOUR_S
     store.add(
         [LedgerEntry(at_s, PLACE, EnergyHolder("pod", "ml", holder), LedgerAmount(active_mj=energy_mj))],
-        [MeasuredEnergy(at_s, PLACE, energy_mj, 0, 0.0)], [LastWindow("n1", 1, hour + 1, at_s + HOUR_S)], now_s=now_s or at_s,
-    )  # fmt: skip
+        [MeasuredEnergy(at_s, PLACE, energy_mj, 0, 0.0)],
+        [LastWindow("n1", 1, hour + 1, at_s + HOUR_S)],
+        now_s=now_s or at_s,
+    )
 
 
 def export(store, begin, end, *, name="archive", now_s=None):

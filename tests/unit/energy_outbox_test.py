@@ -30,9 +30,14 @@ def tick(at_s, *joules):
         else:
             values[_ENERGY * count + column] = value
     return SampleTick(
-        time_ns=BEGIN_NS + int(at_s * SECOND_NS), generation=1, gpus=count, gpu_values=values,
-        gpu_absences=tuple(absences), host_values=array("d"), host_absences=(),
-    )  # fmt: skip
+        time_ns=BEGIN_NS + int(at_s * SECOND_NS),
+        generation=1,
+        gpus=count,
+        gpu_values=values,
+        gpu_absences=tuple(absences),
+        host_values=array("d"),
+        host_absences=(),
+    )
 
 
 def looks(*counters_j):
@@ -66,9 +71,13 @@ def test_by_the_plan_energy_goes_to_who_was_assigned_while_it_was_spent():
     outbox.tick(tick(90, 410.0, 34.0), both, second)  # the next minute
     outbox.close()
     assert charged(outbox) == {
-        ("g0", "UNALLOCATED"): 10_000 + 50_000, ("g0", "w1"): 200_000, ("g0", "w2"): 80_000, ("g0", "w3"): 70_000,
-        ("g1", "UNALLOCATED"): 4_000 + 10_000 + 12_000, ("g1", "w2"): 8_000,
-    }  # fmt: skip
+        ("g0", "UNALLOCATED"): 10_000 + 50_000,
+        ("g0", "w1"): 200_000,
+        ("g0", "w2"): 80_000,
+        ("g0", "w3"): 70_000,
+        ("g1", "UNALLOCATED"): 4_000 + 10_000 + 12_000,
+        ("g1", "w2"): 8_000,
+    }
     nobody = [
         share
         for window in outbox.windows.closed
@@ -89,10 +98,17 @@ def test_by_the_plan_totals_are_looked_at_when_the_plan_or_the_minute_changes():
 def attribution(**spent_mj):
     owner = UsageOwner(kind=UsageOwnerKind.SLURM, job="7")
     shares = {
-        uuid: (EnergyShare(owner=owner, part=EnergyUse.ACTIVE, energy_mj=value, method=ShareMethod.EXCLUSIVE,
-                     confidence=ShareConfidence.HIGH),)
+        uuid: (
+            EnergyShare(
+                owner=owner,
+                part=EnergyUse.ACTIVE,
+                energy_mj=value,
+                method=ShareMethod.EXCLUSIVE,
+                confidence=ShareConfidence.HIGH,
+            ),
+        )
         for uuid, value in spent_mj.items()
-    }  # fmt: skip
+    }
     return Attribution(shares=shares, accounts={}, nobody={}, estimates={}, anomalies=())
 
 

@@ -16,7 +16,7 @@ from eelgrid_agent.node.inventory import SequentialReader, read_each_gpu, survey
 from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     ApplyStatus,
     Assignment,
     Cadence,
@@ -71,9 +71,17 @@ class Bench:
         spec = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=(GpuSpec(product=PRODUCT),) * 2)
         self.machine = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=3)
         self.agent = build_simulated_node(
-            self.machine, self.machine, spec=spec, clock=self.clock, draw_incarnation=lambda: 1, control=self.machine,
-            ticks_most=1000, send_phase=0.0, local=local, has_control=has_control,
-        )  # fmt: skip
+            self.machine,
+            self.machine,
+            spec=spec,
+            clock=self.clock,
+            draw_incarnation=lambda: 1,
+            control=self.machine,
+            ticks_most=1000,
+            send_phase=0.0,
+            local=local,
+            has_control=has_control,
+        )
         self.node = self.agent.node
         self.layouts = Counted(self.agent.layouts)
         self.keeper = InlineEnforcementLoop(((self.agent.enforcement, self.node, self.layouts),), clock=self.clock)
@@ -280,9 +288,16 @@ class Threads:
 
     def keeper(self, layouts, end_s=5.0):
         return NodeEnforcementLoop(
-            self.bench.node, self.enforcement, layouts, driver=self.driver, slow_driver=self.slow, records=self.records,
-            is_enforcing=True, clock=self.clock, end_s=end_s,
-        )  # fmt: skip
+            self.bench.node,
+            self.enforcement,
+            layouts,
+            driver=self.driver,
+            slow_driver=self.slow,
+            records=self.records,
+            is_enforcing=True,
+            clock=self.clock,
+            end_s=end_s,
+        )
 
     def close(self):
         self.driver.close()

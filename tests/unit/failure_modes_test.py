@@ -65,7 +65,7 @@ def test_f19_the_level_found_is_published_and_the_rest_goes_on(level):
         host = SimulatedHost(cpu_milli=1, memory_bytes=1, load=lambda: (0, 0), monotonic_ns=lambda: 0)
         inventory = build_inventory(
             NodeIdentity(node_name="n", agent_version="0"), host, found, generation=1, lost=frozenset()
-        )  # fmt: skip
+        )
         # In MIG mode the driver itself tells whether instances may be configured; it cannot tell less from least.
         known = {AccessLevel.READ_ONLY: {AccessLevel.READ_ONLY, AccessLevel.MIG_MONITOR}}.get(level, {level})
         assert inventory.access in known
@@ -92,9 +92,7 @@ def test_f20_what_is_unavailable_under_mig_is_sent_as_absent():
         )
         batch = build_batch([seen.tick], sequence=1, dropped_ticks=0)
         (column,) = [column for column in batch.gpu_columns if column.reading is Reading.UTILIZATION_RATIO]
-        assert [(absence.reason, absence.cells) for absence in column.absences] == [
-            (AbsenceReason.NOT_SUPPORTED, (0,))
-        ]  # fmt: skip
+        assert [(absence.reason, absence.cells) for absence in column.absences] == [(AbsenceReason.NOT_SUPPORTED, (0,))]
 
 
 def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
@@ -112,7 +110,7 @@ def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
         assert after[sliced].index == 2 != before[sliced].index
         assert {uuid: gpu.pci_bus_id for uuid, gpu in after.items()} == {
             uuid: gpu.pci_bus_id for uuid, gpu in before.items()
-        }  # fmt: skip
+        }
         assert after[sliced].gpu_instances == before[sliced].gpu_instances
         assert {uuid: rig.device.read(uuid).values[Reading.POWER_W] for uuid in after} == power
         assert executor.check() == ()
@@ -126,8 +124,13 @@ def layout(uuid, *places):
 
 def executor_on(rig):
     made = LayoutReconciler(
-        rig.device, NvmlControl(rig.device), MemoryMigJournal(), boot_id=lambda: "boot-1", sleep=lambda _: None,
-        monotonic_s=lambda: 0.0, wall_ns=lambda: 0,
-    )  # fmt: skip
+        rig.device,
+        NvmlControl(rig.device),
+        MemoryMigJournal(),
+        boot_id=lambda: "boot-1",
+        sleep=lambda _: None,
+        monotonic_s=lambda: 0.0,
+        wall_ns=lambda: 0,
+    )
     made.recover()
     return made

@@ -20,14 +20,20 @@ def write(folder: Path, document: object, name: str = "fleet.json") -> Path:
 
 def test_nodes_and_devices_are_multiplied(tmp_path: Path) -> None:
     row = {
-        "name": "node-{index}", "count": 3, "cpu_milli": 96000, "memory_bytes": 412316860416, "pool": "a",
-        "labels": {"rack": "7"}, "topology": "zone-a/rack-7", "driver_version": "535.161.07",
+        "name": "node-{index}",
+        "count": 3,
+        "cpu_milli": 96000,
+        "memory_bytes": 412316860416,
+        "pool": "a",
+        "labels": {"rack": "7"},
+        "topology": "zone-a/rack-7",
+        "driver_version": "535.161.07",
         "gpus": [
             {"product": "openb-g2", "model": "G2", "count": 2},
             {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"]},
             {"product": "b200", "mig": [], "sensor_gain": 0.954, "sensor_offset_w": -2},
         ],
-    }  # fmt: skip
+    }
     nodes = load_fleet(write(tmp_path, {"nodes": [row, NODE]}))
     assert [node.node_name for node in nodes] == ["node-0", "node-1", "node-2", "node"]
     assert nodes[1].gpus == (

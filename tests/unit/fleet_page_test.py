@@ -161,15 +161,20 @@ async def test_what_an_agent_sent_is_told_when_it_is_in_the_ledger(tmp_path):
         agent = await rig.join(inventory("n1"))
         end_ns = rig.controller._clock.now_ns() - 5 * SECOND
         charged = {
-            "device": 0, "part": EnergyPart.ACTIVE, "method": AttributionMethod.EXCLUSIVE,
+            "device": 0,
+            "part": EnergyPart.ACTIVE,
+            "method": AttributionMethod.EXCLUSIVE,
             "confidence": AttributionConfidence.HIGH,
-        }  # fmt: skip
+        }
         window = EnergyWindow(
-            incarnation=1, number=1, begin_ns=end_ns - SECOND, end_ns=end_ns,
+            incarnation=1,
+            number=1,
+            begin_ns=end_ns - SECOND,
+            end_ns=end_ns,
             devices=(WindowDevice(gpu_uuid="GPU-n1-0", total_mj=4000),),
             owners=(EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p"), EnergyOwner(kind=OwnerKind.UNALLOCATED)),
             shares=(WindowShare(owner=0, energy_mj=3000, **charged), WindowShare(owner=1, energy_mj=1000, **charged)),
-        )  # fmt: skip
+        )
         await until(lambda: rig.controller.energy._desk._store is not None)
         await agent.say(window)
         await agent.hear(EnergyAcknowledgement)
@@ -192,9 +197,20 @@ def told(page):
 def test_the_ledger_tells_windows_age_and_joules_by_namespace():
     marks = {"a": Exporter("a", 0, 30), "b": Exporter("b", 0, 69, ChangedHours(2, 0, 3600, 20))}
     counts = SimpleNamespace(
-        windows=12, again=2, dropped=1, refused=2, unplaced=3, damaged_parts=6, failures=3, newest_ns=None, by_namespace=dict, exporters={},
-        forgotten={"age": 4, "size": 0}, used_bytes=None, bytes_most=100,
-    )  # fmt: skip
+        windows=12,
+        again=2,
+        dropped=1,
+        refused=2,
+        unplaced=3,
+        damaged_parts=6,
+        failures=3,
+        newest_ns=None,
+        by_namespace=dict,
+        exporters={},
+        forgotten={"age": 4, "size": 0},
+        used_bytes=None,
+        bytes_most=100,
+    )
     page = LedgerMetrics(counts, now_ns=lambda: 70 * SECOND)
     assert not {"eelgrid_ledger_newest_window_age_seconds", "eelgrid_ledger_size_bytes"} & told(page).keys()
     assert told(page)["eelgrid_ledger_export_lag_seconds"] == {}

@@ -73,8 +73,12 @@ def test_objectives_are_thinned_evenly_with_both_ends():
 
 def test_what_is_passed_over_is_counted():
     rest = [
-        a_point(model="b"), a_point("other"), a_point(mig_profile="1g.10gb"), a_point(watts=None), a_point(quantile=0.5),
-    ]  # fmt: skip
+        a_point(model="b"),
+        a_point("other"),
+        a_point(mig_profile="1g.10gb"),
+        a_point(watts=None),
+        a_point(quantile=0.5),
+    ]
     found = compute_frontier([a_point(), *rest], ONE, FLEET)
     assert dict(found.passed_over) == {
         "b: not in the fleet": 1,

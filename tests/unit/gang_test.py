@@ -77,11 +77,14 @@ def cases(draw):
     """A loaded cluster of up to five nodes in two switches of two racks, and a gang."""
     inventories = [
         node(
-            f"n{number}", gpus=draw(st.integers(0, 4)), model=draw(st.sampled_from(["G2", "T4", "G3"])),
-            cpu=draw(st.sampled_from([32, 64, 96])), topology=draw(st.sampled_from([*RACKS, ()])),
+            f"n{number}",
+            gpus=draw(st.integers(0, 4)),
+            model=draw(st.sampled_from(["G2", "T4", "G3"])),
+            cpu=draw(st.sampled_from([32, 64, 96])),
+            topology=draw(st.sampled_from([*RACKS, ()])),
         )
         for number in range(draw(st.integers(1, 5)))
-    ]  # fmt: skip
+    ]
     core = core_with(*inventories)
     for _ in range(draw(st.integers(0, 6))):
         gpus, milli = draw(st.sampled_from([(0, None), (1, 400), (1, 1000), (2, 1000)]))
@@ -90,9 +93,12 @@ def cases(draw):
             core.submit(wanted, now_ns=1)
     gpus, milli = draw(st.sampled_from([(0, None), (1, 500), (1, 1000), (2, 1000)]))
     gang = request(
-        gpus=gpus, milli=milli, cpu=draw(st.integers(1, 20)), replicas=draw(st.integers(2, 4)),
+        gpus=gpus,
+        milli=milli,
+        cpu=draw(st.integers(1, 20)),
+        replicas=draw(st.integers(2, 4)),
         locality=draw(st.sampled_from([PACK, SPREAD])),
-    )  # fmt: skip
+    )
     return core, gang, draw(st.sampled_from([1.0, 25.0, 100.0, 1000.0]))
 
 

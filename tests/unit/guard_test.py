@@ -15,12 +15,14 @@ GPUS = frozenset({"GPU-0", "GPU-1"})
 def plan(epoch=1, **changes):
     return replace(
         NodePlan(
-            node_name="n", epoch=epoch, lease_s=60.0,
+            node_name="n",
+            epoch=epoch,
+            lease_s=60.0,
             assignments=(Assignment(workload_id="w", replica=0, gpu_uuids=("GPU-0",), gpu_milli=500),),
             gpu_settings=(GpuSetting(gpu_uuid="GPU-0", power_limit_w=200.0),),
         ),
         **changes,
-    )  # fmt: skip
+    )
 
 
 def take(guard, offered, now_ns=0):
@@ -85,19 +87,24 @@ def test_items_are_refused_one_by_one():
             Assignment(workload_id="double", replica=0, gpu_uuids=("GPU-0", "GPU-0"), gpu_milli=100),
         ),
         gpu_settings=(
-            GpuSetting(gpu_uuid="GPU-9", power_limit_w=1.0), GpuSetting(gpu_uuid="GPU-1", power_limit_w=2.0),
+            GpuSetting(gpu_uuid="GPU-9", power_limit_w=1.0),
+            GpuSetting(gpu_uuid="GPU-1", power_limit_w=2.0),
             GpuSetting(gpu_uuid="GPU-1", power_limit_w=3.0),
         ),
-    )  # fmt: skip
+    )
     guard = Guard("n")
     verdict = guard.offer(offered, gpu_uuids=GPUS, now_ns=0)
     assert verdict.assignments == (good,)
     applied = guard.settle(verdict, ())
     assert [(r.subject, r.status) for r in applied.results] == [
-        ("unknown", ApplyStatus.REFUSED), ("good", ApplyStatus.REFUSED), ("toomuch", ApplyStatus.REFUSED),
-        ("double", ApplyStatus.REFUSED), ("GPU-9", ApplyStatus.REFUSED), ("GPU-1", ApplyStatus.OBSERVED),
+        ("unknown", ApplyStatus.REFUSED),
+        ("good", ApplyStatus.REFUSED),
+        ("toomuch", ApplyStatus.REFUSED),
+        ("double", ApplyStatus.REFUSED),
+        ("GPU-9", ApplyStatus.REFUSED),
+        ("GPU-1", ApplyStatus.OBSERVED),
         ("GPU-1", ApplyStatus.REFUSED),
-    ]  # fmt: skip
+    ]
     assert guard.settings == (GpuSetting(gpu_uuid="GPU-1", power_limit_w=2.0),)
 
 

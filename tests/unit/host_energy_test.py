@@ -12,9 +12,12 @@ from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
 
 RANGE_UJ = 262_143_328_850
 ZONES = {
-    "intel-rapl:0": "package-0", "intel-rapl:1": "package-1", "intel-rapl:0:0": "core", "intel-rapl:0:1": "dram",
+    "intel-rapl:0": "package-0",
+    "intel-rapl:1": "package-1",
+    "intel-rapl:0:0": "core",
+    "intel-rapl:0:1": "dram",
     "intel-rapl:2": "psys",
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -52,8 +52,9 @@ def test_a_unit_that_cannot_be_one_is_refused(unit, said):
 def test_of_a_job_that_ran_before_the_steward_nothing_is_said_until_the_second_total():
     at_s = HOUR_S + 60.0
     assert counted((at_s, 500.0), (at_s + 60.0, 520.0), placed_s=HOUR_S - 999.0) == [
-        None, WorkInterval("j", "work", 20.0, at_s, at_s + 60.0),
-    ]  # fmt: skip
+        None,
+        WorkInterval("j", "work", 20.0, at_s, at_s + 60.0),
+    ]
 
 
 @given(

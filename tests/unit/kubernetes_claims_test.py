@@ -17,10 +17,15 @@ from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
 
 SLICE = CelDevice(
     DRIVER,
-    {(DRIVER, "type"): "mig", (DRIVER, "profile"): "1g.10gb", (DRIVER, "index"): 3, (DRIVER, "throttled"): False,
-     ("example.com", "rack"): "r1"},
+    {
+        (DRIVER, "type"): "mig",
+        (DRIVER, "profile"): "1g.10gb",
+        (DRIVER, "index"): 3,
+        (DRIVER, "throttled"): False,
+        ("example.com", "rack"): "r1",
+    },
     {(DRIVER, "memory"): Fraction(10 * 2**30)},
-)  # fmt: skip
+)
 A = f"device.attributes['{DRIVER}']"
 
 
@@ -53,9 +58,22 @@ def test_expressions_choose_as_cel_does(text, is_taken):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "device", "device.attributes['x'].y.matches('a')", "device.driver = 'x'", "a.b", "(device.driver == 'x'",
-     "device.name == 'x'", "[1", "quantity('x')", "1 +", "'a\\n'", "(" * 50 + "true" + ")" * 50, "x" * 20_000],
-)  # fmt: skip
+    [
+        "",
+        "device",
+        "device.attributes['x'].y.matches('a')",
+        "device.driver = 'x'",
+        "a.b",
+        "(device.driver == 'x'",
+        "device.name == 'x'",
+        "[1",
+        "quantity('x')",
+        "1 +",
+        "'a\\n'",
+        "(" * 50 + "true" + ")" * 50,
+        "x" * 20_000,
+    ],
+)
 def test_expressions_that_are_not_read_are_refused(text):
     with pytest.raises(ExpressionUnreadable):
         compile_selector(text)
@@ -98,30 +116,41 @@ def test_a_claim_with_alternatives_has_a_variant_for_each():
     assert isinstance(read, ParsedClaim)
     assert read.is_ours
     assert [[(one.request, one.many) for one in variant] for variant in read.asked.variants] == [
-        [("g/big", 2), ("n", 1)], [("g/small", 1), ("n", 1)],
-    ]  # fmt: skip
+        [("g/big", 2), ("n", 1)],
+        [("g/small", 1), ("n", 1)],
+    ]
     assert read.asked.same[0].attribute == (DRIVER, "parentUUID")
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (of(exactly(adminAccess=True)), r"requests\[0\].exactly.adminAccess: gives devices that others hold; leave it out"),
+        (
+            of(exactly(adminAccess=True)),
+            r"requests\[0\].exactly.adminAccess: gives devices that others hold; leave it out",
+        ),
         (of(exactly(allocationMode="All")), r"allocationMode: All of devices .*; ask for ExactCount"),
         (of(exactly(capacity={"requests": {"memory": "5Gi"}})), r"capacity: .*choose a MIG profile"),
         (of(exactly(count=40)), r"count: is more than 32; make several"),
         (of(exactly(class_name="none")), r"deviceClassName: there is no DeviceClass none; make it"),
         (of(exactly(**cel("device.driver.matches('x')"))), r"selectors\[0\].cel.expression: .*not read here"),
         (of(exactly(), exactly("n", "nv")), r"gpu.nvidia.com are in one claim; make a claim for each driver"),
-        (of(exactly(), constraints=[{"distinctAttribute": "a/b"}]), r"constraints\[0\]: is no matchAttribute; say by sel"),
+        (
+            of(exactly(), constraints=[{"distinctAttribute": "a/b"}]),
+            r"constraints\[0\]: is no matchAttribute; say by sel",
+        ),
         (of(), "asks for nothing"),
-        (of({"name": "g", "firstAvailable": [{"name": str(n), "deviceClassName": "eelgrid"} for n in range(8)]},
-            {"name": "h", "firstAvailable": [{"name": str(n), "deviceClassName": "eelgrid"} for n in range(8)]},
-            {"name": "i", "firstAvailable": [{"name": str(n), "deviceClassName": "eelgrid"} for n in range(2)]}),
-         "128 combinations; list fewer"),
+        (
+            of(
+                {"name": "g", "firstAvailable": [{"name": str(n), "deviceClassName": "eelgrid"} for n in range(8)]},
+                {"name": "h", "firstAvailable": [{"name": str(n), "deviceClassName": "eelgrid"} for n in range(8)]},
+                {"name": "i", "firstAvailable": [{"name": str(n), "deviceClassName": "eelgrid"} for n in range(2)]},
+            ),
+            "128 combinations; list fewer",
+        ),
         (of(exactly(class_name="any", **cel(f"device.driver == '{DRIVER}' && device.x"))), "device.x is not read"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_kept_is_refused_with_its_field_and_the_remedy(found, said):
     read = parse_claim(found, CLASSES)
     assert isinstance(read, ClaimRejection)

@@ -75,10 +75,17 @@ def test_limits():
 def test_what_is_no_condition_is_dropped():
     good = {"type": "A", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-11-22T07:30:00Z"}
     bad = [
-        "x", None, {}, {**good, "status": True}, {**good, "status": "true"}, {**good, "reason": ""},
-        {**good, "lastTransitionTime": "soon"}, {**good, "lastTransitionTime": "2026-11-22T07:30:00"},
-        {**good, "message": 3}, {**good, "type": "a b"},
-    ]  # fmt: skip
+        "x",
+        None,
+        {},
+        {**good, "status": True},
+        {**good, "status": "true"},
+        {**good, "reason": ""},
+        {**good, "lastTransitionTime": "soon"},
+        {**good, "lastTransitionTime": "2026-11-22T07:30:00"},
+        {**good, "message": 3},
+        {**good, "type": "a b"},
+    ]
     assert ConditionSet.from_json(bad) == ConditionSet()
     assert ConditionSet.from_json({"a": 1}) == ConditionSet()
     assert ConditionSet.from_json([*bad, good, {**good, "status": "False"}]).is_true("A")
@@ -95,12 +102,16 @@ def test_times_come_back(at_s):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("ABC"), st.sampled_from([True, False, None]), st.sampled_from(["R", "Q"]), st.text(),
-            st.integers(0, 9), st.integers(0, 10**19),
+            st.sampled_from("ABC"),
+            st.sampled_from([True, False, None]),
+            st.sampled_from(["R", "Q"]),
+            st.text(),
+            st.integers(0, 9),
+            st.integers(0, 10**19),
         ),
         max_size=20,
     )
-)  # fmt: skip
+)
 def test_any_course_comes_back_from_json_and_changes_times_only_with_the_status(course):
     found = ConditionSet()
     for step in course:

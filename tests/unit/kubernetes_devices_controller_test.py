@@ -128,10 +128,14 @@ def cut(name, starts):
             slices[uuid] = gpu.index, 1
             instances.append(
                 GpuInstance(
-                    id=number, profile_id=19, profile="1g.10gb", start=start, size=1,
+                    id=number,
+                    profile_id=19,
+                    profile="1g.10gb",
+                    start=start,
+                    size=1,
                     compute_instances=(ComputeInstance(id=0, uuid=uuid, start=0, size=1),),
                 )
-            )  # fmt: skip
+            )
         gpus.append(replace(gpu, mig_capable=True, mig_enabled=True, gpu_instances=tuple(instances)))
     return replace(found, gpus=tuple(gpus)), {SMALL: slices}
 

@@ -128,7 +128,11 @@ def test_a_flight_ends_however_it_ends(end):
     flights.begun("x", "u1", ("s", "p1"), lane("n"), 1.0)
     assert not flights.may_go("y", [lane("n")])
     assert list(flights.expired(15.9)) == []
-    ways = {"gone": lambda: flights.ended("u1"), "late": lambda: flights.expired(16.0), "unsteered": lambda: flights.steered("n", is_so=False)}  # fmt: skip
+    ways = {
+        "gone": lambda: flights.ended("u1"),
+        "late": lambda: flights.expired(16.0),
+        "unsteered": lambda: flights.steered("n", is_so=False),
+    }
     assert list(ways[end]()) == ["y"]
     assert flights.may_go("y", [lane("n")])
     assert list(flights.ended("u1")) == []

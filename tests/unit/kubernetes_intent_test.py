@@ -198,7 +198,7 @@ def test_other_vendors_gpus_are_gpus_and_the_node_has_to_have_them():
         ({"on_error": "retry"}, "on-error", "wait, schedule"),
         ({"slowdwon": "5%"}, "slowdwon", "is eelgrid.io/slowdown meant?"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named_with_its_remedy(said, field, words):
     found = refused(owner=DEPLOYED, annotations=ours(**said))
     assert found.field == (field if field == "metadata" else BY + field)

@@ -16,9 +16,10 @@ from eelgrid_controller.profiles.points import Configuration, Point
 def test_points_at_a_limit_a_clock_or_beside_others_say_nothing_of_a_job_alone():
     plain = Configuration(H100, gpus=2)
     odd = [
-        Configuration(H100, gpus=2, power_limit_w=300.0), Configuration(H100, gpus=2, clock_mhz=900),
+        Configuration(H100, gpus=2, power_limit_w=300.0),
+        Configuration(H100, gpus=2, clock_mhz=900),
         Configuration(H100, gpus=2, processes=2),
-    ]  # fmt: skip
+    ]
     points = [Point("p", how, 5.0, power_w=900.0) for how in (plain, *odd)]
     assert measured_sizes(points) == (SizeMeasurement(H100, "", 2, 5.0, 5.0, 900.0, 900.0),)
     assert measured_sizes([Point("p", plain, 5.0)])[0].power_low_w == 0.0

@@ -55,11 +55,16 @@ def test_four_gpus_become_two_and_nothing_else_changes():
     assert gpus(after) == {"limits": {"nvidia.com/gpu": "2"}, "requests": {"nvidia.com/gpu": "2"}}
     assert after["spec"]["suspend"] is True
     assert record(after) == {
-        "job": "uid-j", "outcome": "changed", "why": write.why.partition(": 2: ")[2],
+        "job": "uid-j",
+        "outcome": "changed",
+        "why": write.why.partition(": 2: ")[2],
         "before": {"pods": 1, "resource": "nvidia.com/gpu", "count": 4},
         "after": {"pods": 1, "resource": "nvidia.com/gpu", "count": 2},
-        "energy": 0.8654, "speed": 0.52, "joules": {"H100-80GB-HBM3": [240.0, 207.7]}, "basis": "measured",
-    }  # fmt: skip
+        "energy": 0.8654,
+        "speed": 0.52,
+        "joules": {"H100-80GB-HBM3": [240.0, 207.7]},
+        "basis": "measured",
+    }
     for path in ("metadata/uid", "metadata/resourceVersion"):
         assert {
             "op": "replace",
@@ -72,10 +77,12 @@ def test_four_gpus_become_two_and_nothing_else_changes():
 
 def test_who_ran_is_left_alone_whatever_it_says():
     for status in (
-        {"startTime": "2026-11-22T05:00:00Z"}, {"active": 1}, {"succeeded": 1},
+        {"startTime": "2026-11-22T05:00:00Z"},
+        {"active": 1},
+        {"succeeded": 1},
         {"conditions": [{"type": "Complete", "status": "True"}]},
         {"conditions": [{"type": "Suspended", "status": "False"}]},
-    ):  # fmt: skip
+    ):
         assert one(job(status=status, unsuspend="true", **LOOSE)) is None
     assert one(job(generation=3, **LOOSE)) is None
     assert one(job(spec={"suspend": False}, **LOOSE)) is None

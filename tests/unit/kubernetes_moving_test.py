@@ -49,9 +49,15 @@ PACE = MoveTimeouts(budget_s=100.0, arrive_s=50.0)
 
 def pod(uid, *, owner="rs", kind="ReplicaSet", name="", gated=False, **how):
     return Pod(
-        uid=uid, namespace="x", name=name or f"p-{uid}", labels={}, annotations=how.pop("annotations", {}),
-        owner=OwnerReference("apps/v1", kind, "o", owner) if owner else None, gates=(GATE,) if gated else (), **how,
-    )  # fmt: skip
+        uid=uid,
+        namespace="x",
+        name=name or f"p-{uid}",
+        labels={},
+        annotations=how.pop("annotations", {}),
+        owner=OwnerReference("apps/v1", kind, "o", owner) if owner else None,
+        gates=(GATE,) if gated else (),
+        **how,
+    )
 
 
 def order(uid, *, owner="rs", workload="w", kind="ReplicaSet", manner=MoveMethod.SURGE, name=""):

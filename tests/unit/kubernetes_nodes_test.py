@@ -49,8 +49,10 @@ def test_a_node_is_read_with_what_the_catalogue_knows():
     assert [(gpu.uuid, gpu.index) for gpu in found.gpus] == [("n1/gpu-0", 0), ("n1/gpu-1", 1)]
     gpu = found.gpus[0]
     assert (gpu.model, gpu.product, gpu.catalogue_key) == (
-        "H100-80GB-HBM3", "NVIDIA H100 80GB HBM3", "h100-sxm5-80gb",
-    )  # fmt: skip
+        "H100-80GB-HBM3",
+        "NVIDIA H100 80GB HBM3",
+        "h100-sxm5-80gb",
+    )
     assert (gpu.power_limit_default_w, gpu.power_limit_min_w, gpu.power_limit_max_w) == (700.0, 200.0, 700.0)
     assert gpu.memory_bytes == 81559 * 1024**2
     assert not gpu.mig_capable
@@ -111,8 +113,9 @@ def test_why_a_node_is_closed(fields, reason):
 
 def test_one_label_says_who_has_the_layout():
     assert [mig_owner(node(labels={"eelgrid.io/mig-owner": name})) for name in ("eelgrid", "mig-manager")] == [
-        "eelgrid", "mig-manager",
-    ]  # fmt: skip
+        "eelgrid",
+        "mig-manager",
+    ]
     assert mig_owner(node()) == ""
     assert pool_of(node(labels={"eelgrid.io/pool": "a", "karpenter.sh/nodepool": "b"})) == "a"
 

@@ -53,10 +53,20 @@ class World:
         self.nodes = {ObjectKey("", "n1"): {"metadata": {"labels": {"rack": "r1"}}}}
         engine = SimpleNamespace(nodes=SimpleNamespace(is_synced=True, objects=self.nodes))
         self.around = ReconcilerContext(
-            cluster=self.cluster, loop=loop, elector=SimpleNamespace(term=lambda: self.term), engine=engine,
-            has_agent=lambda _: False, devices=DeviceReports(monotonic_s=Clock().monotonic_s), identity="test",
-            namespace="default", data=folder, draws=lambda: self.draws, clock=Clock(), rng=random.Random(1), log=LOG,
-        )  # fmt: skip
+            cluster=self.cluster,
+            loop=loop,
+            elector=SimpleNamespace(term=lambda: self.term),
+            engine=engine,
+            has_agent=lambda _: False,
+            devices=DeviceReports(monotonic_s=Clock().monotonic_s),
+            identity="test",
+            namespace="default",
+            data=folder,
+            draws=lambda: self.draws,
+            clock=Clock(),
+            rng=random.Random(1),
+            log=LOG,
+        )
         self.task = None
 
     def begin(self):
@@ -101,9 +111,13 @@ async def going(folder, journal=None, fake=None):
             await fake.client().create(CUSTOM_RESOURCE_DEFINITIONS, yaml.safe_load(CRD.read_text()))
         journal = journal or MemoryJournal()
         loop = ControllerLoop(
-            journal=journal, fresh_state=ClusterState, make_core=lambda state: Core(state, catalogue.load_catalogue()),
-            config=ControllerConfig(data=folder), clock=Clock(), log=LOG,
-        )  # fmt: skip
+            journal=journal,
+            fresh_state=ClusterState,
+            make_core=lambda state: Core(state, catalogue.load_catalogue()),
+            config=ControllerConfig(data=folder),
+            clock=Clock(),
+            log=LOG,
+        )
         await loop.start()
         world = World(fake, loop, folder, journal)
         world.begin()

@@ -36,9 +36,13 @@ RACK = {"scope": "Rack", "name": "r1", "limitWatts": 500}
 def made(name, spec, *, age=0, generation=1, status=None, **metadata):
     """An object as an API server gives it; the larger the age, the younger."""
     head = {
-        "name": name, "uid": f"uid-{name}", "generation": generation, "resourceVersion": "1",
-        "creationTimestamp": f"2026-11-22T07:00:{age:02d}Z", **metadata,
-    }  # fmt: skip
+        "name": name,
+        "uid": f"uid-{name}",
+        "generation": generation,
+        "resourceVersion": "1",
+        "creationTimestamp": f"2026-11-22T07:00:{age:02d}Z",
+        **metadata,
+    }
     return {"metadata": head, "spec": spec, **({"status": status} if status else {})}
 
 
@@ -115,8 +119,15 @@ def test_an_object_is_read_by_the_contracts_rules():
         ({"budgets": [{**RACK, "nodeSelector": {"matchLabels": {"a": "b"}}}]}, "spec.budgets[0].nodeSelector"),
         ({"budgets": [{"scope": "Node", "limitWatts": 1, "nodeSelector": {}}]}, "spec.budgets[0].nodeSelector"),
         (
-            {"budgets": [{"scope": "Node", "limitWatts": 1,
-                          "nodeSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]},
+            {
+                "budgets": [
+                    {
+                        "scope": "Node",
+                        "limitWatts": 1,
+                        "nodeSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]},
+                    }
+                ]
+            },
             "spec.budgets[0].nodeSelector.matchExpressions",
         ),
         ({"prices": {"periods": [{"from": "7:00", "pricePerKwh": 1}]}}, "spec.prices.periods[0].from"),
@@ -125,7 +136,7 @@ def test_an_object_is_read_by_the_contracts_rules():
         ({"prices": {"periods": []}}, "spec.prices.periods"),
         ({"prices": {**PRICES, "pue": 0.5}}, "spec.prices.pue"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_named(spec, field):
     with pytest.raises(KubernetesUnreadable) as caught:
         parse_power_policy({"metadata": {"uid": "u", "name": "a"}, "spec": spec})
@@ -191,15 +202,21 @@ def test_removal_puts_back_what_was_there_and_touches_nothing_else():
     prices = EnergyPrices(periods=(PricePeriod(begins_minute=0, price_per_kwh=0.2),))
     rack = PowerBudget(scope=BudgetScope.RACK, name="r9", limit_w=9.0)
     before = Policy(
-        objective="energy", weights=OBJECTIVES["energy"], lease_s=33.0, prices=prices,
+        objective="energy",
+        weights=OBJECTIVES["energy"],
+        lease_s=33.0,
+        prices=prices,
         pools=(PoolMode(pool="mine", mode=EnforcementMode.ENFORCE), PoolMode(pool="p", mode=EnforcementMode.OBSERVE)),
         budgets=(rack, PowerBudget(scope=BudgetScope.CLUSTER, limit_w=2000.0)),
-    )  # fmt: skip
+    )
     world = World(before)
     spec = {
-        "objective": "performance", "placement": "fgd", "prices": PRICES, "budgets": [CLUSTER, RACK],
+        "objective": "performance",
+        "placement": "fgd",
+        "prices": PRICES,
+        "budgets": [CLUSTER, RACK],
         "pools": [{"name": "p", "mode": "Enforce", "partitioned": True}],
-    }  # fmt: skip
+    }
     world.settle(made("a", spec))
     assert world.policy.placement == "fgd"
     assert world.policy.lease_s == 33.0
@@ -271,8 +288,12 @@ def test_watts_against_budgets():
     assert said(status, "WithinBudget") == (True, "Kept")
     assert (status["powerWatts"], status["headroomWatts"]) == (600, 400)
     assert status["budgets"][1] == {
-        "scope": "Rack", "name": "r1", "limitWatts": 500, "powerWatts": 400, "headroomWatts": 100,
-    }  # fmt: skip
+        "scope": "Rack",
+        "name": "r1",
+        "limitWatts": 500,
+        "powerWatts": 400,
+        "headroomWatts": 100,
+    }
     assert said(world.status(one, draws | {"node/n1": PlacePower(90.0, 2)}), "WithinBudget") == (None, "PartlyMeasured")
     over = world.status(one, draws | {"rack/r1": PlacePower(510.0)})
     assert said(over, "WithinBudget") == (False, "Passed")

@@ -96,9 +96,11 @@ def test_a_workload_is_read():
 
 def test_who_waits_was_evicted_is_done_or_did_not_opt_in_has_no_cost():
     for one in (
-        workload(conditions=()), workload(conditions=("Admitted", "Evicted")),
-        workload(conditions=("Admitted", "Finished")), workload(managed="false"),
-    ):  # fmt: skip
+        workload(conditions=()),
+        workload(conditions=("Admitted", "Evicted")),
+        workload(conditions=("Admitted", "Finished")),
+        workload(managed="false"),
+    ):
         assert parse_interruptible(one, now_s=9 * HOUR) is None
 
 

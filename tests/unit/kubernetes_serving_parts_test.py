@@ -168,9 +168,12 @@ def test_a_status_says_what_is_kept_and_changes_only_when_something_did():
         workload_id="w", name="chat", objective_s=1.0, live_s=0.5, modelled_s=0.4321, reason="steady"
     )
     facts = ServiceFacts(
-        seen=ReplicaCounts(places=2, lasting=2, pods=2, placed=2), is_begun=True, gpu_models=("H", "H"), power_w=1399.6,
+        seen=ReplicaCounts(places=2, lasting=2, pods=2, placed=2),
+        is_begun=True,
+        gpu_models=("H", "H"),
+        power_w=1399.6,
         standing=standing,
-    )  # fmt: skip
+    )
     status, conditions = build_service_status(service, scaling, facts, ConditionSet(), 10**18)
     assert (status["replicas"], status["desiredReplicas"], status["powerWatts"], status["gpuModel"]) == (
         2,

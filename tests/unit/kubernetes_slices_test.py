@@ -66,9 +66,10 @@ def test_no_choice_wakes_fewer_gpus_and_the_agent_chooses_the_same(layouts, data
     assert len(woken) == min(len({one.gpu_index for one in some} - used.keys()) for some in combinations(free, count))
     if count:
         looked_at = NodeDevices(
-            index_of={one.uuid: one.gpu_index for one in there}, held=frozenset(one.uuid for one in held),
+            index_of={one.uuid: one.gpu_index for one in there},
+            held=frozenset(one.uuid for one in held),
             slices={one.uuid: one.size for one in there},
-        )  # fmt: skip
+        )
         asked = PreferredAllocationRequest(
             available=tuple(one.uuid for one in data.draw(st.permutations(free))), must=(), size=count
         )
@@ -96,10 +97,11 @@ def test_a_gpu_in_use_goes_before_one_that_sleeps_and_a_full_one_before_an_empty
 @pytest.mark.parametrize(
     "short",
     [
-        offer("n", small=[OfferedMigSlice("a", 0, 0, 1)], cpu=500), offer("n", small=[], left=1),
+        offer("n", small=[OfferedMigSlice("a", 0, 0, 1)], cpu=500),
+        offer("n", small=[], left=1),
         offer("n", small=[OfferedMigSlice("a", 0, 0, 1)], left=0),
     ],
-)  # fmt: skip
+)
 def test_a_node_that_lacks_anything_is_passed_over(short):
     assert choose_slices([(SMALL, 1)], 1000, GIB, [short]) is None
 

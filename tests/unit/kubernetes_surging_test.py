@@ -22,11 +22,19 @@ NOTE = MoveNote(uid="u0", pod="d-0", deployment="d", owner="rs", since_s=0.0)
 def pods(count, *, unready=()):
     return [
         Pod(
-            uid=f"u{index}", namespace="x", name=f"d-{index}", labels={}, annotations={}, owner=OWNER,
-            is_ready=index not in unready, node_name="n", phase="Running", created_s=float(index),
+            uid=f"u{index}",
+            namespace="x",
+            name=f"d-{index}",
+            labels={},
+            annotations={},
+            owner=OWNER,
+            is_ready=index not in unready,
+            node_name="n",
+            phase="Running",
+            created_s=float(index),
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def deployment(replicas=2, *, status=None, annotations=None, deleted=None, **spec):

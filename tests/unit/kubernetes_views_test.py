@@ -108,8 +108,11 @@ def test_everything_that_is_kept_of_a_pod():
     assert found.owner.group == "apps"
     assert (found.is_gated, found.is_managed, found.gates[0]) == (True, True, "kueue.x-k8s.io/admission")
     assert (found.priority, found.phase, found.unscheduled, found.unscheduled_message) == (
-        1000, "Pending", "SchedulingGated", "waits",
-    )  # fmt: skip
+        1000,
+        "Pending",
+        "SchedulingGated",
+        "waits",
+    )
     assert found.claims == (PodClaim("gpu", "llm-gpu-abc", "one-gpu"), PodClaim("net", "rail", ""))
     assert (found.group, found.pod_ip) == ("g1", "10.0.0.7")
     assert found.relations == PodRelations(

@@ -150,9 +150,13 @@ async def test_both_paths_are_served_and_bad_input_is_told(tmp_path):
             assert status == 200
             assert ("patch" in json.loads(body)["response"]) is is_gated
         refusals = {
-            b"": 400, b"{": 400, b"[" * 100_000: 400, b"null": 400, b'{"kind": "Pod"}': 400,
+            b"": 400,
+            b"{": 400,
+            b"[" * 100_000: 400,
+            b"null": 400,
+            b'{"kind": "Pod"}': 400,
             b" " * (4 * 1024 * 1024 + 1): 413,
-        }  # fmt: skip
+        }
         for body, wanted in refusals.items():
             status, told = await post(port, authority, body)
             assert (status, told.count(b"\n")) == (wanted, 1), body[:20]

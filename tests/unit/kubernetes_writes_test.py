@@ -33,9 +33,16 @@ async def play(act, *, leads=lambda _: True):
         await cluster.create(NODES, node("n"))
         held = await cluster.create(PODS, pod("p"))
         writes = PodWriter(
-            cluster, pods=lambda: {ObjectKey(*KEY): held}, leads=leads, feed=fed.append, identity="me", at_once=4,
-            clock=Clock(), rng=random.Random(1), log=logging.getLogger("eelgrid.test"),
-        )  # fmt: skip
+            cluster,
+            pods=lambda: {ObjectKey(*KEY): held},
+            leads=leads,
+            feed=fed.append,
+            identity="me",
+            at_once=4,
+            clock=Clock(),
+            rng=random.Random(1),
+            log=logging.getLogger("eelgrid.test"),
+        )
         await act(writes, held, fake)
         return fed, await cluster.get(PODS, "p", namespace="default")
 

@@ -24,8 +24,10 @@ CLOSED = dict(label_values.LABEL_VALUES) | {
 }
 # Values that only the cluster or the driver knows; a scrape brings the last three.
 OPEN = {"budget", "gpu", "gpu_instance", "kind", "model", "namespace", "node", "pool", "workload", "xid"} | {
-    "__name__", "instance", "job",
-}  # fmt: skip
+    "__name__",
+    "instance",
+    "job",
+}
 
 
 def matched(query):
@@ -78,8 +80,9 @@ def test_a_value_that_nobody_tells_is_noticed():
         "eelgrid_guard_refusals_total{rule='in_use'}"
     ]
     assert list(strange('eelgrid_nodes{state="gone", job="x"} and eelgrid_jobs{phase="any"}')) == [
-        "eelgrid_nodes{state='gone'}", "eelgrid_jobs{phase='any'}",
-    ]  # fmt: skip
+        "eelgrid_nodes{state='gone'}",
+        "eelgrid_jobs{phase='any'}",
+    ]
 
 
 def test_rules_that_say_nothing_of_a_refused_plan_are_those_that_the_alert_leaves_out():

@@ -30,7 +30,7 @@ def owner(number):
 def share(whose, energy_mj, part=EnergyUse.ACTIVE):
     return EnergyShare(
         owner=whose, part=part, energy_mj=energy_mj, method=ShareMethod.EXCLUSIVE, confidence=ShareConfidence.HIGH
-    )  # fmt: skip
+    )
 
 
 def jobs(ledger):
@@ -47,8 +47,10 @@ def test_processes_of_one_owner_are_one_account_and_its_parts_are_several():
     ledger.add("GPU-0", [share(whose, 5), share(owner(1), 6), share(whose, 7, EnergyUse.CONTEXT_IDLE)])
     ledger.add("GPU-1", [share(whose, 8)])
     assert {(account.gpu_uuid, account.part, energy_mj) for account, energy_mj in ledger.rows().items()} == {
-        ("GPU-0", EnergyUse.ACTIVE, 11), ("GPU-0", EnergyUse.CONTEXT_IDLE, 7), ("GPU-1", EnergyUse.ACTIVE, 8),
-    }  # fmt: skip
+        ("GPU-0", EnergyUse.ACTIVE, 11),
+        ("GPU-0", EnergyUse.CONTEXT_IDLE, 7),
+        ("GPU-1", EnergyUse.ACTIVE, 8),
+    }
     assert (ledger.total_mj("GPU-0"), ledger.total_mj("GPU-1")) == (18, 8)
 
 

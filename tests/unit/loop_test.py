@@ -193,9 +193,12 @@ async def test_faults_of_the_caller_change_nothing_and_stop_nobody() -> None:
         await loop.submit(wanted("w1"))
         entries = len(journal.entries)
         outcomes = await asyncio.gather(
-            loop.submit(wanted("w1", name="other")), loop.cancel("nobody"),
-            loop.update_policy(Policy(revision=77)), loop.submit(wanted("w2")), return_exceptions=True,
-        )  # fmt: skip
+            loop.submit(wanted("w1", name="other")),
+            loop.cancel("nobody"),
+            loop.update_policy(Policy(revision=77)),
+            loop.submit(wanted("w2")),
+            return_exceptions=True,
+        )
         assert [type(outcome) for outcome in outcomes[:3]] == [AlreadyExists, NotFound, Aborted]
         assert outcomes[3].workload_id == "w2"
         assert len(journal.entries) == entries + 3  # prices quoted, submitted, placed
@@ -279,9 +282,12 @@ async def test_a_checkpoint_that_fails_is_no_failure_of_the_controller() -> None
 
 @pytest.mark.parametrize(
     ("entry", "error"),
-    [(JournalEntry("from_the_future", {}), JournalTooNew), (JournalEntry("node_lost", {"time_ns": 1, "node_name": "nobody"}), JournalCorrupt),
-     (JournalEntry("node_lost", {"time_ns": "noon"}), JournalCorrupt)],
-)  # fmt: skip
+    [
+        (JournalEntry("from_the_future", {}), JournalTooNew),
+        (JournalEntry("node_lost", {"time_ns": 1, "node_name": "nobody"}), JournalCorrupt),
+        (JournalEntry("node_lost", {"time_ns": "noon"}), JournalCorrupt),
+    ],
+)
 def test_entries_that_cannot_be_are_named(entry: JournalEntry, error: type[Exception]) -> None:
     journal = MemoryJournal()
     journal.entries.append(entry)

@@ -36,9 +36,16 @@ def test_an_owner_is_told_by_all_that_is_known_of_them():
     owned = attribution([(account(POD, gpu_instance_id=3), 1500)])
     (labels,) = told(SHARE_LABELS, OwnerLabelCache().view(owned).energy_j)
     assert labels == (
-        "gpu=GPU-1", "owner=pod", "gpu_instance=3", "namespace=team", "pod=train-0", "container=main", "part=active",
-        "method=exclusive", "confidence=high",
-    )  # fmt: skip
+        "gpu=GPU-1",
+        "owner=pod",
+        "gpu_instance=3",
+        "namespace=team",
+        "pod=train-0",
+        "container=main",
+        "part=active",
+        "method=exclusive",
+        "confidence=high",
+    )
 
 
 def test_owners_that_look_alike_are_one_and_keep_their_joules():
@@ -65,10 +72,13 @@ def test_an_owner_is_told_since_when_what_they_hold_idles():
     )
     owned = attribution(
         anomalies=[
-            idle(POD, 100, place=3), idle(alike[0], 300), idle(alike[1], 200),
-            idle(POD, 50, kind=EnergyAnomalyKind.IDLE_CONTEXT), idle(POD, 60, kind=EnergyAnomalyKind.STALLED),
+            idle(POD, 100, place=3),
+            idle(alike[0], 300),
+            idle(alike[1], 200),
+            idle(POD, 50, kind=EnergyAnomalyKind.IDLE_CONTEXT),
+            idle(POD, 60, kind=EnergyAnomalyKind.STALLED),
         ]
-    )  # fmt: skip
+    )
     assert told(HOLDER_LABELS, OwnerLabelCache().view(owned).idle_since_s) == {
         ("gpu=GPU-1", "owner=pod", "gpu_instance=3", "namespace=team", "pod=train-0", "container=main"): 100.0,
         ("gpu=GPU-1", "owner=slurm", "slurm_job=7"): 200.0,

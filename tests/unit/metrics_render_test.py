@@ -25,13 +25,46 @@ ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("watts", "joules", "bytes", "bytes_per_second", "seconds", "hertz", "celsius", "ratio")
 # What has no unit counts things, or is a state.
 COUNTED = {
-    "nodes", "samples", "batches", "connections", "ticks", "way", "threads", "cpus", "epoch", "repairs", "refusals",
-    "processes", "errors", "rows", "lanes", "replays", "links", "out", "starts", "hangs", "devices", "calls",
-}  # fmt: skip
+    "nodes",
+    "samples",
+    "batches",
+    "connections",
+    "ticks",
+    "way",
+    "threads",
+    "cpus",
+    "epoch",
+    "repairs",
+    "refusals",
+    "processes",
+    "errors",
+    "rows",
+    "lanes",
+    "replays",
+    "links",
+    "out",
+    "starts",
+    "hangs",
+    "devices",
+    "calls",
+}
 STATES = {
-    "absent", "active", "anomaly", "cordoned", "enabled", "enforcing", "failed", "generation", "pending",
-    "quarantined", "state", "action", "suspended", "unmet", "up",
-}  # fmt: skip
+    "absent",
+    "active",
+    "anomaly",
+    "cordoned",
+    "enabled",
+    "enforcing",
+    "failed",
+    "generation",
+    "pending",
+    "quarantined",
+    "state",
+    "action",
+    "suspended",
+    "unmet",
+    "up",
+}
 NOT_BASE = re.compile(r"milli|micro|kilo|mega|giga|mib|gib|percent|mhz|(_mw|_mj|_ms|_us|_ns|_w|_c|_j)(_total)?$")
 
 
@@ -81,9 +114,14 @@ def test_a_reading_is_shown_in_the_base_unit_of_its_name(metric):
         if isinstance(source.of, Reading):
             name, expected = source.of.name, 1.0
             for suffix, unit, scale in (
-                ("_W", "watts", 1.0), ("_J", "joules", 1.0), ("_MHZ", "hertz", 1e6), ("_C", "celsius", 1.0),
-                ("_RATIO", "ratio", 1.0), ("_BYTES", "bytes", 1.0), ("_BYTES_PER_S", "bytes_per_second", 1.0),
-            ):  # fmt: skip
+                ("_W", "watts", 1.0),
+                ("_J", "joules", 1.0),
+                ("_MHZ", "hertz", 1e6),
+                ("_C", "celsius", 1.0),
+                ("_RATIO", "ratio", 1.0),
+                ("_BYTES", "bytes", 1.0),
+                ("_BYTES_PER_S", "bytes_per_second", 1.0),
+            ):
                 if name.endswith(suffix):
                     assert metric.name.removesuffix("_total").endswith(f"_{unit}")
                     expected = scale

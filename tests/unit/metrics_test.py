@@ -68,9 +68,15 @@ class Agent:
         engine = NoEngine()
         node = AgentNode(
             NodeIdentity(node_name=spec.node_name, agent_version="t", simulated=True),
-            host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns), engine=engine,
-            clock=self.clock, draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(device),
-        )  # fmt: skip
+            host=SimulatedHost(
+                cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
+            ),
+            engine=engine,
+            clock=self.clock,
+            draw_incarnation=lambda: 1,
+            ticks_most=10,
+            first=survey_devices(device),
+        )
         return node, device
 
     def tick(self):
@@ -184,14 +190,18 @@ def test_what_was_attributed_adds_up_to_the_device_and_names_nobody():
             for owner, place, energy_mj in ((pod, 3, 1500), (user, None, 250), (process, None, 250))
         },
         nobody={uuid: {"unallocated": 3000, "ended": 700}},
-        estimates={uuid: UncertainEnergy(energy_j=5.0, uncertainty_j=0.2, method=EnergyMeasurement.COUNTER, seconds=9.0)},
+        estimates={
+            uuid: UncertainEnergy(energy_j=5.0, uncertainty_j=0.2, method=EnergyMeasurement.COUNTER, seconds=9.0)
+        },
         anomalies=(
             OngoingAnomaly(
-                subject=AnomalySubject(kind=EnergyAnomalyKind.HELD_IDLE, gpu_uuid=uuid, owner=pod), since_ns=0, since_wall_ns=0,
+                subject=AnomalySubject(kind=EnergyAnomalyKind.HELD_IDLE, gpu_uuid=uuid, owner=pod),
+                since_ns=0,
+                since_wall_ns=0,
                 wasted_mj=1,
             ),
         ),
-    )  # fmt: skip
+    )
     shares = agent.all_samples("eelgrid_workload_gpu_energy_joules_total")
     labels = {sample.labels["owner"]: sample.labels for sample in shares}
     assert labels["pod"].items() >= {"namespace": "team", "pod": "train-0", "container": "main"}.items()

@@ -175,8 +175,9 @@ def test_nobody_is_asked_where_nobody_is(mig, monkeypatch):
         terminal.write(b"n\n")
         code, _, err = mig("apply", "-l", "0=empty")
         assert (code, err.splitlines()[0]) == (
-            2, "Take 4 step(s) on 1 GPU(s)? [y/N] eelgrid-agent mig: not confirmed; nothing was changed"
-        )  # fmt: skip
+            2,
+            "Take 4 step(s) on 1 GPU(s)? [y/N] eelgrid-agent mig: not confirmed; nothing was changed",
+        )
         terminal.write(b"yes\n")
         assert mig("apply", "-l", "0=empty")[0] == 0
     assert layout(shown(mig)) == []
@@ -331,8 +332,9 @@ def test_the_page_says_how_it_is(mig, tmp_path):
     (words,) = re.findall(r"mig apply --yes --simulate fleet.json (.*)", page)
     assert mig("apply", "--yes", *words.split())[0] == 0
     assert [[place[:2] for place in layout(shown(mig), index)] for index in (0, 1)] == [
-        [("1g.5gb", 0), ("1g.5gb", 1), ("3g.20gb", 4)], [("3g.40gb", 0), ("3g.40gb", 4)],
-    ]  # fmt: skip
+        [("1g.5gb", 0), ("1g.5gb", 1), ("3g.20gb", 4)],
+        [("3g.40gb", 0), ("3g.40gb", 4)],
+    ]
     assert mig("apply", "--yes", str(site), "-c", "mixed")[0] == 0
     for text in re.findall(r"^\| `([0-9a-z]+=[^`]+)` \|", page, re.MULTILINE):
         assert mig("plan", "-l", text)[0] == 0, text

@@ -89,9 +89,15 @@ def test_f02_processes_on_the_device_are_named_and_the_mode_is_not_touched():
 def test_f03_f04_a_machine_that_cannot_reset_keeps_the_mode_found_and_says_why(machine):
     rig = Rig.of(A100, mig_enabled=False)
     rig.executor = LayoutReconciler(
-        rig.device, rig.device, rig.journal, boot_id=lambda: "boot-1", sleep=rig.device.sleep, monotonic_s=lambda: 0.0,
-        wall_ns=lambda: 0, obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
-    )  # fmt: skip
+        rig.device,
+        rig.device,
+        rig.journal,
+        boot_id=lambda: "boot-1",
+        sleep=rig.device.sleep,
+        monotonic_s=lambda: 0.0,
+        wall_ns=lambda: 0,
+        obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
+    )
     rig.executor.recover()
     rig.hook.names.clear()
     result = rig.executor.apply(asked(rig, THREE))
@@ -166,8 +172,9 @@ def test_f08_an_orphan_of_ours_is_found_by_walking_and_somebody_elses_is_left():
     rig.device.stand(G2, 2, (), foreign=True)
     barred = Fault("destroy_gpu_instance", NoPermission("not now"))
     rig.device.faults = [
-        *[Fault("create_compute_instance", InsufficientResources("no"))] * 2, *[barred] * 2,
-    ]  # fmt: skip
+        *[Fault("create_compute_instance", InsufficientResources("no"))] * 2,
+        *[barred] * 2,
+    ]
     rig.executor.apply(asked(rig, ONE, THREE))
     assert (G3, 4, ()) in standing(rig)
     rig.executor.release("GPU-0")
@@ -310,9 +317,15 @@ def test_f17_two_changes_of_one_device_never_run_at_once():
 
     rig.device.hook = moment
     rig.executor = LayoutReconciler(
-        rig.device, rig.device, rig.journal, boot_id=lambda: "boot-1", sleep=rig.device.sleep, monotonic_s=lambda: 0.0,
-        wall_ns=lambda: 0, limits=TransitionLimits(serial_wait_s=0.05),
-    )  # fmt: skip
+        rig.device,
+        rig.device,
+        rig.journal,
+        boot_id=lambda: "boot-1",
+        sleep=rig.device.sleep,
+        monotonic_s=lambda: 0.0,
+        wall_ns=lambda: 0,
+        limits=TransitionLimits(serial_wait_s=0.05),
+    )
     results = []
     first = threading.Thread(target=lambda: results.append(rig.executor.apply(asked(rig, THREE))))
     first.start()

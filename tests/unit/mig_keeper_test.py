@@ -26,9 +26,14 @@ class Machine:
 
     def start(self):
         self.keeper = MigService(
-            self.device, self.device, self.journal, boot_id=lambda: self.boot, sleep=self.device.sleep,
-            monotonic_s=lambda: self.device.now_s, wall_ns=lambda: 1,
-        )  # fmt: skip
+            self.device,
+            self.device,
+            self.journal,
+            boot_id=lambda: self.boot,
+            sleep=self.device.sleep,
+            monotonic_s=lambda: self.device.now_s,
+            wall_ns=lambda: 1,
+        )
 
     def asked(self, *instances):
         return spelled(H100, "GPU-0", State(True, frozenset(instances)))

@@ -44,8 +44,11 @@ def test_every_profile_of_every_part_stands_wherever_it_may_and_reads_back(part:
                 (gpu,) = device.gpus()
                 (held,) = gpu.gpu_instances
                 assert (held.profile_id, held.profile, held.start, held.size) == (
-                    profile.id, profile.name, start, profile.size,
-                )  # fmt: skip
+                    profile.id,
+                    profile.name,
+                    start,
+                    profile.size,
+                )
                 (child,) = held.compute_instances
                 assert (child.start, child.size) == (0, profile.compute_slices)
                 assert (gpu,) == node.gpus()
@@ -86,8 +89,11 @@ def test_the_library_answers_by_the_published_profiles(part: str) -> None:
                 continue
             row, info = by_enum[enum], pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, enum, version=2)
             assert (info.id, info.name, info.sliceCount, info.instanceCount) == (
-                row["id"], row["name"], row["compute_slices"], row["max_instances"],
-            )  # fmt: skip
+                row["id"],
+                row["name"],
+                row["compute_slices"],
+                row["max_instances"],
+            )
             assert info.memorySizeMB == (row["memory_mib"] or 0)
             found, count = (pynvml.c_nvmlGpuInstancePlacement_t * 8)(), pynvml.c_uint()
             pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, row["id"], found, pynvml.byref(count))

@@ -48,9 +48,13 @@ def node_named(name, clock):
     engine = NoEngine()
     node = AgentNode(
         NodeIdentity(node_name=name, agent_version="t", simulated=True),
-        host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=clock.monotonic_ns), engine=engine, clock=clock,
-        draw_incarnation=lambda: 1, ticks_most=10, first=survey_devices(device),
-    )  # fmt: skip
+        host=SimulatedHost(cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=clock.monotonic_ns),
+        engine=engine,
+        clock=clock,
+        draw_incarnation=lambda: 1,
+        ticks_most=10,
+        first=survey_devices(device),
+    )
     return node, device
 
 
@@ -234,7 +238,7 @@ async def test_node_api_refuses_on_an_open_connection_whose_certificate_has_ende
     node, _ = node_named("n0", clock)
     door = NodeAuthorizer(
         RoleRules(demanded=True), ["n0"], now_s=lambda: now_s[0], monotonic_s=time.monotonic, log=SILENT
-    )  # fmt: skip
+    )
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
     caller = authority.write(tmp_path / "caller", ("O", "eelgrid:viewer"), lasts=dt.timedelta(hours=1))
     async with (

@@ -56,7 +56,7 @@ class TakesAllForItsOwn(Around):
     def load(self):
         return [
             replace(record, known=dict.fromkeys(record.known, InstanceOrigin.ADOPTED)) for record in self.world.load()
-        ]  # fmt: skip
+        ]
 
 
 class ForgetsWhatIsUnderWay(Around):
@@ -90,9 +90,15 @@ def planted(kind=MigService, device=World, journal=World, limits=None):
         ports = [port if port is World else port(world) for port in (device, journal)]
         seen, disk = (world if port is World else port for port in ports)
         return kind(
-            seen, world, disk, boot_id=world.boot_id, sleep=world.sleep, monotonic_s=lambda: world.now_s,
-            wall_ns=lambda: int(world.now_s * 1e9), limits=limits,
-        )  # fmt: skip
+            seen,
+            world,
+            disk,
+            boot_id=world.boot_id,
+            sleep=world.sleep,
+            monotonic_s=lambda: world.now_s,
+            wall_ns=lambda: int(world.now_s * 1e9),
+            limits=limits,
+        )
 
     return make
 
@@ -110,9 +116,14 @@ def deaf(world):
 def never_boots(world):
     """An agent that takes every boot for the first one."""
     return MigService(
-        world, world, world, boot_id=lambda: "boot", sleep=world.sleep, monotonic_s=lambda: world.now_s,
+        world,
+        world,
+        world,
+        boot_id=lambda: "boot",
+        sleep=world.sleep,
+        monotonic_s=lambda: world.now_s,
         wall_ns=lambda: 0,
-    )  # fmt: skip
+    )
 
 
 # With each the seed from which the search begins: one that finds it, so that the search is short.

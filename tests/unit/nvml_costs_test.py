@@ -32,10 +32,11 @@ def test_what_could_change_a_device_is_refused_before_the_library_sees_it():
         before = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
         for change in (
             lambda: pynvml.nvmlDeviceSetPowerManagementLimit(handle, before - 1000),
-            lambda: pynvml.nvmlDeviceSetMigMode(handle, 1), lambda: pynvml.nvmlDeviceResetGpuLockedClocks(handle),
+            lambda: pynvml.nvmlDeviceSetMigMode(handle, 1),
+            lambda: pynvml.nvmlDeviceResetGpuLockedClocks(handle),
             lambda: pynvml.nvmlDeviceCreateGpuInstance(handle, 19),
             lambda: pynvml.nvmlDeviceClearEccErrorCounts(handle, 0),
-        ):  # fmt: skip
+        ):
             with pytest.raises(Refused, match="only reads"):
                 change()
         assert pynvml.nvmlDeviceGetPowerManagementLimit(handle) == before

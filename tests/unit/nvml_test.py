@@ -96,12 +96,20 @@ def test_a_part_that_the_catalogue_lacks_is_listed_without_a_key() -> None:
     [
         ("nvmlDeviceGetClockInfo", pynvml.NVML_ERROR_NO_PERMISSION, Reading.SM_CLOCK_MHZ, AbsenceReason.NO_PERMISSION),
         ("nvmlDeviceGetClockInfo", pynvml.NVML_ERROR_UNKNOWN, Reading.MEMORY_CLOCK_MHZ, AbsenceReason.NOT_SAMPLED),
-        ("nvmlDeviceGetEnforcedPowerLimit", pynvml.NVML_ERROR_NOT_SUPPORTED, Reading.POWER_LIMIT_W,
-         AbsenceReason.NOT_SUPPORTED),
-        ("nvmlDeviceGetUtilizationRates", pynvml.NVML_ERROR_NO_DATA, Reading.UTILIZATION_RATIO,
-         AbsenceReason.NOT_SAMPLED),
+        (
+            "nvmlDeviceGetEnforcedPowerLimit",
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            Reading.POWER_LIMIT_W,
+            AbsenceReason.NOT_SUPPORTED,
+        ),
+        (
+            "nvmlDeviceGetUtilizationRates",
+            pynvml.NVML_ERROR_NO_DATA,
+            Reading.UTILIZATION_RATIO,
+            AbsenceReason.NOT_SAMPLED,
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_failing_call_is_one_absence(symbol: str, code: int, reading: Reading, reason: AbsenceReason) -> None:
     node = make_node(GpuSpec(product="t4"))
     with installed_library(node):

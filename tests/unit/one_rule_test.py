@@ -19,20 +19,31 @@ LINE = Label.__metadata__[0].pattern
 # Fields that share a name and nothing else, or whose value is looked up and never passed on.
 APART = {
     # Filters.
-    "ListGpusRequest", "ListNodesRequest", "ListPlansRequest", "ListWorkloadsRequest", "ListPointsRequest",
+    "ListGpusRequest",
+    "ListNodesRequest",
+    "ListPlansRequest",
+    "ListWorkloadsRequest",
+    "ListPointsRequest",
     # Looked up in the inventory before anything is done.
     "NodeEvent",
-}  # fmt: skip
+}
 # By field: messages in which the word means something else.
 OTHER_MEANING = {
     "model": {"MetricsSource"},
-    "name": {"CostTerm", "EnergyExporter", "ConfirmEnergyExportRequest", "RemoveEnergyExporterRequest", "PowerBudget", "SpendingLimit"},
+    "name": {
+        "CostTerm",
+        "EnergyExporter",
+        "ConfirmEnergyExportRequest",
+        "RemoveEnergyExporterRequest",
+        "PowerBudget",
+        "SpendingLimit",
+    },
     "subject": {"WhoAmIResponse"},
     # Of work and its points; of MIG it is the name of a shape.
     "profile": {"GpuInstance", "Slice", "WantedInstance"},
     # Pools of a policy are those that an operator names; a node in a pool that none can be named is in none of these.
     "pool": {"PoolMode"},
-}  # fmt: skip
+}
 
 
 def inside(cls: Any, seen: set[Any]) -> set[Any]:

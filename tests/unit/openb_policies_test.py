@@ -39,10 +39,15 @@ def test_a_name_that_is_none_is_refused_with_the_names_that_are(name):
 def published():
     rows = csv.DictReader(PUBLISHED.read_text().splitlines())
     return [
-        (row["workload"].removeprefix("openb_pod_list_"), plain_policy(row["sc_policy"]), int(row["seed"]),
-         float(row["100"]), float(row["130"]))
+        (
+            row["workload"].removeprefix("openb_pod_list_"),
+            plain_policy(row["sc_policy"]),
+            int(row["seed"]),
+            float(row["100"]),
+            float(row["130"]),
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 @cache

@@ -62,8 +62,9 @@ async def test_every_item_is_on_exactly_one_page(tmp_path: Path) -> None:
         assert ([node.inventory.node_name for node in nodes], pages) == (sorted(names), 2)
         gpus, pages = await every_page(api.list_gpus, ListGpusRequest, "gpus", page_size=5)
         assert ([(gpu.node_name, gpu.gpu.index) for gpu in gpus], pages) == (
-            [(name, index) for name in sorted(names) for index in range(3)], 3,
-        )  # fmt: skip
+            [(name, index) for name in sorted(names) for index in range(3)],
+            3,
+        )
         workloads, pages = await every_page(api.list_workloads, ListWorkloadsRequest, "workloads", page_size=2)
         assert ([item.workload_id for item in workloads], pages) == ([f"w{number}" for number in range(7)], 4)
         plans, _ = await every_page(api.list_plans, ListPlansRequest, "plans", page_size=1)
@@ -113,18 +114,19 @@ def listed(numbers: list[int], size: int, element) -> list[ListWorkloadsResponse
     pages, token = [], ""
     while True:
         encoded = build_page(
-            ListWorkloadsRequest(page_size=size, page_token=token), ListWorkloadsResponse, numbers,
-            place_of=lambda number: (number,), element_of=lambda number: ("workloads", element(number)),
-        )  # fmt: skip
+            ListWorkloadsRequest(page_size=size, page_token=token),
+            ListWorkloadsResponse,
+            numbers,
+            place_of=lambda number: (number,),
+            element_of=lambda number: ("workloads", element(number)),
+        )
         pages.append(codec.decode_message(ListWorkloadsResponse, encoded.data))
         if not (token := pages[-1].next_page_token):
             return pages
 
 
 def workload(workload_id: str, **changes) -> Workload:
-    return Workload(
-        workload_id=workload_id, spec=replace(wanted().spec, **changes), phase=WorkloadPhase.PENDING
-    )  # fmt: skip
+    return Workload(workload_id=workload_id, spec=replace(wanted().spec, **changes), phase=WorkloadPhase.PENDING)
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=40), st.integers(1, 7))

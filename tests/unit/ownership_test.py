@@ -35,11 +35,16 @@ NO_LIMITS = Policy()
 BY_TEAM = Policy(
     spending=(
         SpendingLimit(
-            scope=SpendingScope.LABEL, label="team", name="vision", quantity=SpendingQuantity.GPU_TIME,
-            most=3600.0, period=SpendingPeriod.DAY, mode=EnforcementMode.ENFORCE,
+            scope=SpendingScope.LABEL,
+            label="team",
+            name="vision",
+            quantity=SpendingQuantity.GPU_TIME,
+            most=3600.0,
+            period=SpendingPeriod.DAY,
+            mode=EnforcementMode.ENFORCE,
         ),
     )
-)  # fmt: skip
+)
 
 
 def read(*attributes, binds=(), **options):
@@ -98,9 +103,12 @@ def test_user_of_a_certificate_is_its_common_name_or_the_one_that_it_names(subje
 
 def test_rights_are_organizations_or_uris_of_the_certificate():
     caller = read(
-        ("O", "eelgrid:submitter"), ("O", "eelgrid:namespace:research"), ("O", "eelgrid:label:team=vision"), ("CN", "a"),
+        ("O", "eelgrid:submitter"),
+        ("O", "eelgrid:namespace:research"),
+        ("O", "eelgrid:label:team=vision"),
+        ("CN", "a"),
         names=("eelgrid:queue:batch", "eelgrid:namespace:prod"),
-    )  # fmt: skip
+    )
     assert caller.roles == {Role.SUBMITTER}
     assert caller.unknown == ()
     assert caller.rights_to("namespace") == ("prod", "research")

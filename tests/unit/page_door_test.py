@@ -101,8 +101,14 @@ async def test_every_answer_forbids_what_is_not_its_own_and_only_reading_is_answ
     address = f"http://127.0.0.1:{door.port}"
     try:
         async with aiohttp.ClientSession() as session:
-            for path, status in (("/", 200), ("/main.js", 200), ("/no", 404), ("/data/gpu?node=x&index=0", 404),
-                                 ("/..%2fboard.py", 404), ("/data/gpu?node=node-0000&index=²", 404)):  # fmt: skip
+            for path, status in (
+                ("/", 200),
+                ("/main.js", 200),
+                ("/no", 404),
+                ("/data/gpu?node=x&index=0", 404),
+                ("/..%2fboard.py", 404),
+                ("/data/gpu?node=node-0000&index=²", 404),
+            ):
                 async with session.get(address + path) as response:
                     assert response.status == status, path
                     assert "default-src 'none'" in response.headers["Content-Security-Policy"]

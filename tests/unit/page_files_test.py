@@ -43,8 +43,10 @@ def test_all_that_ten_thousand_gpus_need_is_small():
     hub = LiveHub(fleet, log=LOG)
     state = fleet.state
     hub.board.step(state)
-    hub.board.look((record, fleet.telemetry.fresh(name, now_s=fleet.now_s(), now_ns=fleet.now_ns()))
-                   for name, record in state.nodes.items())  # fmt: skip
+    hub.board.look(
+        (record, fleet.telemetry.fresh(name, now_s=fleet.now_s(), now_ns=fleet.now_ns()))
+        for name, record in state.nodes.items()
+    )
     hub.board.delta(state, now_ns=1)
     whole = hub._whole_now()
     assert whole.plain.count(b"node-") >= 1250

@@ -142,8 +142,16 @@ def test_a_quiet_fleet_is_told_in_a_few_words():
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["place", "wait", "end", "move", "lose", "node", "report", "turn"]),
-                          st.integers(0, 5), st.integers(0, 7)), max_size=25))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["place", "wait", "end", "move", "lose", "node", "report", "turn"]),
+            st.integers(0, 5),
+            st.integers(0, 7),
+        ),
+        max_size=25,
+    )
+)
 def test_deltas_come_to_the_whole_and_the_past_to_what_was(steps):
     watched, held = Watched(4), {}
     fleet = watched.fleet

@@ -70,13 +70,20 @@ def registry(said, numbers, labels, seen):
 
 def read(parse, text):
     return [
-        (family.name, family.type, family.documentation, sample.name, sample.labels,
-         "nan" if math.isnan(sample.value) else sample.value,
-         sample.exemplar and (sample.exemplar.labels, sample.exemplar.value, round(float(sample.exemplar.timestamp), 2)))
+        (
+            family.name,
+            family.type,
+            family.documentation,
+            sample.name,
+            sample.labels,
+            "nan" if math.isnan(sample.value) else sample.value,
+            sample.exemplar
+            and (sample.exemplar.labels, sample.exemplar.value, round(float(sample.exemplar.timestamp), 2)),
+        )
         for family in parse(text.decode())
         for sample in family.samples
         if not sample.name.endswith("_created")
-    ]  # fmt: skip
+    ]
 
 
 @settings(deadline=None)

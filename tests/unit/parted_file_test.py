@@ -136,19 +136,40 @@ def test_a_filter_lets_boards_through():
 @pytest.mark.parametrize(
     ("text", "same"),
     [
-        ("1c.1g.5gb", "1g.5gb"), ("1c.3g.20gb", "1c.3g.20gb"), ("1g.5gb+me", "1g.5gb+me"),
-        ("1g.24gb+me.all", "1g.24gb+me.all"), ("1g.24gb-me", "1g.24gb-me"), ("2g.10gb+me,gfx", "2g.10gb+gfx,me"),
+        ("1c.1g.5gb", "1g.5gb"),
+        ("1c.3g.20gb", "1c.3g.20gb"),
+        ("1g.5gb+me", "1g.5gb+me"),
+        ("1g.24gb+me.all", "1g.24gb+me.all"),
+        ("1g.24gb-me", "1g.24gb-me"),
+        ("2g.10gb+me,gfx", "2g.10gb+gfx,me"),
     ],
-)  # fmt: skip
+)
 def test_names_are_taken_apart_and_put_together(text, same):
     assert str(name(text)) == same
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1g", "5gb", "1g.5", "g.5gb", "1g.5GB", " 1g.5gb", "1g.5gb+", "1g.5gb+me-gfx", "1g.5gb+me,me", "1g.5gb+1me",
-     "1g.5gb+me.", "2c.1g.5gb", "0c.1g.5gb", "0g.0gb", "1g.5gb@0", "٣g.5gb"],
-)  # fmt: skip
+    [
+        "",
+        "1g",
+        "5gb",
+        "1g.5",
+        "g.5gb",
+        "1g.5GB",
+        " 1g.5gb",
+        "1g.5gb+",
+        "1g.5gb+me-gfx",
+        "1g.5gb+me,me",
+        "1g.5gb+1me",
+        "1g.5gb+me.",
+        "2c.1g.5gb",
+        "0c.1g.5gb",
+        "0g.0gb",
+        "1g.5gb@0",
+        "٣g.5gb",
+    ],
+)
 def test_what_is_no_name(text):
     assert MigName.parse(text) is None
 
@@ -282,8 +303,12 @@ names = st.builds(
     lambda slices, share, memory, extras, lacks: MigName(
         compute=min(share, slices), slices=slices, memory_gb=memory, extras=extras, lacks=() if extras else lacks
     ),
-    st.integers(1, 7), st.integers(1, 7), st.integers(1, 300), attributes, attributes,
-)  # fmt: skip
+    st.integers(1, 7),
+    st.integers(1, 7),
+    st.integers(1, 300),
+    attributes,
+    attributes,
+)
 half = st.integers(0, 0xFFFF)
 boards = st.builds(PciId, half, half, st.none() | st.tuples(half, half))
 entries = st.builds(

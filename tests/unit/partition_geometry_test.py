@@ -11,8 +11,19 @@ SEVEN, FOUR = ("1g", "2g", "3g", "4g", "7g"), ("1g", "2g", "4g")
 PARTS = load_catalogue().geometries
 # Of the MIG guide: what an A100 can be cut into and no more fits.
 A100_PATTERNS = {
-    "7", "43", "421", "4111", "33", "322", "3211", "31111", "2221", "22111", "211111", "1111111",
-}  # fmt: skip
+    "7",
+    "43",
+    "421",
+    "4111",
+    "33",
+    "322",
+    "3211",
+    "31111",
+    "2221",
+    "22111",
+    "211111",
+    "1111111",
+}
 
 
 def _plain(part):

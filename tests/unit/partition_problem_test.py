@@ -165,8 +165,12 @@ def test_a_job_takes_whole_gpus_of_one_model_beside_slices():
     found = plan_partition(asked)
     assert find_violations(asked, found) == ()
     assert sorted((gpu.model, gpu.whole.owner if gpu.whole else "slices") for gpu in found.gpus) == [
-        (A100.model, "tune"), (A100.model, "tune"), (A30.model, "slices"), (A30.model, "train"), (A30.model, "train"),
-    ]  # fmt: skip
+        (A100.model, "tune"),
+        (A100.model, "tune"),
+        (A30.model, "slices"),
+        (A30.model, "train"),
+        (A30.model, "train"),
+    ]
 
 
 def test_a_replica_may_take_several_whole_gpus():

@@ -17,8 +17,11 @@ def point(model, hz, latency_s, batch=1):
 
 
 POINTS = (
-    point("A", 5.0, 0.010), point("A", 9.0, 0.020, 2), point("B", 20.0, 0.030, 4), point("B", 12.0, 0.012, 2),
-)  # fmt: skip
+    point("A", 5.0, 0.010),
+    point("A", 9.0, 0.020, 2),
+    point("B", 20.0, 0.030, 4),
+    point("B", 12.0, 0.012, 2),
+)
 
 
 def problem(*services, points=POINTS):

@@ -81,9 +81,12 @@ def test_the_daemon_decides_what_the_bench_decides(name):
         state.demand.observe(kind.spec.request, 1)
     state.demand.refresh_at = 10**9
     core = core_with(
-        *(node(f"n{number:02}", gpus=count, model=MODELS[model], cpu=cpu) for number, (count, model, cpu)
-          in enumerate(nodes)), state=state,
-    )  # fmt: skip
+        *(
+            node(f"n{number:02}", gpus=count, model=MODELS[model], cpu=cpu)
+            for number, (count, model, cpu) in enumerate(nodes)
+        ),
+        state=state,
+    )
     fleet = fleet_of(nodes, kinds, state.demand.mix, name)
     running, refused = [], 0
     for number, (kind, leaves, which) in enumerate(arrivals):

@@ -99,9 +99,13 @@ async def test_a_placement_is_followed_from_its_submission_until_its_node_holds_
         plan = await applied(agent)
         await ended(traced, "w")
         assert traced.tree("w") == [
-            ("placement", None), ("submit", "placement"), ("decide", "submit"), ("journal", "submit"),
-            ("plan", "placement"), ("apply", "placement"),
-        ]  # fmt: skip
+            ("placement", None),
+            ("submit", "placement"),
+            ("decide", "submit"),
+            ("journal", "submit"),
+            ("plan", "placement"),
+            ("apply", "placement"),
+        ]
         root, submit, decide, journal, out, confirmed = traced.spans("w")
         assert decide.end_ns <= journal.start_ns <= journal.end_ns == submit.end_ns <= out.start_ns
         assert out.end_ns == confirmed.start_ns <= confirmed.end_ns == root.end_ns
@@ -131,10 +135,16 @@ async def test_a_wait_is_a_span_with_its_reasons_and_ends_where_the_decision_beg
         await applied(agent)
         await ended(traced, "second")
         assert traced.tree("second") == [
-            ("placement", None), ("submit", "placement"), ("decide", "submit"), ("journal", "submit"),
-            ("queue", "placement"), ("decide", "placement"), ("journal", "placement"), ("plan", "placement"),
+            ("placement", None),
+            ("submit", "placement"),
+            ("decide", "submit"),
+            ("journal", "submit"),
+            ("queue", "placement"),
+            ("decide", "placement"),
+            ("journal", "placement"),
+            ("plan", "placement"),
             ("apply", "placement"),
-        ]  # fmt: skip
+        ]
         queue, decide = traced.spans("second")[4:6]
         assert queue.attributes["eelgrid.reason"].startswith("gpu_count: ")
         assert [name for _, name, _ in queue.events] == ["waits"]
@@ -184,9 +194,14 @@ async def test_what_waits_goes_on_after_a_restart_in_the_same_trace(tmp_path):
         await before.submit("second")
         await before.submit("called", CommandOrigin(1, {"traceparent": "77"}))
         before.traces.close()
-        assert before.tree("second") == [(name, None if name == "submit" else "submit") for name in (
-            "submit", "decide", "journal",
-        )], "its first span is the next process' to end"  # fmt: skip
+        assert before.tree("second") == [
+            (name, None if name == "submit" else "submit")
+            for name in (
+                "submit",
+                "decide",
+                "journal",
+            )
+        ], "its first span is the next process' to end"
         assert before.root("called").attributes["eelgrid.result"] == "given_up", "nobody keeps a caller's ids"
         assert kept(before) == (0, 0, 0)
 

@@ -17,8 +17,10 @@ def test_a_plan_holds_every_assignment_and_survives_the_wire():
     core.submit(request(cpu=2, key="cpu"), now_ns=3)
     plan = core.node_plan("a")
     assert [(item.workload_id, item.replica, item.gpu_milli) for item in plan.assignments] == [
-        ("cpu", 0, 0), ("w-1", 0, 1000), ("w-1", 1, 1000),
-    ]  # fmt: skip
+        ("cpu", 0, 0),
+        ("w-1", 0, 1000),
+        ("w-1", 1, 1000),
+    ]
     assert plan.assignments[1].gpu_uuids == ("GPU-a-0", "GPU-a-1")
     assert (plan.epoch, plan.enforce, plan.lease_s) == (2, False, 60.0)
     assert decode_message(NodePlan, encode_message(plan)) == plan

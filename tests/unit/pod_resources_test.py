@@ -30,16 +30,25 @@ MIG = "MIG-c4f34abc-7715-3560-dcea-7238b9611a45"
 GPUS = (
     Gpu(uuid=ZERO, index=0, product="NVIDIA H100 80GB HBM3", model="H100"),
     Gpu(
-        uuid=ONE, index=1, product="NVIDIA H100 80GB HBM3", model="H100", mig_capable=True, mig_enabled=True,
+        uuid=ONE,
+        index=1,
+        product="NVIDIA H100 80GB HBM3",
+        model="H100",
+        mig_capable=True,
+        mig_enabled=True,
         gpu_instances=(
             GpuInstance(id=2, profile_id=9, profile="3g.40gb", start=4, size=4),
             GpuInstance(
-                id=9, profile_id=19, profile="1g.10gb", start=2, size=1,
+                id=9,
+                profile_id=19,
+                profile="1g.10gb",
+                start=2,
+                size=1,
                 compute_instances=(ComputeInstance(id=0, uuid=MIG),),
             ),
         ),
     ),
-)  # fmt: skip
+)
 
 
 class Clock:
@@ -251,8 +260,10 @@ def test_jobs_by_device(tmp_path):
     (tmp_path / "8").write_text("4714\n")
     found = read_slurm_allocations(tmp_path, GPUS)
     assert [(one.place, one.owner.job) for one in found] == [
-        (DeviceReference(ZERO), "4711"), (DeviceReference(ZERO), "4712"), (DeviceReference(ONE, 2), "4713_7"),
-    ]  # fmt: skip
+        (DeviceReference(ZERO), "4711"),
+        (DeviceReference(ZERO), "4712"),
+        (DeviceReference(ONE, 2), "4713_7"),
+    ]
     assert read_slurm_allocations(tmp_path / "absent", GPUS) is None
 
 
@@ -270,9 +281,11 @@ def test_the_innermost_source_speaks_alone():
     work = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload="w")
     kept = select_innermost(
         (
-            held(work, AllocationSource.PLAN, DeviceReference(ZERO)), held(pod, AllocationSource.POD_RESOURCES, DeviceReference(ZERO)),
-            held(job, AllocationSource.SLURM, DeviceReference(ZERO)), held(work, AllocationSource.PLAN, DeviceReference(ONE)),
+            held(work, AllocationSource.PLAN, DeviceReference(ZERO)),
+            held(pod, AllocationSource.POD_RESOURCES, DeviceReference(ZERO)),
+            held(job, AllocationSource.SLURM, DeviceReference(ZERO)),
+            held(work, AllocationSource.PLAN, DeviceReference(ONE)),
             held(pod, AllocationSource.POD_RESOURCES, DeviceReference(ONE, 9)),
         )
-    )  # fmt: skip
+    )
     assert [(one.owner, one.place) for one in kept] == [(job, DeviceReference(ZERO)), (pod, DeviceReference(ONE, 9))]

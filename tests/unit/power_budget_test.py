@@ -271,9 +271,14 @@ def warnings(caplog):
 
 def gpu(index, least_w, **changes):
     return Gpu(
-        uuid=f"GPU-{index}", index=index, product="p", model="m", power_limit_min_w=least_w, power_limit_max_w=700.0,
+        uuid=f"GPU-{index}",
+        index=index,
+        product="p",
+        model="m",
+        power_limit_min_w=least_w,
+        power_limit_max_w=700.0,
         **changes,
-    )  # fmt: skip
+    )
 
 
 def test_a_budget_that_reaches_no_gpu_is_refused_at_the_start():

@@ -61,8 +61,9 @@ def test_a_limit_outside_the_constraints_is_clamped_and_told(rig):
     assert (rig.limit_w(one), rig.limit_w(other)) == (200.0, 700.0)
     details = [result.detail for result in rig.guard.applied.results]
     assert sorted(detail.split(";")[0] for detail in details) == [
-        "constraints: 40 W asked, the devices take 200 W", "constraints: 5000 W asked, the devices take 700 W",
-    ]  # fmt: skip
+        "constraints: 40 W asked, the devices take 200 W",
+        "constraints: 5000 W asked, the devices take 700 W",
+    ]
 
 
 def test_a_limit_goes_by_steps_and_a_small_difference_is_none(rig):
@@ -200,9 +201,7 @@ def test_without_permission_it_is_refused_by_name_and_not_tried_for_ever(rig):
 def test_a_part_that_locks_no_clocks_and_one_that_tells_no_limits():
     parts = {"GPU-0": FakePart(can_lock=False), "GPU-1": FakePart(min_w=None, max_w=None)}
     rig = Rig(FakeMachine(parts, Fuse()))
-    settled(
-        rig, setting("GPU-0", 500.0, sm_clock_min_mhz=600, sm_clock_max_mhz=900), setting("GPU-1", 500.0)
-    )  # fmt: skip
+    settled(rig, setting("GPU-0", 500.0, sm_clock_min_mhz=600, sm_clock_max_mhz=900), setting("GPU-1", 500.0))
     assert rig.status("GPU-0") == rig.status("GPU-1") == (REFUSED, "not-supported")
     assert rig.limit_w("GPU-0") == 500.0
     assert parts["GPU-1"].writes == []

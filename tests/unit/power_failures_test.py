@@ -78,9 +78,10 @@ def test_a_restore_that_fails_is_tried_again_and_kept_for_the_next_start(rig):
 
 def test_a_clean_stop_puts_everything_back_at_once_from_the_journal(rig):
     one, other, *_ = settled(
-        rig, setting(rig.machine.uuids[0], 500.0, sm_clock_min_mhz=600, sm_clock_max_mhz=900),
+        rig,
+        setting(rig.machine.uuids[0], 500.0, sm_clock_min_mhz=600, sm_clock_max_mhz=900),
         setting(rig.machine.uuids[1], 300.0),
-    )  # fmt: skip
+    )
     rig.machine.set_behind(other, 333.0)
     rig.stop()
     assert rig.machine.shown(one) == rig.found[one]

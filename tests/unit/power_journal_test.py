@@ -39,9 +39,15 @@ def test_a_write_that_was_cut_short_leaves_the_journal_before(path):
 
 def _changed(**fields):
     device = {
-        "gpu_uuid": "GPU-0", "boot_id": "b", "driver_start": "1", "found_w": 700.0, "found_profile": None,
-        "limits_w": [1.0], "clocks": None, "profiles": [],
-    }  # fmt: skip
+        "gpu_uuid": "GPU-0",
+        "boot_id": "b",
+        "driver_start": "1",
+        "found_w": 700.0,
+        "found_profile": None,
+        "limits_w": [1.0],
+        "clocks": None,
+        "profiles": [],
+    }
     return json.dumps({"schema": 1, "devices": [{**device, **fields}]}).encode()
 
 

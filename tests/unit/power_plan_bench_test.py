@@ -19,9 +19,23 @@ from eelgrid_controller.objectives.power.power_model import PowerLaw
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "zeus_nsdi23"
 # Energy that the best limit within 5 % slowdown saves, in per cent, worked out independently from the same tables.
 KNOWN = {
-    "v100": {"cifar100": 12.6, "movielens-1m": 3.0, "librispeech": 7.9, "squad": 4.5, "sentiment140": 5.6, "imagenet": 4.9},
-    "a40": {"cifar100": 14.3, "movielens-1m": 6.3, "librispeech": 1.7, "squad": 10.6, "sentiment140": 8.7, "imagenet": 15.1},
-}  # fmt: skip
+    "v100": {
+        "cifar100": 12.6,
+        "movielens-1m": 3.0,
+        "librispeech": 7.9,
+        "squad": 4.5,
+        "sentiment140": 5.6,
+        "imagenet": 4.9,
+    },
+    "a40": {
+        "cifar100": 14.3,
+        "movielens-1m": 6.3,
+        "librispeech": 1.7,
+        "squad": 10.6,
+        "sentiment140": 8.7,
+        "imagenet": 15.1,
+    },
+}
 
 
 @pytest.fixture(scope="module")

@@ -69,9 +69,11 @@ def test_slices_are_cut_where_the_cost_changes_and_nowhere_else():
         StepFunction((0.0, 3600.0, 7200.0), (1.0, 1.0, 2.0)), pue=StepFunction((0.0, 43_200.0), (1.0, 2.0))
     )
     assert tariff.slices(1800.0, DAY_S) == (
-        PriceSlice(1800.0, 5400.0, 1.0), PriceSlice(7200.0, 36_000.0, 2.0), PriceSlice(43_200.0, 43_200.0, 4.0),
+        PriceSlice(1800.0, 5400.0, 1.0),
+        PriceSlice(7200.0, 36_000.0, 2.0),
+        PriceSlice(43_200.0, 43_200.0, 4.0),
         PriceSlice(86_400.0, 1800.0, 1.0),
-    )  # fmt: skip
+    )
 
 
 def test_the_weight_is_relative_to_the_mean_of_what_comes():

@@ -74,8 +74,11 @@ def test_a_probe_is_answered_while_the_loop_of_the_daemon_is_busy(probes):
     begun_s = time.monotonic()
     found = subprocess.run(
         [sys.executable, "-c", f"import urllib.request as r; print(r.urlopen('http://127.0.0.1:{port}/livez').status)"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert found.stdout == "200\n"
     assert time.monotonic() - begun_s < 60
 

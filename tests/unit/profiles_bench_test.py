@@ -141,9 +141,13 @@ def test_time_is_bounded_and_what_has_a_target_runs_first(tmp_path, capsys):
     assert "nothing ran in so little time" in capsys.readouterr().err
     jobs = [
         Job(_set(_cells()), (split,), method, 0)
-        for split in (*by_workload(_set(_cells()), 0)[:1], by_configuration(_cells(), 0.8, 0), by_configuration(_cells(), 0.2, 0))
+        for split in (
+            *by_workload(_set(_cells()), 0)[:1],
+            by_configuration(_cells(), 0.8, 0),
+            by_configuration(_cells(), 0.2, 0),
+        )
         for method in ("nearest", OURS)
-    ]  # fmt: skip
+    ]
     turns = [(job.splits[0].name, job.method) for job in sorted(jobs, key=_turn)]
     assert turns == [
         (name, method)

@@ -99,11 +99,27 @@ def test_a_journal_of_points_and_of_what_was_learned_replays():
         ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "Spoon"}}}, "value"),
         ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "Profiles", "profiles": {}}}}, "value"),
         ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "table", "pairs": [1]}}}, "value"),
-        ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "array", "dtype": "object", "shape": [], "data": []}}}, "value"),
-        ({"profiles": {"format": RECORD_FORMAT, "value": {"kind": "array", "dtype": "int64", "shape": [3], "data": [1]}}}, "value"),
+        (
+            {
+                "profiles": {
+                    "format": RECORD_FORMAT,
+                    "value": {"kind": "array", "dtype": "object", "shape": [], "data": []},
+                }
+            },
+            "value",
+        ),
+        (
+            {
+                "profiles": {
+                    "format": RECORD_FORMAT,
+                    "value": {"kind": "array", "dtype": "int64", "shape": [3], "data": [1]},
+                }
+            },
+            "value",
+        ),
         ({"profiles": encode_record(ProfiledWorkload("w"))}, "profiles"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_named(plain, where):
     with pytest.raises(UnreadableRecord) as caught:
         ProfileService.restored(plain, catalogue())

@@ -26,9 +26,11 @@ SCALE = 0.7
 
 def _sites(rng, count):
     return GpSites(
-        rng.normal(size=(count, 2)), rng.integers(0, 2, (count, 1)), rng.normal(size=(count, 1)),
+        rng.normal(size=(count, 2)),
+        rng.integers(0, 2, (count, 1)),
+        rng.normal(size=(count, 1)),
         rng.integers(0, 3, count),
-    )  # fmt: skip
+    )
 
 
 def _covariance(rng):

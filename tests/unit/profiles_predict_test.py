@@ -135,8 +135,10 @@ def test_a_cache_changes_no_answer(monkeypatch):
     monkeypatch.setitem(vars(prediction), "_NUMBERS_MOST", 1)
     one = _predictor()
     assert [one.predict(name, asked) for name in ("small", "large", "small")] == [
-        fresh["small"], fresh["large"], fresh["small"],
-    ]  # fmt: skip
+        fresh["small"],
+        fresh["large"],
+        fresh["small"],
+    ]
     later = one.after(measured().told(ProfileReading(point("middle", WHOLE, 0.5), 9.0)))
     assert later.predict("small", asked) == fresh["small"]
 

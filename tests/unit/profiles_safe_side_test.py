@@ -85,7 +85,11 @@ def test_asked_are_the_ways_that_the_profile_ran_on_as_many_gpus_elsewhere():
 
 
 def test_the_usual_way_is_the_one_with_most_points():
-    ran = [Point("w", Configuration("a", batch=batch, power_limit_w=100.0 + at), 1.0, power_w=90.0) for batch in (1, 8) for at in range(batch)]  # fmt: skip
+    ran = [
+        Point("w", Configuration("a", batch=batch, power_limit_w=100.0 + at), 1.0, power_w=90.0)
+        for batch in (1, 8)
+        for at in range(batch)
+    ]
     assert usual_configuration(ran, "g", 4) == Configuration("g", batch=8, gpus=4)
     assert usual_configuration([replace(ran[0], power_w=None)], "g", 1) is None
 

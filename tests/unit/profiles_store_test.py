@@ -150,8 +150,11 @@ def test_names_of_quantities_go_both_ways():
     assert latency_quantile_of(latency_quantity(0.99)) == 0.99
     assert latency_quantile_of(POWER) is None
     assert set(log_quantities(_point(2.0, 3.0, latency_s={0.5: 1.0}, memory_bytes=7))) == {
-        THROUGHPUT, POWER, "latency_s@0.5", "memory_bytes",
-    }  # fmt: skip
+        THROUGHPUT,
+        POWER,
+        "latency_s@0.5",
+        "memory_bytes",
+    }
 
 
 def test_noise_is_learned_from_what_was_stated():

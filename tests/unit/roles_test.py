@@ -16,8 +16,18 @@ from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, build_cal
 from eelgrid_protos.rpc import AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE
 
 READS = (
-    "Get", "List", "Watch", "Explain", "Export", "Query", "Recommend", "Imagine", "WhatIf", "PlanCapacity", "WhoAmI",
-)  # fmt: skip
+    "Get",
+    "List",
+    "Watch",
+    "Explain",
+    "Export",
+    "Query",
+    "Recommend",
+    "Imagine",
+    "WhatIf",
+    "PlanCapacity",
+    "WhoAmI",
+)
 PERMIT, REQUIRE = RoleRules(), RoleRules(demanded=True)
 LADDER = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
 SUBMIT = "/eelgrid.v1.OperatorService/SubmitWorkload"
@@ -72,8 +82,13 @@ def test_a_viewer_may_what_reads_and_nothing_else_and_the_greater_role_may_more(
 
 @pytest.mark.parametrize(
     ("role", "allowed"),
-    [(Role.AGENT, {CONNECT}), (Role.VIEWER, {LIVE_PAGE_PATH}), (Role.SUBMITTER, {LIVE_PAGE_PATH, SUBMIT}), (Role.ADMIN, {LIVE_PAGE_PATH, SUBMIT, POLICY})],
-)  # fmt: skip
+    [
+        (Role.AGENT, {CONNECT}),
+        (Role.VIEWER, {LIVE_PAGE_PATH}),
+        (Role.SUBMITTER, {LIVE_PAGE_PATH, SUBMIT}),
+        (Role.ADMIN, {LIVE_PAGE_PATH, SUBMIT, POLICY}),
+    ],
+)
 def test_what_each_role_is_for(role, allowed):
     assert {path for path in (CONNECT, LIVE_PAGE_PATH, SUBMIT, POLICY) if may(with_role(role), path)} == allowed
 

@@ -246,10 +246,12 @@ async def hello(rig, *assignments, epoch, name="n1", version="1.0", says=True):
     rig.agents.append(agent)
     await agent.say(
         Hello(
-            incarnation=1, inventory=inventory(name, agent_version=version), plan_epoch=epoch,
+            incarnation=1,
+            inventory=inventory(name, agent_version=version),
+            plan_epoch=epoch,
             held=HeldAssignments(assignments=assignments) if says else None,
         )
-    )  # fmt: skip
+    )
     await agent.hear()
     return agent
 

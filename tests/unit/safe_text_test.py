@@ -98,12 +98,18 @@ def test_an_error_shows_names_escaped(capsys):
 
 def test_top_shows_names_escaped():
     seen = top_view.TopSnapshot(
-        summary=Summary(time_ns=0, pending_reasons=(ReasonCount(reason=EVIL, workloads=3),)), nodes=(),
+        summary=Summary(time_ns=0, pending_reasons=(ReasonCount(reason=EVIL, workloads=3),)),
+        nodes=(),
         energy=QueryEnergyResponse(
-            begin_ns=0, end_ns=1, groups=(EnergyGroup(values=("ns", EVIL), spent=SPENT),), left_out=EnergySpent(),
-            unallocated=EnergySpent(), unattributed=EnergySpent(), currency="\u202e",
+            begin_ns=0,
+            end_ns=1,
+            groups=(EnergyGroup(values=("ns", EVIL), spent=SPENT),),
+            left_out=EnergySpent(),
+            unallocated=EnergySpent(),
+            unattributed=EnergySpent(),
+            currency="\u202e",
         ),
-    )  # fmt: skip
+    )
     console = Console(width=200, height=60, record=True, file=io.StringIO(), color_system=None)
     console.print(top_view.render_top(seen, "t", nodes_most=5, width=200, height=0))
     shown = console.export_text()
@@ -114,10 +120,19 @@ def test_top_shows_names_escaped():
 def test_the_report_shows_names_escaped_and_says_what_is_damaged():
     part = {"energy_j": 1.0, "idle_j": 0.0, "active_j": 1.0, "cost": 0.0, "carbon_g": 0.0}
     document = {
-        "begin": "2026-10-01T00:00:00", "end": "2026-11-01T00:00:00", "currency": "", "groups": [{"title": EVIL, "work": []} | part],
-        "left_out": {"groups": 0} | part, "unallocated": part, "unattributed": part, "total": part, "measured_j": 1.0,
-        "uncertainty_j": 0.1, "uncounted_s": 0.0, "damaged": ["the hour 2026-10-02 03:00 UTC of node <n>"],
-    }  # fmt: skip
+        "begin": "2026-10-01T00:00:00",
+        "end": "2026-11-01T00:00:00",
+        "currency": "",
+        "groups": [{"title": EVIL, "work": []} | part],
+        "left_out": {"groups": 0} | part,
+        "unallocated": part,
+        "unattributed": part,
+        "total": part,
+        "measured_j": 1.0,
+        "uncertainty_j": 0.1,
+        "uncounted_s": 0.0,
+        "damaged": ["the hour 2026-10-02 03:00 UTC of node <n>"],
+    }
     days = document | {"groups": [], "damaged": []}
     page = render_report("t", "2026-11-02 00:00 UTC", [ReportSection("Workloads", ("title",), document)], days)
     assert not UNSAFE.search(page)

@@ -80,7 +80,12 @@ def test_a_longer_sample_interval_widens_the_bound():
 
 
 def test_a_reset_counter_keeps_the_total_and_says_so():
-    _, seen = run(look(0, raw(counter=900.0)), look(1, raw(counter=1000.0)), look(2, raw(counter=40.0)), look(3, raw(counter=140.0)))  # fmt: skip
+    _, seen = run(
+        look(0, raw(counter=900.0)),
+        look(1, raw(counter=1000.0)),
+        look(2, raw(counter=40.0)),
+        look(3, raw(counter=140.0)),
+    )
     assert energies(seen) == [0.0, 100.0, 200.0, 300.0]
     assert kinds(seen) == [NodeEventKind.COUNTER_RESET]
 
@@ -98,8 +103,10 @@ def test_a_counter_that_leaps_is_not_believed():
 
 def test_a_counter_that_comes_back_corrects_the_estimate():
     _, seen = run(
-        look(0, raw(100.0, counter=0.0)), look(1, raw(150.0, counter=NO)), look(2, raw(150.0, counter=260.0)),
-    )  # fmt: skip
+        look(0, raw(100.0, counter=0.0)),
+        look(1, raw(150.0, counter=NO)),
+        look(2, raw(150.0, counter=260.0)),
+    )
     assert energies(seen) == [0.0, 125.0, 260.0]
 
 
@@ -134,8 +141,10 @@ def test_a_gpu_is_lost_once_and_returns_once():
 
 
 def test_a_lost_gpu_that_times_out_has_not_returned():
-    late = RawReadings(energy_counter_j=Missing(AbsenceReason.TIMED_OUT), values=dict.fromkeys(
-        (r for r in GPU_READINGS if r is not Reading.ENERGY_J), Missing(AbsenceReason.TIMED_OUT)))  # fmt: skip
+    late = RawReadings(
+        energy_counter_j=Missing(AbsenceReason.TIMED_OUT),
+        values=dict.fromkeys((r for r in GPU_READINGS if r is not Reading.ENERGY_J), Missing(AbsenceReason.TIMED_OUT)),
+    )
     _, seen = run(look(0, late), look(1, lost()), look(2, late), look(3, raw()))
     assert kinds(seen) == [NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED]
 

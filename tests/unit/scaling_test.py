@@ -266,8 +266,10 @@ def test_points_are_kept_the_newest_of_each_configuration():
     core.record_points([point(2, latencies=latencies, power_w=300.0, power_limit_w=250.0)], now_ns=8)
     limited = core.state.points["chat"][2]
     assert (limited.latency_s, limited.power_w, limited.configuration.power_limit_w) == (
-        {0.5: 0.1, 0.99: 0.3}, 300.0, 250.0,
-    )  # fmt: skip
+        {0.5: 0.1, 0.99: 0.3},
+        300.0,
+        250.0,
+    )
     alike(core)
 
 

@@ -92,10 +92,21 @@ async def test_other_answers_are_told_by_status_and_never_followed():
 @pytest.mark.parametrize(
     "url",
     [
-        "file:///etc/passwd", "ftp://h/x", "gopher://h", "http://", "http://user:pass@h/m", "http://h:99999/", "http://[::1/m",
-        "http://h/a b", "http://h/a\r\nX: y", "http://h/" + "a" * 3000, "//h/metrics", "h:9/metrics", "",
+        "file:///etc/passwd",
+        "ftp://h/x",
+        "gopher://h",
+        "http://",
+        "http://user:pass@h/m",
+        "http://h:99999/",
+        "http://[::1/m",
+        "http://h/a b",
+        "http://h/a\r\nX: y",
+        "http://h/" + "a" * 3000,
+        "//h/metrics",
+        "h:9/metrics",
+        "",
     ],
-)  # fmt: skip
+)
 def test_addresses_that_are_none_are_refused(url):
     with pytest.raises(FetchError):
         parse_address(url)
@@ -138,17 +149,36 @@ CREDENTIALS, LINK, NONE, OWN = "credentials", "link scope", "no host", "this mac
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        ("169.254.169.254", LINK), ("169.254.170.2", LINK), ("fe80::1%eth0", LINK), ("224.0.0.1", LINK),
-        ("ff02::1", LINK), ("::ffff:169.254.169.254", LINK), ("64:ff9b::a9fe:a9fe", LINK),
-        ("64:ff9b:1::a9fe:a9fe", LINK), ("2002:a9fe:a9fe::1", LINK), ("::169.254.169.254", LINK),
+        ("169.254.169.254", LINK),
+        ("169.254.170.2", LINK),
+        ("fe80::1%eth0", LINK),
+        ("224.0.0.1", LINK),
+        ("ff02::1", LINK),
+        ("::ffff:169.254.169.254", LINK),
+        ("64:ff9b::a9fe:a9fe", LINK),
+        ("64:ff9b:1::a9fe:a9fe", LINK),
+        ("2002:a9fe:a9fe::1", LINK),
+        ("::169.254.169.254", LINK),
         # Teredo: the client's address is kept inverted.
-        ("2001:0:102:304:0:0:5601:5601", LINK), ("::ffff:127.0.0.1", OWN), ("127.8.8.8", OWN), ("::1", OWN),
-        ("64:ff9b::7f00:1", OWN), ("fd00:ec2::254", CREDENTIALS), ("fd20:ce::254", CREDENTIALS),
-        ("100.100.100.200", CREDENTIALS), ("::ffff:100.100.100.200", CREDENTIALS), ("168.63.129.16", CREDENTIALS),
-        ("192.0.0.192", CREDENTIALS), ("0.0.0.0", NONE), ("::", NONE), ("0.1.2.3", NONE), ("255.255.255.255", NONE),
-        ("240.0.0.1", NONE), ("::ffff:0.0.0.0", NONE),
+        ("2001:0:102:304:0:0:5601:5601", LINK),
+        ("::ffff:127.0.0.1", OWN),
+        ("127.8.8.8", OWN),
+        ("::1", OWN),
+        ("64:ff9b::7f00:1", OWN),
+        ("fd00:ec2::254", CREDENTIALS),
+        ("fd20:ce::254", CREDENTIALS),
+        ("100.100.100.200", CREDENTIALS),
+        ("::ffff:100.100.100.200", CREDENTIALS),
+        ("168.63.129.16", CREDENTIALS),
+        ("192.0.0.192", CREDENTIALS),
+        ("0.0.0.0", NONE),
+        ("::", NONE),
+        ("0.1.2.3", NONE),
+        ("255.255.255.255", NONE),
+        ("240.0.0.1", NONE),
+        ("::ffff:0.0.0.0", NONE),
     ],
-)  # fmt: skip
+)
 def test_no_page_is_asked_of_an_address_that_is_no_services(host, words):
     assert words in find_address_refusal(host, allows_loopback=False)
 

@@ -141,11 +141,20 @@ def test_the_whole_bound_by_hand():
 
 def _entry(gpu, gpus, batch, token_hz, p95_ms, power_w):
     return {
-        "gpu_model": gpu, "num_gpus": gpus, "max_num_seqs": batch, "model_id": "org/tiny", "tensor_parallel": gpus,
-        "data_parallel": 1, "expert_parallel": 1, "output_throughput_tokens_per_sec": token_hz,
-        "avg_power_watts": power_w, "median_itl_ms": p95_ms / 2, "p90_itl_ms": p95_ms * 0.9, "p95_itl_ms": p95_ms,
+        "gpu_model": gpu,
+        "num_gpus": gpus,
+        "max_num_seqs": batch,
+        "model_id": "org/tiny",
+        "tensor_parallel": gpus,
+        "data_parallel": 1,
+        "expert_parallel": 1,
+        "output_throughput_tokens_per_sec": token_hz,
+        "avg_power_watts": power_w,
+        "median_itl_ms": p95_ms / 2,
+        "p90_itl_ms": p95_ms * 0.9,
+        "p95_itl_ms": p95_ms,
         "p99_itl_ms": p95_ms * 2,
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture

@@ -112,8 +112,9 @@ def test_a_sensor_is_the_mean_over_its_window_at_its_last_tick_with_gain_and_off
         changes.append((now, gpu.power_mw))
     now += after
     for sensor, told_mw in (
-        (known.sensor.instant, gpu.power_instant_mw(now)), (known.sensor.usage, gpu.power_usage_mw(now)),
-    ):  # fmt: skip
+        (known.sensor.instant, gpu.power_instant_mw(now)),
+        (known.sensor.usage, gpu.power_usage_mw(now)),
+    ):
         tick = now - (now - phase_ns) % (sensor.period_ms * MS)
         begin = tick - sensor.window_ms * MS
         ends = [start for start, _ in changes[1:]] + [now]

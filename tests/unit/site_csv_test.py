@@ -43,9 +43,14 @@ def test_nodes_and_where_their_watts_come_from(written):
     a, b, c, d, e = nodes(written(text))
     product = catalogue.load_catalogue().products["h100-sxm5-80gb"]
     assert a == TraceNode(
-        name="a", cpu_milli=64_000, memory_bytes=1024 * MIB, gpu_count=4, gpu_model="H100-80GB-HBM3",
-        gpu_idle_w=product.idle_w, gpu_full_w=product.busy_w,
-    )  # fmt: skip
+        name="a",
+        cpu_milli=64_000,
+        memory_bytes=1024 * MIB,
+        gpu_count=4,
+        gpu_model="H100-80GB-HBM3",
+        gpu_idle_w=product.idle_w,
+        gpu_full_w=product.busy_w,
+    )
     assert (b.gpu_idle_w, b.gpu_full_w) == (product.idle_w, product.busy_w)
     assert (c.gpu_idle_w, c.gpu_full_w) == (20.0, 180.5)
     assert (d.gpu_count, d.gpu_model, d.gpu_idle_w) == (0, "", None)
@@ -57,9 +62,16 @@ def test_nodes_and_where_their_watts_come_from(written):
 def test_tasks_with_all_columns_and_with_the_fewest(written):
     full, empty = site_csv.read_tasks(written(TASKS + "a,1.5,60,500,10,1,0.125,T4|A10|T4,7\nb,0,,500,10,2,,,\n"))
     assert full == TraceTask(
-        name="a", cpu_milli=500, memory_bytes=10 * MIB, gpu_count=1, gpu_milli=125, gpu_models=("T4", "A10"),
-        arrival_s=1.5, duration_s=60.0, priority=7,
-    )  # fmt: skip
+        name="a",
+        cpu_milli=500,
+        memory_bytes=10 * MIB,
+        gpu_count=1,
+        gpu_milli=125,
+        gpu_models=("T4", "A10"),
+        arrival_s=1.5,
+        duration_s=60.0,
+        priority=7,
+    )
     assert (empty.gpu_milli, empty.duration_s, empty.gpu_models, empty.priority) == (1000, None, (), 0)
     (least,) = site_csv.read_tasks(written("gpus,name,arrival_s,memory_mib,cpu_milli\n0,a,3,0,1\n"))
     assert (least.gpu_count, least.gpu_milli, least.arrival_s) == (0, 0, 3.0)

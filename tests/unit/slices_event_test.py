@@ -23,9 +23,10 @@ def alike(core: Core) -> None:
 
 
 LAYOUT = GpuLayout(
-    gpu_uuid="GPU-a-0", mig_enabled=True,
+    gpu_uuid="GPU-a-0",
+    mig_enabled=True,
     instances=(WantedInstance(profile="3g.20gb", start=0), WantedInstance(profile="3g.20gb", start=4)),
-)  # fmt: skip
+)
 
 
 def place(replica: int = 0, start: int = 0, **changes) -> Placement:

@@ -238,8 +238,17 @@ def test_a_stage_that_no_longer_holds_changes_nothing():
 
     core.node_lost(name, now_ns=6)
     refused(f"node {name} is lost")
-    cut = replace(node(name, gpus=1), gpus=(laid_out(node(name).gpus[0], GpuLayout(
-        gpu_uuid=f"GPU-{name}-0", mig_enabled=True, instances=(WantedInstance(profile="1g.5gb", start=0),))),))  # fmt: skip
+    cut = replace(
+        node(name, gpus=1),
+        gpus=(
+            laid_out(
+                node(name).gpus[0],
+                GpuLayout(
+                    gpu_uuid=f"GPU-{name}-0", mig_enabled=True, instances=(WantedInstance(profile="1g.5gb", start=0),)
+                ),
+            ),
+        ),
+    )
     core.node_joined(cut, now_ns=7)
     refused("cut by somebody else|wanted otherwise")
     core.node_joined(node(name, gpus=1, cpu=0), now_ns=8)
@@ -254,8 +263,10 @@ def test_a_stage_that_no_longer_holds_changes_nothing():
 
 
 def test_gpus_that_somebody_else_cut_are_left_alone_and_told():
-    cut = laid_out(node("a").gpus[0], GpuLayout(
-        gpu_uuid="GPU-a-0", mig_enabled=True, instances=(WantedInstance(profile="3g.20gb", start=4),)))  # fmt: skip
+    cut = laid_out(
+        node("a").gpus[0],
+        GpuLayout(gpu_uuid="GPU-a-0", mig_enabled=True, instances=(WantedInstance(profile="3g.20gb", start=4),)),
+    )
     core = core_with(replace(node("a"), gpus=(cut, node("a").gpus[1])))
     core.submit(service("s", 20.0), now_ns=5)
     change = carried_out(core)

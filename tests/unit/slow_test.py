@@ -57,8 +57,9 @@ def test_columns_follow_the_inventory_and_what_nobody_offers_has_none() -> None:
     assert ecc.absences == (Absence(reason=AbsenceReason.NOT_SUPPORTED, cells=(1,)),)
     # A temperature that no sensor can mean is an absence, and so is one that nobody asked for.
     assert {absence.reason: absence.cells for absence in columns[Reading.MEMORY_TEMPERATURE_C].absences} == {
-        AbsenceReason.NOT_SAMPLED: (0,), AbsenceReason.IMPLAUSIBLE: (1,),
-    }  # fmt: skip
+        AbsenceReason.NOT_SAMPLED: (0,),
+        AbsenceReason.IMPLAUSIBLE: (1,),
+    }
     assert columns[Reading.POWER_AVERAGE_W].cell(0) == 99.0
     (memory,) = riding.instances
     assert (memory.reading, memory.values) == (Reading.MEMORY_USED_BYTES, (0.0, 5.0))
@@ -70,9 +71,12 @@ def test_a_tick_with_a_slow_look_is_a_batch_of_its_own_that_the_contract_takes(t
     sampler, spool = Sampler(sample_interval_s=1.0), Spool(window=64, ticks_most=100)
     for second in range(ticks):
         look = NodeSample(
-            wall_ns=second * 10**9, monotonic_ns=second * 10**9, generation=1,
-            gpus=(("GPU-a", quick()), ("GPU-b", quick())), host={},
-        )  # fmt: skip
+            wall_ns=second * 10**9,
+            monotonic_ns=second * 10**9,
+            generation=1,
+            gpus=(("GPU-a", quick()), ("GPU-b", quick())),
+            host={},
+        )
         riding = build_extended_columns(slow_look(), dict(look.gpus), INVENTORY) if second == ticks // 2 else None
         spool.add(sampler.observe(look, riding=riding).tick)
     batches = []

@@ -85,9 +85,13 @@ class Site:
         if not self.world.loop.core.state.nodes:
             await self.world.loop.node_joined(node("n1"))
         self.desk = SpendingMonitor(
-            loop=self.world.loop, ledger=self.ledger, every_s=0.01, clock=self.world.clock,
-            log=logging.getLogger("test.spending"), **self._more,
-        )  # fmt: skip
+            loop=self.world.loop,
+            ledger=self.ledger,
+            every_s=0.01,
+            clock=self.world.clock,
+            log=logging.getLogger("test.spending"),
+            **self._more,
+        )
         self._task = asyncio.create_task(self.desk.run())
         return self
 
@@ -191,7 +195,10 @@ async def test_gpu_time_needs_no_ledger(tmp_path):
         # Two GPUs until midnight.
         assert abs(held.forecast - held.spent - 2 * 11 * 3600) < 1.0
         assert site.desk.failures > 0
-        await until(lambda: 'eelgrid_spending_waiting_workloads{limit="namespace=research gpu-hours per day"} 1' in site.page(), within_s=60.0)  # fmt: skip
+        await until(
+            lambda: 'eelgrid_spending_waiting_workloads{limit="namespace=research gpu-hours per day"} 1' in site.page(),
+            within_s=60.0,
+        )
         assert 'spent_joules{limit="namespace=research' not in site.page()
 
 

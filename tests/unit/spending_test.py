@@ -50,9 +50,13 @@ DAY = PeriodBounds(NOON_S - 43_200, NOON_S + 43_200)
 def limit(gpu_hours=10.0, name="research", period=SpendingPeriod.DAY, **changes):
     """A limit on GPU-hours of a namespace."""
     fields = {
-        "scope": SpendingScope.NAMESPACE, "name": name, "quantity": SpendingQuantity.GPU_TIME,
-        "most": 3600.0 * gpu_hours, "period": period, "mode": EnforcementMode.ENFORCE,
-    }  # fmt: skip
+        "scope": SpendingScope.NAMESPACE,
+        "name": name,
+        "quantity": SpendingQuantity.GPU_TIME,
+        "most": 3600.0 * gpu_hours,
+        "period": period,
+        "mode": EnforcementMode.ENFORCE,
+    }
     return SpendingLimit(**(fields | changes))
 
 
@@ -181,12 +185,14 @@ def test_an_observed_limit_holds_nothing_until_it_is_enforced():
         ({"gpus": 0}, False),
         ({}, True),
     ],
-)  # fmt: skip
+)
 def test_whose_work_waits(changes, waits):
     subjects = (
-        {}, {"scope": SpendingScope.USER, "name": "ada"}, {"scope": SpendingScope.QUEUE, "name": "batch"},
+        {},
+        {"scope": SpendingScope.USER, "name": "ada"},
+        {"scope": SpendingScope.QUEUE, "name": "batch"},
         {"scope": SpendingScope.LABEL, "label": "team", "name": "vision"},
-    )  # fmt: skip
+    )
     limits = tuple(kwh(1.0, **changes) for changes in subjects)
     core = limited(*limits)
     look(core, NOON, {(spending_key(one), DAY): 3.6e6 for one in limits})
@@ -302,7 +308,7 @@ def test_a_limit_twice_and_one_on_money_without_prices_are_refused():
         (SpendingPeriod.WEEK, 0, PeriodBounds(DAY.begin_s - 6 * 86_400, DAY.end_s), "the week of 16 November"),
         (SpendingPeriod.MONTH, 0, PeriodBounds(DAY.begin_s - 21 * 86_400, DAY.end_s + 8 * 86_400), "November"),
     ],
-)  # fmt: skip
+)
 def test_periods_are_of_the_calendar_there(period, offset, stretch, words):
     assert period_bounds_at(period, NOON_S, offset) == stretch
     assert (

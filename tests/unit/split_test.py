@@ -116,9 +116,10 @@ def test_under_mps_ratios_are_not_believed_and_the_server_is_charged_nothing_act
     look = glance(
         holders=(
             ContextHolder(owner=server, pid=9, sm_ratio=0.8, mps_server=True),
-            ContextHolder(owner=A, pid=1, sm_ratio=0.7), ContextHolder(owner=B, pid=2, sm_ratio=0.1),
+            ContextHolder(owner=A, pid=1, sm_ratio=0.7),
+            ContextHolder(owner=B, pid=2, sm_ratio=0.1),
         )
-    )  # fmt: skip
+    )
     found = over_ten_seconds(look)
     assert found[A, EnergyUse.ACTIVE] == found[B, EnergyUse.ACTIVE] == 2_000_000
     assert (server, EnergyUse.ACTIVE) not in found
@@ -217,8 +218,10 @@ def test_an_owner_who_is_only_inferred_is_trusted_less():
 
 def test_looks_weigh_by_the_time_between_them():
     """One second of A's and nine of B's, in one interval."""
-    alone = [glance(monotonic_ns=at_s * SECOND, holders=(ContextHolder(owner=one, pid=1),), claims=(DeviceClaim(owner=one),))
-             for at_s, one in ((0, A), (1, A), (1, B), (10, B))]  # fmt: skip
+    alone = [
+        glance(monotonic_ns=at_s * SECOND, holders=(ContextHolder(owner=one, pid=1),), claims=(DeviceClaim(owner=one),))
+        for at_s, one in ((0, A), (1, A), (1, B), (10, B))
+    ]
     found = {}
     for share in split_energy(ENERGY_MJ, alone, IDLE):
         found[share.owner, share.part] = found.get((share.owner, share.part), 0) + share.energy_mj

@@ -11,9 +11,15 @@ from eelgrid_protos.messages import NodeEvent, NodeEventKind
 
 def tick(time_ns, *, generation=1, opens_batch=False):
     return SampleTick(
-        time_ns=time_ns, generation=generation, gpus=1, gpu_values=array("d", [float(time_ns)] * len(GPU_READINGS)),
-        gpu_absences=(), host_values=array("d", [0.0] * len(HOST_READINGS)), host_absences=(), opens_batch=opens_batch,
-    )  # fmt: skip
+        time_ns=time_ns,
+        generation=generation,
+        gpus=1,
+        gpu_values=array("d", [float(time_ns)] * len(GPU_READINGS)),
+        gpu_absences=(),
+        host_values=array("d", [0.0] * len(HOST_READINGS)),
+        host_absences=(),
+        opens_batch=opens_batch,
+    )
 
 
 def spool(*times, window=2, ticks_most=100):

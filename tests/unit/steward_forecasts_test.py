@@ -110,10 +110,12 @@ def scaling(name, counts, *, base_hz=2.0):
 
 
 async def test_numbers_of_gpus_between_two_that_were_measured(rig):
-    rig.tell([
-        *(point for index, name in enumerate("abcd") for point in scaling(name, (1, 2, 4, 8), base_hz=1.0 + index)),
-        *scaling("llm", (1, 2, 8)),
-    ])  # fmt: skip
+    rig.tell(
+        [
+            *(point for index, name in enumerate("abcd") for point in scaling(name, (1, 2, 4, 8), base_hz=1.0 + index)),
+            *scaling("llm", (1, 2, 8)),
+        ]
+    )
     question = ScaleQuestion("llm", "G2", (8, 4))
     await rig.turn(question)
     [found] = await rig.turn(question)
@@ -153,7 +155,7 @@ async def test_until_a_family_is_learned_it_says_so():
         (family(), ASKED._replace(limit_w=100.0), "power limit was never varied"),
         (trained("a", "G2") + trained("b", "G2"), JobQuestion("none", "G2", 1, (400.0, 200.0)), "no points"),
     ],
-)  # fmt: skip
+)
 async def test_why_there_is_no_prediction(rig, points, question, words):
     rig.tell(points)
     await rig.turn(question)

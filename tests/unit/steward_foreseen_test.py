@@ -153,10 +153,11 @@ def test_a_factor_that_is_unsure_is_no_witness():
 QUESTION = JobQuestion("llm", "G2", 1, LIMITS_W)
 BEND = ProfileForecast(
     bend=LimitCurve(
-        (LogRatio(0.0, 0.0), LogRatio(0.02, 0.03), LogRatio(0.2, 0.05)), (LogRatio(0.0, 0.0), LogRatio(-0.1, 0.03), LogRatio(-0.3, 0.05))
+        (LogRatio(0.0, 0.0), LogRatio(0.02, 0.03), LogRatio(0.2, 0.05)),
+        (LogRatio(0.0, 0.0), LogRatio(-0.1, 0.03), LogRatio(-0.3, 0.05)),
     ),
     learned_from=30,
-)  # fmt: skip
+)
 
 
 def window(limit_w, slower=1.0):

@@ -94,14 +94,16 @@ async def test_what_was_kept_is_no_lesson_for_others_and_ends_with_the_job():
 def placed(key="j"):
     workload = Workload(workload_id=key, spec=job(key, gpus=2).spec, phase=WorkloadPhase.PLACED)
     uuids = tuple(gpu.uuid for gpu in node("n1").gpus[:2])
-    return SimpleNamespace(**{name: getattr(workload, name) for name in ("workload_id", "spec", "phase")},
-                           placements=(Placement(replica=0, node_name="n1", gpu_uuids=uuids),))  # fmt: skip
+    return SimpleNamespace(
+        **{name: getattr(workload, name) for name in ("workload_id", "spec", "phase")},
+        placements=(Placement(replica=0, node_name="n1", gpu_uuids=uuids),),
+    )
 
 
 def at(now_s, workload):
     return ClusterObservation(
         at_s=now_s, policy=Policy(), workloads={"j": workload}, nodes={"n1": ObservedNode(node("n1"), is_ready=True)}
-    )  # fmt: skip
+    )
 
 
 def arms(*windows):

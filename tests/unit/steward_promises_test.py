@@ -86,7 +86,11 @@ def point(rate_hz, *, batch=1, model="A100", latency=((0.5, 0.1), (0.95, 0.2)), 
 
 
 def test_a_response_is_planned_with_the_point_of_most_throughput_that_keeps_it_alone():
-    points = [point(10.0), point(30.0, batch=8, latency=((0.5, 0.3), (0.95, 0.45))), point(50.0, batch=32, latency=((0.95, 0.9),))]  # fmt: skip
+    points = [
+        point(10.0),
+        point(30.0, batch=8, latency=((0.5, 0.3), (0.95, 0.45))),
+        point(50.0, batch=32, latency=((0.95, 0.9),)),
+    ]
     made = service_target(service(requests()), ["A100"], points, SETTINGS)
     assert isinstance(made, AutoscalerTarget)
     assert isinstance(made.model, RequestService)
@@ -131,11 +135,16 @@ def test_the_slowest_model_stands_for_a_mixture_and_unknown_models_are_left_to_t
         (service(requests()), ["B200"], [point(1.0)], "no point of 1 x B200 at its power limit"),
         (service(requests()), [], [point(1.0)], "no replica is placed on a GPU"),
         (service(requests(), limit_w=300.0), ["A100"], [point(1.0)], "at its power limit"),
-        (service(requests(), request=ResourceRequest(gpu_count=1, gpu_milli=500)), ["A100"], [point(1.0)], "a share of"),
+        (
+            service(requests(), request=ResourceRequest(gpu_count=1, gpu_milli=500)),
+            ["A100"],
+            [point(1.0)],
+            "a share of",
+        ),
         (service(tokens(INTER)), ["A100"], [point(1.0, latency=((0.5, 0.1),))], "0.95 was not measured"),
         (service(tokens(INTER)), ["A100"], [point(1.0, latency=())], "cannot be used"),
     ],
-)  # fmt: skip
+)
 def test_without_a_point_there_is_a_reason_and_a_remedy(made, models, points, words):
     found = service_target(made, models, points, SETTINGS)
     assert isinstance(found, str)
@@ -234,7 +243,14 @@ def test_relatives_are_curves_of_several_limits_on_the_same_model():
             name, Configuration(model, power_limit_w=limit_w, **changes), limit_w / 100.0, power_w=limit_w * 0.9
         )
 
-    points = [at("a", 250.0), at("b", 250.0), at("a", 200.0), at("b", 200.0, "V100"), at("c", 250.0, batch=2), at("c", 150.0, batch=2)]  # fmt: skip
+    points = [
+        at("a", 250.0),
+        at("b", 250.0),
+        at("a", 200.0),
+        at("b", 200.0, "V100"),
+        at("c", 250.0, batch=2),
+        at("c", 150.0, batch=2),
+    ]
     found = related_curves(points, "A100")
     assert [(curve.workload, curve.limits_w) for curve in found] == [("a", (200.0, 250.0)), ("c", (150.0, 250.0))]
 
@@ -283,8 +299,10 @@ def test_prices_become_joules_and_monday_is_where_it_is():
             PricePeriod(begins_minute=0, price_per_kwh=0.36, carbon_kg_per_kwh=0.36),
             PricePeriod(begins_minute=8 * 60, price_per_kwh=0.72),
         ),
-        pue=1.5, carbon_price_per_kg=0.5, utc_offset_minutes=60,
-    )  # fmt: skip
+        pue=1.5,
+        carbon_price_per_kg=0.5,
+        utc_offset_minutes=60,
+    )
     tariff = policy_tariff(prices)
     monday_s = 1_700_438_400.0  # 2023-11-20 00:00 UTC, a Monday; local midnight is an hour earlier
     night = 1.5 * (1e-7 + 0.5 * 1e-7)

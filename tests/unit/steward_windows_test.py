@@ -38,9 +38,10 @@ def gpus(at_s, *, limit_w=300.0, power_w=250.0, offset_s=1000.0):
 
 
 @given(
-    st.floats(0.1, 1000.0), st.floats(10.0, 1000.0),
+    st.floats(0.1, 1000.0),
+    st.floats(10.0, 1000.0),
     st.lists(st.tuples(st.floats(4.0, 8.0), st.floats(0.0, 3.0)), min_size=12, max_size=40),
-)  # fmt: skip
+)
 def test_steady_work_at_steady_power_gives_exact_windows_whenever_it_is_looked_at(rate_hz, power_w, looks):
     one, found, now_s = meter(), [], 0.0
     for gap_s, late_s in looks:

@@ -46,10 +46,13 @@ def test_wiring_is_asked_again_only_of_other_devices():
     first = survey_devices(device)
     second = survey_devices(device, first)
     assert (second, device.times) == (first, 1)
-    other = Asked(SimulatedNode(
-        NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=1, gpus=(GpuSpec(product="t4"),)),
-        monotonic_ns=time.monotonic_ns, seed=1,
-    ))  # fmt: skip
+    other = Asked(
+        SimulatedNode(
+            NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=1, gpus=(GpuSpec(product="t4"),)),
+            monotonic_ns=time.monotonic_ns,
+            seed=1,
+        )
+    )
     assert (survey_devices(other, first).links, other.times) == ((), 1)
 
 

@@ -24,12 +24,15 @@ WALL_NS = 1_700_000_000 * SECOND_NS
 
 def inventory(name: str = "n1", *, gpus: int = 2, generation: int = 1, models: tuple[str, ...] = ("T4",)) -> Inventory:
     return Inventory(
-        node_name=name, cpu_milli=1000, memory_bytes=2**30, generation=generation,
+        node_name=name,
+        cpu_milli=1000,
+        memory_bytes=2**30,
+        generation=generation,
         gpus=tuple(
             Gpu(uuid=f"{name}-g{index}", index=index, product="P", model=models[index % len(models)])
             for index in range(gpus)
         ),
-    )  # fmt: skip
+    )
 
 
 def batch(sequence: int, *, ticks: int = 1, gpus: int = 2, watts: float = 50.0, **changes) -> SampleBatch:
@@ -144,9 +147,10 @@ def test_a_changed_inventory_forgets_readings_that_no_longer_fit() -> None:
 def test_only_the_last_tick_is_kept_and_absent_cells_are_none() -> None:
     telemetry = feed()
     power = Column(
-        reading=Reading.POWER_W, values=(10.0, 20.0, 30.0, 0.0),
+        reading=Reading.POWER_W,
+        values=(10.0, 20.0, 30.0, 0.0),
         absences=(Absence(reason=AbsenceReason.TIMED_OUT, cells=(0, 3)),),
-    )  # fmt: skip
+    )
     memory = Column(reading=Reading.MEMORY_USED_BYTES, values=(1.0, 2.0, 3.0, 4.0))
     telemetry.receive("n1", batch(1, ticks=2, gpu_columns=(power, memory)), now_s=0.0)
     first = telemetry.gpu("n1", "n1-g0", now_s=0.0, now_ns=WALL_NS + SECOND_NS)

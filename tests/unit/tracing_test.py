@@ -30,11 +30,14 @@ PATIENT_S = 60.0
 @pytest.mark.parametrize(
     ("text", "address", "tls"),
     [
-        ("127.0.0.1:4317", "127.0.0.1:4317", False), ("localhost:4317", "localhost:4317", False),
-        ("collector:4317", "collector:4317", True), ("http://collector.tracing.svc:4317/", "collector.tracing.svc:4317", False),
-        ("https://127.0.0.1:4317", "127.0.0.1:4317", True), ("[::1]:4317", "[::1]:4317", False),
+        ("127.0.0.1:4317", "127.0.0.1:4317", False),
+        ("localhost:4317", "localhost:4317", False),
+        ("collector:4317", "collector:4317", True),
+        ("http://collector.tracing.svc:4317/", "collector.tracing.svc:4317", False),
+        ("https://127.0.0.1:4317", "127.0.0.1:4317", True),
+        ("[::1]:4317", "[::1]:4317", False),
     ],
-)  # fmt: skip
+)
 def test_an_endpoint_has_tls_unless_it_is_here_or_says_otherwise(text, address, tls):
     assert parse_endpoint(text) == CollectorEndpoint(address, tls)
 

@@ -57,8 +57,11 @@ async def test_what_was_not_acknowledged_goes_again_after_a_broken_stream():
         agent.tick()
         await until(lambda: controller.streams == 2 and agent.node.spool.held_ticks == 0)
         assert [(number, b.sequence) for number, b in controller.heard if isinstance(b, SampleBatch)] == [
-            (1, 1), (1, 2), (2, 1), (2, 2),
-        ]  # fmt: skip
+            (1, 1),
+            (1, 2),
+            (2, 1),
+            (2, 2),
+        ]
         hellos = controller.of(Hello)
         assert hellos[0].incarnation == hellos[1].incarnation
         assert agent.uplink.connections_total == 2
@@ -203,9 +206,9 @@ def welcoming(*, spread_s=0.0, until_number=10**9):
         async for message in messages:
             if isinstance(message, Hello | Resume):
                 held = 0 if number == 1 else 1
-                reply(Welcome(
-                    acknowledged_sequence=held, cadence=EACH_SECOND, resumes=True, reconnect_spread_s=spread_s
-                ))  # fmt: skip
+                reply(
+                    Welcome(acknowledged_sequence=held, cadence=EACH_SECOND, resumes=True, reconnect_spread_s=spread_s)
+                )
             if isinstance(message, SampleBatch):
                 reply(Acknowledgement(sequence=message.sequence))
                 if number < until_number:
@@ -238,8 +241,10 @@ async def test_an_inventory_that_is_wanted_follows_on_the_same_stream():
     async with serving(script) as controller, running(Agent(controller.port)) as agent:
         await until(lambda: controller.streams == 2 and agent.node.connected)
         assert [(number, type(one)) for number, one in controller.heard if isinstance(one, Hello | Resume)] == [
-            (1, Hello), (2, Resume), (2, Hello),
-        ]  # fmt: skip
+            (1, Hello),
+            (2, Resume),
+            (2, Hello),
+        ]
 
 
 async def test_a_controller_that_knows_no_resume_gets_hello_the_next_time():

@@ -6,9 +6,16 @@ from hypothesis import strategies as st
 from eelgrid_agent.devices.process.watchdog import DriverWatchdog, WatchdogLimits
 
 LIMITS = WatchdogLimits(
-    probe_first_s=1.0, probe_most_s=100.0, again_factor=4.0, forgive_s=1000.0, restart_first_s=0.5,
-    restart_most_s=60.0, steady_s=60.0, left_behind_most=4, left_behind_for_probes=2,
-)  # fmt: skip
+    probe_first_s=1.0,
+    probe_most_s=100.0,
+    again_factor=4.0,
+    forgive_s=1000.0,
+    restart_first_s=0.5,
+    restart_most_s=60.0,
+    steady_s=60.0,
+    left_behind_most=4,
+    left_behind_for_probes=2,
+)
 
 
 def test_a_device_that_hangs_is_set_apart_and_the_next_child_may_start_at_once():
@@ -94,11 +101,13 @@ def test_another_enumeration_forgets_devices_but_not_processes():
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["failed", "died", "probe", "answered", "ended"]), st.integers(0, 3), st.booleans(),
+        st.sampled_from(["failed", "died", "probe", "answered", "ended"]),
+        st.integers(0, 3),
+        st.booleans(),
         st.floats(0.0, 30.0),
     ),
     max_size=80,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -247,27 +247,31 @@ def exported(*gpus, boards=True):
 def test_alike_gpus_are_exported_together():
     half = (A100, "3g@4", "1g@0")
     assert exported(half, half) == [([], None, True, {"1g.5gb": 1, "3g.20gb": 1})]
-    assert exported(half, A100, half) == [
-        ([], (0, 2), True, {"1g.5gb": 1, "3g.20gb": 1}), ([], (1,), False, {})
-    ]  # fmt: skip
+    assert exported(half, A100, half) == [([], (0, 2), True, {"1g.5gb": 1, "3g.20gb": 1}), ([], (1,), False, {})]
     assert exported(half, T4, half, T4) == [
-        (["0x20B010DE"], None, True, {"1g.5gb": 1, "3g.20gb": 1}), (["0x1EB810DE"], None, False, {})
-    ]  # fmt: skip
+        (["0x20B010DE"], None, True, {"1g.5gb": 1, "3g.20gb": 1}),
+        (["0x1EB810DE"], None, False, {}),
+    ]
     assert exported(half, T4, A100) == [
         (["0x20B010DE"], (0,), True, {"1g.5gb": 1, "3g.20gb": 1}),
         (["0x1EB810DE", "0x20B010DE"], (1, 2), False, {}),
     ]
-    assert exported(half, T4, boards=False) == [
-        ([], (0,), True, {"1g.5gb": 1, "3g.20gb": 1}), ([], (1,), False, {})
-    ]  # fmt: skip
+    assert exported(half, T4, boards=False) == [([], (0,), True, {"1g.5gb": 1, "3g.20gb": 1}), ([], (1,), False, {})]
     assert exported(A100, T4) == [([], None, False, {})]
 
 
 SHAPES = [
-    A100, T4, (A100,), (A100, "7g@0"), (A100, "4g@0", "3g@4:2,1"), (A100, "3g@0:1", "3g@4:1,1"), (H100, "1g.2x@2"),
-    (H100, "2g@0:1,1", "1g+me@6"), ("rtx-pro-6000-blackwell-server", "1g-me@0", "1g+me.all@2", "1g+gfx@3"),
+    A100,
+    T4,
+    (A100,),
+    (A100, "7g@0"),
+    (A100, "4g@0", "3g@4:2,1"),
+    (A100, "3g@0:1", "3g@4:1,1"),
+    (H100, "1g.2x@2"),
+    (H100, "2g@0:1,1", "1g+me@6"),
+    ("rtx-pro-6000-blackwell-server", "1g-me@0", "1g+me.all@2", "1g+gfx@3"),
     ("a30", "2g@2", "1g@0"),
-]  # fmt: skip
+]
 
 
 @settings(max_examples=60, deadline=None)

@@ -66,14 +66,26 @@ def test_listings_processes_links_events_and_settings_cross_unchanged():
     links = (port.DeviceLink(one="GPU-1", other="GPU-2", ancestor=40, nvlinks=12),)
     events = (port.DeviceEvent(kind=port.DeviceEventKind.XID, gpu_uuid="GPU-1", code=79, gpu_instance_id=3),)
     settings = port.PowerSettings(
-        requested_w=1.0, enforced_w=None, default_w=2.0, min_w=0.5, max_w=3.0, sm_clock_mhz=5, sm_clocks_mhz=(1, 2),
+        requested_w=1.0,
+        enforced_w=None,
+        default_w=2.0,
+        min_w=0.5,
+        max_w=3.0,
+        sm_clock_mhz=5,
+        sm_clocks_mhz=(1, 2),
         power_profiles=(4,),
-    )  # fmt: skip
+    )
     for name, value in (
-        ("gpus", gpus), ("processes", processes), ("topology", links), ("take_events", events),
-        ("power_settings", settings), ("access", AccessLevel.MIG_CONFIG), ("set_mig_mode", port.ModeChange.PENDING),
-        ("driver_version", "580.1"), ("create_gpu_instance", 7),
-    ):  # fmt: skip
+        ("gpus", gpus),
+        ("processes", processes),
+        ("topology", links),
+        ("take_events", events),
+        ("power_settings", settings),
+        ("access", AccessLevel.MIG_CONFIG),
+        ("set_mig_mode", port.ModeChange.PENDING),
+        ("driver_version", "580.1"),
+        ("create_gpu_instance", 7),
+    ):
         assert crossed(name, value) == value
 
 
@@ -104,8 +116,10 @@ def test_every_error_of_the_port_crosses_and_what_is_none_is_the_adapters_fault(
         decode_error("SystemExit", "")
 
 
-@given(values=st.lists(st.recursive(st.none() | st.floats(allow_nan=False) | st.text(), st.lists, max_leaves=5)),
-       cut=st.integers(1, 7))  # fmt: skip
+@given(
+    values=st.lists(st.recursive(st.none() | st.floats(allow_nan=False) | st.text(), st.lists, max_leaves=5)),
+    cut=st.integers(1, 7),
+)
 @settings(max_examples=40, deadline=None)
 def test_frames_survive_any_cut(values, cut):
     stream = b"".join(map(pack_frame, values))
@@ -185,7 +199,11 @@ def test_latencies_count_into_buckets_that_add_up():
 def test_no_field_of_the_port_is_forgotten():
     """A field that is added to a value of the port must cross too: the table is built from these."""
     known = {
-        port.PowerSettings: 9, port.GpuProcess: 6, port.DeviceEvent: 4, port.DeviceLink: 4, port.InstanceReadings: 2,
+        port.PowerSettings: 9,
+        port.GpuProcess: 6,
+        port.DeviceEvent: 4,
+        port.DeviceLink: 4,
+        port.InstanceReadings: 2,
         port.RawReadings: 2,
-    }  # fmt: skip
+    }
     assert {kind: len(fields(kind)) for kind in known} == known

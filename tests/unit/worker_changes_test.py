@@ -165,9 +165,14 @@ def test_a_mode_change_is_alone_with_the_driver(rig_of):
 def test_a_layout_is_reached_though_the_answer_to_a_step_was_lost(rig_of, tmp_path):
     rig = rig_of(1, scene={"state": str(tmp_path / "state.json"), "load": 0.0})
     executor = LayoutReconciler(
-        rig.remote, rig.remote, FileMigJournal(tmp_path / "mig.json"), boot_id=lambda: "boot-1", sleep=time.sleep,
-        monotonic_s=time.monotonic, wall_ns=time.time_ns,
-    )  # fmt: skip
+        rig.remote,
+        rig.remote,
+        FileMigJournal(tmp_path / "mig.json"),
+        boot_id=lambda: "boot-1",
+        sleep=time.sleep,
+        monotonic_s=time.monotonic,
+        wall_ns=time.time_ns,
+    )
     executor.recover()
     rig.say(mute="create_gpu_instance")
     wanted = (WantedInstance(profile="3g.40gb", start=4), WantedInstance(profile="1g.10gb", start=0))

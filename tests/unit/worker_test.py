@@ -157,9 +157,7 @@ def test_a_child_ends_with_its_parent(tmp_path):
         "remote = RemoteDevice('simulated', sys.argv[1])\nremote.gpus()\n"
         "print(remote.children[0], flush=True)\ntime.sleep(60)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "scene")], stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "scene")], stdout=subprocess.PIPE, text=True)
     with parent:
         child = int(parent.stdout.readline())
         assert Path(f"/proc/{child}").exists()

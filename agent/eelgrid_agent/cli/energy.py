@@ -96,13 +96,23 @@ def _device_row(device: DeviceEnergy, owners: Iterable[OwnedEnergy], places: Map
     owned_mj = sum(row.energy_mj for row in owners if row.gpu_uuid == device.gpu_uuid)
     unowned = [f"{_joules(one.energy_mj)} {one.reason.name.lower()}" for one in device.unowned if one.energy_mj]
     told = device.estimate
-    doubt = ("-", "-", "-") if told is None else (
-        f"{told.uncertainty_j:.1f}", told.method.name.lower(), f"{told.seconds:.0f}",
-    )  # fmt: skip
+    doubt = (
+        ("-", "-", "-")
+        if told is None
+        else (
+            f"{told.uncertainty_j:.1f}",
+            told.method.name.lower(),
+            f"{told.seconds:.0f}",
+        )
+    )
     return (
-        _place(device.gpu_uuid, None, places), _joules(device.total_mj), *doubt, _joules(owned_mj),
-        ", ".join(unowned) or "-", device.gpu_uuid,
-    )  # fmt: skip
+        _place(device.gpu_uuid, None, places),
+        _joules(device.total_mj),
+        *doubt,
+        _joules(owned_mj),
+        ", ".join(unowned) or "-",
+        device.gpu_uuid,
+    )
 
 
 def _owner_rows(rows: Iterable[OwnedEnergy], places: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
@@ -116,10 +126,13 @@ def _owner_rows(rows: Iterable[OwnedEnergy], places: Mapping[str, str]) -> Itera
         one.confidences_mj[row.confidence] += row.energy_mj
     for (owner, uuid, instance), one in sorted(sums.items(), key=lambda item: -item[1].energy_mj):
         yield (
-            _place(uuid, instance, places), _joules(one.energy_mj),
+            _place(uuid, instance, places),
+            _joules(one.energy_mj),
             *(_joules(one.parts_mj[part]) for part in _PARTS),
-            _most(one.methods_mj), _most(one.confidences_mj), _title(owner),
-        )  # fmt: skip
+            _most(one.methods_mj),
+            _most(one.confidences_mj),
+            _title(owner),
+        )
 
 
 def _most(energies_mj: Mapping[AttributionMethod, int] | Mapping[AttributionConfidence, int]) -> str:
@@ -128,9 +141,12 @@ def _most(energies_mj: Mapping[AttributionMethod, int] | Mapping[AttributionConf
 
 def _anomaly_row(anomaly: EnergyAnomaly, places: Mapping[str, str]) -> tuple[str, ...]:
     return (
-        anomaly.kind.name.lower(), _place(anomaly.gpu_uuid, anomaly.gpu_instance_id, places),
-        f"{anomaly.lasted_s:.0f}", _joules(anomaly.wasted_mj), _title(anomaly.owner),
-    )  # fmt: skip
+        anomaly.kind.name.lower(),
+        _place(anomaly.gpu_uuid, anomaly.gpu_instance_id, places),
+        f"{anomaly.lasted_s:.0f}",
+        _joules(anomaly.wasted_mj),
+        _title(anomaly.owner),
+    )
 
 
 def _place(gpu_uuid: str, instance: int | None, places: Mapping[str, str]) -> str:
@@ -214,16 +230,20 @@ def _fail(error: Exception | str, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="eelgrid-agent energy", allow_abbrev=False,
+        prog="eelgrid-agent energy",
+        allow_abbrev=False,
         description="Whose a node's joules are, by the agent that runs there. Exit codes: 0 done, 1 failed, 2 wrong use.",
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add("--address", default="127.0.0.1:7444", metavar="HOST:PORT", help="the agent's --listen (default %(default)s)")
     add("--node", default="", metavar="NAME", help="which node of the agent, where it has several")
     add(
-        "-o", "--output", choices=("table", "json"), default="table",
+        "-o",
+        "--output",
+        choices=("table", "json"),
+        default="table",
         help="how to print; json has the last interval by process, too (default %(default)s)",
-    )  # fmt: skip
+    )
     add_tls_flags(add)
     return parser
 

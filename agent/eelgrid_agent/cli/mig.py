@@ -147,12 +147,14 @@ class NarratedControl:
 
 
 _GIVEN_UP = "given up: something else keeps changing this GPU; find out what, then apply a layout again"
-_UNDER_WAY = MappingProxyType({
-    "forward": "a change was cut off; the agent or the next `mig apply` goes on with it",
-    "pending": "the MIG mode waits for a reset of the GPU or a reboot; the layout follows then",
-    "undo": "a change is being undone; the agent or the next `mig apply` goes on with it",
-    "stuck": "a change was neither reached nor undone; the agent tries again, `mig apply` at once",
-})  # fmt: skip
+_UNDER_WAY = MappingProxyType(
+    {
+        "forward": "a change was cut off; the agent or the next `mig apply` goes on with it",
+        "pending": "the MIG mode waits for a reset of the GPU or a reboot; the layout follows then",
+        "undo": "a change is being undone; the agent or the next `mig apply` goes on with it",
+        "stuck": "a change was neither reached nor undone; the agent tries again, `mig apply` at once",
+    }
+)
 
 
 def format_document(document: Any, output: str) -> str:
@@ -220,9 +222,11 @@ def _mode(mig: Mapping[str, bool]) -> str:
 def _instance_rows(instance: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     last = instance["start"] + instance["size"] - 1
     head: tuple[str, ...] = (
-        str(instance["id"]), instance["profile"], f"{instance['start']}-{last}" if instance["size"] > 1 else str(last),
+        str(instance["id"]),
+        instance["profile"],
+        f"{instance['start']}-{last}" if instance["size"] > 1 else str(last),
         instance["origin"],
-    )  # fmt: skip
+    )
     held = ["a lease"] if instance["leased"] else []
     for child in instance["compute_instances"]:
         slices = "?" if child["slices"] is None else f"{child['slices']}c"
@@ -285,9 +289,13 @@ def _sentence(label: str, text: str, width: int | None, indent: str = "  ") -> I
         yield f"{indent}{label}{text}"
         return
     yield from textwrap.wrap(
-        label + text, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False,
+        label + text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
 
 
 DONE, FAILED, WRONG_USE, NOT_SO = 0, 1, 2, 3
@@ -347,9 +355,10 @@ def _fail(error: Exception | str, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="eelgrid-agent mig", allow_abbrev=False,
+        prog="eelgrid-agent mig",
+        allow_abbrev=False,
         description="MIG layouts of this node. Exit codes: 0 done, 1 failed or refused, 2 wrong use, 3 not as asserted.",
-    )  # fmt: skip
+    )
     site = argparse.ArgumentParser(add_help=False)
     add = site.add_argument_group("which node").add_argument
     add("--simulate", type=Path, metavar="FILE", help="a node of this fleet file in place of this machine")
@@ -361,9 +370,13 @@ def _parser() -> argparse.ArgumentParser:
     add("file", nargs="?", metavar="FILE", help="a mig-parted configuration file, or - for standard input")
     add("-c", "--config", metavar="NAME", help="which configuration of the file, where it has several")
     add(
-        "-l", "--layout", action="append", default=[], metavar="GPU=LAYOUT",
+        "-l",
+        "--layout",
+        action="append",
+        default=[],
+        metavar="GPU=LAYOUT",
         help="GPU is an index, a UUID or all; LAYOUT is off, empty or [Nx]PROFILE[@START],...; may be repeated",
-    )  # fmt: skip
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, act: Callable[[argparse.Namespace, MigHost], int], text: str, *parents: Any) -> Any:
@@ -519,9 +532,15 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
     current = [""]
     control = NarratedControl(site.control, tell=lambda text: _tell(f"{current[0]}: {text}"), changed=site.keep)
     executor = LayoutReconciler(
-        site.device, control, FileMigJournal(site.journal), boot_id=lambda: site.boot_id, sleep=time.sleep,
-        monotonic_s=time.monotonic, wall_ns=time.time_ns, obstacle=site.obstacle,
-    )  # fmt: skip
+        site.device,
+        control,
+        FileMigJournal(site.journal),
+        boot_id=lambda: site.boot_id,
+        sleep=time.sleep,
+        monotonic_s=time.monotonic,
+        wall_ns=time.time_ns,
+        obstacle=site.obstacle,
+    )
     results: list[ApplyResult] = []
     for plan in plans:
         gpu = plan.wish.subject.gpu

@@ -26,9 +26,13 @@ from eelgrid_protos.messages import READING_RANGES, Absence, AbsenceReason, Colu
 # Quick readings that the controller needs only now and then ride with the slow ones.
 EXTENDED_COLUMN_READINGS = (Reading.POWER_AVERAGE_W, Reading.MEMORY_UTILIZATION_RATIO, *SLOW_READINGS)
 SLOW_HOST_READINGS = (
-    Reading.HOST_CPU_ENERGY_J, Reading.HOST_MEMORY_ENERGY_J, Reading.HOST_DISK_READ_BYTES,
-    Reading.HOST_DISK_WRITTEN_BYTES, Reading.HOST_NETWORK_RECEIVED_BYTES, Reading.HOST_NETWORK_SENT_BYTES,
-)  # fmt: skip
+    Reading.HOST_CPU_ENERGY_J,
+    Reading.HOST_MEMORY_ENERGY_J,
+    Reading.HOST_DISK_READ_BYTES,
+    Reading.HOST_DISK_WRITTEN_BYTES,
+    Reading.HOST_NETWORK_RECEIVED_BYTES,
+    Reading.HOST_NETWORK_SENT_BYTES,
+)
 
 _NOT_SAMPLED = Missing(AbsenceReason.NOT_SAMPLED)
 

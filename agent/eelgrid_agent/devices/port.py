@@ -31,19 +31,31 @@ from eelgrid_protos.messages import GPUS_PER_NODE_MOST, AbsenceReason, AccessLev
 
 # Cheap: a few microseconds each, read at every tick.
 FAST_READINGS: tuple[Reading, ...] = (
-    Reading.POWER_W, Reading.ENERGY_J, Reading.UTILIZATION_RATIO, Reading.MEMORY_USED_BYTES, Reading.SM_CLOCK_MHZ,
-    Reading.MEMORY_CLOCK_MHZ, Reading.TEMPERATURE_C, Reading.POWER_LIMIT_W, Reading.EVENT_REASONS_MASK,
-    Reading.POWER_AVERAGE_W, Reading.MEMORY_UTILIZATION_RATIO,
-)  # fmt: skip
+    Reading.POWER_W,
+    Reading.ENERGY_J,
+    Reading.UTILIZATION_RATIO,
+    Reading.MEMORY_USED_BYTES,
+    Reading.SM_CLOCK_MHZ,
+    Reading.MEMORY_CLOCK_MHZ,
+    Reading.TEMPERATURE_C,
+    Reading.POWER_LIMIT_W,
+    Reading.EVENT_REASONS_MASK,
+    Reading.POWER_AVERAGE_W,
+    Reading.MEMORY_UTILIZATION_RATIO,
+)
 # Dear, or seldom different: read every few seconds.
 SLOW_READINGS: tuple[Reading, ...] = tuple(
     reading for reading in Reading if Reading.POWER_LIMIT_REQUESTED_W <= reading <= Reading.PROCESSES
 )
 # What a MIG GPU instance says for itself; there is no power of an instance.
 INSTANCE_READINGS: tuple[Reading, ...] = (
-    Reading.MEMORY_USED_BYTES, Reading.GRAPHICS_ACTIVITY_RATIO, Reading.SM_ACTIVITY_RATIO, Reading.SM_OCCUPANCY_RATIO,
-    Reading.TENSOR_ACTIVITY_RATIO, Reading.MEMORY_ACTIVITY_RATIO,
-)  # fmt: skip
+    Reading.MEMORY_USED_BYTES,
+    Reading.GRAPHICS_ACTIVITY_RATIO,
+    Reading.SM_ACTIVITY_RATIO,
+    Reading.SM_OCCUPANCY_RATIO,
+    Reading.TENSOR_ACTIVITY_RATIO,
+    Reading.MEMORY_ACTIVITY_RATIO,
+)
 
 
 # Called with a GPU's index before a listing asks the driver for it; false to leave it out.

@@ -25,7 +25,7 @@ from itertools import chain
 
 from eelgrid_agent.devices.extended_readings import ExtendedColumns
 from eelgrid_agent.devices.port import Missing, RawReadings, ReadingValue
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     GPUS_PER_NODE_MOST,
     READING_RANGES,
     Absence,
@@ -38,9 +38,16 @@ from eelgrid_protos.messages import (  # fmt: skip
 )
 
 GPU_READINGS = (
-    Reading.POWER_W, Reading.ENERGY_J, Reading.UTILIZATION_RATIO, Reading.MEMORY_USED_BYTES, Reading.SM_CLOCK_MHZ,
-    Reading.MEMORY_CLOCK_MHZ, Reading.TEMPERATURE_C, Reading.POWER_LIMIT_W, Reading.EVENT_REASONS_MASK,
-)  # fmt: skip
+    Reading.POWER_W,
+    Reading.ENERGY_J,
+    Reading.UTILIZATION_RATIO,
+    Reading.MEMORY_USED_BYTES,
+    Reading.SM_CLOCK_MHZ,
+    Reading.MEMORY_CLOCK_MHZ,
+    Reading.TEMPERATURE_C,
+    Reading.POWER_LIMIT_W,
+    Reading.EVENT_REASONS_MASK,
+)
 HOST_READINGS = (Reading.HOST_CPU_UTILIZATION_RATIO, Reading.HOST_MEMORY_USED_BYTES)
 
 # Longest stretch over which two power readings may stand for what lies between.
@@ -244,9 +251,16 @@ class Sampler:
         self._departed(look, events, time_ns)
         host_values, host_absences = _host_row(look.host)
         tick = SampleTick(
-            time_ns=time_ns, generation=look.generation, gpus=gpus, gpu_values=values, gpu_absences=tuple(absences),
-            host_values=host_values, host_absences=host_absences, opens_batch=opens_batch, riding=riding,
-        )  # fmt: skip
+            time_ns=time_ns,
+            generation=look.generation,
+            gpus=gpus,
+            gpu_values=values,
+            gpu_absences=tuple(absences),
+            host_values=host_values,
+            host_absences=host_absences,
+            opens_batch=opens_batch,
+            riding=riding,
+        )
         return TickObservation(tick=tick, events=tuple(events))
 
     @property

@@ -70,9 +70,13 @@ class EnergyAccounts:
         for share in shares:
             owner = share.owner.account()
             account = EnergyAccount(
-                owner=owner, gpu_uuid=gpu_uuid, part=share.part, method=share.method, confidence=share.confidence,
+                owner=owner,
+                gpu_uuid=gpu_uuid,
+                part=share.part,
+                method=share.method,
+                confidence=share.confidence,
                 gpu_instance_id=share.gpu_instance_id,
-            )  # fmt: skip
+            )
             accounts = self._accounts.get(owner, {})
             if account not in accounts and owner not in _NOBODY:
                 if self._size >= ACCOUNTS_MOST:

@@ -94,9 +94,17 @@ class AnomalyDetector:
         self._running: dict[AnomalySubject, _Running] = {}
 
     def observe(
-        self, gpu_uuid: str, glance: DeviceObservation, *, shares: Iterable[EnergyShare], allocations_known: bool, wall_ns: int,
-        mean_power_w: float | None, busy_w: float | None, idle: IdlePower,
-    ) -> None:  # fmt: skip
+        self,
+        gpu_uuid: str,
+        glance: DeviceObservation,
+        *,
+        shares: Iterable[EnergyShare],
+        allocations_known: bool,
+        wall_ns: int,
+        mean_power_w: float | None,
+        busy_w: float | None,
+        idle: IdlePower,
+    ) -> None:
         """One look at one device and what it was charged since the look before; `busy_w` is its full power."""
         spent = tuple(shares)
         holding = _merged(_conditions(glance, allocations_known=allocations_known))
@@ -126,12 +134,14 @@ class AnomalyDetector:
         """Those that have lasted long enough, the longest first."""
         found = [
             OngoingAnomaly(
-                subject=subject, since_ns=running.since_ns, since_wall_ns=running.since_wall_ns,
+                subject=subject,
+                since_ns=running.since_ns,
+                since_wall_ns=running.since_wall_ns,
                 wasted_mj=running.wasted_mj,
             )
             for subject, running in self._running.items()
             if running.seen_ns - running.since_ns >= self._lasts_s[subject.kind] * 1e9
-        ]  # fmt: skip
+        ]
         return tuple(sorted(found, key=lambda anomaly: anomaly.since_ns))
 
 

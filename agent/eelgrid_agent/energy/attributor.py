@@ -338,15 +338,23 @@ class Attributor:
             if seconds > 0.0:
                 mean_w = spent_mj / 1000.0 / seconds
                 meter.idle.observe(
-                    power_w=mean_w, seconds=seconds, contexts=_contexts(glances), busy=_busy(glances),
+                    power_w=mean_w,
+                    seconds=seconds,
+                    contexts=_contexts(glances),
+                    busy=_busy(glances),
                     mig_enabled=gpu.mig_enabled,
-                )  # fmt: skip
+                )
             shares = split_energy(spent_mj, glances, meter.idle.idle(product, mig_enabled=gpu.mig_enabled))
         self._watch.observe(
-            gpu.uuid, glance, shares=shares, allocations_known=look.allocations is not None, wall_ns=look.wall_ns,
-            mean_power_w=mean_w, busy_w=_busy_w(device, product),
+            gpu.uuid,
+            glance,
+            shares=shares,
+            allocations_known=look.allocations is not None,
+            wall_ns=look.wall_ns,
+            mean_power_w=mean_w,
+            busy_w=_busy_w(device, product),
             idle=meter.idle.idle(product, mig_enabled=gpu.mig_enabled),
-        )  # fmt: skip
+        )
         return shares
 
     def _glance(
@@ -357,11 +365,12 @@ class Attributor:
         claims = tuple(
             DeviceClaim(
                 owner=_of_workload(one.owner, one.place.gpu_instance_id, workloads),
-                gpu_instance_id=one.place.gpu_instance_id, shares=max(1, one.shares),
+                gpu_instance_id=one.place.gpu_instance_id,
+                shares=max(1, one.shares),
             )
             for one in allocations
             if one.place.gpu_uuid == gpu.uuid
-        )  # fmt: skip
+        )
         holders = None
         if device.processes is not None:
             holders = tuple(
@@ -441,9 +450,11 @@ def _of_workload(owner: UsageOwner, place: int | None, workloads: Mapping[int | 
 
 
 def _holder(
-    process: GpuProcess, owners: Mapping[int, ProcessOwner], claims: Iterable[DeviceClaim],
+    process: GpuProcess,
+    owners: Mapping[int, ProcessOwner],
+    claims: Iterable[DeviceClaim],
     workloads: Mapping[int | None, str],
-) -> ContextHolder:  # fmt: skip
+) -> ContextHolder:
     place = process.gpu_instance_id
     nobody = UsageOwner(kind=UsageOwnerKind.PROCESS, pid=process.pid)
     found = owners.get(process.pid) or ProcessOwner(nobody, hidden=True)
@@ -453,9 +464,13 @@ def _holder(
         if len(claimants) == 1:
             owner, inferred = replace(claimants.pop(), pid=process.pid), True
     return ContextHolder(
-        owner=_of_workload(owner, place, workloads), pid=process.pid, gpu_instance_id=place,
-        sm_ratio=_ratio(process.sm_ratio), mps_server=found.mps_server, inferred=inferred,
-    )  # fmt: skip
+        owner=_of_workload(owner, place, workloads),
+        pid=process.pid,
+        gpu_instance_id=place,
+        sm_ratio=_ratio(process.sm_ratio),
+        mps_server=found.mps_server,
+        inferred=inferred,
+    )
 
 
 def _named(glance: DeviceObservation, join: PodNameJoin) -> DeviceObservation:
@@ -496,10 +511,13 @@ def _unseen(energy_mj: int) -> tuple[EnergyShare, ...]:
         return ()
     return (
         EnergyShare(
-            owner=UNATTRIBUTED, part=EnergyUse.ACTIVE, energy_mj=energy_mj, method=ShareMethod.UNATTRIBUTED,
+            owner=UNATTRIBUTED,
+            part=EnergyUse.ACTIVE,
+            energy_mj=energy_mj,
+            method=ShareMethod.UNATTRIBUTED,
             confidence=ShareConfidence.LOW,
         ),
-    )  # fmt: skip
+    )
 
 
 def _busy_w(device: DeviceInput, product: Product | None) -> float | None:

@@ -58,9 +58,20 @@ class UncertaintyWindow:
     """One device's energy since the window was opened, out of a total that never falls."""
 
     __slots__ = (
-        "_anchored", "_begin_j", "_begin_ns", "_begin_w", "_counted", "_last_j", "_last_ns", "_last_w",
-        "_pending_j2", "_pending_s", "_sensor", "_settled_j2", "_settled_s",
-    )  # fmt: skip
+        "_anchored",
+        "_begin_j",
+        "_begin_ns",
+        "_begin_w",
+        "_counted",
+        "_last_j",
+        "_last_ns",
+        "_last_w",
+        "_pending_j2",
+        "_pending_s",
+        "_sensor",
+        "_settled_j2",
+        "_settled_s",
+    )
 
     def __init__(self, sensor: PowerSensor | None = None) -> None:
         self._sensor = sensor or _SENSOR
@@ -175,9 +186,13 @@ class EnergyMeter:
         self._monotonic_ns = self._wall_ns = 0
 
     def tick(
-        self, gpus: Iterable[Gpu], looks: Iterable[tuple[str, RawReadings]], seen: TickObservation, *,
+        self,
+        gpus: Iterable[Gpu],
+        looks: Iterable[tuple[str, RawReadings]],
+        seen: TickObservation,
+        *,
         monotonic_ns: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What the sampler made of one look; `looks` in its order, `gpus` of the inventory."""
         tick = seen.tick
         resets = {event.gpu_uuid for event in seen.events if event.kind is NodeEventKind.COUNTER_RESET}
@@ -194,9 +209,12 @@ class EnergyMeter:
             counter = raw.energy_counter_j
             tally.total_j = energy
             tally.window.observe(
-                at_ns=monotonic_ns, total_j=energy, power_w=power, reset=uuid in resets,
+                at_ns=monotonic_ns,
+                total_j=energy,
+                power_w=power,
+                reset=uuid in resets,
                 counted=not isinstance(counter, Missing) and 0.0 <= counter <= _COUNTER_J_MOST,
-            )  # fmt: skip
+            )
             if used is not None:
                 tally.used, tally.told = tally.used + used, tally.told + 1
             if limit is not None:
@@ -217,9 +235,13 @@ class EnergyMeter:
             if estimate is not None:
                 estimates[uuid] = estimate
         return DeviceEnergies(
-            monotonic_ns=self._monotonic_ns, wall_ns=self._wall_ns, total_j=totals, utilization=utilization,
-            estimates=estimates, limits_w=limits_w,
-        )  # fmt: skip
+            monotonic_ns=self._monotonic_ns,
+            wall_ns=self._wall_ns,
+            total_j=totals,
+            utilization=utilization,
+            estimates=estimates,
+            limits_w=limits_w,
+        )
 
     def _window(self, uuid: str, gpus: Iterable[Gpu]) -> UncertaintyWindow:
         for old in list(self._tallies)[: max(0, len(self._tallies) + 1 - _DEVICES_MOST)]:

@@ -119,9 +119,14 @@ class AttributionSources:
         )
 
     def gather(
-        self, gpus: tuple[Gpu, ...], energies: DeviceEnergies, slow: ExtendedReadings, found: SourceReadings, *,
+        self,
+        gpus: tuple[Gpu, ...],
+        energies: DeviceEnergies,
+        slow: ExtendedReadings,
+        found: SourceReadings,
+        *,
         assignments: Iterable[Assignment] | None = None,
-    ) -> AttributionInput:  # fmt: skip
+    ) -> AttributionInput:
         """One look; `assignments` are of the plan in force, None without one."""
         return AttributionInput(
             monotonic_ns=energies.monotonic_ns,
@@ -191,9 +196,14 @@ class NodeEnergy:
         return self._sources.read(gpus, slow, now_ns=now_ns)
 
     def observe(
-        self, gpus: tuple[Gpu, ...], slow: ExtendedReadings, found: SourceReadings, *,
-        assignments: Iterable[Assignment] | None = None, uncounted_s: Mapping[str, float] = _NOTHING,
-    ) -> tuple[NodeEvent, ...]:  # fmt: skip
+        self,
+        gpus: tuple[Gpu, ...],
+        slow: ExtendedReadings,
+        found: SourceReadings,
+        *,
+        assignments: Iterable[Assignment] | None = None,
+        uncounted_s: Mapping[str, float] = _NOTHING,
+    ) -> tuple[NodeEvent, ...]:
         """Attributes what was spent up to the newest tick, and tells what is new to tell; nothing before the first tick.
 
         `assignments` are of the plan in force, None without a plan; `uncounted_s` is what the sampler left out.
@@ -214,12 +224,14 @@ class NodeEnergy:
         news = {subject: anomaly for subject, anomaly in standing.items() if _is_reported(subject, standing)}
         told = tuple(
             NodeEvent(
-                kind=NodeEventKind.GPU_IDLE_HELD, time_ns=max(0, wall_ns), gpu_uuid=subject.gpu_uuid,
+                kind=NodeEventKind.GPU_IDLE_HELD,
+                time_ns=max(0, wall_ns),
+                gpu_uuid=subject.gpu_uuid,
                 detail=_detail(anomaly, now_ns),
             )
             for subject, anomaly in news.items()
             if subject not in self._told
-        )  # fmt: skip
+        )
         self._told = frozenset(news)
         return told
 

@@ -55,29 +55,42 @@ def build_report(found: Attribution) -> NodeEnergyReport:
     """The report of one attribution."""
     owners = tuple(
         OwnerEnergyRow(
-            gpu_uuid=account.gpu_uuid, gpu_instance_id=account.gpu_instance_id, owner=account.owner,
-            part=account.part, method=account.method, confidence=account.confidence, energy_mj=energy_mj,
+            gpu_uuid=account.gpu_uuid,
+            gpu_instance_id=account.gpu_instance_id,
+            owner=account.owner,
+            part=account.part,
+            method=account.method,
+            confidence=account.confidence,
+            energy_mj=energy_mj,
         )
         for account, energy_mj in found.accounts.items()
-    )  # fmt: skip
+    )
     recent = tuple(
         OwnerEnergyRow(
-            gpu_uuid=uuid, gpu_instance_id=share.gpu_instance_id, owner=share.owner, part=share.part,
-            method=share.method, confidence=share.confidence, energy_mj=share.energy_mj,
+            gpu_uuid=uuid,
+            gpu_instance_id=share.gpu_instance_id,
+            owner=share.owner,
+            part=share.part,
+            method=share.method,
+            confidence=share.confidence,
+            energy_mj=share.energy_mj,
         )
         for uuid, shares in found.shares.items()
         for share in shares
-    )  # fmt: skip
+    )
     owned: dict[str, int] = {}
     for row in owners:
         owned[row.gpu_uuid] = owned.get(row.gpu_uuid, 0) + row.energy_mj
     devices = tuple(
         DeviceEnergyTotals(
-            gpu_uuid=uuid, total_mj=owned.get(uuid, 0) + sum(parts.values()), nobody_mj=tuple(parts.items()),
-            recent_s=found.elapsed_s.get(uuid, 0.0), estimate=found.estimates.get(uuid),
+            gpu_uuid=uuid,
+            total_mj=owned.get(uuid, 0) + sum(parts.values()),
+            nobody_mj=tuple(parts.items()),
+            recent_s=found.elapsed_s.get(uuid, 0.0),
+            estimate=found.estimates.get(uuid),
         )
         for uuid, parts in found.nobody.items()
-    )  # fmt: skip
+    )
     return NodeEnergyReport(devices=devices, owners=owners, recent=recent, anomalies=found.anomalies)
 
 
@@ -106,10 +119,14 @@ def _largest(rows: tuple[OwnerEnergyRow, ...], most: int) -> Sequence[OwnerEnerg
 
 def _row(row: OwnerEnergyRow) -> wire.OwnedEnergy:
     return wire.OwnedEnergy(
-        gpu_uuid=row.gpu_uuid, gpu_instance_id=row.gpu_instance_id, owner=build_owner_message(row.owner),
-        part=wire.EnergyPart[row.part.name], method=wire.AttributionMethod[row.method.name],
-        confidence=wire.AttributionConfidence[row.confidence.name], energy_mj=row.energy_mj,
-    )  # fmt: skip
+        gpu_uuid=row.gpu_uuid,
+        gpu_instance_id=row.gpu_instance_id,
+        owner=build_owner_message(row.owner),
+        part=wire.EnergyPart[row.part.name],
+        method=wire.AttributionMethod[row.method.name],
+        confidence=wire.AttributionConfidence[row.confidence.name],
+        energy_mj=row.energy_mj,
+    )
 
 
 def _device(device: DeviceEnergyTotals) -> wire.DeviceEnergy:
@@ -118,36 +135,54 @@ def _device(device: DeviceEnergyTotals) -> wire.DeviceEnergy:
         for reason, energy_mj in device.nobody_mj
     )
     return wire.DeviceEnergy(
-        gpu_uuid=device.gpu_uuid, total_mj=device.total_mj, unowned=unowned, recent_s=device.recent_s,
+        gpu_uuid=device.gpu_uuid,
+        total_mj=device.total_mj,
+        unowned=unowned,
+        recent_s=device.recent_s,
         estimate=None if device.estimate is None else _estimate(device.estimate),
-    )  # fmt: skip
+    )
 
 
 def _estimate(estimate: UncertainEnergy) -> wire.EnergyEstimate:
     return wire.EnergyEstimate(
-        energy_j=estimate.energy_j, uncertainty_j=estimate.uncertainty_j,
-        method=wire.EnergyMethod[estimate.method.name], seconds=estimate.seconds, uncounted_s=estimate.uncounted_s,
-    )  # fmt: skip
+        energy_j=estimate.energy_j,
+        uncertainty_j=estimate.uncertainty_j,
+        method=wire.EnergyMethod[estimate.method.name],
+        seconds=estimate.seconds,
+        uncounted_s=estimate.uncounted_s,
+    )
 
 
 def _anomaly(anomaly: OngoingAnomaly, now_ns: int) -> wire.EnergyAnomaly:
     subject = anomaly.subject
     return wire.EnergyAnomaly(
-        kind=wire.AnomalyKind[subject.kind.name], gpu_uuid=subject.gpu_uuid, gpu_instance_id=subject.gpu_instance_id,
-        owner=build_owner_message(subject.owner), since_ns=max(0, anomaly.since_wall_ns),
-        lasted_s=max(0, now_ns - anomaly.since_ns) / 1e9, wasted_mj=anomaly.wasted_mj,
-    )  # fmt: skip
+        kind=wire.AnomalyKind[subject.kind.name],
+        gpu_uuid=subject.gpu_uuid,
+        gpu_instance_id=subject.gpu_instance_id,
+        owner=build_owner_message(subject.owner),
+        since_ns=max(0, anomaly.since_wall_ns),
+        lasted_s=max(0, now_ns - anomaly.since_ns) / 1e9,
+        wasted_mj=anomaly.wasted_mj,
+    )
 
 
 def build_owner_message(owner: UsageOwner) -> wire.EnergyOwner:
     """An owner as the contract has it."""
     return wire.EnergyOwner(
         kind=wire.OwnerKind[owner.kind.name],
-        namespace=_label(owner.namespace), pod=_label(owner.pod), container=_label(owner.container),
-        pod_uid=_label(owner.pod_uid), container_id=_label(owner.container_id), job=_label(owner.job),
-        step=_label(owner.step), workload=_label(owner.workload), user=_label(owner.user), unit=_label(owner.unit),
-        ray_job=_label(owner.ray_job), pid=owner.pid,
-    )  # fmt: skip
+        namespace=_label(owner.namespace),
+        pod=_label(owner.pod),
+        container=_label(owner.container),
+        pod_uid=_label(owner.pod_uid),
+        container_id=_label(owner.container_id),
+        job=_label(owner.job),
+        step=_label(owner.step),
+        workload=_label(owner.workload),
+        user=_label(owner.user),
+        unit=_label(owner.unit),
+        ray_job=_label(owner.ray_job),
+        pid=owner.pid,
+    )
 
 
 def _label(text: str) -> str:

@@ -91,10 +91,16 @@ class UsageOwner:
         """
         kept = self.account()
         return {
-            "owner": kept.kind.value, "namespace": kept.namespace, "pod": kept.pod or kept.pod_uid,
-            "container": kept.container or kept.container_id[:12], "slurm_job": kept.job, "step": kept.step,
-            "workload": kept.workload, "unit": kept.unit, "ray_job": kept.ray_job,
-        }  # fmt: skip
+            "owner": kept.kind.value,
+            "namespace": kept.namespace,
+            "pod": kept.pod or kept.pod_uid,
+            "container": kept.container or kept.container_id[:12],
+            "slurm_job": kept.job,
+            "step": kept.step,
+            "workload": kept.workload,
+            "unit": kept.unit,
+            "ray_job": kept.ray_job,
+        }
 
 
 UNALLOCATED = UsageOwner(kind=UsageOwnerKind.UNALLOCATED)

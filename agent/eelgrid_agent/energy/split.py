@@ -338,9 +338,13 @@ def _shares(part: EnergyUse, energy_mj: int, weights: _Weights, *, long: bool) -
         owner, place, method, confidence = portion
         if share_mj:
             yield EnergyShare(
-                owner=owner, part=part, energy_mj=share_mj, method=method, gpu_instance_id=place,
+                owner=owner,
+                part=part,
+                energy_mj=share_mj,
+                method=method,
+                gpu_instance_id=place,
                 confidence=ShareConfidence(max(ShareConfidence.LOW, confidence - 1)) if long else confidence,
-            )  # fmt: skip
+            )
 
 
 def _add(weights: _Weights, more: Mapping[_Portion, float], *, scale: float = 1.0) -> None:

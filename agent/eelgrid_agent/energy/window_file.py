@@ -81,10 +81,13 @@ def _read(raw: bytes) -> OutboxState:
     offset_ns = body.get("offset_ns")
     return OutboxState(
         offset_ns=None if offset_ns is None else int(offset_ns),
-        incarnation=int(body["incarnation"]), number=int(body["number"]), boot=str(body["boot"]),
-        end_ns=int(body["end_ns"]), counters_j=counters_j,
+        incarnation=int(body["incarnation"]),
+        number=int(body["number"]),
+        boot=str(body["boot"]),
+        end_ns=int(body["end_ns"]),
+        counters_j=counters_j,
         windows=tuple(from_plain(EnergyWindow, window) for window in body["windows"]),
-    )  # fmt: skip
+    )
 
 
 async def write_periodically(outbox: EnergyOutbox, file: WindowFile) -> None:

@@ -82,9 +82,16 @@ class EnergyWindowQueue:
     """One node's."""
 
     def __init__(
-        self, incarnation: int, *, length_s: float = WINDOW_S, many: int = 240, most: int = 1000,
-        kept: Iterable[wire.EnergyWindow] = (), number: int = 0, before_ns: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        incarnation: int,
+        *,
+        length_s: float = WINDOW_S,
+        many: int = 240,
+        most: int = 1000,
+        kept: Iterable[wire.EnergyWindow] = (),
+        number: int = 0,
+        before_ns: int = 0,
+    ) -> None:
         """`kept` are of the run before, whose last window had this `number`; both of this incarnation.
 
         `before_ns` is where that one ended, if its clock was ours.
@@ -136,9 +143,13 @@ class EnergyWindowQueue:
         return self._before_ns if self._before_ns - begin_ns <= _OVERLAP_NS_MOST else 0
 
     def charge(
-        self, shares: Mapping[str, Iterable[EnergyShare]], *, at_ns: int, since_ns: int | None = None,
+        self,
+        shares: Mapping[str, Iterable[EnergyShare]],
+        *,
+        at_ns: int,
+        since_ns: int | None = None,
         spent: Mapping[str, DeviceCharge] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Adds what was spent up to now, by device; closes the window when its time is over.
 
         `since_ns` is when the first of it may have been spent, where that is before the open window.
@@ -236,14 +247,24 @@ def _sane(window: wire.EnergyWindow) -> wire.EnergyWindow:
 
 def _window(window: _Open, incarnation: int, number: int) -> wire.EnergyWindow:
     return _packed(
-        incarnation, number, begin_ns=window.begin_ns, end_ns=window.end_ns,
+        incarnation,
+        number,
+        begin_ns=window.begin_ns,
+        end_ns=window.end_ns,
         spent={uuid: (one.uncertainty_mj, one.uncounted_s) for uuid, one in window.devices.items()},
         rows=[
-            (uuid, build_owner_message(owner), instance, wire.EnergyPart[part.name], wire.AttributionMethod[method.name],
-             wire.AttributionConfidence[confidence.name], energy_mj)
+            (
+                uuid,
+                build_owner_message(owner),
+                instance,
+                wire.EnergyPart[part.name],
+                wire.AttributionMethod[method.name],
+                wire.AttributionConfidence[confidence.name],
+                energy_mj,
+            )
             for (uuid, owner, instance, part, method, confidence), energy_mj in window.charged_mj.items()
         ],
-    )  # fmt: skip
+    )
 
 
 _Row = tuple[
@@ -252,9 +273,14 @@ _Row = tuple[
 
 
 def _packed(
-    incarnation: int, number: int, *, begin_ns: int, end_ns: int, spent: Mapping[str, tuple[int, float]],
+    incarnation: int,
+    number: int,
+    *,
+    begin_ns: int,
+    end_ns: int,
+    spent: Mapping[str, tuple[int, float]],
     rows: Iterable[_Row],
-) -> wire.EnergyWindow:  # fmt: skip
+) -> wire.EnergyWindow:
     """Rows by index; what goes beyond the bounds of a message is charged to nobody, and stays in the sum."""
     places = {uuid: index for index, uuid in enumerate(spent)}
     owners: dict[wire.EnergyOwner, int] = {_NOBODY: 0}
@@ -272,7 +298,10 @@ def _packed(
             key = (places[uuid], 0, None, *_LOST)
         summed[key] = summed.get(key, 0) + energy_mj
     return wire.EnergyWindow(
-        incarnation=incarnation, number=number, begin_ns=begin_ns, end_ns=end_ns,
+        incarnation=incarnation,
+        number=number,
+        begin_ns=begin_ns,
+        end_ns=end_ns,
         devices=tuple(
             wire.WindowDevice(
                 gpu_uuid=uuid, total_mj=totals[uuid], uncertainty_mj=uncertainty_mj, uncounted_s=uncounted_s
@@ -282,13 +311,17 @@ def _packed(
         owners=tuple(owners),
         shares=tuple(
             wire.WindowShare(
-                device=device, owner=owner, gpu_instance_id=instance, part=wire.EnergyPart(part),
-                method=wire.AttributionMethod(method), confidence=wire.AttributionConfidence(confidence),
+                device=device,
+                owner=owner,
+                gpu_instance_id=instance,
+                part=wire.EnergyPart(part),
+                method=wire.AttributionMethod(method),
+                confidence=wire.AttributionConfidence(confidence),
                 energy_mj=energy_mj,
             )
             for (device, owner, instance, part, method, confidence), energy_mj in summed.items()
         ),
-    )  # fmt: skip
+    )
 
 
 def merge_windows(one: wire.EnergyWindow, other: wire.EnergyWindow) -> wire.EnergyWindow:
@@ -298,17 +331,22 @@ def merge_windows(one: wire.EnergyWindow, other: wire.EnergyWindow) -> wire.Ener
         uncertainty_mj, uncounted_s = spent.get(device.gpu_uuid, (0, 0.0))
         spent[device.gpu_uuid] = (uncertainty_mj + device.uncertainty_mj, uncounted_s + device.uncounted_s)
     rows = [
-        (window.devices[share.device].gpu_uuid, window.owners[share.owner], share.gpu_instance_id, share.part,
-         share.method, share.confidence, share.energy_mj)
+        (
+            window.devices[share.device].gpu_uuid,
+            window.owners[share.owner],
+            share.gpu_instance_id,
+            share.part,
+            share.method,
+            share.confidence,
+            share.energy_mj,
+        )
         for window in (one, other)
         for share in window.shares
-    ]  # fmt: skip
+    ]
     return _packed(other.incarnation, other.number, begin_ns=one.begin_ns, end_ns=other.end_ns, spent=spent, rows=rows)
 
 
-_LOST = (
-    int(wire.EnergyPart.ACTIVE), int(wire.AttributionMethod.UNATTRIBUTED), int(wire.AttributionConfidence.LOW)
-)  # fmt: skip
+_LOST = (int(wire.EnergyPart.ACTIVE), int(wire.AttributionMethod.UNATTRIBUTED), int(wire.AttributionConfidence.LOW))
 _NOBODY = wire.EnergyOwner(kind=wire.OwnerKind[UNATTRIBUTED.kind.name])
 
 
@@ -337,14 +375,22 @@ class EnergyOutbox:
     """See the module."""
 
     def __init__(
-        self, kept: OutboxState, *, boot: str = "", by_plan: bool = False, length_s: float = WINDOW_S,
+        self,
+        kept: OutboxState,
+        *,
+        boot: str = "",
+        by_plan: bool = False,
+        length_s: float = WINDOW_S,
         phase: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`phase` from 0 to 1 is when in a window totals are read by the plan, so that a thousand nodes take turns."""
         self.windows = EnergyWindowQueue(
-            kept.incarnation, length_s=length_s, kept=kept.windows, number=kept.number,
+            kept.incarnation,
+            length_s=length_s,
+            kept=kept.windows,
+            number=kept.number,
             before_ns=kept.end_ns if kept.boot == boot else 0,
-        )  # fmt: skip
+        )
         self._length_ns = int(length_s * 1e9)
         self._phase_ns = int(phase * length_s * 1e9)
         self.refused = 0  # windows that the controller refused
@@ -372,9 +418,14 @@ class EnergyOutbox:
     def kept(self) -> OutboxState:
         """What the next run needs to go on, as of the last window that was closed."""
         return OutboxState(
-            incarnation=self.windows.incarnation, number=self.windows.number, boot=self._boot, end_ns=self._closed_ns,
-            counters_j=dict(self._closed_j), windows=self.windows.closed, offset_ns=self._offset_ns,
-        )  # fmt: skip
+            incarnation=self.windows.incarnation,
+            number=self.windows.number,
+            boot=self._boot,
+            end_ns=self._closed_ns,
+            counters_j=dict(self._closed_j),
+            windows=self.windows.closed,
+            offset_ns=self._offset_ns,
+        )
 
     def tick(
         self, tick: SampleTick, looks: Sequence[tuple[str, RawReadings]], assignments: tuple[Assignment, ...] | None
@@ -434,9 +485,13 @@ class EnergyOutbox:
         self._note()
 
     def _charge(
-        self, shares: Mapping[str, Iterable[EnergyShare]], *, at_ns: int, since_ns: int | None = None,
+        self,
+        shares: Mapping[str, Iterable[EnergyShare]],
+        *,
+        at_ns: int,
+        since_ns: int | None = None,
         spent: Mapping[str, DeviceCharge] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.windows.charge(shares, at_ns=at_ns, since_ns=since_ns, spent=spent)
         self._note()
 

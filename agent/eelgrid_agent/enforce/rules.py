@@ -52,10 +52,13 @@ class GuardLimits:
     def hurried(self, times: float) -> "GuardLimits":
         """The same patience in a life that is so many times faster: of repairs, losses and quarantine."""
         return replace(
-            self, repair_window_s=self.repair_window_s / times, loss_window_s=self.loss_window_s / times,
-            quarantine_s=self.quarantine_s / times, quarantine_s_most=self.quarantine_s_most / times,
+            self,
+            repair_window_s=self.repair_window_s / times,
+            loss_window_s=self.loss_window_s / times,
+            quarantine_s=self.quarantine_s / times,
+            quarantine_s_most=self.quarantine_s_most / times,
             quarantine_memory_s=self.quarantine_memory_s / times,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

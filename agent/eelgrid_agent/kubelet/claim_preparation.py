@@ -248,9 +248,16 @@ class ClaimPreparer:
     """The claims of one node. `cannot_change` says why no device may be changed here, or nothing."""
 
     def __init__(
-        self, node_name: str, devices: ClaimDevices, journal: ClaimJournal, catalogue: Catalogue, *,
-        cannot_change: str = "", cdi: CdiFolder | None = None, changed: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        node_name: str,
+        devices: ClaimDevices,
+        journal: ClaimJournal,
+        catalogue: Catalogue,
+        *,
+        cannot_change: str = "",
+        cdi: CdiFolder | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._node_name = node_name
         self._devices = devices
         self._journal = journal
@@ -339,9 +346,12 @@ class ClaimPreparer:
             entry = self._stood(entry, number, gpu, place, others)
         self._lease(self._journal.kept)
         _LOG.info(
-            "event=claim_ready claim=%s/%s uid=%s devices=%s", asked.namespace, asked.name, asked.uid,
+            "event=claim_ready claim=%s/%s uid=%s devices=%s",
+            asked.namespace,
+            asked.name,
+            asked.uid,
             ",".join(one.uuid for one in entry.devices),
-        )  # fmt: skip
+        )
         return tuple(
             PreparedDevice(
                 requests=(one.request,), pool=self._node_name, device=one.device, cdi_ids=(cdi_name(one.uuid),)
@@ -363,7 +373,7 @@ class ClaimPreparer:
             look = self._devices.look(gpu.uuid)
             layout = build_layout_with(
                 look.gpu, self._devices.geometry(gpu.uuid), place, held=others, foreign=look.foreign
-            )  # fmt: skip
+            )
             is_made = given.is_made or (place.profile is not None and find_instance(look.gpu, place) is None)
             entry = self._write(entry, number, replace(given, uuid="", is_made=is_made))
             result = self._devices.apply(layout)

@@ -59,9 +59,13 @@ class ResourcePlugin:
     """A server for one resource; `offer` whenever its devices change."""
 
     def __init__(
-        self, resource: str, socket: Path, *, prefer: Callable[[PreferredAllocationRequest], tuple[str, ...]],
+        self,
+        resource: str,
+        socket: Path,
+        *,
+        prefer: Callable[[PreferredAllocationRequest], tuple[str, ...]],
         give: Callable[[tuple[str, ...]], ContainerAllocation],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.resource = resource
         self.socket = socket
         self.given_total = 0
@@ -182,9 +186,14 @@ class DevicePlugins:
     """Serves what `offers` says, asked again at each look; `node` is what a preference looks at."""
 
     def __init__(
-        self, folder: Path, *, offers: Callable[[], Mapping[str, tuple[OfferedDevice, ...]]],
-        node: Callable[[], NodeDevices], give: Callable[[tuple[str, ...]], ContainerAllocation], times: PluginTimes | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        offers: Callable[[], Mapping[str, tuple[OfferedDevice, ...]]],
+        node: Callable[[], NodeDevices],
+        give: Callable[[tuple[str, ...]], ContainerAllocation],
+        times: PluginTimes | None = None,
+    ) -> None:
         self._folder = folder
         self._offers = offers
         self._node = node

@@ -183,10 +183,17 @@ class DraDriver:
     """
 
     def __init__(
-        self, folder: Path, readying: ClaimPreparer, publisher: ResourceSlicePublisher, *,
-        read: Callable[[str, str], Mapping[str, Any]], look: Callable[[], BuildSlices], threads: DriverThreads,
-        is_recovered: Callable[[], bool] = lambda: True, times: DraTimes | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        readying: ClaimPreparer,
+        publisher: ResourceSlicePublisher,
+        *,
+        read: Callable[[str, str], Mapping[str, Any]],
+        look: Callable[[], BuildSlices],
+        threads: DriverThreads,
+        is_recovered: Callable[[], bool] = lambda: True,
+        times: DraTimes | None = None,
+    ) -> None:
         self.socket = folder / "plugins" / DRA_DRIVER / "dra.sock"
         self.registration = folder / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
         longest = max(len(str(path).encode()) for path in (self.socket, self.registration))
@@ -403,9 +410,16 @@ def run_on_thread(thread: DriverThread) -> Callable[[Callable[[], Any]], Awaitab
 
 
 def build_dra_driver(
-    config: AgentConfig, node: AgentNode, device: DevicePort, control: ControlPort, layouts: MigService, *,
-    slow_driver: DriverThread, directory: Path | None, cannot_change: str,
-) -> DraDriver:  # fmt: skip
+    config: AgentConfig,
+    node: AgentNode,
+    device: DevicePort,
+    control: ControlPort,
+    layouts: MigService,
+    *,
+    slow_driver: DriverThread,
+    directory: Path | None,
+    cannot_change: str,
+) -> DraDriver:
     """Raises Unreachable where nothing says where the API server is, and SocketPathTooLong.
 
     `directory` is where claims are remembered; without one, and where something forbids it, nothing is changed.
@@ -419,10 +433,14 @@ def build_dra_driver(
         node.survey_due = True
 
     readying = ClaimPreparer(
-        name, LayoutDevices(device, control, layouts),
-        ClaimJournal(None if directory is None else directory / CLAIMS_FILE), catalogue, cannot_change=cannot_change,
-        cdi=None if config.cdi_folder is None else CdiFolder(config.cdi_folder), changed=changed,
-    )  # fmt: skip
+        name,
+        LayoutDevices(device, control, layouts),
+        ClaimJournal(None if directory is None else directory / CLAIMS_FILE),
+        catalogue,
+        cannot_change=cannot_change,
+        cdi=None if config.cdi_folder is None else CdiFolder(config.cdi_folder),
+        changed=changed,
+    )
     reading = KubeApiClient(address, sleep=time.sleep)
 
     def read(namespace: str, claim: str) -> Mapping[str, Any]:
@@ -434,14 +452,27 @@ def build_dra_driver(
 
         def draw(generation: int, owner_uid: str) -> Sequence[dict[str, Any]]:
             return build_resource_slices(
-                name, gpus, catalogue, conditions=found, is_changeable=not cannot_change, generation=generation,
+                name,
+                gpus,
+                catalogue,
+                conditions=found,
+                is_changeable=not cannot_change,
+                generation=generation,
                 owner_uid=owner_uid,
-            )  # fmt: skip
+            )
 
         return draw
 
     return DraDriver(
-        config.kubelet_folder, readying, ResourceSlicePublisher(KubeApiClient(address, sleep=time.sleep), name), read=read, look=look,
+        config.kubelet_folder,
+        readying,
+        ResourceSlicePublisher(KubeApiClient(address, sleep=time.sleep), name),
+        read=read,
+        look=look,
         is_recovered=lambda: layouts.is_recovered,
-        threads=DriverThreads(devices=run_on_thread(slow_driver), claims=run_on_thread(DriverThread()), slices=run_on_thread(DriverThread())),
-    )  # fmt: skip
+        threads=DriverThreads(
+            devices=run_on_thread(slow_driver),
+            claims=run_on_thread(DriverThread()),
+            slices=run_on_thread(DriverThread()),
+        ),
+    )

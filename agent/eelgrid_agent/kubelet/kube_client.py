@@ -169,9 +169,7 @@ class KubeApiClient:
             return self._connection
         self.close()
         context = ssl.create_default_context(cafile=str(authority))
-        self._connection = http.client.HTTPSConnection(
-            self._host, self._port, timeout=self._timeout_s, context=context
-        )  # fmt: skip
+        self._connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
         self._authority_ns = changed_ns
         return self._connection
 

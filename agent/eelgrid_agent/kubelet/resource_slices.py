@@ -160,21 +160,35 @@ def find_geometry(gpu: Gpu, catalogue: Catalogue) -> MigGeometry | None:
 
 
 def build_resource_slices(
-    node_name: str, gpus: Iterable[Gpu], catalogue: Catalogue, *, conditions: Mapping[str, GpuCondition],
-    is_changeable: bool, generation: int, owner_uid: str = "",
-) -> tuple[dict[str, Any], ...]:  # fmt: skip
+    node_name: str,
+    gpus: Iterable[Gpu],
+    catalogue: Catalogue,
+    *,
+    conditions: Mapping[str, GpuCondition],
+    is_changeable: bool,
+    generation: int,
+    owner_uid: str = "",
+) -> tuple[dict[str, Any], ...]:
     """The objects of one generation, in the order of their names; none where the node has no device to give.
 
     `is_changeable` says whether instances may be made; `owner_uid` is the node's, which takes its slices along when it
     is deleted.
     """
     known = [
-        _Known(gpu, catalogue.products.get(gpu.catalogue_key), find_geometry(gpu, catalogue), conditions.get(gpu.uuid, GpuCondition()))
+        _Known(
+            gpu,
+            catalogue.products.get(gpu.catalogue_key),
+            find_geometry(gpu, catalogue),
+            conditions.get(gpu.uuid, GpuCondition()),
+        )
         for gpu in sorted(gpus, key=lambda gpu: gpu.index)
-    ]  # fmt: skip
+    ]
     devices = [list(_devices(one, is_changeable=is_changeable)) for one in known]
-    counters = [_counter_set(one.gpu, one.geometry) for one, some in zip(known, devices, strict=True)
-                if some and one.geometry is not None]  # fmt: skip
+    counters = [
+        _counter_set(one.gpu, one.geometry)
+        for one, some in zip(known, devices, strict=True)
+        if some and one.geometry is not None
+    ]
     contents: list[dict[str, Any]] = [{"sharedCounters": sets} for sets in _chunks(counters, _COUNTER_SETS_MOST)]
     contents += [{"devices": some} for some in _filled(devices)]
     pool = {"name": node_name, "generation": generation, "resourceSliceCount": len(contents)}

@@ -17,4 +17,4 @@ __all__ = [
     "ScrapeHandler",
     "TimedDevice",
     "WebConfigUnusable",
-]  # fmt: skip
+]

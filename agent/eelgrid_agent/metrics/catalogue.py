@@ -47,9 +47,15 @@ _EVENT_REASONS = (
 )
 # NVML_GPU_RECOVERY_ACTION_* and NVML_GPU_FABRIC_STATE_*.
 _RECOVERY_ACTIONS = (
-    (0, "none"), (1, "gpu_reset"), (2, "node_reboot"), (3, "drain_p2p"), (4, "drain_and_reset"),
-    (5, "recover_imex_domain"), (6, "bus_reset"), (7, "system_reboot"),
-)  # fmt: skip
+    (0, "none"),
+    (1, "gpu_reset"),
+    (2, "node_reboot"),
+    (3, "drain_p2p"),
+    (4, "drain_and_reset"),
+    (5, "recover_imex_domain"),
+    (6, "bus_reset"),
+    (7, "system_reboot"),
+)
 _FABRIC_STATES = ((0, "not_supported"), (1, "not_started"), (2, "in_progress"), (3, "completed"))
 
 DEVICE_METRICS = (
@@ -162,20 +168,28 @@ HEALTH_METRICS = (
         "xid",
     ),
     labelled_metric(
-        "eelgrid_gpu_ecc_errors_total", "severity",
+        "eelgrid_gpu_ecc_errors_total",
+        "severity",
         {"corrected": Reading.ECC_CORRECTED_VOLATILE, "uncorrected": Reading.ECC_UNCORRECTED_VOLATILE},
-        "Memory errors since the driver was loaded.", kind=_COUNTER, scope=MetricScope.GPU,
+        "Memory errors since the driver was loaded.",
+        kind=_COUNTER,
+        scope=MetricScope.GPU,
     ),
     labelled_metric(
-        "eelgrid_gpu_ecc_lifetime_errors_total", "severity",
+        "eelgrid_gpu_ecc_lifetime_errors_total",
+        "severity",
         {"corrected": Reading.ECC_CORRECTED_AGGREGATE, "uncorrected": Reading.ECC_UNCORRECTED_AGGREGATE},
-        "Memory errors over the life of the part.", kind=_COUNTER, scope=MetricScope.GPU,
+        "Memory errors over the life of the part.",
+        kind=_COUNTER,
+        scope=MetricScope.GPU,
     ),
     labelled_metric(
-        "eelgrid_gpu_remapped_rows_total", "severity",
+        "eelgrid_gpu_remapped_rows_total",
+        "severity",
         {"corrected": Reading.REMAPPED_ROWS_CORRECTABLE, "uncorrected": Reading.REMAPPED_ROWS_UNCORRECTABLE},
         "Memory rows remapped over the life of the part, by the errors that caused it.",
-        kind=_COUNTER, scope=MetricScope.GPU,
+        kind=_COUNTER,
+        scope=MetricScope.GPU,
     ),
     gpu_metric("row_remap_pending", Reading.ROW_REMAP_PENDING, "1 while rows wait for a reset to be remapped."),
     gpu_metric("row_remap_failed", Reading.ROW_REMAP_FAILED, "1 when rows could not be remapped: replace the part."),
@@ -190,17 +204,25 @@ HEALTH_METRICS = (
     gpu_metric("pcie_link_lanes", Reading.PCIE_LINK_WIDTH, "Lanes of the PCIe link as it runs now."),
     gpu_metric("pcie_replays_total", Reading.PCIE_REPLAYS, "PCIe packets sent again.", kind=_COUNTER),
     labelled_metric(
-        "eelgrid_gpu_pcie_throughput_bytes_per_second", "direction",
+        "eelgrid_gpu_pcie_throughput_bytes_per_second",
+        "direction",
         {"sent": Reading.PCIE_SENT_BYTES_PER_S, "received": Reading.PCIE_RECEIVED_BYTES_PER_S},
-        "PCIe traffic over the part's own window; it keeps no counter.", kind=MetricKind.GAUGE, scope=MetricScope.GPU,
+        "PCIe traffic over the part's own window; it keeps no counter.",
+        kind=MetricKind.GAUGE,
+        scope=MetricScope.GPU,
     ),
     labelled_metric(
-        "eelgrid_gpu_nvlink_bytes_total", "direction",
+        "eelgrid_gpu_nvlink_bytes_total",
+        "direction",
         {"sent": Reading.NVLINK_SENT_BYTES, "received": Reading.NVLINK_RECEIVED_BYTES},
-        "Bytes over all NVLinks since the driver was loaded.", kind=_COUNTER, scope=MetricScope.GPU,
+        "Bytes over all NVLinks since the driver was loaded.",
+        kind=_COUNTER,
+        scope=MetricScope.GPU,
     ),
     gpu_metric("nvlink_active_links", Reading.NVLINK_ACTIVE_LINKS, "NVLinks that are up."),
-    gpu_metric("nvlink_errors_total", Reading.NVLINK_ERRORS, "NVLink errors since the driver was loaded.", kind=_COUNTER),
+    gpu_metric(
+        "nvlink_errors_total", Reading.NVLINK_ERRORS, "NVLink errors since the driver was loaded.", kind=_COUNTER
+    ),
     gpu_metric(
         "fabric_state",
         Reading.FABRIC_STATE,
@@ -208,7 +230,7 @@ HEALTH_METRICS = (
         labels=("state",),
         states=_FABRIC_STATES,
     ),
-)  # fmt: skip
+)
 
 
 MIG_METRICS = (
@@ -385,35 +407,51 @@ _NODE = (
     attribute_metric("eelgrid_host_cpus", MetricScope.HOST, "cpus", "CPUs of the host."),
     attribute_metric("eelgrid_host_memory_size_bytes", MetricScope.HOST, "memory_bytes", "Memory of the host."),
     Metric(
-        name="eelgrid_host_cpu_utilization_ratio", kind=MetricKind.GAUGE, scope=MetricScope.HOST,
-        help="Share of the host's CPUs in use.", sources=(MetricSource(of=Reading.HOST_CPU_UTILIZATION_RATIO),),
+        name="eelgrid_host_cpu_utilization_ratio",
+        kind=MetricKind.GAUGE,
+        scope=MetricScope.HOST,
+        help="Share of the host's CPUs in use.",
+        sources=(MetricSource(of=Reading.HOST_CPU_UTILIZATION_RATIO),),
     ),
     Metric(
-        name="eelgrid_host_memory_used_bytes", kind=MetricKind.GAUGE, scope=MetricScope.HOST,
-        help="Memory of the host in use.", sources=(MetricSource(of=Reading.HOST_MEMORY_USED_BYTES),),
+        name="eelgrid_host_memory_used_bytes",
+        kind=MetricKind.GAUGE,
+        scope=MetricScope.HOST,
+        help="Memory of the host in use.",
+        sources=(MetricSource(of=Reading.HOST_MEMORY_USED_BYTES),),
     ),
     Metric(
-        name="eelgrid_host_cpu_energy_joules_total", kind=_COUNTER, scope=MetricScope.HOST,
+        name="eelgrid_host_cpu_energy_joules_total",
+        kind=_COUNTER,
+        scope=MetricScope.HOST,
         help="Energy of all CPU packages since the agent began to count.",
         sources=(MetricSource(of=Reading.HOST_CPU_ENERGY_J),),
     ),
     Metric(
-        name="eelgrid_host_memory_energy_joules_total", kind=_COUNTER, scope=MetricScope.HOST,
+        name="eelgrid_host_memory_energy_joules_total",
+        kind=_COUNTER,
+        scope=MetricScope.HOST,
         help="Energy of the host's memory since the agent began to count.",
         sources=(MetricSource(of=Reading.HOST_MEMORY_ENERGY_J),),
     ),
     labelled_metric(
-        "eelgrid_host_disk_bytes_total", "direction",
+        "eelgrid_host_disk_bytes_total",
+        "direction",
         {"read": Reading.HOST_DISK_READ_BYTES, "written": Reading.HOST_DISK_WRITTEN_BYTES},
-        "Bytes moved by the host's disks since it booted.", kind=_COUNTER, scope=MetricScope.HOST,
+        "Bytes moved by the host's disks since it booted.",
+        kind=_COUNTER,
+        scope=MetricScope.HOST,
     ),
     labelled_metric(
-        "eelgrid_host_network_bytes_total", "direction",
+        "eelgrid_host_network_bytes_total",
+        "direction",
         {"received": Reading.HOST_NETWORK_RECEIVED_BYTES, "sent": Reading.HOST_NETWORK_SENT_BYTES},
-        "Bytes moved by the host's network interfaces since it booted.", kind=_COUNTER, scope=MetricScope.HOST,
+        "Bytes moved by the host's network interfaces since it booted.",
+        kind=_COUNTER,
+        scope=MetricScope.HOST,
     ),
     absence_metric(HOST_ABSENT, MetricScope.HOST, "1 for each reading of the host that cannot be had, and why."),
-)  # fmt: skip
+)
 
 _GUARD = (
     attribute_metric(
@@ -510,6 +548,6 @@ _ATTRIBUTION = (
         "left_out",
         "Owners without a series of their own, for there are too many; their energy is in no series.",
     ),
-)  # fmt: skip
+)
 
 CATALOGUE: tuple[Metric, ...] = _AGENT + _NODE + _GUARD + DEVICE_METRICS + HEALTH_METRICS + MIG_METRICS + _ATTRIBUTION

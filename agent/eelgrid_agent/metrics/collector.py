@@ -318,9 +318,13 @@ def _worker_view(worker: DriverProcessStatus) -> WorkerView:
         cpu_s += times.user + times.system
         resident_bytes += memory.rss
     return WorkerView(
-        starts=worker.starts_total, hangs=worker.hangs_total, left_behind=worker.left_behind,
-        hung_gpus=len(worker.hung), cpu_s=cpu_s, resident_bytes=resident_bytes,
-    )  # fmt: skip
+        starts=worker.starts_total,
+        hangs=worker.hangs_total,
+        left_behind=worker.left_behind,
+        hung_gpus=len(worker.hung),
+        cpu_s=cpu_s,
+        resident_bytes=resident_bytes,
+    )
 
 
 def _gpu_view(

@@ -41,8 +41,12 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
 }
 # Kinds of look, calls of the device port, kinds of settings that are repaired, why energy has no owner.
 _VALUES_MOST: Mapping[str, int] = {
-    "look": 4, "call": 32, "setting": 8, "reason": 3, **{label: len(found) for label, found in _VALUES.items()},
-}  # fmt: skip
+    "look": 4,
+    "call": 32,
+    "setting": 8,
+    "reason": 3,
+    **{label: len(found) for label, found in _VALUES.items()},
+}
 
 
 def list_label_values(metric: Metric) -> Mapping[str, tuple[str, ...]]:

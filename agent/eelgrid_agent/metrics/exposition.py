@@ -151,9 +151,16 @@ class MetricsRenderer:
         return lines
 
     def _read(
-        self, page: list[list[str]], scope: MetricScope, subject: tuple[str, ...], cells: tuple[_Cell, ...],
-        values: Mapping[Reading, ReadingValue], *, absent_name: str, slow: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        page: list[list[str]],
+        scope: MetricScope,
+        subject: tuple[str, ...],
+        cells: tuple[_Cell, ...],
+        values: Mapping[Reading, ReadingValue],
+        *,
+        absent_name: str,
+        slow: bool = False,
+    ) -> None:
         """One line for each reading that is there, and one of absence for each that is not."""
         absent: list[str] = []
         for reading, low, high, scale, metric, prefix, cell in self._rows_of(scope, subject, cells, slow=slow):
@@ -242,14 +249,20 @@ class MetricsRenderer:
     def _reading_cells(self, scope: MetricScope) -> tuple[_Cell, ...]:
         return tuple(
             _Cell(
-                metric=index, reading=reading, label=reading.name.lower(), low=READING_RANGES[reading].low,
-                high=READING_RANGES[reading].high, scale=source.scale, codes=metric.states or metric.bits,
-                is_mask=bool(metric.bits), values=source.labels,
+                metric=index,
+                reading=reading,
+                label=reading.name.lower(),
+                low=READING_RANGES[reading].low,
+                high=READING_RANGES[reading].high,
+                scale=source.scale,
+                codes=metric.states or metric.bits,
+                is_mask=bool(metric.bits),
+                values=source.labels,
             )
             for index, metric in enumerate(self._metrics)
             if metric.scope is scope
             for source, reading in _reading_sources(metric)
-        )  # fmt: skip
+        )
 
     def _attribute_cells(self, scope: MetricScope) -> tuple[tuple[int, bool, Any, float], ...]:
         """How each metric of a scope takes what it shows from the scope's view."""

@@ -117,9 +117,15 @@ def gpu_metric(
 ) -> Metric:
     """One reading of a device."""
     return Metric(
-        name=f"eelgrid_gpu_{name}", kind=kind, help=text, scope=MetricScope.GPU, labels=labels, states=states, bits=bits,
+        name=f"eelgrid_gpu_{name}",
+        kind=kind,
+        help=text,
+        scope=MetricScope.GPU,
+        labels=labels,
+        states=states,
+        bits=bits,
         sources=(MetricSource(of=reading, scale=scale),),
-    )  # fmt: skip
+    )
 
 
 def labelled_metric(
@@ -127,9 +133,13 @@ def labelled_metric(
 ) -> Metric:
     """Readings that are one quantity told apart by one label."""
     return Metric(
-        name=name, kind=kind, help=text, scope=scope, labels=(label,),
+        name=name,
+        kind=kind,
+        help=text,
+        scope=scope,
+        labels=(label,),
         sources=tuple(MetricSource(of=reading, labels=(value,)) for value, reading in sources.items()),
-    )  # fmt: skip
+    )
 
 
 def attribute_metric(
@@ -157,6 +167,9 @@ def absence_metric(name: str, scope: MetricScope, text: str) -> Metric:
 def instance_metric(name: str, reading: Reading, text: str) -> Metric:
     """One reading of a GPU instance."""
     return Metric(
-        name=f"eelgrid_gpu_instance_{name}", kind=MetricKind.GAUGE, help=text, scope=MetricScope.INSTANCE,
+        name=f"eelgrid_gpu_instance_{name}",
+        kind=MetricKind.GAUGE,
+        help=text,
+        scope=MetricScope.INSTANCE,
         sources=(MetricSource(of=reading),),
-    )  # fmt: skip
+    )

@@ -178,9 +178,17 @@ class MetricsEndpoint:
     """The endpoint; `web_config` names a web configuration file."""
 
     def __init__(
-        self, address: str, page: ScrapeHandler, *, tls: TlsFiles | None, insecure: bool, web_config: Path | None = None,
-        log: logging.Logger | None = None, request_s_most: float = REQUEST_S_MOST, host_names: Iterable[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        address: str,
+        page: ScrapeHandler,
+        *,
+        tls: TlsFiles | None,
+        insecure: bool,
+        web_config: Path | None = None,
+        log: logging.Logger | None = None,
+        request_s_most: float = REQUEST_S_MOST,
+        host_names: Iterable[str] = (),
+    ) -> None:
         remote = not is_loopback(address)
         log = logging.getLogger("eelgrid.agent") if log is None else log
         door = ScrapeAccess(web_config, tls if remote and web_config is None else None, log)

@@ -264,11 +264,17 @@ def _tls(section: _Section) -> TlsSettings:
     if curves and curves[0] not in _CURVES:
         raise section.wrong("curve_preferences", f"{curves[0]!r} is none of {', '.join(_CURVES)}; choose one")
     settings = TlsSettings(
-        certificate=certificate, key=key, client_auth=client_auth, client_authority=authority, client_sans=sans,
-        oldest=oldest, newest=newest, suites=_suites(section),
+        certificate=certificate,
+        key=key,
+        client_auth=client_auth,
+        client_authority=authority,
+        client_sans=sans,
+        oldest=oldest,
+        newest=newest,
+        suites=_suites(section),
         own_preference=section.truth("prefer_server_cipher_suites", default=True),
         curve=_CURVES[curves[0]] if curves else "",
-    )  # fmt: skip
+    )
     section.finish()
     return settings
 

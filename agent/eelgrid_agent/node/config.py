@@ -136,18 +136,25 @@ class AgentConfig:
 
 def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
     add(
-        "--device-plugin", choices=DEVICE_PLUGIN, default=DEVICE_PLUGIN[0],
+        "--device-plugin",
+        choices=DEVICE_PLUGIN,
+        default=DEVICE_PLUGIN[0],
         help="offer this node's GPUs and MIG slices to its kubelet, in the stead of NVIDIA's plugin, and give them by "
         "CDI names or by the variable that NVIDIA's runtime reads (default %(default)s)",
-    )  # fmt: skip
+    )
     add(
-        "--device-plugins-folder", type=Path, default=DEVICE_PLUGINS_FOLDER, metavar="DIR",
+        "--device-plugins-folder",
+        type=Path,
+        default=DEVICE_PLUGINS_FOLDER,
+        metavar="DIR",
         help="where the kubelet registers device plugins (default %(default)s)",
-    )  # fmt: skip
+    )
     add(
-        "--device-domain", default="nvidia.com", metavar="DOMAIN",
+        "--device-domain",
+        default="nvidia.com",
+        metavar="DOMAIN",
         help="the domain of the resources that are offered, as in nvidia.com/gpu (default %(default)s)",
-    )  # fmt: skip
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -212,32 +219,50 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_role_flags(add: Callable[..., Any]) -> None:
-    add("--roles", choices=("permit", "require"), default="permit",
-        help="whether a certificate without a role may ask this node's own API, or not (default %(default)s)")  # fmt: skip
-    add("--grant", action="append", default=[], metavar="ROLE=KIND:NAME",
-        help="give certificates of this name a role there, as the controller's --grant does; may be repeated")  # fmt: skip
+    add(
+        "--roles",
+        choices=("permit", "require"),
+        default="permit",
+        help="whether a certificate without a role may ask this node's own API, or not (default %(default)s)",
+    )
+    add(
+        "--grant",
+        action="append",
+        default=[],
+        metavar="ROLE=KIND:NAME",
+        help="give certificates of this name a role there, as the controller's --grant does; may be repeated",
+    )
 
 
 def _add_dra_flags(add: Callable[..., Any]) -> None:
     add(
-        "--dra", choices=("off", "on"), default="off",
+        "--dra",
+        choices=("off", "on"),
+        default="off",
         help="serve this node's GPUs and MIG slices as a DRA driver (Kubernetes 1.36); not beside --device-plugin "
         "(default %(default)s)",
-    )  # fmt: skip
+    )
     add(
-        "--kubelet-folder", type=Path, default=KUBELET_FOLDER, metavar="DIR",
+        "--kubelet-folder",
+        type=Path,
+        default=KUBELET_FOLDER,
+        metavar="DIR",
         help="with plugins and plugins_registry, by the path that the kubelet sees (default %(default)s)",
-    )  # fmt: skip
+    )
     add("--kubernetes-node", default="", metavar="NAME", help="the Node object of this machine (default: --node-name)")
     add("--api-server", default="", metavar="URL", help="Kubernetes' API server (default: what a pod is told)")
     add(
-        "--api-credentials", type=Path, metavar="DIR",
+        "--api-credentials",
+        type=Path,
+        metavar="DIR",
         help="a folder with token and ca.crt (default: the pod's service account)",
-    )  # fmt: skip
+    )
     add(
-        "--cdi-folder", type=Path, metavar="DIR",
+        "--cdi-folder",
+        type=Path,
+        metavar="DIR",
         help="write a CDI specification there for devices that no other names, for NVIDIA's container runtime",
-    )  # fmt: skip
+    )
 
 
 def add_tls_flags(add: Callable[..., Any]) -> None:

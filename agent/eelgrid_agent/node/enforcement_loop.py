@@ -49,9 +49,11 @@ def check_budget_reach(budget_w: float | None, node_name: str, gpus: Sequence[Gp
         )
     _LOG.warning(
         "event=power_budget_out_of_reach node=%s watts=%g gpus=%s reason=%r",
-        node_name, budget_w, ",".join(str(gpu.index) for gpu in silent),
+        node_name,
+        budget_w,
+        ",".join(str(gpu.index) for gpu in silent),
         "they do not tell which limits they take: what they draw counts and is not lowered",
-    )  # fmt: skip
+    )
 
 
 # How often the MIG layouts are compared with what was asked for.
@@ -147,8 +149,11 @@ class Enforcement:
         asked = frozenset(uuid for uuid, _ in quick if guard.asks(uuid))
         checks = yield lambda: self._read_back(quick, asked)
         tick = GuardTick(
-            now_ns=self._clock.monotonic_ns(), wall_ns=self._clock.wall_ns(), gpus=checks, origin=self._enforcer.origin()
-        )  # fmt: skip
+            now_ns=self._clock.monotonic_ns(),
+            wall_ns=self._clock.wall_ns(),
+            gpus=checks,
+            origin=self._enforcer.origin(),
+        )
         yield from self._carry_out(guard.tick(tick))
         return guard.take_layouts()
 
@@ -287,9 +292,18 @@ class NodeEnforcementLoop:
     """
 
     def __init__(
-        self, node: AgentNode, enforcement: Enforcement, layouts: LayoutService, *, driver: DriverThread, slow_driver: DriverThread,
-        records: tuple[DeviceRecord, ...], is_enforcing: bool, clock: AgentClock, end_s: float = STOP_TIMEOUT_S,
-    ) -> None:  # fmt: skip
+        self,
+        node: AgentNode,
+        enforcement: Enforcement,
+        layouts: LayoutService,
+        *,
+        driver: DriverThread,
+        slow_driver: DriverThread,
+        records: tuple[DeviceRecord, ...],
+        is_enforcing: bool,
+        clock: AgentClock,
+        end_s: float = STOP_TIMEOUT_S,
+    ) -> None:
         self._node = node
         self._enforcement = enforcement
         self._layouts = layouts

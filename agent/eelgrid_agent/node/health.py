@@ -12,9 +12,14 @@ from eelgrid_protos.messages import NodeEvent, NodeEventKind, Reading
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 MAX_XIDS = 512
 _ACTIONS = {
-    1: "reset the GPU", 2: "reboot the node", 3: "drain peer-to-peer traffic", 4: "drain the node, then reset the GPU",
-    5: "recover the IMEX domain", 6: "reset the bus", 7: "reboot the system",
-}  # fmt: skip
+    1: "reset the GPU",
+    2: "reboot the node",
+    3: "drain peer-to-peer traffic",
+    4: "drain the node, then reset the GPU",
+    5: "recover the IMEX domain",
+    6: "reset the bus",
+    7: "reboot the system",
+}
 # Rises that are errors, with what they count.
 _COUNTS = {
     Reading.ECC_UNCORRECTED_VOLATILE: "uncorrectable memory errors",

@@ -75,9 +75,14 @@ def _links(device: DevicePort, gpus: tuple[Gpu, ...]) -> tuple[GpuLink, ...]:
 
 
 def build_inventory(
-    identity: NodeIdentity, host: Host, found: DeviceSurvey, *, generation: int, lost: frozenset[str],
+    identity: NodeIdentity,
+    host: Host,
+    found: DeviceSurvey,
+    *,
+    generation: int,
+    lost: frozenset[str],
     cordons: Mapping[str, str] = MappingProxyType({}),
-) -> Inventory:  # fmt: skip
+) -> Inventory:
     """The node as the controller is told of it."""
     return Inventory(
         node_name=identity.node_name,

@@ -79,9 +79,16 @@ class MachineLoop:
     """The schedule of one real node."""
 
     def __init__(
-        self, node: AgentNode, device: DevicePort, *, clock: AgentClock, driver: DriverThread, stalled: Callable[[AgentNode], None],
-        looking: BatchReader | None = None, collection_s: dict[str, float] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        node: AgentNode,
+        device: DevicePort,
+        *,
+        clock: AgentClock,
+        driver: DriverThread,
+        stalled: Callable[[AgentNode], None],
+        looking: BatchReader | None = None,
+        collection_s: dict[str, float] | None = None,
+    ) -> None:
         self._node = node
         self._device = device
         self._looking: BatchReader = SequentialReader(device) if looking is None else looking

@@ -106,10 +106,20 @@ class AgentNode:
     """See the module."""
 
     def __init__(
-        self, identity: NodeIdentity, *, host: Host, engine: WorkloadEngine, clock: AgentClock, draw_incarnation: Callable[[], int],
-        ticks_most: int, first: DeviceSurvey, send_phase: float = 0.0, guard: Guard | None = None,
-        energy: NodeEnergy | None = None, outbox: EnergyOutbox | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        identity: NodeIdentity,
+        *,
+        host: Host,
+        engine: WorkloadEngine,
+        clock: AgentClock,
+        draw_incarnation: Callable[[], int],
+        ticks_most: int,
+        first: DeviceSurvey,
+        send_phase: float = 0.0,
+        guard: Guard | None = None,
+        energy: NodeEnergy | None = None,
+        outbox: EnergyOutbox | None = None,
+    ) -> None:
         self._identity = identity
         self._host = host
         self._engine = engine
@@ -297,7 +307,7 @@ class AgentNode:
         uncounted_s = self._sampler.uncounted_by_gpu
         told = self.energy.observe(
             self.inventory.gpus, look, found, assignments=self._assignments(), uncounted_s=uncounted_s
-        )  # fmt: skip
+        )
         if self.energy.newest is not None:
             # By the clock of the last tick, which is the one that windows are shifted by.
             at_ns = self.outbox.wall_ns(monotonic_ns=self._clock.monotonic_ns())
@@ -338,10 +348,12 @@ class AgentNode:
         self._inventory_due = False
         return ConnectRequest(
             message=Resume(
-                incarnation=self._incarnation, node_name=self.name, plan_epoch=self.guard.epoch,
+                incarnation=self._incarnation,
+                node_name=self.name,
+                plan_epoch=self.guard.epoch,
                 inventory_digest=self._digest[1],
             )
-        )  # fmt: skip
+        )
 
     def refused(self) -> None:
         """A connection ended before its Welcome: the next begins with all that there is to say."""

@@ -19,7 +19,7 @@ from eelgrid_agent.node.node import AgentClock, AgentNode
 from eelgrid_protos.callers import CallerReader, RateLimitedLog
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, NotFound
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     EnergyStatus,
     GetInventoryRequest,
     GetInventoryResponse,
@@ -73,10 +73,14 @@ class NodeAuthorizer:
         except RoleRefused as refusal:
             self.refused_total += 1
             self._log.warn(
-                (caller.greatest, refusal.needs), _REFUSALS_EVERY_S,
+                (caller.greatest, refusal.needs),
+                _REFUSALS_EVERY_S,
                 "call=%s certificate=%r roles=%s needs=%s action=refused",
-                method, caller.subject, caller.greatest, refusal.needs,
-            )  # fmt: skip
+                method,
+                caller.subject,
+                caller.greatest,
+                refusal.needs,
+            )
             raise
 
     def _speaks_here(self, caller: Caller) -> bool:

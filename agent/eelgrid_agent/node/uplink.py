@@ -79,10 +79,16 @@ class Uplink:
     """The stream of one node."""
 
     def __init__(
-        self, node: UplinkEndpoint, open_channel: Callable[[], grpc.aio.Channel], *, gate: asyncio.Semaphore,
-        jitter: Callable[[], float], report: Callable[[str], None], limits: UplinkLimits | None = None,
+        self,
+        node: UplinkEndpoint,
+        open_channel: Callable[[], grpc.aio.Channel],
+        *,
+        gate: asyncio.Semaphore,
+        jitter: Callable[[], float],
+        report: Callable[[str], None],
+        limits: UplinkLimits | None = None,
         tls_stamp: Callable[[], Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node = node
         self._open_channel = open_channel
         self._gate = gate
@@ -172,9 +178,13 @@ class _Session:
     """One stream on one channel."""
 
     def __init__(
-        self, node: UplinkEndpoint, open_channel: Callable[[], grpc.aio.Channel], gate: asyncio.Semaphore,
-        limits: UplinkLimits, take_over: Callable[["_Session"], None],
-    ) -> None:  # fmt: skip
+        self,
+        node: UplinkEndpoint,
+        open_channel: Callable[[], grpc.aio.Channel],
+        gate: asyncio.Semaphore,
+        limits: UplinkLimits,
+        take_over: Callable[["_Session"], None],
+    ) -> None:
         self._node = node
         self._open_channel = open_channel
         self._gate = gate
@@ -278,9 +288,14 @@ class UplinkPool:
     """The streams of all nodes."""
 
     def __init__(
-        self, nodes: Sequence[AgentNode], open_channel: Callable[[], grpc.aio.Channel], *, jitter: Callable[[], float],
-        tls: TlsFiles | None = None, limits: UplinkLimits | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        nodes: Sequence[AgentNode],
+        open_channel: Callable[[], grpc.aio.Channel],
+        *,
+        jitter: Callable[[], float],
+        tls: TlsFiles | None = None,
+        limits: UplinkLimits | None = None,
+    ) -> None:
         self._nodes = nodes
         self._reason = ""
         gate = asyncio.Semaphore(CONNECTS_AT_ONCE)

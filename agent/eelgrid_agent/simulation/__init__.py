@@ -28,4 +28,4 @@ __all__ = [
     "SimulatedNode",
     "SpecError",
     "load_fleet",
-]  # fmt: skip
+]

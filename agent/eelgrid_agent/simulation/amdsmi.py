@@ -27,13 +27,30 @@ from eelgrid_protos.quantities import MIB
 
 _SENSOR = PowerSensor(period_ms=1, window_ms=1, kind="assumed")
 MI300X = Product(
-    key="mi300x", nvml_names=("AMD Instinct MI300X OAM",), model="MI300X", architecture="cdna3",
-    compute_capability="", form_factor="oam", memory_bytes=192 * 1024 * MIB, idle_w=140.0, busy_w=750.0,
-    power_default_w=750.0, power_min_w=0.0, power_max_w=750.0, idle_mig_w=None, sm_clock_min_mhz=132,
-    sm_clock_max_mhz=2100, sm_clock_step_mhz=1.0, memory_clock_mhz=1300, memory_clock_idle_mhz=900,
-    memory_bandwidth_gb_s=5300.0, sm_count=304,
-    sensor=SensorClass(instant=_SENSOR, usage=_SENSOR, averaged=False), mig=None, kinds={},
-)  # fmt: skip
+    key="mi300x",
+    nvml_names=("AMD Instinct MI300X OAM",),
+    model="MI300X",
+    architecture="cdna3",
+    compute_capability="",
+    form_factor="oam",
+    memory_bytes=192 * 1024 * MIB,
+    idle_w=140.0,
+    busy_w=750.0,
+    power_default_w=750.0,
+    power_min_w=0.0,
+    power_max_w=750.0,
+    idle_mig_w=None,
+    sm_clock_min_mhz=132,
+    sm_clock_max_mhz=2100,
+    sm_clock_step_mhz=1.0,
+    memory_clock_mhz=1300,
+    memory_clock_idle_mhz=900,
+    memory_bandwidth_gb_s=5300.0,
+    sm_count=304,
+    sensor=SensorClass(instant=_SENSOR, usage=_SENSOR, averaged=False),
+    mig=None,
+    kinds={},
+)
 _SPACE = UUID("0a2d8e0c-7b7c-5c0e-9d0f-3f1f6c1f4f0e")
 _STEP_UJ = 15.259  # of the energy counter on MI200 and MI300
 _LINKS = 7
@@ -114,9 +131,15 @@ class SimulatedAmdSmi:
     AmdSmiDevPerfLevel = _Levels
 
     def __init__(
-        self, gpus: int, *, monotonic_ns: Callable[[], int], old: bool = False, root: bool = True,
-        mode: str = "SPX", stall: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        gpus: int,
+        *,
+        monotonic_ns: Callable[[], int],
+        old: bool = False,
+        root: bool = True,
+        mode: str = "SPX",
+        stall: Callable[[], None] = lambda: None,
+    ) -> None:
         self._monotonic_ns = monotonic_ns
         self._old = old
         self._stall = stall
@@ -203,9 +226,12 @@ class SimulatedAmdSmi:
     def amdsmi_get_power_info(self, handle: AmdHandle) -> Mapping[str, Any]:
         power_w = self._gpu(handle).power_instant_mw(self._monotonic_ns()) // 1000
         return {
-            "socket_power": power_w, "current_socket_power": power_w, "average_socket_power": "N/A",
-            "gfx_voltage": "N/A", "power_limit": 750_000_000,
-        }  # fmt: skip
+            "socket_power": power_w,
+            "current_socket_power": power_w,
+            "average_socket_power": "N/A",
+            "gfx_voltage": "N/A",
+            "power_limit": 750_000_000,
+        }
 
     def amdsmi_get_energy_count(self, handle: AmdHandle) -> Mapping[str, Any]:
         energy_mj = self._gpu(handle).energy_mj(self._monotonic_ns()) or 0
@@ -240,9 +266,12 @@ class SimulatedAmdSmi:
     def amdsmi_get_power_cap_info(self, handle: AmdHandle) -> Mapping[str, Any]:
         gpu = self._gpu(handle)
         return {
-            "power_cap": gpu.limit_mw * 1000, "default_power_cap": 750_000_000, "dpm_cap": 0, "min_power_cap": 0,
+            "power_cap": gpu.limit_mw * 1000,
+            "default_power_cap": 750_000_000,
+            "dpm_cap": 0,
+            "min_power_cap": 0,
             "max_power_cap": 750_000_000,
-        }  # fmt: skip
+        }
 
     def amdsmi_get_gpu_total_ecc_count(self, handle: AmdHandle) -> Mapping[str, Any]:
         self._gpu(handle)
@@ -261,11 +290,15 @@ class SimulatedAmdSmi:
         gpu = self._gpu(handle)
         self._count_capped()
         return {
-            "ppt_residency_acc": int(self._capped_ms.get(gpu.identity.index, 0.0)), "socket_thm_residency_acc": 0,
-            "vr_thm_residency_acc": 0, "hbm_thm_residency_acc": "N/A", "prochot_residency_acc": 0,
-            "throttle_status": "N/A", "xgmi_read_data_acc": [1000] * _LINKS + ["N/A"],
+            "ppt_residency_acc": int(self._capped_ms.get(gpu.identity.index, 0.0)),
+            "socket_thm_residency_acc": 0,
+            "vr_thm_residency_acc": 0,
+            "hbm_thm_residency_acc": "N/A",
+            "prochot_residency_acc": 0,
+            "throttle_status": "N/A",
+            "xgmi_read_data_acc": [1000] * _LINKS + ["N/A"],
             "xgmi_write_data_acc": [2000] * _LINKS + ["N/A"],
-        }  # fmt: skip
+        }
 
     def amdsmi_get_gpu_xgmi_link_status(self, handle: AmdHandle) -> Mapping[str, Any]:
         self._gpu(handle)
@@ -275,11 +308,15 @@ class SimulatedAmdSmi:
         found = self.processes.get(self._gpu(handle).identity.index, ())
         return [
             {
-                "name": "N/A", "pid": pid, "mem": memory, "engine_usage": {"gfx": 0, "enc": 0},
-                "memory_usage": {"gtt_mem": 0, "cpu_mem": 0, "vram_mem": memory}, "cu_occupancy": "N/A",
+                "name": "N/A",
+                "pid": pid,
+                "mem": memory,
+                "engine_usage": {"gfx": 0, "enc": 0},
+                "memory_usage": {"gtt_mem": 0, "cpu_mem": 0, "vram_mem": memory},
+                "cu_occupancy": "N/A",
             }
             for pid, memory in found
-        ]  # fmt: skip
+        ]
 
     def amdsmi_topo_get_numa_node_number(self, handle: AmdHandle) -> int:
         return self._gpu(handle).identity.index // 4

@@ -56,9 +56,11 @@ class SimulatedChildDevice:
         moments = chain(first, repeat(None))
         monotonic_ns: Callable[[], int] = lambda: next(moments) or time.monotonic_ns()  # noqa: E731
         spec = NodeSpec(
-            node_name="scene", cpu_milli=1000, memory_bytes=2**30,
+            node_name="scene",
+            cpu_milli=1000,
+            memory_bytes=2**30,
             gpus=tuple(GpuSpec(product=product) for product in scene["products"]),
-        )  # fmt: skip
+        )
         self.node = SimulatedNode(spec, monotonic_ns=monotonic_ns, seed=1, stall=self._stall)
         self._state = Path(scene["state"]) if "state" in scene else None
         if self._state is not None and self._state.exists():

@@ -73,18 +73,14 @@ FAULTS: Mapping[str, _Fault] = {
     "reset": _Fault(_NONE, lambda node, uuid: node.faults.reset(uuid)),
     "xid": _Fault({"code": (int,)}, lambda node, uuid, code: node.faults.announce_xid(uuid, code)),
     "limit_power": _Fault({"watts": _NUMBER}, _limit),
-    "fail_memory": _Fault(
-        {"failed": (bool,)}, lambda node, uuid, failed: node.faults.fail_memory(uuid, failed=failed)
-    ),
+    "fail_memory": _Fault({"failed": (bool,)}, lambda node, uuid, failed: node.faults.fail_memory(uuid, failed=failed)),
     "conduct": _Fault({"work": (str,)}, _conduct),
     "skew": _Fault({"gain": _NUMBER}, lambda node, uuid, gain: node.faults.skew(uuid, gain)),
-    "ask_mode": _Fault(
-        {"enabled": (bool,)}, lambda node, uuid, enabled: node.faults.ask_mode(uuid, enabled=enabled)
-    ),
+    "ask_mode": _Fault({"enabled": (bool,)}, lambda node, uuid, enabled: node.faults.ask_mode(uuid, enabled=enabled)),
     "hold": _Fault({"pid": (int,)}, lambda node, uuid, pid: node.faults.hold(uuid, pid)),
     "release": _Fault({"pid": (int,)}, lambda node, uuid, pid: node.faults.release(uuid, pid)),
     "slow_calls": _Fault({"seconds": _NUMBER}, _slow, of_gpu=False),
-}  # fmt: skip
+}
 
 
 class FaultFile:

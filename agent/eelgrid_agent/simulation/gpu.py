@@ -96,11 +96,36 @@ class SimGpu:
     """The core. Moments are monotonic nanoseconds and never fall."""
 
     __slots__ = (
-        "_capped", "_conduct", "_counter_base_pj", "_gain", "_heat_ns", "_identity", "_offset_mw", "_phase_ns", "_seen", "_signal",
-        "_steady_mw", "_temperature_c", "_wanted", "begun", "cap_mw", "generation", "health", "limit_mw", "loads", "locked_mhz",
-        "memory_clock_mhz", "mig", "percents", "product", "profiles", "slot", "sm_clock_mhz", "uuid",
+        "_capped",
+        "_conduct",
+        "_counter_base_pj",
+        "_gain",
+        "_heat_ns",
+        "_identity",
+        "_offset_mw",
+        "_phase_ns",
+        "_seen",
+        "_signal",
+        "_steady_mw",
+        "_temperature_c",
+        "_wanted",
+        "begun",
+        "cap_mw",
+        "generation",
+        "health",
+        "limit_mw",
+        "loads",
+        "locked_mhz",
+        "memory_clock_mhz",
+        "mig",
+        "percents",
+        "product",
+        "profiles",
+        "slot",
+        "sm_clock_mhz",
+        "uuid",
         "wear",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, spec: GpuSpec, product: Product, *, uuid: UUID, index: int, now_ns: int, branch: int = _BRANCH
@@ -260,9 +285,11 @@ class SimGpu:
         if self._seen != mig.changes:
             self._seen = mig.changes
             self._identity = replace(
-                self._identity, mig_enabled=mig.enabled, mig_pending=mig.enabled != mig.pending,
+                self._identity,
+                mig_enabled=mig.enabled,
+                mig_pending=mig.enabled != mig.pending,
                 gpu_instances=mig.values,
-            )  # fmt: skip
+            )
         return self._identity
 
     @property
@@ -357,9 +384,14 @@ class SimGpu:
         loads.gather(mig.instances, mig.geometry.compute_slices if mig.geometry else 1)
         is_spinning = self._conduct is LoadBehavior.SPINNING
         pace = compute_operating_point(
-            product, loads.total, idle_mw=self._idle_mw, limit_mw=self.enforced_mw, locked_mhz=self.locked_mhz,
-            awake=mig.enabled, spins=is_spinning,
-        )  # fmt: skip
+            product,
+            loads.total,
+            idle_mw=self._idle_mw,
+            limit_mw=self.enforced_mw,
+            locked_mhz=self.locked_mhz,
+            awake=mig.enabled,
+            spins=is_spinning,
+        )
         self._capped = pace.capped
         self.sm_clock_mhz, self.memory_clock_mhz = pace.sm_clock_mhz, pace.memory_clock_mhz
         loads.run(0.0 if is_spinning else pace.clock, mig.instances, now_ns)

@@ -27,8 +27,12 @@ CALL_LATENCY_S: Mapping[str, float] = {
     "nvmlGpuInstanceGetComputeInstances": _MIG_WALK_S,
     **dict.fromkeys(
         (
-            "nvmlDeviceCreateGpuInstance", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceDestroy",
-            "nvmlGpuInstanceCreateComputeInstance", "nvmlComputeInstanceDestroy", "nvmlDeviceSetMigMode",
+            "nvmlDeviceCreateGpuInstance",
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            "nvmlGpuInstanceDestroy",
+            "nvmlGpuInstanceCreateComputeInstance",
+            "nvmlComputeInstanceDestroy",
+            "nvmlDeviceSetMigMode",
         ),
         _MIG_CHANGE_S,
     ),
@@ -37,11 +41,16 @@ CALL_LATENCY_S: Mapping[str, float] = {
     "processes": 2 * _PROCESSES_S,
     "read_instances": _MIG_WALK_S,
     **dict.fromkeys(
-        ("set_mig_mode", "create_gpu_instance", "destroy_gpu_instance", "create_compute_instance",
-         "destroy_compute_instance"),
+        (
+            "set_mig_mode",
+            "create_gpu_instance",
+            "destroy_gpu_instance",
+            "create_compute_instance",
+            "destroy_compute_instance",
+        ),
         _MIG_CHANGE_S,
     ),
-}  # fmt: skip
+}
 
 
 def make_call_latency(

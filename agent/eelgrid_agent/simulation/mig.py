@@ -121,8 +121,12 @@ class SimCompute:
     def value(self) -> ComputeInstance:
         """As the port tells it."""
         return ComputeInstance(
-            id=self.id, profile_id=self.profile.id, uuid=self.uuid, start=self.start, size=self.profile.compute_slices,
-        )  # fmt: skip
+            id=self.id,
+            profile_id=self.profile.id,
+            uuid=self.uuid,
+            start=self.start,
+            size=self.profile.compute_slices,
+        )
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -139,9 +143,13 @@ class SimInstance:
     def value(self) -> GpuInstance:
         """As the port tells it."""
         return GpuInstance(
-            id=self.id, profile_id=self.profile.id, profile=self.profile.name, start=self.start,
-            size=self.profile.size, compute_instances=tuple(self.compute[number].value for number in sorted(self.compute)),
-        )  # fmt: skip
+            id=self.id,
+            profile_id=self.profile.id,
+            profile=self.profile.name,
+            start=self.start,
+            size=self.profile.size,
+            compute_instances=tuple(self.compute[number].value for number in sorted(self.compute)),
+        )
 
     def profile_by_id(self, profile_id: int) -> CiProfile:
         """One of its compute instance profiles; raises Refused."""
@@ -181,9 +189,18 @@ class SimMig:
     """
 
     __slots__ = (
-        "_mixed_halves", "_uuid", "changes", "clients", "enabled", "geometry", "holds", "instances", "pending",
-        "policy", "resets_itself",
-    )  # fmt: skip
+        "_mixed_halves",
+        "_uuid",
+        "changes",
+        "clients",
+        "enabled",
+        "geometry",
+        "holds",
+        "instances",
+        "pending",
+        "policy",
+        "resets_itself",
+    )
 
     def __init__(
         self,
@@ -293,9 +310,11 @@ class SimMig:
         alike = sum(instance.profile.id == profile_id for instance in held)
         # Places of one profile never overlap each other, so that counting them is enough.
         return min(
-            len(self.free_starts(profile)), compute // profile.compute_slices, profile.most - alike,
+            len(self.free_starts(profile)),
+            compute // profile.compute_slices,
+            profile.most - alike,
             geometry.most - len(held),
-        )  # fmt: skip
+        )
 
     def create(self, profile_id: int, start: int | None = None) -> SimInstance:
         """Makes a GPU instance, at a place of the policy's choice where none is given."""

@@ -212,15 +212,21 @@ _SINCE = {
     "nvmlGpuInstanceGetComputeInstanceProfileInfoV": 510,
     "nvmlGpuInstanceGetComputeInstancePossiblePlacements": 525,
     **dict.fromkeys(
-        ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet",
-         "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"),
+        (
+            "nvmlGpmQueryDeviceSupport",
+            "nvmlGpmSampleAlloc",
+            "nvmlGpmSampleFree",
+            "nvmlGpmSampleGet",
+            "nvmlGpmMigSampleGet",
+            "nvmlGpmMetricsGet",
+        ),
         GPM_SINCE,
     ),
     "nvmlDeviceGetConfComputeMemSizeInfo": 530,
     "nvmlDeviceGetCurrentClocksEventReasons": 535,
     "nvmlDeviceGetGpuFabricInfoV": FABRIC_SINCE,
     "nvmlDeviceGetTemperatureV": 570,
-}  # fmt: skip
+}
 
 
 def install_library(node: SimulatedNode, *, privileged: bool = True) -> None:

@@ -338,14 +338,19 @@ def _write(clients: Sequence[SimClient], layout: type[ctypes.Structure], count: 
     if buffer is None or room < len(clients):
         return _TOO_SMALL
     memory = dereference_argument(buffer)
-    entries = bytes((layout * len(clients))(*(
-        layout(
-            client.pid, client.memory_bytes,
-            _NO_INSTANCE if client.gpu_instance_id is None else client.gpu_instance_id,
-            _NO_INSTANCE if client.compute_instance_id is None else client.compute_instance_id,
+    entries = bytes(
+        (layout * len(clients))(
+            *(
+                layout(
+                    client.pid,
+                    client.memory_bytes,
+                    _NO_INSTANCE if client.gpu_instance_id is None else client.gpu_instance_id,
+                    _NO_INSTANCE if client.compute_instance_id is None else client.compute_instance_id,
+                )
+                for client in clients
+            )
         )
-        for client in clients
-    )))  # fmt: skip
+    )
     ctypes.memmove(memory, entries, min(len(entries), ctypes.sizeof(memory)))
     return 0
 
@@ -440,9 +445,17 @@ def build_sample_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str,
 def _metrics(activity: GpmActivity) -> dict[int, float]:
     """By NVML's numbers, in per cent and MiB a second."""
     return {
-        1: activity.graphics, 2: activity.sm, 3: activity.occupancy, 5: activity.tensor, 10: activity.memory,
-        11: activity.fp64, 12: activity.fp32, 13: activity.fp16, 20: activity.pcie_sent, 21: activity.pcie_received,
-    }  # fmt: skip
+        1: activity.graphics,
+        2: activity.sm,
+        3: activity.occupancy,
+        5: activity.tensor,
+        10: activity.memory,
+        11: activity.fp64,
+        12: activity.fp32,
+        13: activity.fp16,
+        20: activity.pcie_sent,
+        21: activity.pcie_received,
+    }
 
 
 def build_sensor_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:

@@ -34,10 +34,13 @@ FABRIC_SINCE = NEW_LINK_ERRORS_SINCE = 550
 RECOVERY_SINCE = 570
 # What the driver announces, and from which branch on (taken for the last two: they came with the field).
 _ANNOUNCED_SINCE = {
-    DeviceEventKind.XID: 0, DeviceEventKind.ECC_SINGLE_BIT: 0, DeviceEventKind.ECC_DOUBLE_BIT: 0,
-    DeviceEventKind.MIG_CHANGED: 450, DeviceEventKind.GPU_UNAVAILABLE: RECOVERY_SINCE,
+    DeviceEventKind.XID: 0,
+    DeviceEventKind.ECC_SINGLE_BIT: 0,
+    DeviceEventKind.ECC_DOUBLE_BIT: 0,
+    DeviceEventKind.MIG_CHANGED: 450,
+    DeviceEventKind.GPU_UNAVAILABLE: RECOVERY_SINCE,
     DeviceEventKind.RECOVERY_ACTION: RECOVERY_SINCE,
-}  # fmt: skip
+}
 
 _FABRIC_COMPLETED = 3
 _ASLEEP = 8
@@ -78,9 +81,17 @@ def compute_activity(first: tuple[int, WorkDone], second: tuple[int, WorkDone]) 
     memory = min(100.0 * done.memory_s / seconds, 100.0)
     pipes, traffic = max(active - memory, 0.0), done.work_s / seconds * _PCIE_MIB_PER_WORK_S
     return GpmActivity(
-        graphics=active, sm=active, occupancy=0.5 * active, tensor=0.6 * pipes, memory=memory, fp16=0.1 * pipes,
-        fp32=0.25 * pipes, fp64=0.0, pcie_sent=0.25 * traffic, pcie_received=traffic,
-    )  # fmt: skip
+        graphics=active,
+        sm=active,
+        occupancy=0.5 * active,
+        tensor=0.6 * pipes,
+        memory=memory,
+        fp16=0.1 * pipes,
+        fp32=0.25 * pipes,
+        fp64=0.0,
+        pcie_sent=0.25 * traffic,
+        pcie_received=traffic,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,14 +68,30 @@ class DoctorOptions:
 
 
 @click.command()
-@click.option("--metrics", default="", metavar="HOST:PORT", envvar="EELGRID_METRICS",
-              help=f"The controller's metrics, which tell more [default: {_CONTROLLER_METRICS} beside a local controller]")  # fmt: skip
+@click.option(
+    "--metrics",
+    default="",
+    metavar="HOST:PORT",
+    envvar="EELGRID_METRICS",
+    help=f"The controller's metrics, which tell more [default: {_CONTROLLER_METRICS} beside a local controller]",
+)
 @click.option("--agent", default=_AGENT, show_default=True, metavar="HOST:PORT", help="This machine's agent.")
 @click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The agent's state directory.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=Path("eelgrid-data"),
-              show_default=True, help="The controller's data directory, where it runs here.")  # fmt: skip
-@click.option("--nvml-limit", "nvml_limit_s", type=click.FloatRange(0.5, 120.0), default=10.0, show_default=True,
-              help="Seconds that the driver has to answer.")  # fmt: skip
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("eelgrid-data"),
+    show_default=True,
+    help="The controller's data directory, where it runs here.",
+)
+@click.option(
+    "--nvml-limit",
+    "nvml_limit_s",
+    type=click.FloatRange(0.5, 120.0),
+    default=10.0,
+    show_default=True,
+    help="Seconds that the driver has to answer.",
+)
 @click.option("--only", type=click.Choice(_CHECKED), default=_CHECKED[0], show_default=True, help="What to check.")
 @output_option
 @click.pass_context
@@ -338,9 +354,13 @@ def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[
         )
     yield doctor_cluster.check_waiting_work(summary)
     now_ns = time.time_ns()
-    spent = _asked("ledger", lambda: client.query_energy(
-        QueryEnergyRequest(begin_ns=now_ns - _HOUR_NS, end_ns=now_ns, group_by=("kind",), rows_most=1),
-        timeout=timeout_s))  # fmt: skip
+    spent = _asked(
+        "ledger",
+        lambda: client.query_energy(
+            QueryEnergyRequest(begin_ns=now_ns - _HOUR_NS, end_ns=now_ns, group_by=("kind",), rows_most=1),
+            timeout=timeout_s,
+        ),
+    )
     yield spent if isinstance(spent, Finding) else doctor_cluster.check_ledger(spent, summary.measured_gpus)
     if isinstance(page, Finding):
         yield page

@@ -263,8 +263,11 @@ def check_promises(found: ListPromisesResponse) -> tuple[Finding, ...]:
     if not every:
         return (report_ok("promises", "nothing is promised"),)
     unsteered = [one for one in every if one.phase == _UNSTEERED]
-    late = [one.name or one.workload_id for one in found.services
-            if one.live_s is not None and one.objective_s and one.live_s > one.objective_s]  # fmt: skip
+    late = [
+        one.name or one.workload_id
+        for one in found.services
+        if one.live_s is not None and one.objective_s and one.live_s > one.objective_s
+    ]
     findings = []
     if unsteered:
         names = join_names(f"{one.name or one.workload_id} ({one.reason.partition(';')[0]})" for one in unsteered)

@@ -76,16 +76,21 @@ def check_packages(extra: str, wanted: Mapping[str, tuple[int, ...]], present: M
     check = f"packages, {extra}"
     missing = sorted(name for name in wanted if present.get(name) is None)
     old = sorted(
-        f"{name} {present[name]}" for name, least in wanted.items()
+        f"{name} {present[name]}"
+        for name, least in wanted.items()
         if present.get(name) is not None and _numbers(str(present[name])) < least
-    )  # fmt: skip
+    )
     remedy = f'pip install "eelgrid[{extra}]"'
     if not wanted:
         return report_skipped(check, "Eelgrid is not installed as a package", f"{remedy}, so that its needs are known")
     if missing and extra == "agent":
         return report_warning(check, f"lacks {join_names(missing)}", f"{remedy}, if an agent is to run here")
     if missing or old:
-        lacks = "; ".join(filter(None, (f"lacks {join_names(missing)}" if missing else "", f"too old: {join_names(old)}" if old else "")))  # fmt: skip
+        lacks = "; ".join(
+            filter(
+                None, (f"lacks {join_names(missing)}" if missing else "", f"too old: {join_names(old)}" if old else "")
+            )
+        )
         return report_failure(check, lacks, remedy)
     return report_ok(check, count_noun(len(wanted), "package"))
 
@@ -237,8 +242,11 @@ def check_disk_room(check: str, found: FolderState) -> Finding:
 def check_clock_synchronised(synchronised: bool | None, detail: str = "") -> Finding:
     """What the machine itself says of its clock; None where nobody tells."""
     if synchronised is None:
-        return report_skipped("clock", detail or "nobody tells whether the clock is synchronised",
-                       "see that chrony or systemd-timesyncd runs: `timedatectl` tells where systemd is")  # fmt: skip
+        return report_skipped(
+            "clock",
+            detail or "nobody tells whether the clock is synchronised",
+            "see that chrony or systemd-timesyncd runs: `timedatectl` tells where systemd is",
+        )
     if not synchronised:
         what = "the clock is not synchronised: joules may be counted in the wrong hour"
         return report_warning("clock", what, "start chrony or systemd-timesyncd (timedatectl set-ntp true)")

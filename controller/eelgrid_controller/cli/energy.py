@@ -141,9 +141,15 @@ def _changed(one: EnergyExporter) -> str:
 
 
 def export_period(
-    client: Any, settings: CliSettings, name: str, said_ns: tuple[int, int] | None, *, is_month: bool,
-    paths: Sequence[Path | None], is_filtered: bool,
-) -> tuple[int, int]:  # fmt: skip
+    client: Any,
+    settings: CliSettings,
+    name: str,
+    said_ns: tuple[int, int] | None,
+    *,
+    is_month: bool,
+    paths: Sequence[Path | None],
+    is_filtered: bool,
+) -> tuple[int, int]:
     """What is to be exported: what was said, as far as it is settled, else what the exporter does not have yet.
 
     Raises UsageError and Refused; ends the command where there is nothing.
@@ -218,9 +224,11 @@ def exporters(context: click.Context) -> None:
     with connect_operators(settings) as client:
         found = client.list_energy_exporters(ListEnergyExportersRequest(), timeout=settings.timeout_s)
     print_list(
-        settings, _COLUMNS, found.exporters,
+        settings,
+        _COLUMNS,
+        found.exporters,
         empty="no exporter; `eelctl energy --csv FILE --confirm-export NAME --since 7d` makes one",
-    )  # fmt: skip
+    )
 
 
 @exporters.command()
@@ -311,9 +319,12 @@ def group_rows(found: QueryEnergyResponse, by: Sequence[str]) -> list[dict[str, 
 
 def _work(done: EnergyWork) -> dict[str, Any]:
     return {
-        "unit": done.unit, "amount": done.amount, "energy_per_unit_j": done.energy_per_unit_j,
-        "counted_s": done.counted_s, "missed_s": done.missed_s,
-    }  # fmt: skip
+        "unit": done.unit,
+        "amount": done.amount,
+        "energy_per_unit_j": done.energy_per_unit_j,
+        "counted_s": done.counted_s,
+        "missed_s": done.missed_s,
+    }
 
 
 def _unit(one: dict[str, Any]) -> str:
@@ -390,11 +401,13 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
     nobody = [
         {by[0]: title} | document[part]
         for title, part in (
-            ("(others)", "left_out"), ("(held by nobody)", "unallocated"), ("(nobody known)", "unattributed"),
+            ("(others)", "left_out"),
+            ("(held by nobody)", "unallocated"),
+            ("(nobody known)", "unattributed"),
             ("TOTAL", "total"),
         )
         if document[part]["energy_j"] or part == "total"
-    ]  # fmt: skip
+    ]
     total_j = document["total"]["energy_j"]
     currency = document["currency"]
     is_told = any(row["work"] for row in document["groups"])
@@ -407,7 +420,7 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
         *([TableColumn("WORK", lambda row: format_work(row.get("work", ())), right=True)] if is_told else []),
         *([TableColumn("FOR EACH", lambda row: format_per_unit(row.get("work", ())), right=True)] if is_told else []),
         *([TableColumn("CO2", lambda row: f"{row['carbon_g'] / 1000.0:,.3g} kg", right=True)] if currency else []),
-    ]  # fmt: skip
+    ]
     yield from text_table(columns, [*document["groups"], *nobody], headers=settings.headers, colour=use_colour())
     yield ""
     yield (
@@ -422,22 +435,39 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
 @click.command()
 @click.option("--since", type=SPAN, default="24h", show_default=True, help="How far back: 24h, 7d, 4w.")
 @click.option("--month", metavar="YYYY-MM", help="A calendar month (UTC) instead.")
-@click.option("--by", default="title,namespace", show_default=True, metavar="NAMES",
-              help="Grouped by some of kind, namespace, name, workload, title, user, queue, node, pool, gpu_model, "
-                   "hour, day, label:KEY.")  # fmt: skip
+@click.option(
+    "--by",
+    default="title,namespace",
+    show_default=True,
+    metavar="NAMES",
+    help="Grouped by some of kind, namespace, name, workload, title, user, queue, node, pool, gpu_model, "
+    "hour, day, label:KEY.",
+)
 @click.option("--where", multiple=True, metavar="NAME=VALUE", help="Only these; NAME as for --by.")
 @click.option("--rows", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The largest groups.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the groups there, too.")
 @click.option("--parquet", "parquet_path", type=click.Path(path_type=Path, dir_okay=False), help="The same as Parquet.")
-@click.option("--confirm-export", "exporter", metavar="NAME",
-              help="When the file is on the disk, tell the controller that NAME has these rows, which may then go for their "
-                   "age. Without --since and --month: the rows that NAME does not have yet.")  # fmt: skip
+@click.option(
+    "--confirm-export",
+    "exporter",
+    metavar="NAME",
+    help="When the file is on the disk, tell the controller that NAME has these rows, which may then go for their "
+    "age. Without --since and --month: the rows that NAME does not have yet.",
+)
 @output_option
 @click.pass_context
 def energy(
-    context: click.Context, *, since: int, month: str | None, by: str, where: tuple[str, ...], rows: int,
-    csv_path: Path | None, parquet_path: Path | None, exporter: str | None,
-) -> None:  # fmt: skip
+    context: click.Context,
+    *,
+    since: int,
+    month: str | None,
+    by: str,
+    where: tuple[str, ...],
+    rows: int,
+    csv_path: Path | None,
+    parquet_path: Path | None,
+    exporter: str | None,
+) -> None:
     """Say who spent how many joules, and what they cost.
 
     The rows, what nobody held, and what was used by somebody who could not be named add up to what the devices
@@ -454,13 +484,22 @@ def energy(
         if exporter is not None:
             is_said = month is not None or context.get_parameter_source("since") is not ParameterSource.DEFAULT
             begin_ns, end_ns = export_period(
-                client, settings, exporter, (begin_ns, end_ns) if is_said else None, is_month=month is not None,
-                paths=(csv_path, parquet_path), is_filtered=bool(where),
-            )  # fmt: skip
+                client,
+                settings,
+                exporter,
+                (begin_ns, end_ns) if is_said else None,
+                is_month=month is not None,
+                paths=(csv_path, parquet_path),
+                is_filtered=bool(where),
+            )
         request = QueryEnergyRequest(
-            begin_ns=begin_ns, end_ns=end_ns, group_by=names, filters=_filters(where), rows_most=rows,
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+            group_by=names,
+            filters=_filters(where),
+            rows_most=rows,
             with_nobody=exporter is not None,
-        )  # fmt: skip
+        )
         found = client.query_energy(request, timeout=settings.timeout_s)
         if exporter is not None and found.left_out_groups:
             raise RequestRefused(

@@ -18,9 +18,17 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 
 _NEEDED = ("workload", "gpu_model", "throughput_hz")
 _OTHERS = (
-    "mig_profile", "gpus", "batch", "processes", "power_limit_w", "power_w", "latency_p50_s", "latency_p95_s",
-    "latency_p99_s", "source",
-)  # fmt: skip
+    "mig_profile",
+    "gpus",
+    "batch",
+    "processes",
+    "power_limit_w",
+    "power_w",
+    "latency_p50_s",
+    "latency_p95_s",
+    "latency_p99_s",
+    "source",
+)
 COLUMNS = (*_NEEDED, *_OTHERS)
 _QUANTILES = {"latency_p50_s": 0.5, "latency_p95_s": 0.95, "latency_p99_s": 0.99}
 _WHOLE_MOST = 1_000_000

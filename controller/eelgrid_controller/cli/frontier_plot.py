@@ -25,15 +25,21 @@ def draw_frontier(path: Path, found: Frontier) -> None:
     if short := [row.latency_s for row in found.rows if row.plan is None]:
         axes.axvspan(short[0], rows[0][0].latency_s if rows else short[-1], color="0.9", label="too few GPUs")
     axes.step(
-        [row.latency_s for row, _ in rows], [plan.power_w / found.rate_hz for _, plan in rows],
-        where="post", color="0.6", linewidth=1.0, zorder=1,
-    )  # fmt: skip
+        [row.latency_s for row, _ in rows],
+        [plan.power_w / found.rate_hz for _, plan in rows],
+        where="post",
+        color="0.6",
+        linewidth=1.0,
+        zorder=1,
+    )
     points = axes.scatter(
         [row.latency_s for row, _ in efficient],
         [plan.power_w / found.rate_hz for _, plan in efficient],
         c=[row.factor * found.rate_hz for row, _ in efficient],
-        cmap="viridis", s=42, zorder=2,
-    )  # fmt: skip
+        cmap="viridis",
+        s=42,
+        zorder=2,
+    )
     for row, plan in rows:
         if row.mark:
             at = row.latency_s, plan.power_w / found.rate_hz

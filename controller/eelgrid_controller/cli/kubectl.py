@@ -30,9 +30,13 @@ _FORWARDED = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ->")
 _FORWARD_WITHIN_S = 20.0
 _ANSWER_WITHIN_S = 30.0
 _OPTIONS = {
-    "--namespace": "namespace", "-n": "namespace", "--context": "context", "--kubeconfig": "kubeconfig",
-    "--service": "service", "--secret": "secret",
-}  # fmt: skip
+    "--namespace": "namespace",
+    "-n": "namespace",
+    "--context": "context",
+    "--kubeconfig": "kubeconfig",
+    "--service": "service",
+    "--secret": "secret",
+}
 _FILES = {"tls.crt": "--tls-certificate", "tls.key": "--tls-key", "ca.crt": "--tls-authority"}
 _HELP = f"""kubectl eelgrid [options] COMMAND ...: eelctl against this cluster's controller.
 

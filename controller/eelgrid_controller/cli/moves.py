@@ -92,8 +92,10 @@ def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
     yield row(f"room: of {found.typical_asked_tasks:,} typical tasks", one.typical_tasks, two.typical_tasks)
     yield row(
         f"room: of their {format_gpu(found.typical_asked_gpu_milli)} GPUs",
-        one.typical_gpu_milli / 1000, two.typical_gpu_milli / 1000, digits=1,
-    )  # fmt: skip
+        one.typical_gpu_milli / 1000,
+        two.typical_gpu_milli / 1000,
+        digits=1,
+    )
     for before, after in zip(one.largest, two.largest, strict=True):
         yield row(f"room: {_class_text(before)}", before.tasks, after.tasks)
 
@@ -131,9 +133,13 @@ def _asked(goal: str, budget: str, gpu_budget: str, restart_s: float | None, hor
     if gpus:
         raise click.BadParameter(f"{gpu_budget!r}; write a percentage such as 10%", param_hint="--gpu-budget")
     return RecommendMovesRequest(
-        goal=MoveGoal[goal.upper()], moves_most=count, moves_ratio=ratio, gpu_ratio=gpu_ratio,
-        restart_s=restart_s, horizon_s=horizon_s,
-    )  # fmt: skip
+        goal=MoveGoal[goal.upper()],
+        moves_most=count,
+        moves_ratio=ratio,
+        gpu_ratio=gpu_ratio,
+        restart_s=restart_s,
+        horizon_s=horizon_s,
+    )
 
 
 def _budget(text: str, option: str) -> tuple[int, float]:

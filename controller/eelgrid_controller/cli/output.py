@@ -88,9 +88,13 @@ def display_width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
-        0 if unicodedata.category(letter) in {"Mn", "Me", "Cf"} else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        0
+        if unicodedata.category(letter) in {"Mn", "Me", "Cf"}
+        else 2
+        if unicodedata.east_asian_width(letter) in "WF"
+        else 1
         for letter in text
-    )  # fmt: skip
+    )
 
 
 def _pad(text: str, width: int, *, right: bool) -> str:

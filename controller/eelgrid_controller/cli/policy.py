@@ -185,10 +185,15 @@ def _limit(text: str) -> tuple[SpendingLimit, bool]:
     scope = "label" if match["label"] else match["scope"]
     quantity = _QUANTITIES[match["what"]]
     limit = SpendingLimit(
-        scope=SpendingScope[scope.upper()], name=match["name"], label=match["label"] or "", quantity=quantity,
-        most=float(amount) * QUANTITY_UNITS[quantity].size if is_kept else 1.0, period=_PERIODS[match["period"]],
-        warn_ratio=warn_ratio, mode=mode,
-    )  # fmt: skip
+        scope=SpendingScope[scope.upper()],
+        name=match["name"],
+        label=match["label"] or "",
+        quantity=quantity,
+        most=float(amount) * QUANTITY_UNITS[quantity].size if is_kept else 1.0,
+        period=_PERIODS[match["period"]],
+        warn_ratio=warn_ratio,
+        mode=mode,
+    )
     return limit, is_kept
 
 
@@ -412,10 +417,12 @@ def get_policy(settings: CliSettings) -> None:
     help="YAML of what energy costs when; a file with `none` takes prices away.",
 )
 @click.option(
-    "--spend", multiple=True, metavar="LIMIT",
+    "--spend",
+    multiple=True,
+    metavar="LIMIT",
     help="'namespace=research gpu-hours=2000 per month'; user, queue, label:KEY; kwh, money, co2-kg, none to take it "
-         "away; per day, week; then ', observe' or ', warn at 90%'; repeatable.",
-)  # fmt: skip
+    "away; per day, week; then ', observe' or ', warn at 90%'; repeatable.",
+)
 @click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
 @click.option("--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between an agent's batches.")
 @click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples.")

@@ -174,9 +174,11 @@ def compare_policies(settings: CliSettings, asked: frozenset[str], **options: An
     names = _policies(options["policies"])
     seeds = range(SEEDS[0], SEEDS[0] + options["seeds"])
     found = find_trace(
-        str(options["pods"] or options["trace"]), options["task_list"], options["nodes"],
+        str(options["pods"] or options["trace"]),
+        options["task_list"],
+        options["nodes"],
         TraceSearch.real(os.environ),
-    )  # fmt: skip
+    )
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
     found = found._replace(

@@ -161,9 +161,17 @@ def _lines(settings: CliSettings, found: Sequence[ProfilePrediction]) -> Iterato
 @output_option
 @click.pass_obj
 def predict(
-    settings: CliSettings, /, *, name: str, models: tuple[str, ...], gpus: str, mig_profile: str, batch: str, limits: str,
+    settings: CliSettings,
+    /,
+    *,
+    name: str,
+    models: tuple[str, ...],
+    gpus: str,
+    mig_profile: str,
+    batch: str,
+    limits: str,
     points: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Say what profile NAME would do in configurations, measured or not, with 90 % intervals."""
     watts: list[float | None] = [*_numbers(limits, "--limit", whole=False)] if limits else [None]
     asked = [

@@ -241,8 +241,14 @@ def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted:
 
 
 def _show(
-    settings: CliSettings, plain: Any, columns: Sequence[TableColumn[Any]], rows: Sequence[Any], more: Any = (), *, empty: str
-) -> None:  # fmt: skip
+    settings: CliSettings,
+    plain: Any,
+    columns: Sequence[TableColumn[Any]],
+    rows: Sequence[Any],
+    more: Any = (),
+    *,
+    empty: str,
+) -> None:
     """A table and lines below it, or their plain shape."""
     if not rows and settings.output not in {"json", "yaml"}:
         click.echo(empty, err=True)

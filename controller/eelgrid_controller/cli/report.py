@@ -172,9 +172,11 @@ def _figures(document: dict[str, Any]) -> str:
 
 def _sums(document: dict[str, Any]) -> str:
     total_j, measured_j = document["total"]["energy_j"], document["measured_j"]
-    said = "which is what the GPUs measured" if abs(total_j - measured_j) < 1.0 else (
-        f"where the GPUs measured {_kwh(measured_j)} kWh"
-    )  # fmt: skip
+    said = (
+        "which is what the GPUs measured"
+        if abs(total_j - measured_j) < 1.0
+        else (f"where the GPUs measured {_kwh(measured_j)} kWh")
+    )
     lines = [
         f"<p>All parts together are {_kwh(total_j)} kWh, {said}, give or take {_kwh(document['uncertainty_j'])} kWh.</p>"
     ]
@@ -210,11 +212,12 @@ def _table(section: ReportSection) -> str:
     others = [
         {section.by[0]: name} | document[part]
         for name, part in (
-            (f"{document['left_out'].get('groups', 0)} others", "left_out"), ("held by nobody", "unallocated"),
+            (f"{document['left_out'].get('groups', 0)} others", "left_out"),
+            ("held by nobody", "unallocated"),
             ("nobody known", "unattributed"),
         )
         if document[part]["energy_j"]
-    ]  # fmt: skip
+    ]
     head = "".join(f'<th scope="col">{escape(_TITLES.get(name, name))}</th>' for name in section.by) + "".join(
         f'<th class="n" scope="col">{escape(name)}</th>' for name, _ in numbers
     )
@@ -323,11 +326,13 @@ def report(settings: CliSettings, *, month: str | None, out: Path, pdf: Path | N
     month = month or _last_month(time.time())
     begin_ns, end_ns = period_ns(0, month, now_ns=0)
     request = QueryEnergyReportRequest(
-        begin_ns=begin_ns, end_ns=end_ns,
+        begin_ns=begin_ns,
+        end_ns=end_ns,
         groupings=tuple(
-            EnergyGrouping(group_by=by, rows_most=rows) for by, rows in (*((by, rows) for _, by, rows in SECTIONS), DAYS)
+            EnergyGrouping(group_by=by, rows_most=rows)
+            for by, rows in (*((by, rows) for _, by, rows in SECTIONS), DAYS)
         ),
-    )  # fmt: skip
+    )
     with connect_operators(settings) as client:
         *answers, of_days = client.query_energy_report(request, timeout=settings.timeout_s).answers
     sections = [
@@ -361,9 +366,15 @@ def _chromium() -> str:
 def _print(browser: str, page: Path, pdf: Path) -> None:
     with tempfile.TemporaryDirectory() as profile:
         command = [
-            browser, "--headless", "--disable-gpu", "--no-sandbox", f"--user-data-dir={profile}", "--no-pdf-header-footer",
-            f"--print-to-pdf={pdf.absolute()}", page.absolute().as_uri(),
-        ]  # fmt: skip
+            browser,
+            "--headless",
+            "--disable-gpu",
+            "--no-sandbox",
+            f"--user-data-dir={profile}",
+            "--no-pdf-header-footer",
+            f"--print-to-pdf={pdf.absolute()}",
+            page.absolute().as_uri(),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, timeout=_PDF_S, check=False)  # noqa: S603
         except subprocess.TimeoutExpired:

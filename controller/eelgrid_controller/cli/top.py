@@ -38,9 +38,12 @@ def _picture(summary: Summary, rest: dict[str, Any], shown: int, note: str, cons
 
     size = console.size if console.is_terminal else None
     return top_view.render_top(
-        top_view.TopSnapshot(summary=summary, **rest), f"Eelgrid {note}", nodes_most=shown, width=console.width,
+        top_view.TopSnapshot(summary=summary, **rest),
+        f"Eelgrid {note}",
+        nodes_most=shown,
+        width=console.width,
         height=size.height if size else 0,
-    )  # fmt: skip
+    )
 
 
 def _rest(client: Any, settings: CliSettings) -> dict[str, Any]:
@@ -52,9 +55,11 @@ def _rest(client: Any, settings: CliSettings) -> dict[str, Any]:
     found: dict[str, Any] = {"nodes": nodes, "missing": ""}
     now_ns = time.time_ns()
     today = QueryEnergyRequest(
-        begin_ns=now_ns // 10**9 // _DAY_S * _DAY_S * 10**9, end_ns=now_ns, group_by=("namespace", "title"),
+        begin_ns=now_ns // 10**9 // _DAY_S * _DAY_S * 10**9,
+        end_ns=now_ns,
+        group_by=("namespace", "title"),
         rows_most=_CONSUMERS_MOST,
-    )  # fmt: skip
+    )
     asked: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("promises", lambda: fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)),
         ("energy", lambda: client.query_energy(today, timeout=timeout_s)),

@@ -159,9 +159,14 @@ class Core:
     """One owner of one state; synchronous, deterministic, bounded."""
 
     def __init__(
-        self, state: ClusterState, catalogue: Catalogue, *, live_most: int = LIVE_WORKLOADS_MOST, nodes_most: int = NODES_MOST,
+        self,
+        state: ClusterState,
+        catalogue: Catalogue,
+        *,
+        live_most: int = LIVE_WORKLOADS_MOST,
+        nodes_most: int = NODES_MOST,
         joins_closed: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Where a node `joins_closed`, an engine runs work there: nothing is placed before it is `occupied`."""
         self.state = state
         self._nodes_most = nodes_most
@@ -261,10 +266,12 @@ class Core:
             return ()
         return (
             PricesQuoted(
-                time_ns=now_ns, offers_w=quotes.offers_w, scarce_models=quotes.scarce_models,
+                time_ns=now_ns,
+                offers_w=quotes.offers_w,
+                scarce_models=quotes.scarce_models,
                 load_permille=quotes.load_permille,
             ),
-        )  # fmt: skip
+        )
 
     def _decide(self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()) -> PlacementDecision:
         """Where a workload goes, by quotes that are about to be in force."""
@@ -583,9 +590,14 @@ class Core:
             return waits, self._take(waits)
 
     def _changed(
-        self, events: Sequence[Event], workload_id: str, now_ns: int, *, frees: bool = False,
+        self,
+        events: Sequence[Event],
+        workload_id: str,
+        now_ns: int,
+        *,
+        frees: bool = False,
         last: WorkloadPlaced | WorkloadDeferred | None = None,
-    ) -> CoreStep[Workload]:  # fmt: skip
+    ) -> CoreStep[Workload]:
         """Applies events of one workload, and what was decided on it; where they free room, what waits is tried."""
         for event in events if last is None else (*events, last):
             # All before the first: one that may not happen leaves no half of a step behind.

@@ -47,9 +47,11 @@ def plan_device_correction(
             continue
         ordered = sorted(uuids, key=index_of.__getitem__)
         placement = Placement(
-            replica=replica, node_name=node_name, gpu_uuids=tuple(ordered),
+            replica=replica,
+            node_name=node_name,
+            gpu_uuids=tuple(ordered),
             gpu_indexes=tuple(index_of[uuid] for uuid in ordered),
-        )  # fmt: skip
+        )
         found.append(CorrectedReplica(workload_id=workload_id, placement=placement))
     if not found:
         return None
@@ -80,9 +82,11 @@ def plan_device_renaming(
             continue
         known = [index for index in indexes if index is not None]
         placement = Placement(
-            replica=replica, node_name=inventory.node_name, gpu_uuids=tuple(uuid_at[index] for index in known),
+            replica=replica,
+            node_name=inventory.node_name,
+            gpu_uuids=tuple(uuid_at[index] for index in known),
             gpu_indexes=tuple(known),
-        )  # fmt: skip
+        )
         found.append(CorrectedReplica(workload_id=workload_id, placement=placement))
     if not found:
         return None

@@ -42,7 +42,7 @@ class NodeRemoval(NamedTuple):
 
 def plan_node_removal(
     state: ClusterState, record: NodeRecord, *, force: bool, is_connected: bool, now_ns: int
-) -> NodeRemoval:  # fmt: skip
+) -> NodeRemoval:
     """The events after which a node is forgotten; raises FailedPrecondition where it is in use, unless forced."""
     name = record.inventory.node_name
     if is_connected and not force:

@@ -65,9 +65,14 @@ def _addresses(play: Any) -> list[tuple[str, str]]:
 def _commands(play: Any, address: str) -> list[str]:
     """What to try first."""
     words = (
-        "top", "energy --since 1h", f"doctor --metrics {play.metrics['controller']}", "nodes --limit 5",
-        "workloads --phase pending", "explain openb-pod-0001", "policy get",
-    )  # fmt: skip
+        "top",
+        "energy --since 1h",
+        f"doctor --metrics {play.metrics['controller']}",
+        "nodes --limit 5",
+        "workloads --phase pending",
+        "explain openb-pod-0001",
+        "policy get",
+    )
     return [f"export EELGRID_CONTROLLER={address}", *(f"eelctl {one}" for one in words)]
 
 
@@ -169,9 +174,15 @@ def _played(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: 
         scene = DemoView(console, NodeMap.of(trace.nodes), trace.source.value, live=live)
         with tempfile.TemporaryDirectory(prefix="eelgrid-demo-", ignore_cleanup_errors=True) as work:
             play = DemoRun(
-                trace=trace, scene=scene, out=out, work=Path(work), in_flight=options["in_flight"], has_gpu=gpu,
-                notes=list(trace.notes), keep=keep,
-            )  # fmt: skip
+                trace=trace,
+                scene=scene,
+                out=out,
+                work=Path(work),
+                in_flight=options["in_flight"],
+                has_gpu=gpu,
+                notes=list(trace.notes),
+                keep=keep,
+            )
             scene.start()
             try:
                 asyncio.run(_play(play, scene, keep=keep))

@@ -78,9 +78,13 @@ def prometheus_configuration(
 def prometheus_command(path: str, configured: Path, folder: Path, address: str) -> list[str]:
     """How it is started: on the loopback, without its console pages, keeping some hours."""
     return [
-        path, f"--config.file={configured}", f"--storage.tsdb.path={folder}", f"--web.listen-address={address}",
-        f"--storage.tsdb.retention.time={_RETENTION}", "--log.level=warn",
-    ]  # fmt: skip
+        path,
+        f"--config.file={configured}",
+        f"--storage.tsdb.path={folder}",
+        f"--web.listen-address={address}",
+        f"--storage.tsdb.retention.time={_RETENTION}",
+        "--log.level=warn",
+    ]
 
 
 async def wait_for_prometheus(address: str) -> bool:
@@ -202,8 +206,15 @@ class DemoRun:
             await self._ready(client, controller)
             ready_s = time.monotonic()
             write_fleet_file(self.work / "fleet.json", self.trace.nodes, catalogue.load_catalogue().products)
-            fleet = self._start(stack, "fleet", "eelgrid_agent", "--simulate", str(self.work / "fleet.json"),
-                                "--energy-window", f"{_window_s(len(self.trace.nodes)):g}")  # fmt: skip
+            fleet = self._start(
+                stack,
+                "fleet",
+                "eelgrid_agent",
+                "--simulate",
+                str(self.work / "fleet.json"),
+                "--energy-window",
+                f"{_window_s(len(self.trace.nodes)):g}",
+            )
             children = (controller, fleet)
             stack.push_async_callback(_cancel, asyncio.create_task(self._watch(client)))
             await self._joined(client, children)
@@ -249,8 +260,15 @@ class DemoRun:
     async def _one_node(self, client: Any, stack: AsyncExitStack) -> None:
         """Adds a node whose agent shows all its series, and work for it."""
         write_sample_node(self.work / "node.json")
-        agent = self._start(stack, "node", "eelgrid_agent", "--simulate", str(self.work / "node.json"),
-                            "--energy-window", f"{_WINDOW_S[0]:g}")  # fmt: skip
+        agent = self._start(
+            stack,
+            "node",
+            "eelgrid_agent",
+            "--simulate",
+            str(self.work / "node.json"),
+            "--energy-window",
+            f"{_WINDOW_S[0]:g}",
+        )
         deadline_s = time.monotonic() + _GPU_S
         for request in sample_submissions():
             # Refused as long as no node has its model.

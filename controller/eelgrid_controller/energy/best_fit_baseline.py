@@ -419,10 +419,13 @@ class BestFitCluster:
     def _hold(self, key: str, job: _Job, replica: int, place: ReplicaLocation) -> None:
         request = job.spec.request
         assignment = Assignment(
-            workload_id=key, replica=replica, gpu_uuids=place.gpu_uuids,
+            workload_id=key,
+            replica=replica,
+            gpu_uuids=place.gpu_uuids,
             gpu_milli=place.gpu_milli if place.gpu_uuids else 0,
-            cpu_milli=request.cpu_milli, memory_bytes=request.memory_bytes,
-        )  # fmt: skip
+            cpu_milli=request.cpu_milli,
+            memory_bytes=request.memory_bytes,
+        )
         self.nodes[place.node_name].book(assignment)
         self._stale.add(place.node_name)
         job.places[replica] = place

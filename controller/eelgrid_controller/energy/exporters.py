@@ -82,9 +82,10 @@ def advance_mark(
         raise FailedPrecondition("the export is of another ledger, or of one that was put back", (broken,))
     if export.end_s > settled_s:
         broken = Violation(
-            "end_ns", f"is {_text(export.end_s)}, and hours are settled until {_text(settled_s)}",
+            "end_ns",
+            f"is {_text(export.end_s)}, and hours are settled until {_text(settled_s)}",
             "confirm until then, and the rest when all nodes have told it",
-        )  # fmt: skip
+        )
         raise FailedPrecondition("not all nodes have told what they spent by then", (broken,))
     if before is None:
         if others >= EXPORTERS_MOST:
@@ -94,9 +95,10 @@ def advance_mark(
         return Exporter(export.name, export.begin_s, export.end_s)
     if export.begin_s > before.until_s:
         broken = Violation(
-            "begin_ns", f"is {_text(export.begin_s)}, and {export.name} has rows until {_text(before.until_s)}",
+            "begin_ns",
+            f"is {_text(export.begin_s)}, and {export.name} has rows until {_text(before.until_s)}",
             "export what is between, too, or remove the exporter and begin anew",
-        )  # fmt: skip
+        )
         raise FailedPrecondition("there would be a gap", (broken,))
     since_s = min(before.since_s, export.begin_s) if export.end_s >= before.since_s else before.since_s
     return before._replace(since_s=since_s, until_s=max(before.until_s, export.end_s))

@@ -71,9 +71,12 @@ class LedgerAmount(NamedTuple):
     def plus(self, other: "LedgerAmount") -> "LedgerAmount":
         """Both."""
         return LedgerAmount(
-            self.bare_mj + other.bare_mj, self.context_mj + other.context_mj, self.active_mj + other.active_mj,
-            self.cost + other.cost, self.carbon_g + other.carbon_g,
-        )  # fmt: skip
+            self.bare_mj + other.bare_mj,
+            self.context_mj + other.context_mj,
+            self.active_mj + other.active_mj,
+            self.cost + other.cost,
+            self.carbon_g + other.carbon_g,
+        )
 
 
 class LedgerEntry(NamedTuple):

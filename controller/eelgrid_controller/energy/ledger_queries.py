@@ -15,8 +15,19 @@ from eelgrid_protos.faults import InvalidArgument
 DAY_S = 24 * HOUR_S
 # What entries can be grouped and filtered by; labels of workloads as label:KEY.
 GROUP_KEYS = (
-    "kind", "namespace", "name", "workload", "title", "user", "queue", "node", "pool", "gpu_model", "hour", "day",
-)  # fmt: skip
+    "kind",
+    "namespace",
+    "name",
+    "workload",
+    "title",
+    "user",
+    "queue",
+    "node",
+    "pool",
+    "gpu_model",
+    "hour",
+    "day",
+)
 TIME_KEYS = ("hour", "day")
 _GROUPS_MOST = 4
 _FILTERS_MOST = 16
@@ -90,9 +101,14 @@ class LedgerAnswer:
 
 
 def parse_query(
-    *, begin_ns: int, end_ns: int, group_by: tuple[str, ...], filters: dict[str, str], rows_most: int,
+    *,
+    begin_ns: int,
+    end_ns: int,
+    group_by: tuple[str, ...],
+    filters: dict[str, str],
+    rows_most: int,
     with_nobody: bool = False,
-) -> LedgerQuery:  # fmt: skip
+) -> LedgerQuery:
     """The question, its times widened to whole hours; raises InvalidArgument."""
     begin_s = begin_ns // 10**9 // HOUR_S * HOUR_S
     end_s = -(-end_ns // (10**9 * HOUR_S)) * HOUR_S
@@ -116,9 +132,13 @@ def parse_query(
     if broken:
         raise InvalidArgument("the ledger cannot be asked that", tuple(broken))
     return LedgerQuery(
-        begin_s=begin_s, end_s=end_s, group_by=group_by, filters=tuple(sorted(filters.items())), rows_most=rows_most,
+        begin_s=begin_s,
+        end_s=end_s,
+        group_by=group_by,
+        filters=tuple(sorted(filters.items())),
+        rows_most=rows_most,
         with_nobody=with_nobody,
-    )  # fmt: skip
+    )
 
 
 def parse_queries(

@@ -58,11 +58,15 @@ class InitialCluster:
         """The state of this moment."""
         records = (
             NodeRecord(
-                inventory=record.inventory, state=record.state, lost_gpus=record.lost_gpus.copy(), others=record.others,
-                partitioned=record.partitioned, layouts=record.layouts.copy(),
+                inventory=record.inventory,
+                state=record.state,
+                lost_gpus=record.lost_gpus.copy(),
+                others=record.others,
+                partitioned=record.partitioned,
+                layouts=record.layouts.copy(),
             )
             for record in state.nodes.values()
-        )  # fmt: skip
+        )
         live = (one for one in state.workloads.values() if one.phase is not WorkloadPhase.CANCELLED)
         return cls(policy=state.policy, nodes=tuple(records), workloads=tuple(live), now_ns=now_ns)
 

@@ -76,7 +76,7 @@ class ClaimAllowance:
 
 def judge_window(
     window: EnergyWindow, watts: Mapping[str, float], allowance: ClaimAllowance, *, now_s: float
-) -> WindowVerdict:  # fmt: skip
+) -> WindowVerdict:
     """Whether a window can be; `watts` are the greatest of boards by UUID, `now_s` is Unix time."""
     begin_s, end_s = window.begin_ns / 1e9, window.end_ns / 1e9
     is_placed = begin_s >= now_s - PAST_S_MOST and end_s <= now_s + AHEAD_S_MOST
@@ -123,9 +123,13 @@ class WindowSpread:
 
 
 def spread_window(
-    window: EnergyWindow, places: Mapping[str, LedgerPlace], holder_of: Callable[[EnergyOwner], EnergyHolder],
-    tariff: EnergyTariff | None, *, came_s: float | None = None,
-) -> WindowSpread:  # fmt: skip
+    window: EnergyWindow,
+    places: Mapping[str, LedgerPlace],
+    holder_of: Callable[[EnergyOwner], EnergyHolder],
+    tariff: EnergyTariff | None,
+    *,
+    came_s: float | None = None,
+) -> WindowSpread:
     """Entries of a window of one node; `places` by GPU UUID, for each of its devices.
 
     With `came_s` all of it belongs to the hour of that time, whatever the window's own times are.
@@ -155,9 +159,12 @@ def spread_window(
 
 
 def _measured(
-    window: EnergyWindow, places: Mapping[str, LedgerPlace], hours: list[tuple[float, float]], cuts: list[float],
+    window: EnergyWindow,
+    places: Mapping[str, LedgerPlace],
+    hours: list[tuple[float, float]],
+    cuts: list[float],
     drawn: Mapping[tuple[int, LedgerPlace], int],
-) -> list[MeasuredEnergy]:  # fmt: skip
+) -> list[MeasuredEnergy]:
     """By hour and place; totals are `drawn`, the sums of shares as they were cut, so that each hour adds up, too."""
     found: dict[tuple[int, LedgerPlace], MeasuredEnergy] = {}
     for device in window.devices:

@@ -180,10 +180,15 @@ def _elastic(job: Workload, world: ClusterObservation) -> ElasticJob | None:
     if len(models) != 1:
         return None
     return ElasticJob(
-        job.workload_id, next(iter(models)), gpus=job.spec.request.gpu_count, replicas=len(job.placements),
-        least=training.replicas_least, most=training.replicas_most, points=world.points.get(training.profile, ()),
+        job.workload_id,
+        next(iter(models)),
+        gpus=job.spec.request.gpu_count,
+        replicas=len(job.placements),
+        least=training.replicas_least,
+        most=training.replicas_most,
+        points=world.points.get(training.profile, ()),
         restart_s=training.restart_s,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,13 @@ class AllocationWorker:
     """Questions in, answers out; used from one event loop."""
 
     def __init__(
-        self, *, answered: asyncio.Event, seconds: Callable[[float], None], perf_s: Callable[[], float],
+        self,
+        *,
+        answered: asyncio.Event,
+        seconds: Callable[[float], None],
+        perf_s: Callable[[], float],
         log: logging.Logger,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`answered` is set with each answer, `seconds` hears how long it took."""
         self._answered, self._seconds, self._perf_s, self._log = answered, seconds, perf_s, log
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dividing")
@@ -178,7 +182,7 @@ class ForecastFeed:
     ) -> None:
         self.forecasts = ForecastService(
             catalogue, learner=learner or LearningProcess(), monotonic_s=clock.monotonic_s, log=log
-        )  # fmt: skip
+        )
         self.foreseen = PredictedPlans(self.forecasts)
         self._loop = loop
         self._seen: tuple[int, frozenset[str]] | None = None
@@ -295,7 +299,7 @@ class ControlLoop:
         self._early = asyncio.Event()  # the next turn need not wait: there is an answer to hear
         self._divisions = AllocationWorker(
             answered=self._early, seconds=self._durations.division, perf_s=clock.perf_s, log=log
-        )  # fmt: skip
+        )
         for workload in loop.core.state.workloads.values():
             self._note(workload.workload_id, workload)
         loop.listeners.append(self._on_commit)
@@ -439,11 +443,22 @@ class ControlLoop:
         draws = await self._sums.draws(policy, self._unsteered)
         free = await self._sums.free(workloads.values())
         return ClusterObservation(
-            at_s=self._steady.now_s(), policy=policy, workloads=workloads, nodes=nodes, points=points, looks=looks,
-            rounds=self._pages.take(), progress=dict(self._progress), draws=draws, free=free,
-            divided=self._divisions.take(), advised=frozenset(outside.advised), bounds=dict(outside.bounds),
-            pages=dict(outside.pages), grown=dict(outside.grown),
-        )  # fmt: skip
+            at_s=self._steady.now_s(),
+            policy=policy,
+            workloads=workloads,
+            nodes=nodes,
+            points=points,
+            looks=looks,
+            rounds=self._pages.take(),
+            progress=dict(self._progress),
+            draws=draws,
+            free=free,
+            divided=self._divisions.take(),
+            advised=frozenset(outside.advised),
+            bounds=dict(outside.bounds),
+            pages=dict(outside.pages),
+            grown=dict(outside.grown),
+        )
 
     # Acting
 

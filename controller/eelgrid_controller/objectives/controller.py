@@ -109,7 +109,7 @@ class ServiceControllers:
         reason = "as it was found" if watch.state.target == event.replicas else "its least or most"
         service = _ServiceController(
             event.promised, watch, ReplicaDecision(watch.state.target, reason), event.at_s, event.replicas
-        )  # fmt: skip
+        )
         self._services[event.name] = service
         return self._said(event.name, service, event.at_s)
 

@@ -167,9 +167,14 @@ def plan_resizes(
         rates, watts = scaling_curve(job)
         if job.replicas in rates and len(rates) > 1:
             growing = GrowableJob(
-                job.name, rates, gpus=job.gpus, now=job.replicas, weight=job.weight, power_w=watts,
+                job.name,
+                rates,
+                gpus=job.gpus,
+                now=job.replicas,
+                weight=job.weight,
+                power_w=watts,
                 restart_s=job.restart_s,
-            )  # fmt: skip
+            )
             stocks.setdefault(job.gpu_model, []).append((job, growing))
     made: list[ElasticResize] = []
     for model, stock in stocks.items():

@@ -230,8 +230,11 @@ class ForecastService:
             learned = True
             self._log.info(
                 "family=%s learned=%d points=%d seconds=%.1f",
-                family, len(found.surfaces), len(now), self._monotonic_s() - start_s,
-            )  # fmt: skip
+                family,
+                len(found.surfaces),
+                len(now),
+                self._monotonic_s() - start_s,
+            )
         return learned
 
     def _answer(
@@ -268,7 +271,7 @@ class ForecastService:
             how.gpu_model == question.gpu_model and not how.mig_profile
             for one in profiles.family(family)
             for how in one.cells
-        )  # fmt: skip
+        )
         if not any(there):
             return ProfileForecast(why_none=f"no profile of its kind was measured on {question.gpu_model}")
         count = max(surface.learned_from for surface in learned.surfaces.values())

@@ -66,16 +66,20 @@ def _gpus(workload: Workload) -> int:
 
 def _points(
     workload: Workload, gpu_model: str, arms: Iterable[LimitArm], noise: WindowScatter | None
-) -> list[MeasuredPoint]:  # fmt: skip
+) -> list[MeasuredPoint]:
     scatter = (0.0, 0.0) if noise is None else (100.0 * noise.time_share, 100.0 * noise.energy_share)
     return [
         MeasuredPoint(
-            profile=make_job_profile_name(workload.workload_id), gpu_model=gpu_model, gpus=_gpus(workload),
-            power_limit_w=arm.limit_w, throughput_hz=arm.work / arm.time_s, power_w=arm.power_w,
+            profile=make_job_profile_name(workload.workload_id),
+            gpu_model=gpu_model,
+            gpus=_gpus(workload),
+            power_limit_w=arm.limit_w,
+            throughput_hz=arm.work / arm.time_s,
+            power_w=arm.power_w,
             source=f"own, {arm.windows} windows, scatter {scatter[0]:.4f} % and {scatter[1]:.4f} %",
         )
         for arm in arms
-    ]  # fmt: skip
+    ]
 
 
 def limit_history(workload: Workload, gpu_model: str, points: Iterable[Point], window_s: float) -> LimitHistory:
@@ -162,7 +166,11 @@ class ProfileUpdates:
                 continue
             known.told = known.windows
             yield MeasuredPoint(
-                profile=key.profile, gpu_model=key.gpu_model, gpus=key.gpus, power_limit_w=key.limit_w,
-                throughput_hz=known.work / known.time_s, power_w=known.energy_j / known.time_s,
+                profile=key.profile,
+                gpu_model=key.gpu_model,
+                gpus=key.gpus,
+                power_limit_w=key.limit_w,
+                throughput_hz=known.work / known.time_s,
+                power_w=known.energy_j / known.time_s,
                 source=f"telemetry, {known.windows} windows",
-            )  # fmt: skip
+            )

@@ -49,8 +49,11 @@ class LearningProcess:
                 raise LearningFailed("the daemon stops", "start it again")
             self._child = child = subprocess.Popen(  # our own module
                 [sys.executable, "-m", "eelgrid_controller.objectives.learning_process"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **_ONE_THREAD},
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **_ONE_THREAD},
+            )
         try:
             answer, said = child.communicate(question, timeout=WALL_S)
         except subprocess.TimeoutExpired:

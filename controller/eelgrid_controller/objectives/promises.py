@@ -73,9 +73,15 @@ def related_curves(points: Iterable[Point], gpu_model: str) -> tuple[PowerCurve,
     def apart(point: Point) -> tuple[str, Configuration]:
         running = point.configuration
         return point.workload, Configuration(
-            running.gpu_model, running.mig_profile, running.gpus, running.batch, running.processes, None,
-            running.clock_mhz, running.label,
-        )  # fmt: skip
+            running.gpu_model,
+            running.mig_profile,
+            running.gpus,
+            running.batch,
+            running.processes,
+            None,
+            running.clock_mhz,
+            running.label,
+        )
 
     fit = [
         point
@@ -233,8 +239,11 @@ def _model(promise: ServicePromise, points: Sequence[Point]) -> RequestService |
         return RequestService(station_from_point(_usual(points, response)), response, promise.arrival_cv2)
     usual = TokenDemand(promise.rate_hz, promise.output_tokens, promise.arrival_cv2)
     return TokensWithFirstTokenWatch(
-        token_curve(_alike(points)), usual, wanted[LatencyMetric.INTER_TOKEN], watched_first=wanted.get(LatencyMetric.FIRST_TOKEN)
-    )  # fmt: skip
+        token_curve(_alike(points)),
+        usual,
+        wanted[LatencyMetric.INTER_TOKEN],
+        watched_first=wanted.get(LatencyMetric.FIRST_TOKEN),
+    )
 
 
 def _usual(points: Sequence[Point], objective: QuantileObjective) -> Point:

@@ -146,9 +146,14 @@ def _unsteered(workload: Workload, reason: str) -> ServiceStatus | JobStatus:
         return JobStatus(workload_id=key, name=name, phase=_UNSTEERED, reason=said)
     placed = len(workload.placements)
     return ServiceStatus(
-        workload_id=key, name=name, phase=_UNSTEERED, reason=said, replicas_serving=placed, replicas_wanted=placed,
+        workload_id=key,
+        name=name,
+        phase=_UNSTEERED,
+        reason=said,
+        replicas_serving=placed,
+        replicas_wanted=placed,
         objective_s=objective_latency_s(workload.spec.service),
-    )  # fmt: skip
+    )
 
 
 def _reason_text(status: _Status, basis: str) -> _Status:

@@ -130,9 +130,15 @@ def price_covers(programme: IntegerProgram, weights: ObjectiveWeights, price: Fl
     demands = len(programme.rate_hz)
     counts, cost, least = np.zeros(len(programme.options), np.int64), np.zeros(demands), np.zeros(demands)
     find_cheapest_covers(
-        weights.option + programme.width * price[programme.cell], programme.throughput_hz, programme.first,
-        programme.rate_hz, COVER_NODES_MOST, counts, cost, least,
-    )  # fmt: skip
+        weights.option + programme.width * price[programme.cell],
+        programme.throughput_hz,
+        programme.first,
+        programme.rate_hz,
+        COVER_NODES_MOST,
+        counts,
+        cost,
+        least,
+    )
     limited = np.array([pool.count or 0 for pool in programme.problem.pools], np.float64)
     return PricedCovers(float(least.sum() - rent @ limited), counts, least)
 

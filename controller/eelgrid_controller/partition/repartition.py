@@ -339,8 +339,11 @@ def _account(
     changed_before, changed_after = [old for old, _ in pairs], [new for _, new in pairs]
     way = order_steps(before, after, geometries, rate_hz)
     price: Mapping[type, float] = {
-        DestroyStep: costs.destroy, CreateStep: costs.create, StartStep: costs.start, SetModeStep: costs.mode
-    }  # fmt: skip
+        DestroyStep: costs.destroy,
+        CreateStep: costs.create,
+        StartStep: costs.start,
+        SetModeStep: costs.mode,
+    }
     value = fleet_cost(problem, before)
     new_value = value - fleet_cost(problem, changed_before) + fleet_cost(problem, changed_after)
     return PartitionChange(

@@ -344,9 +344,15 @@ def _own_ground(begun: MoveNodes) -> MoveNodes:
     """A copy to change; what is only read is shared."""
     nodes = Nodes._make(array.copy() for array in begun.nodes)
     return begun._replace(
-        nodes=nodes, cost_w=begun.cost_w.copy(), board_w=begun.board_w.copy(), stamp=begun.stamp.copy(),
-        clock=begun.clock.copy(), trail=begun.trail.copy(), trail_w=begun.trail_w.copy(), slots=begun.slots.copy(),
-    )  # fmt: skip
+        nodes=nodes,
+        cost_w=begun.cost_w.copy(),
+        board_w=begun.board_w.copy(),
+        stamp=begun.stamp.copy(),
+        clock=begun.clock.copy(),
+        trail=begun.trail.copy(),
+        trail_w=begun.trail_w.copy(),
+        slots=begun.slots.copy(),
+    )
 
 
 def _step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen: list[int], unit: int) -> _Step:

@@ -103,9 +103,7 @@ class _Memory:
 def make_prices(weights: Weights) -> tuple[float, ...]:
     """The weights in the order of TERMS, and last that of stranding in a full fleet."""
     full_w = max(weights.stranding_w, weights.stranding_full_w)
-    return (
-        weights.power, weights.fragmentation_w, weights.stranding_w, weights.lookahead, weights.scarcity_w, full_w
-    )  # fmt: skip
+    return (weights.power, weights.fragmentation_w, weights.stranding_w, weights.lookahead, weights.scarcity_w, full_w)
 
 
 def make_task(request: ResourceRequest) -> Task:

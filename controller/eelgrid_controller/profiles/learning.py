@@ -266,5 +266,9 @@ def without_stale(one: WorkloadSample) -> WorkloadSample:
     """Without what was measured before a drift."""
     kept = [index for index, old in enumerate(one.stale) if not old]
     return WorkloadSample(
-        one.workload, one.traits, tuple(one.places[index] for index in kept), one.values[kept], one.noise[kept],
-    )  # fmt: skip
+        one.workload,
+        one.traits,
+        tuple(one.places[index] for index in kept),
+        one.values[kept],
+        one.noise[kept],
+    )

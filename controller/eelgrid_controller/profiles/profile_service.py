@@ -37,10 +37,30 @@ RECORD_FORMAT = 1
 _KINDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        ConformalCalibration, ProfileCell, FeatureColumn, Configuration, GpCovariance, GpEvidence, ExpectedReading, FeatureFrame, LearnedFamily, ReadingNoise, SurfaceKernel, Point,
-        WorkloadProfile, ProfileStore, ProfileReading, RecentReading, ConformityScores, GpSites, LearnedSurface, ReadingTally, DriftTest, ProfiledWorkload,
+        ConformalCalibration,
+        ProfileCell,
+        FeatureColumn,
+        Configuration,
+        GpCovariance,
+        GpEvidence,
+        ExpectedReading,
+        FeatureFrame,
+        LearnedFamily,
+        ReadingNoise,
+        SurfaceKernel,
+        Point,
+        WorkloadProfile,
+        ProfileStore,
+        ProfileReading,
+        RecentReading,
+        ConformityScores,
+        GpSites,
+        LearnedSurface,
+        ReadingTally,
+        DriftTest,
+        ProfiledWorkload,
     )
-}  # fmt: skip
+}
 _TABLE, _ARRAY = "table", "array"
 _DTYPES = {"float64", "int64", "bool"}
 _DEEP = 24

@@ -61,9 +61,17 @@ class AuditTable:
             plain.pop("number", None)
             body = json.dumps(plain, separators=(",", ":")).encode()
             size += len(body)
-            rows.append((
-                number, entry.time_ns, entry.user, entry.call, is_denied(entry.code), body.decode(), _crc(number, body),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    number,
+                    entry.time_ns,
+                    entry.user,
+                    entry.call,
+                    is_denied(entry.code),
+                    body.decode(),
+                    _crc(number, body),
+                )
+            )
         self._connection.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         self._new = len(rows), size
 

@@ -137,9 +137,14 @@ class ControllerConfig:
     def __post_init__(self) -> None:
         """Refuse what no controller can run with."""
         for name in (
-            "queue_most", "batch_most", "checkpoint_events", "changes_most", "decisions_most", "audit_rows_most",
+            "queue_most",
+            "batch_most",
+            "checkpoint_events",
+            "changes_most",
+            "decisions_most",
+            "audit_rows_most",
             "registrations_most",
-        ):  # fmt: skip
+        ):
             if getattr(self, name) < 1:
                 raise ControllerConfigError(f"{name} is {getattr(self, name)}", "give at least 1")
         for name in ("away_grace_s", "restart_grace_s", "checkpoint_idle_s", "plan_interval_s", "stop_s"):

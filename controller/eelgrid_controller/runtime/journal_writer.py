@@ -104,6 +104,8 @@ class CheckpointWriter:
             return
         self._log.info(
             "checkpoint=written revision=%d events=%d seconds=%.3f",
-            state.revision, self.events, self._clock.perf_s() - start_s,
-        )  # fmt: skip
+            state.revision,
+            self.events,
+            self._clock.perf_s() - start_s,
+        )
         self.events = 0

@@ -58,11 +58,19 @@ class ControllerLoop:
     """Runs a core over a journal; see the module's theory. Used from one event loop."""
 
     def __init__(
-        self, *, journal: Journal, fresh_state: Callable[[], ClusterState], make_core: Callable[[ClusterState], Core],
-        config: ControllerConfig, clock: Clock, log: logging.Logger,
-        observe_decision: Callable[[float, str, CommandOrigin | None], None] = lambda _duration_s, _workload_id, _origin: None,
+        self,
+        *,
+        journal: Journal,
+        fresh_state: Callable[[], ClusterState],
+        make_core: Callable[[ClusterState], Core],
+        config: ControllerConfig,
+        clock: Clock,
+        log: logging.Logger,
+        observe_decision: Callable[
+            [float, str, CommandOrigin | None], None
+        ] = lambda _duration_s, _workload_id, _origin: None,
         observe_commit: Callable[[float], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.journal = journal
         self.config = config
         self.clock = clock
@@ -290,9 +298,14 @@ class ControllerLoop:
         await self.command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
 
     async def command(
-        self, apply: Callable[[Core, int], CoreStep[_Result]], *, is_decision: bool = False, origin: CommandOrigin | None = None,
-        call: AuditedCall | None = None, entries: tuple[AuditEntry, ...] = (),
-    ) -> _Result:  # fmt: skip
+        self,
+        apply: Callable[[Core, int], CoreStep[_Result]],
+        *,
+        is_decision: bool = False,
+        origin: CommandOrigin | None = None,
+        call: AuditedCall | None = None,
+        entries: tuple[AuditEntry, ...] = (),
+    ) -> _Result:
         """Change the core in turn with everybody else; returns when that is on disk. Raises Fault."""
         if self._stopping or self.failed.done():
             raise Unavailable("the controller is stopping; repeat the call when it is back")
@@ -476,8 +489,9 @@ class ControllerLoop:
         if recovered.healed_count:
             self._log.warning(
                 "journal=healed count=%d reason='an older version let in what answers cannot carry' "
-                "remedy='look at these names with eelctl; cancel what is not wanted'", recovered.healed_count,
-            )  # fmt: skip
+                "remedy='look at these names with eelctl; cancel what is not wanted'",
+                recovered.healed_count,
+            )
         self._core = self.make_core(recovered.state)
         self._core.judge_by(self.eligibility)
         self._checkpoints.events = recovered.replayed
@@ -534,9 +548,10 @@ class ControllerLoop:
             # Its agent went before its first inventory was accepted.
             return
         command = CoreCommand(
-            lambda core, now_ns: core.node_lost(node_name, now_ns=now_ns), asyncio.get_running_loop().create_future(),
+            lambda core, now_ns: core.node_lost(node_name, now_ns=now_ns),
+            asyncio.get_running_loop().create_future(),
             asked_s=self.clock.monotonic_s(),
-        )  # fmt: skip
+        )
 
         def check(answer: asyncio.Future[Any]) -> None:
             if answer.exception() is not None:

@@ -113,9 +113,13 @@ class HttpFetcher:
     """Gets pages within its bounds."""
 
     def __init__(
-        self, bounds: FetchLimits | None = None, *, tls: ssl.SSLContext | None = None, allows_loopback: bool = False,
+        self,
+        bounds: FetchLimits | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        allows_loopback: bool = False,
         resolve: ResolveHost | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`tls` says whom to trust; what the system trusts without it. `resolve` gives a name's addresses."""
         self._bounds = bounds or FetchLimits()
         self._allows_loopback = allows_loopback
@@ -168,9 +172,12 @@ class HttpFetcher:
                 continue
             try:
                 return await asyncio.open_connection(
-                    host, address.port, limit=_HEAD_BYTES_MOST, ssl=self._tls if address.is_secure else None,
+                    host,
+                    address.port,
+                    limit=_HEAD_BYTES_MOST,
+                    ssl=self._tls if address.is_secure else None,
                     server_hostname=address.host if address.is_secure else None,
-                )  # fmt: skip
+                )
             except ssl.SSLError:
                 raise
             except OSError as error:

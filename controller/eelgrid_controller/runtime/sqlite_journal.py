@@ -97,9 +97,15 @@ class SqliteJournal:
     """Implements `Journal`; made by `open_journal`."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, found: _Examined, mark: HighWaterMark | None, *,
-        retained: int, held: contextlib.ExitStack,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        found: _Examined,
+        mark: HighWaterMark | None,
+        *,
+        retained: int,
+        held: contextlib.ExitStack,
+    ) -> None:
         self.path = path
         self.counters = JournalCounters()
         # Lost entries whose loss was accepted; the next append makes that final.
@@ -567,9 +573,10 @@ def _refused_mark(path: Path, error: OSError) -> JournalError:
         return JournalUnavailable(path, f"{MARK_NAME} beside it is a symbolic link", "replace it by the file itself")
     kind = JournalFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else JournalUnavailable
     return kind(
-        path, f"{MARK_NAME} beside it was refused ({error.strerror or error})",
+        path,
+        f"{MARK_NAME} beside it was refused ({error.strerror or error})",
         f"check the disk and the permissions of {path.parent}",
-    )  # fmt: skip
+    )
 
 
 def _create(path: Path, cluster_id: str) -> None:

@@ -71,19 +71,27 @@ class Authorizer:
             word = "admin" if needs is None else needs.value
             self._roleless[word] += 1
             self._log.warn(
-                ("let in", word), _ROLELESS_EVERY_S,
+                ("let in", word),
+                _ROLELESS_EVERY_S,
                 "call=%s certificate=%r role=none action=let_in remedy='give it O=eelgrid:%s, then --roles require'",
-                path.rpartition("/")[2], caller.subject, word,
-            )  # fmt: skip
+                path.rpartition("/")[2],
+                caller.subject,
+                word,
+            )
 
     def count(self, refusal: RoleRefused) -> None:
         """A caller was refused, here or by whoever looked closer."""
         key = refusal.caller.greatest, refusal.needs
         self._refused[key] += 1
         self._log.warn(
-            key, _REFUSALS_EVERY_S, "call=%s certificate=%r roles=%s needs=%s action=refused",
-            refusal.method, refusal.caller.subject, key[0], refusal.needs,
-        )  # fmt: skip
+            key,
+            _REFUSALS_EVERY_S,
+            "call=%s certificate=%r roles=%s needs=%s action=refused",
+            refusal.method,
+            refusal.caller.subject,
+            key[0],
+            refusal.needs,
+        )
 
 
 _NAME_MOST = 253

@@ -321,9 +321,14 @@ class PlacementTraces:
             followed.queue.events.append((now_ns, "waits", {"eelgrid.reason": event.reason}))
 
     def _place(
-        self, workload_id: str, placements: Sequence[Placement], said: AttributeValues, times_ns: tuple[int, int, int], *,
+        self,
+        workload_id: str,
+        placements: Sequence[Placement],
+        said: AttributeValues,
+        times_ns: tuple[int, int, int],
+        *,
         pods: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Everything has its place; `times_ns` are when its turn, its commit and this moment began."""
         followed = self._followed[workload_id]
         turn_ns, commit_ns, now_ns = times_ns
@@ -422,9 +427,14 @@ class PlacementTraces:
         self._spans.ended(span)
 
     def _span(
-        self, name: str, parent: Span, times_ns: tuple[int, int], values: AttributeValues | None = None, *,
+        self,
+        name: str,
+        parent: Span,
+        times_ns: tuple[int, int],
+        values: AttributeValues | None = None,
+        *,
         kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A span that is over; `times_ns` are its start and its end."""
         self._close(self._open(name, parent, times_ns[0], values or {}, kind=kind), times_ns[1])
 

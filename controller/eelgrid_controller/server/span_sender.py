@@ -40,9 +40,15 @@ class SpanSender:
     """Gives an exporter what ends, in batches, from a thread of its own."""
 
     def __init__(
-        self, exporter: SpanExporter, provider: TracerProvider, *, scope: str, log: logging.Logger,
-        queue_most: int = _QUEUE_MOST, every_s: float = _SEND_EVERY_S,
-    ) -> None:  # fmt: skip
+        self,
+        exporter: SpanExporter,
+        provider: TracerProvider,
+        *,
+        scope: str,
+        log: logging.Logger,
+        queue_most: int = _QUEUE_MOST,
+        every_s: float = _SEND_EVERY_S,
+    ) -> None:
         """The provider is asked for its sampler, its ids and its resource; `scope` names who makes the spans."""
         self.exported = self.dropped = self.failed = 0
         self._exporter = exporter

@@ -228,11 +228,15 @@ class SpendingMonitor:
             left_s = max(0.0, one.stretch.end_s - now_ns / _NS)
             found.append(
                 SpendingStatus(
-                    limit=one.limit, begin_ns=one.stretch.begin_s * _NS, end_ns=one.stretch.end_s * _NS,
-                    spent=one.spent, forecast=None if one.spent is None or rate is None else one.spent + rate * left_s,
-                    over_since_ns=since_ns.get(key, 0), waiting=seen.waiting.get(key, 0),
+                    limit=one.limit,
+                    begin_ns=one.stretch.begin_s * _NS,
+                    end_ns=one.stretch.end_s * _NS,
+                    spent=one.spent,
+                    forecast=None if one.spent is None or rate is None else one.spent + rate * left_s,
+                    over_since_ns=since_ns.get(key, 0),
+                    waiting=seen.waiting.get(key, 0),
                 )
-            )  # fmt: skip
+            )
         return tuple(found)
 
     def families(self) -> Iterator[MetricFamily]:

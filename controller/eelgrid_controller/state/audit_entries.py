@@ -15,10 +15,19 @@ _TEXT_MOST = 120
 _DEPTH_MOST = 4
 
 # Calls that change what the journal holds: their entries are in the commit of their events.
-JOURNALLED = frozenset({
-    "SubmitWorkload", "CancelWorkload", "ScaleWorkload", "UpdatePolicy", "ApplyMoves", "ApplyPartitions", "RecordPoints",
-    "RemoveNode", "ReconcileNode",
-})  # fmt: skip
+JOURNALLED = frozenset(
+    {
+        "SubmitWorkload",
+        "CancelWorkload",
+        "ScaleWorkload",
+        "UpdatePolicy",
+        "ApplyMoves",
+        "ApplyPartitions",
+        "RecordPoints",
+        "RemoveNode",
+        "ReconcileNode",
+    }
+)
 # Calls that only tell something, often: those alike are one entry a minute.
 REPORTS = frozenset({"ReportProgress", "ConfirmEnergyExport"})
 # Every call that changes something; the others change what is in no journal.
@@ -85,10 +94,17 @@ def escape_line_breaks(text: str) -> str:
 def _submission(request: Any) -> dict[str, Any]:
     spec = request.spec
     asked = {
-        "workload_id": request.workload_id, "name": spec.name, "kind": spec.kind.name.lower(),
-        "namespace": spec.namespace, "user": spec.user, "queue": spec.queue, "replicas": spec.replicas,
-        "gpu_count": spec.request.gpu_count, "gpu_milli": spec.request.gpu_milli, "priority": spec.priority,
-    }  # fmt: skip
+        "workload_id": request.workload_id,
+        "name": spec.name,
+        "kind": spec.kind.name.lower(),
+        "namespace": spec.namespace,
+        "user": spec.user,
+        "queue": spec.queue,
+        "replicas": spec.replicas,
+        "gpu_count": spec.request.gpu_count,
+        "gpu_milli": spec.request.gpu_milli,
+        "priority": spec.priority,
+    }
     kept = {name: value for name, value in asked.items() if value}
     return kept | ({"labels": _bounded(spec.labels)} if spec.labels else {})
 

@@ -38,9 +38,15 @@ def make_job_profile_name(workload_id: str) -> str:
 def make_point_key(point: MeasuredPoint) -> PointKey:
     """Where a point stands among those of its profile."""
     return PointKey(
-        point.gpu_model, point.mig_profile, point.gpus, point.batch, point.processes,
-        round(1000.0 * (point.power_limit_w or 0.0)), point.clock_mhz or 0, point.label,
-    )  # fmt: skip
+        point.gpu_model,
+        point.mig_profile,
+        point.gpus,
+        point.batch,
+        point.processes,
+        round(1000.0 * (point.power_limit_w or 0.0)),
+        point.clock_mhz or 0,
+        point.label,
+    )
 
 
 def make_profile_point(point: MeasuredPoint) -> Point:
@@ -48,8 +54,13 @@ def make_profile_point(point: MeasuredPoint) -> Point:
     return Point(
         workload=point.profile,
         configuration=Configuration(
-            gpu_model=point.gpu_model, mig_profile=point.mig_profile, gpus=point.gpus, batch=point.batch,
-            processes=point.processes, power_limit_w=point.power_limit_w, clock_mhz=point.clock_mhz,
+            gpu_model=point.gpu_model,
+            mig_profile=point.mig_profile,
+            gpus=point.gpus,
+            batch=point.batch,
+            processes=point.processes,
+            power_limit_w=point.power_limit_w,
+            clock_mhz=point.clock_mhz,
             label=point.label,
         ),
         throughput_hz=point.throughput_hz,
@@ -57,7 +68,7 @@ def make_profile_point(point: MeasuredPoint) -> Point:
         power_w=point.power_w,
         memory_bytes=point.memory_bytes,
         source=point.source,
-    )  # fmt: skip
+    )
 
 
 class MeasuredPoints(Mapping[str, tuple[Point, ...]]):

@@ -337,10 +337,13 @@ def judge_limits(
                 since_ns = now_ns if before is None else before.since_ns
                 over.append(
                     OverspentLimit(
-                        limit=one.limit, spent=one.spent, begin_s=one.stretch.begin_s, end_s=one.stretch.end_s,
+                        limit=one.limit,
+                        spent=one.spent,
+                        begin_s=one.stretch.begin_s,
+                        end_s=one.stretch.end_s,
                         since_ns=since_ns,
                     )
-                )  # fmt: skip
+                )
     return tuple(over)
 
 

@@ -127,9 +127,14 @@ class NewestPower:
         np.maximum(ages_s, 0.0, out=ages_s)
         kept = np.nonzero((ages_s <= fresh_s)[self._row[:cells]] & (self._gpus[:cells] > 0))[0]
         return PowerReadings(
-            names=self._names, models=self._models, age_s=ages_s, row=self._row[kept], model=self._model[kept],
-            power_w=self._power_w[kept], gpus=self._gpus[kept],
-        )  # fmt: skip
+            names=self._names,
+            models=self._models,
+            age_s=ages_s,
+            row=self._row[kept],
+            model=self._model[kept],
+            power_w=self._power_w[kept],
+            gpus=self._gpus[kept],
+        )
 
     def _release(self, row: int) -> None:
         at = self._at[row]

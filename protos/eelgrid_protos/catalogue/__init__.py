@@ -19,6 +19,17 @@ from eelgrid_protos.catalogue.products import (
 )
 
 __all__ = [
-    "Catalogue", "CatalogueError", "CiProfile", "GiProfile", "MigGeometry", "PowerSensor", "Product", "SensorClass",
-    "gi_id", "gi_span", "load_catalogue", "model_name", "parse_catalogue",
-]  # fmt: skip
+    "Catalogue",
+    "CatalogueError",
+    "CiProfile",
+    "GiProfile",
+    "MigGeometry",
+    "PowerSensor",
+    "Product",
+    "SensorClass",
+    "gi_id",
+    "gi_span",
+    "load_catalogue",
+    "model_name",
+    "parse_catalogue",
+]

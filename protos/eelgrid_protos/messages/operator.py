@@ -7,7 +7,7 @@ from eelgrid_protos.messages.node import Gpu, Inventory
 from eelgrid_protos.messages.plan import NodePlan, PlanApplied
 from eelgrid_protos.messages.policy import Policy
 from eelgrid_protos.messages.workload import Explanation, Workload, WorkloadPhase, WorkloadSpec
-from eelgrid_protos.quantities import (  # fmt: skip
+from eelgrid_protos.quantities import (
     Bytes,
     Celsius,
     ClusterWatts,

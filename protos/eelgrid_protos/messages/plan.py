@@ -6,7 +6,7 @@ from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.reading import INSTANCES_PER_GPU_MOST
-from eelgrid_protos.quantities import (  # fmt: skip
+from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
     Count,

@@ -7,7 +7,7 @@ from typing import Annotated
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.policy import OBJECTIVES, Weights
 from eelgrid_protos.messages.workload import Candidate, GpuModel, WorkloadSpec
-from eelgrid_protos.quantities import (  # fmt: skip
+from eelgrid_protos.quantities import (
     Bytes,
     ClusterWatts,
     Count,

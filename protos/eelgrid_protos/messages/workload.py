@@ -7,7 +7,7 @@ from typing import Annotated
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.plan import Slice
 from eelgrid_protos.messages.promise import ServicePromise, TrainingPromise
-from eelgrid_protos.quantities import (  # fmt: skip
+from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
     CostWatts,

@@ -54,9 +54,12 @@ class AmdDevice:
     """The device port over `amdsmi`; `visit` is called before a listing asks a device and may pass it over."""
 
     def __init__(
-        self, smi: Any, *, visit: Callable[[int], bool] = lambda _index: True,
+        self,
+        smi: Any,
+        *,
+        visit: Callable[[int], bool] = lambda _index: True,
         user_id: Callable[[], int] = os.geteuid,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._smi = smi
         self._visit = visit
         self._user_id = user_id
@@ -156,9 +159,10 @@ class AmdDevice:
             memory_bytes = find_number(one.get("memory_usage"), "vram_mem")
             memory_bytes = find_number(one, "mem") if memory_bytes is None else memory_bytes
             processes[int(one["pid"])] = GpuProcess(
-                pid=int(one["pid"]), kind=ProcessKind.COMPUTE,
+                pid=int(one["pid"]),
+                kind=ProcessKind.COMPUTE,
                 memory_bytes=None if memory_bytes is None else int(memory_bytes),
-            )  # fmt: skip
+            )
         return tuple(sorted(processes.values(), key=lambda process: process.pid))
 
     def topology(self) -> tuple[DeviceLink, ...]:

@@ -22,13 +22,15 @@ _IMPLAUSIBLE = _MISSING[AbsenceReason.IMPLAUSIBLE]
 _SMALLEST_SENTINEL = 0xFFFF
 
 # Residency counters, and what NVML's bits call a clock held down for that cause.
-_CAUSES: Mapping[str, int] = MappingProxyType({
-    "ppt_residency_acc": 0x4,          # software power cap
-    "socket_thm_residency_acc": 0x20,  # software thermal slowdown
-    "vr_thm_residency_acc": 0x40,      # hardware thermal slowdown
-    "hbm_thm_residency_acc": 0x40,
-    "prochot_residency_acc": 0x48,     # hardware slowdown, thermal
-})  # fmt: skip
+_CAUSES: Mapping[str, int] = MappingProxyType(
+    {
+        "ppt_residency_acc": 0x4,  # software power cap
+        "socket_thm_residency_acc": 0x20,  # software thermal slowdown
+        "vr_thm_residency_acc": 0x40,  # hardware thermal slowdown
+        "hbm_thm_residency_acc": 0x40,
+        "prochot_residency_acc": 0x48,  # hardware slowdown, thermal
+    }
+)
 _PCIE_GENERATIONS = MappingProxyType({2500: 1, 5000: 2, 8000: 3, 16_000: 4, 32_000: 5, 64_000: 6})
 
 AmdCall = Callable[[Any, Any], Any]
@@ -144,7 +146,8 @@ FAST_SOURCES: tuple[AmdSource, ...] = (
         },
     ),
     AmdSource(
-        lambda smi, handle: smi.amdsmi_get_gpu_vram_usage(handle), {Reading.MEMORY_USED_BYTES: _scaled(MIB, "vram_used")}
+        lambda smi, handle: smi.amdsmi_get_gpu_vram_usage(handle),
+        {Reading.MEMORY_USED_BYTES: _scaled(MIB, "vram_used")},
     ),
     AmdSource(_clock("GFX"), {Reading.SM_CLOCK_MHZ: _scaled(1.0, "clk", "cur_clk")}),
     AmdSource(_clock("MEM"), {Reading.MEMORY_CLOCK_MHZ: _scaled(1.0, "clk", "cur_clk")}),
@@ -152,7 +155,7 @@ FAST_SOURCES: tuple[AmdSource, ...] = (
     AmdSource(
         lambda smi, handle: smi.amdsmi_get_power_cap_info(handle), {Reading.POWER_LIMIT_W: _scaled(1e-6, "power_cap")}
     ),
-)  # fmt: skip
+)
 SLOW_SOURCES: tuple[AmdSource, ...] = (
     AmdSource(
         lambda smi, handle: smi.amdsmi_get_power_cap_info(handle),
@@ -198,7 +201,7 @@ SLOW_SOURCES: tuple[AmdSource, ...] = (
         lambda smi, handle: smi.amdsmi_get_gpu_process_list(handle),
         {Reading.PROCESSES: lambda answer: float(len({process["pid"] for process in answer}))},
     ),
-)  # fmt: skip
+)
 assert {reading for source in SLOW_SOURCES for reading in source.readings} <= set(SLOW_READINGS)
 
 

@@ -28,26 +28,30 @@ NO_DIRECTORY, BUSY, NOT_FOUND, NOT_INITIALIZED, NOT_LOADED = 20, 30, 31, 32, 34
 NO_DATA, NO_DRIVER, NO_FILE, NO_SETTING = 40, 51, 52, 55
 
 _GONE = frozenset({NOT_FOUND, NOT_INITIALIZED, NOT_LOADED, NO_DRIVER})
-_REASONS: Mapping[int, AbsenceReason] = MappingProxyType({
-    **dict.fromkeys(
-        (INVALID, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_SYMBOL, NO_DIRECTORY, NO_DATA, NO_FILE, NO_SETTING),
-        AbsenceReason.NOT_SUPPORTED,
-    ),
-    **dict.fromkeys(_GONE, AbsenceReason.GPU_LOST),
-    TIMEOUT: AbsenceReason.TIMED_OUT,
-    NO_PERMISSION: AbsenceReason.NO_PERMISSION,
-})  # fmt: skip
-_ERRORS: Mapping[int, tuple[type[DeviceError], str]] = MappingProxyType({
-    INVALID: (OutOfRange, "the device does not take this value; ask for its limits"),
-    OUT_OF_BOUNDS: (OutOfRange, "the device does not take this value; ask for its limits"),
-    NO_PERMISSION: (NoPermission, "the driver refuses this user; run as root"),
-    TIMEOUT: (DeviceTimeout, "the call did not come back in time; wait, and reset the device if it lasts"),
-    BUSY: (DeviceInUse, "a process holds the device; stop it first"),
-    NOT_FOUND: (GpuLostError, "the device answers nothing any more; reset it or reboot the node"),
-    NOT_INITIALIZED: (DriverUnavailable, "the session is gone; ask again"),
-    NOT_LOADED: (DriverUnavailable, "the amdgpu driver is not loaded; load it (modprobe amdgpu)"),
-    NO_DRIVER: (DriverUnavailable, "the amdgpu driver is not loaded; load it (modprobe amdgpu)"),
-})  # fmt: skip
+_REASONS: Mapping[int, AbsenceReason] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (INVALID, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_SYMBOL, NO_DIRECTORY, NO_DATA, NO_FILE, NO_SETTING),
+            AbsenceReason.NOT_SUPPORTED,
+        ),
+        **dict.fromkeys(_GONE, AbsenceReason.GPU_LOST),
+        TIMEOUT: AbsenceReason.TIMED_OUT,
+        NO_PERMISSION: AbsenceReason.NO_PERMISSION,
+    }
+)
+_ERRORS: Mapping[int, tuple[type[DeviceError], str]] = MappingProxyType(
+    {
+        INVALID: (OutOfRange, "the device does not take this value; ask for its limits"),
+        OUT_OF_BOUNDS: (OutOfRange, "the device does not take this value; ask for its limits"),
+        NO_PERMISSION: (NoPermission, "the driver refuses this user; run as root"),
+        TIMEOUT: (DeviceTimeout, "the call did not come back in time; wait, and reset the device if it lasts"),
+        BUSY: (DeviceInUse, "a process holds the device; stop it first"),
+        NOT_FOUND: (GpuLostError, "the device answers nothing any more; reset it or reboot the node"),
+        NOT_INITIALIZED: (DriverUnavailable, "the session is gone; ask again"),
+        NOT_LOADED: (DriverUnavailable, "the amdgpu driver is not loaded; load it (modprobe amdgpu)"),
+        NO_DRIVER: (DriverUnavailable, "the amdgpu driver is not loaded; load it (modprobe amdgpu)"),
+    }
+)
 
 
 def load_binding() -> Any:

@@ -35,12 +35,19 @@ def read_geometry(handle: Any) -> MigGeometry:
     resetless = is_resetless(handle)
     if known is None:
         return MigGeometry(
-            key=name, nvml_names=(name,), architecture="", memory_slices=slices,
+            key=name,
+            nvml_names=(name,),
+            architecture="",
+            memory_slices=slices,
             compute_slices=max(profile.compute_slices for profile in profiles),
-            most=max(profile.most for profile in profiles), reset_to_change_mode=not resetless,
-            mode_survives_reboot=not resetless, sm_total=max(profile.sm_count or 0 for profile in profiles) or None,
-            driver_least=None, profiles=by_key, note="not in the catalogue; read from the driver",
-        )  # fmt: skip
+            most=max(profile.most for profile in profiles),
+            reset_to_change_mode=not resetless,
+            mode_survives_reboot=not resetless,
+            sm_total=max(profile.sm_count or 0 for profile in profiles) or None,
+            driver_least=None,
+            profiles=by_key,
+            note="not in the catalogue; read from the driver",
+        )
     reset = known.reset_to_change_mode if resetless is None else not resetless
     return replace(known, profiles=by_key, reset_to_change_mode=reset)
 
@@ -113,9 +120,12 @@ def _profile(
     own = like is not None and known is not None
     text = name or (like.name if like and own else f"profile-{profile_id}")
     engines = (
-        int(info.copyEngineCount), int(info.decoderCount), int(info.encoderCount), int(info.jpegCount),
+        int(info.copyEngineCount),
+        int(info.decoderCount),
+        int(info.encoderCount),
+        int(info.jpegCount),
         int(info.ofaCount),
-    )  # fmt: skip
+    )
     return GiProfile(
         key=like.key if like else text,
         id=profile_id,

@@ -161,12 +161,17 @@ def filter_implausible(reading: Reading, value: float | None) -> ReadingValue:
 _LINKS_MOST = int(pynvml.NVML_NVLINK_MAX_LINKS)
 _KIB = 1024.0
 _OLD_ERRORS = (
-    NvmlField.NVLINK_CRC_FLIT_ERRORS, NvmlField.NVLINK_CRC_DATA_ERRORS, NvmlField.NVLINK_REPLAY_ERRORS,
+    NvmlField.NVLINK_CRC_FLIT_ERRORS,
+    NvmlField.NVLINK_CRC_DATA_ERRORS,
+    NvmlField.NVLINK_REPLAY_ERRORS,
     NvmlField.NVLINK_RECOVERY_ERRORS,
-)  # fmt: skip
+)
 _NEW_ERRORS = (
-    NvmlField.NVLINK_MALFORMED, NvmlField.NVLINK_OVERRUNS, NvmlField.NVLINK_RECEIVE_ERRORS, NvmlField.NVLINK_INTEGRITY_ERRORS,
-)  # fmt: skip
+    NvmlField.NVLINK_MALFORMED,
+    NvmlField.NVLINK_OVERRUNS,
+    NvmlField.NVLINK_RECEIVE_ERRORS,
+    NvmlField.NVLINK_INTEGRITY_ERRORS,
+)
 
 
 def build_link_sources(branch: int) -> tuple[NvmlSource, ...]:
@@ -378,9 +383,11 @@ def _throttle_reasons(handle: Any) -> tuple[float]:
 
 
 _ROWS = (
-    Reading.REMAPPED_ROWS_CORRECTABLE, Reading.REMAPPED_ROWS_UNCORRECTABLE, Reading.ROW_REMAP_PENDING,
+    Reading.REMAPPED_ROWS_CORRECTABLE,
+    Reading.REMAPPED_ROWS_UNCORRECTABLE,
+    Reading.ROW_REMAP_PENDING,
     Reading.ROW_REMAP_FAILED,
-)  # fmt: skip
+)
 
 
 def build_slow_sources(branch: int) -> tuple[NvmlSource, ...]:

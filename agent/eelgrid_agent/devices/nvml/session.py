@@ -23,19 +23,23 @@ from eelgrid_protos.messages import AbsenceReason
 
 SESSION_LOST_CODES = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
 _GONE = SESSION_LOST_CODES | {
-    pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED,
     pynvml.NVML_ERROR_GPU_NOT_FOUND,
-}  # fmt: skip
-_REASONS: Mapping[int, AbsenceReason] = MappingProxyType({
-    pynvml.NVML_ERROR_NOT_SUPPORTED: AbsenceReason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: AbsenceReason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: AbsenceReason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: AbsenceReason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_DEPRECATED: AbsenceReason.NOT_SUPPORTED,
-    pynvml.NVML_ERROR_NO_PERMISSION: AbsenceReason.NO_PERMISSION,
-    pynvml.NVML_ERROR_TIMEOUT: AbsenceReason.TIMED_OUT,
-    **dict.fromkeys(_GONE, AbsenceReason.GPU_LOST),
-})  # fmt: skip
+}
+_REASONS: Mapping[int, AbsenceReason] = MappingProxyType(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED: AbsenceReason.NOT_SUPPORTED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT: AbsenceReason.NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: AbsenceReason.NOT_SUPPORTED,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: AbsenceReason.NOT_SUPPORTED,
+        pynvml.NVML_ERROR_DEPRECATED: AbsenceReason.NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION: AbsenceReason.NO_PERMISSION,
+        pynvml.NVML_ERROR_TIMEOUT: AbsenceReason.TIMED_OUT,
+        **dict.fromkeys(_GONE, AbsenceReason.GPU_LOST),
+    }
+)
 # Reasons that hold for the whole device, not for one reading.
 SILENT_REASONS = frozenset({AbsenceReason.GPU_LOST, AbsenceReason.TIMED_OUT})
 MISSING_BY_REASON: Mapping[AbsenceReason, Missing] = MappingProxyType(

@@ -84,11 +84,20 @@ _MESSAGE_LONGEST = 500
 _ERRORS: Mapping[str, type[port.DeviceError]] = {
     kind.__name__: kind
     for kind in (
-        port.DeviceError, port.DriverUnavailable, port.GpuLostError, port.DeviceTimeout, port.UnknownGpu,
-        port.UnknownInstance, port.NotSupported, port.NoPermission, port.DeviceInUse, port.InsufficientResources,
-        port.OutOfRange, port.OutcomeUnknown,
+        port.DeviceError,
+        port.DriverUnavailable,
+        port.GpuLostError,
+        port.DeviceTimeout,
+        port.UnknownGpu,
+        port.UnknownInstance,
+        port.NotSupported,
+        port.NoPermission,
+        port.DeviceInUse,
+        port.InsufficientResources,
+        port.OutOfRange,
+        port.OutcomeUnknown,
     )
-}  # fmt: skip
+}
 
 
 class CallClass(Enum):

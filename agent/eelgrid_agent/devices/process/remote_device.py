@@ -59,9 +59,14 @@ class RemoteDevice:
     """Device and Control in a child process; `factory` names what the child opens, `argument` is handed to it."""
 
     def __init__(
-        self, factory: str, argument: str = "", *, deadlines: CallDeadlines | None = None, limits: WatchdogLimits | None = None,
+        self,
+        factory: str,
+        argument: str = "",
+        *,
+        deadlines: CallDeadlines | None = None,
+        limits: WatchdogLimits | None = None,
         kill: KillProcess = os.kill,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._deadlines = deadlines or CallDeadlines()
         self._supervisor = DriverSupervisor(
             factory, argument, deadlines=self._deadlines, limits=limits or WatchdogLimits(), kill=kill

@@ -62,9 +62,13 @@ class CallDeadlines:
     def of(self, pace: CallClass) -> float:
         """The seconds of a pace."""
         return {
-            CallClass.QUICK: self.quick_s, CallClass.SLOW: self.slow_s, CallClass.LISTING: self.listing_s,
-            CallClass.SETTING: self.setting_s, CallClass.INSTANCE: self.instance_s, CallClass.MODE: self.mode_s,
-        }[pace]  # fmt: skip
+            CallClass.QUICK: self.quick_s,
+            CallClass.SLOW: self.slow_s,
+            CallClass.LISTING: self.listing_s,
+            CallClass.SETTING: self.setting_s,
+            CallClass.INSTANCE: self.instance_s,
+            CallClass.MODE: self.mode_s,
+        }[pace]
 
 
 class RequestOutcome(Enum):
@@ -124,9 +128,11 @@ class DriverProcess:
             fds = (theirs.fileno(), self._board.fd)
             try:
                 self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-                    (*command, *map(str, fds), str(os.getpid()), places), pass_fds=fds, stdin=subprocess.DEVNULL,
+                    (*command, *map(str, fds), str(os.getpid()), places),
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                )  # fmt: skip
+                )
             except OSError:
                 self._socket.close()
                 self._board.close()

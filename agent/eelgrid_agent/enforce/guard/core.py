@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from eelgrid_agent.enforce.guard.device_state import DeviceState, apply_outcomes, record_loss
 from eelgrid_agent.enforce.guard.device_step import LimitBounds, step_device
-from eelgrid_agent.enforce.guard.events import (  # fmt: skip
+from eelgrid_agent.enforce.guard.events import (
     AnnounceEvent,
     CommandFailure,
     CommandsExecuted,
@@ -70,10 +70,11 @@ class GuardState:
         kept = [
             (budget_w, is_enforced)
             for budget_w, is_enforced in (
-                (self.plan_budget_w, self.is_enforced), (self.local.power_budget_w, self.local.enforce),
+                (self.plan_budget_w, self.is_enforced),
+                (self.local.power_budget_w, self.local.enforce),
             )
             if budget_w is not None
-        ]  # fmt: skip
+        ]
         is_enforced = any(enforced for _, enforced in kept)
         lowest = min((budget_w for budget_w, enforced in kept if enforced == is_enforced), default=None)
         return lowest, is_enforced
@@ -211,9 +212,14 @@ def _tick(state: GuardState, event: GuardTick, limits: GuardLimits) -> GuardStep
                 writes.append(RestoreDevice(record=device.record))
             continue
         turn = step_device(
-            device, get_limit_bounds(state.devices, device), _cap_w(state, device), origin=event.origin, now_ns=event.now_ns,
-            is_allowed=not device.is_quarantined(event.now_ns) and not device.suspended, limits=limits,
-        )  # fmt: skip
+            device,
+            get_limit_bounds(state.devices, device),
+            _cap_w(state, device),
+            origin=event.origin,
+            now_ns=event.now_ns,
+            is_allowed=not device.is_quarantined(event.now_ns) and not device.suspended,
+            limits=limits,
+        )
         device = turn.device
         announced += [_announce(kind, event.wall_ns, device.gpu_uuid, word) for kind, word in turn.told]
         if turn.is_restore and device.record is not None:
@@ -299,7 +305,7 @@ def _draw(state: GuardState, device: DeviceState, now_ns: int) -> DeviceDraw:
     found_w = device.record.found_w if device.record is not None and device.limit_w is not None else None
     return DeviceDraw(
         power_w=power_w, limit_w=limit_w, low_w=bounds.low_w, high_w=found_w or bounds.high_w, is_writable=True
-    )  # fmt: skip
+    )
 
 
 def _announce(kind: NodeEventKind, wall_ns: int, uuid: str, detail: str) -> AnnounceEvent:

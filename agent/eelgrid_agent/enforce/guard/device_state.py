@@ -211,9 +211,16 @@ def _restored(
     if outcome.foreign:
         words.append((NodeEventKind.SETTING_DRIFT, device.gpu_uuid, outcome.foreign))
     return replace(
-        record_success(device), record=None, is_restoring=False, limit_w=None, clocks=None, profile=None, clock_looks=0,
-        attempts=0, retry_ns=0,
-    )  # fmt: skip
+        record_success(device),
+        record=None,
+        is_restoring=False,
+        limit_w=None,
+        clocks=None,
+        profile=None,
+        clock_looks=0,
+        attempts=0,
+        retry_ns=0,
+    )
 
 
 def _written(

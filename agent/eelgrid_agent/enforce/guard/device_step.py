@@ -108,9 +108,15 @@ def get_target_limit_w(device: DeviceState, bounds: LimitBounds | None) -> float
 
 
 def step_device(
-    device: DeviceState, bounds: LimitBounds | None, cap_w: float | None, *, origin: DriverOrigin, is_allowed: bool, now_ns: int,
+    device: DeviceState,
+    bounds: LimitBounds | None,
+    cap_w: float | None,
+    *,
+    origin: DriverOrigin,
+    is_allowed: bool,
+    now_ns: int,
     limits: GuardLimits,
-) -> DeviceStep:  # fmt: skip
+) -> DeviceStep:
     """See the module; the device answers and nothing is under way with it.
 
     `is_allowed` is False where the device is to be let go: then, as when nothing is wanted, it is restored.
@@ -188,9 +194,15 @@ def _forget(
     )
     # And it must not tell of the same beginning once more.
     forgot = replace(
-        device, record=fresh, limit_w=device.limit_w if shows_ours else None, clocks=None,
-        profile=device.profile if shows_profile else None, clock_looks=0, suspended="", energy_counter_j=None,
-    )  # fmt: skip
+        device,
+        record=fresh,
+        limit_w=device.limit_w if shows_ours else None,
+        clocks=None,
+        profile=device.profile if shows_profile else None,
+        clock_looks=0,
+        suspended="",
+        energy_counter_j=None,
+    )
     return forgot, () if device.suspended else ((NodeEventKind.SETTING_DRIFT, word),)
 
 
@@ -306,9 +318,14 @@ def _clocks(device: DeviceState, settings: PowerSettings, limits: GuardLimits) -
 
 
 def _step_w(
-    device: DeviceState, settings: PowerSettings, want_w: float | None, found_w: float | None, limits: GuardLimits,
-    *, cap_w: float | None,
-) -> float | None:  # fmt: skip
+    device: DeviceState,
+    settings: PowerSettings,
+    want_w: float | None,
+    found_w: float | None,
+    limits: GuardLimits,
+    *,
+    cap_w: float | None,
+) -> float | None:
     """The next limit to ask, or None: straight back when it is let go, at once down to a cap, else a slewed step."""
     now_w = settings.requested_w
     if now_w is None:

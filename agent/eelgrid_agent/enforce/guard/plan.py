@@ -61,9 +61,11 @@ def find_gangs(assignments: Iterable[Assignment], parent_of: Mapping[str, str]) 
 
 
 def merge_gang_settings(
-    settings: Iterable[GpuSetting], gangs: Mapping[str, tuple[str, ...]], before: Mapping[str, DesiredSettings],
+    settings: Iterable[GpuSetting],
+    gangs: Mapping[str, tuple[str, ...]],
+    before: Mapping[str, DesiredSettings],
     limits: GuardLimits,
-) -> dict[str, DesiredSettings]:  # fmt: skip
+) -> dict[str, DesiredSettings]:
     """What is wanted of each device; `before` are the wishes that stood."""
     by_uuid = {setting.gpu_uuid: setting for setting in settings}
     wishes: dict[str, DesiredSettings] = {}
@@ -190,9 +192,13 @@ class Guard:
     """The plan of one node. `has_control` says that somebody carries out what `tick` orders."""
 
     def __init__(
-        self, node_name: str, *, has_control: bool = False, local: LocalPolicy | None = None,
+        self,
+        node_name: str,
+        *,
+        has_control: bool = False,
+        local: LocalPolicy | None = None,
         limits: GuardLimits | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node_name = node_name
         self._has_control = has_control
         self._limits = limits or GuardLimits()
@@ -441,10 +447,16 @@ class Guard:
             uuid for uuid, device in self._state.devices.items() if device.is_quarantined(self._now_ns)
         )
         ground = PlanContext(
-            gpu_uuids=gpu_uuids, gpus=self._gpus, access=self._access, has_control=self._has_control,
-            quarantined=quarantined, changing=self._changing, tried=frozenset(self._layout_results),
-            held=self._held, parent_of=parent_of,
-        )  # fmt: skip
+            gpu_uuids=gpu_uuids,
+            gpus=self._gpus,
+            access=self._access,
+            has_control=self._has_control,
+            quarantined=quarantined,
+            changing=self._changing,
+            tried=frozenset(self._layout_results),
+            held=self._held,
+            parent_of=parent_of,
+        )
         judged = validate_plan(plan, ground)
         self._held = judged.assignments
         if not self.expired:
@@ -469,7 +481,7 @@ class Guard:
         assert self.plan is not None
         told = report_enforced_settings(
             self._state, self._enforced, now_ns=self._now_ns, is_expired=self.expired, limits=self._limits
-        )  # fmt: skip
+        )
         under_way = tuple(
             ApplyResult(subject=uuid, status=IN_PROGRESS, detail="the MIG layout is under way")
             for uuid in sorted(self._layouts_due.keys() | self._changing)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eelgrid_agent.enforce.rules import RefusalRule
-from eelgrid_protos.messages import (  # fmt: skip
+from eelgrid_protos.messages import (
     AccessLevel,
     ApplyResult,
     ApplyStatus,
@@ -72,9 +72,11 @@ def validate_plan(plan: NodePlan, ground: PlanContext) -> ValidatedPlan:
     assignments, refusals = _assignments(plan.assignments, replace(ground, changing=changing))
     settings, setting_results = _settings(plan, ground)
     return ValidatedPlan(
-        assignments=assignments, settings=settings, layouts=layouts,
+        assignments=assignments,
+        settings=settings,
+        layouts=layouts,
         results=refusals + setting_results + layout_results,
-    )  # fmt: skip
+    )
 
 
 def _refusal(subject: str, rule: RefusalRule, detail: str) -> ApplyResult:

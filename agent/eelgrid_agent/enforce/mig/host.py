@@ -217,11 +217,15 @@ def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | 
     device, origin = NvmlDevice(), read_driver_origin()
     try:
         yield MigHost(
-            name=MachineHost.name(), device=device, control=NvmlControl(device), board=read_sysfs_board,
-            boot_id=make_boot_key(origin.boot_id, origin.driver_start), machine=read_machine(),
+            name=MachineHost.name(),
+            device=device,
+            control=NvmlControl(device),
+            board=read_sysfs_board,
+            boot_id=make_boot_key(origin.boot_id, origin.driver_start),
+            machine=read_machine(),
             directory=state or default_state_directory(os.environ, root=os.geteuid() == 0),
             open_nodes=CapabilityNodes().make,
-        )  # fmt: skip
+        )
     finally:
         device.close()
 
@@ -259,9 +263,15 @@ def _simulated(file: Path, name: str, seed: int, state: Path | None) -> Iterator
         device = NvmlDevice(rights=simulation.access)
         try:
             yield MigHost(
-                name=spec.node_name, device=device, control=NvmlControl(device), board=board, boot_id="simulated",
-                directory=directory, simulated=True, keep=lambda: save_node_state(simulation, path),
-            )  # fmt: skip
+                name=spec.node_name,
+                device=device,
+                control=NvmlControl(device),
+                board=board,
+                boot_id="simulated",
+                directory=directory,
+                simulated=True,
+                keep=lambda: save_node_state(simulation, path),
+            )
         finally:
             device.close()
 

@@ -245,17 +245,27 @@ def inspect_host(site: MigHost) -> MigInspection:
     known = {record.uuid: record for record in records}
     copies = [known.get(gpu.uuid, MigRecord(uuid=gpu.uuid)).observed(gpu, site.boot_id) for gpu in gpus]
     executor = LayoutReconciler(
-        site.device, site.control, _Copy(copies), boot_id=lambda: site.boot_id, sleep=time.sleep, monotonic_s=time.monotonic,
+        site.device,
+        site.control,
+        _Copy(copies),
+        boot_id=lambda: site.boot_id,
+        sleep=time.sleep,
+        monotonic_s=time.monotonic,
         wall_ns=time.time_ns,
-    )  # fmt: skip
+    )
     problems: dict[str, str] = {}
     subjects = tuple(_subject(site, executor, gpu, problems) for gpu in gpus)
     if _is_blind(site, subjects):
         notes = (*notes, "this user may not list the processes of MIG instances, so each counts as in use; run as root")
     return MigInspection(
-        site=site, executor=executor, subjects=subjects, problems=problems, notes=notes,
-        driver=site.device.driver_version(), access=site.device.access(),
-    )  # fmt: skip
+        site=site,
+        executor=executor,
+        subjects=subjects,
+        problems=problems,
+        notes=notes,
+        driver=site.device.driver_version(),
+        access=site.device.access(),
+    )
 
 
 def _is_blind(site: MigHost, subjects: Iterable[MigSubject]) -> bool:

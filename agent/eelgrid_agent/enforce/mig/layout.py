@@ -223,9 +223,12 @@ class MigName:
         ):
             return None
         name = cls(
-            compute=int(compute or slices), slices=int(slices), memory_gb=int(memory),
-            extras=names if sign == "+" else (), lacks=names if sign == "-" else (),
-        )  # fmt: skip
+            compute=int(compute or slices),
+            slices=int(slices),
+            memory_gb=int(memory),
+            extras=names if sign == "+" else (),
+            lacks=names if sign == "-" else (),
+        )
         return name if 1 <= name.compute <= name.slices else None
 
     @property

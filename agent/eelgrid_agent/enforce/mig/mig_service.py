@@ -386,9 +386,16 @@ class MigService:
         limits: TransitionLimits | None = None,
     ) -> None:
         self.executor = LayoutReconciler(
-            device, control, journal, boot_id=boot_id, sleep=sleep, monotonic_s=monotonic_s, wall_ns=wall_ns,
-            obstacle=obstacle, limits=limits,
-        )  # fmt: skip
+            device,
+            control,
+            journal,
+            boot_id=boot_id,
+            sleep=sleep,
+            monotonic_s=monotonic_s,
+            wall_ns=wall_ns,
+            obstacle=obstacle,
+            limits=limits,
+        )
         self._device = device
         self._open_nodes = open_nodes
         self._wall_ns = wall_ns
@@ -524,5 +531,5 @@ class MigService:
     def _announce(self, kind: NodeEventKind, detail: str, uuid: str = "") -> None:
         event = NodeEvent(
             kind=kind, time_ns=max(0, self._wall_ns()), gpu_uuid=uuid, detail=f"MIG: {detail}"[:_DETAIL_MOST]
-        )  # fmt: skip
+        )
         self._own_events.append(event)

@@ -121,9 +121,12 @@ class TransitionRunner:
         except GpuLostError as error:
             raise TransitionRefused(RefusalRule.LOST, str(error)) from error
         return MigObservation(
-            gpu=gpu, busy=busy | record.leased(gpu), foreign=record.foreign(gpu), clients=clients,
+            gpu=gpu,
+            busy=busy | record.leased(gpu),
+            foreign=record.foreign(gpu),
+            clients=clients,
             leased=record.leased_whole,
-        )  # fmt: skip
+        )
 
     def geometry(self, uuid: str) -> MigGeometry:
         """What the driver offers; raises TransitionRefused(MODE) on a part without MIG."""
@@ -140,9 +143,15 @@ class TransitionRunner:
         obstacle = self._obstacle(geometry)
         try:
             return plan_steps(
-                geometry, look.gpu, wanted, busy=look.busy, foreign=look.foreign, remake=remake,
-                clients=bool(look.clients) or look.leased, mode_changes=not obstacle,
-            )  # fmt: skip
+                geometry,
+                look.gpu,
+                wanted,
+                busy=look.busy,
+                foreign=look.foreign,
+                remake=remake,
+                clients=bool(look.clients) or look.leased,
+                mode_changes=not obstacle,
+            )
         except TransitionRefused as refused:
             if obstacle and refused.rule is RefusalRule.MODE:
                 raise TransitionRefused(RefusalRule.MODE, f"the MIG mode found is kept: {obstacle}") from refused

@@ -1,7 +1,7 @@
 """Execution of power settings on devices, and the journal that survives a crash."""
 
 from eelgrid_agent.enforce.power.executor import PowerExecutor, read_driver_origin
-from eelgrid_agent.enforce.power.journal import (  # fmt: skip
+from eelgrid_agent.enforce.power.journal import (
     FilePowerJournal,
     MemoryPowerJournal,
     PowerJournal,
@@ -19,4 +19,4 @@ __all__ = [
     "PowerJournalError",
     "PowerJournalUnwritable",
     "read_driver_origin",
-]  # fmt: skip
+]

@@ -60,9 +60,13 @@ class PowerExecutor:
     """See the module."""
 
     def __init__(
-        self, control: ControlPort, journal: PowerJournal, *, origin: Callable[[], DriverOrigin],
+        self,
+        control: ControlPort,
+        journal: PowerJournal,
+        *,
+        origin: Callable[[], DriverOrigin],
         limits: GuardLimits | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._control = control
         self._journal = journal
         self._origin = origin
@@ -81,7 +85,7 @@ class PowerExecutor:
             failure = _failure(error)
         return DeviceCheck(
             gpu_uuid=gpu_uuid, settings=settings, failure=failure, power_w=power_w, energy_counter_j=energy_counter_j
-        )  # fmt: skip
+        )
 
     def execute(self, commands: Iterable[GuardCommand]) -> tuple[CommandOutcome, ...]:
         """What became of each command, in order."""

@@ -100,9 +100,12 @@ class ExporterMarks:
         ((revision,),) = connection.execute("SELECT revision FROM ledger").fetchall()
         ends_s = [until_s for (until_s,) in connection.execute("SELECT until FROM windows")]
         after = advance_mark(
-            self.exporters.get(export.name), export, settled_s=settled_s(ends_s, now_s), revision=revision,
+            self.exporters.get(export.name),
+            export,
+            settled_s=settled_s(ends_s, now_s),
+            revision=revision,
             others=len(self.exporters),
-        )  # fmt: skip
+        )
         connection.execute(
             "INSERT INTO exporters VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET since = excluded.since, "
             "until = excluded.until",
@@ -231,7 +234,7 @@ class LedgerStore:
 
     def __init__(
         self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection, *, healed: RepairedRows
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         self.healed = healed
         # What the last look at each stretch did not find as it was written; replaced whole, as other threads look at it.
@@ -290,9 +293,14 @@ class LedgerStore:
         }
 
     def add(
-        self, entries: Iterable[LedgerEntry], measured: Iterable[MeasuredEnergy], windows: Iterable[LastWindow],
-        worked: Iterable[WorkEntry] = (), *, now_s: int,
-    ) -> None:  # fmt: skip
+        self,
+        entries: Iterable[LedgerEntry],
+        measured: Iterable[MeasuredEnergy],
+        windows: Iterable[LastWindow],
+        worked: Iterable[WorkEntry] = (),
+        *,
+        now_s: int,
+    ) -> None:
         """All or nothing, and on the disk on return; `windows` are the nodes' newest.
 
         Raises LedgerError; LedgerRefused where the disk is well and something in it cannot be written.
@@ -343,9 +351,15 @@ class LedgerStore:
         return WriteOutcome(refused, failed)
 
     def _add(
-        self, entries: list[LedgerEntry], measured: list[MeasuredEnergy], windows: list[LastWindow], worked: list[WorkEntry],
-        *, namespaces: NamespaceSums, now_s: int,
-    ) -> tuple[NamespaceSums, bool]:  # fmt: skip
+        self,
+        entries: list[LedgerEntry],
+        measured: list[MeasuredEnergy],
+        windows: list[LastWindow],
+        worked: list[WorkEntry],
+        *,
+        namespaces: NamespaceSums,
+        now_s: int,
+    ) -> tuple[NamespaceSums, bool]:
         """Within a transaction: counters then, and whether an exporter had one of the hours."""
         self._add_spent(entries, measured)
         after = self._add_to_namespaces(entries, namespaces)
@@ -415,10 +429,18 @@ class LedgerStore:
     def _add_spent(self, entries: Iterable[LedgerEntry], measured: Iterable[MeasuredEnergy]) -> None:
         connection = self._connection
         spent = [
-            (one.hour_s, self._place(one.place), self._holder(one.holder), one.spent.bare_mj, one.spent.context_mj,
-             one.spent.active_mj, one.spent.cost, one.spent.carbon_g)
+            (
+                one.hour_s,
+                self._place(one.place),
+                self._holder(one.holder),
+                one.spent.bare_mj,
+                one.spent.context_mj,
+                one.spent.active_mj,
+                one.spent.cost,
+                one.spent.carbon_g,
+            )
             for one in entries
-        ]  # fmt: skip
+        ]
         drawn = [
             (one.hour_s, self._place(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s) for one in measured
         ]
@@ -645,8 +667,10 @@ class LedgerStore:
 def _parts(table: str) -> tuple[tuple[str, str], ...]:
     """Tables of hours or of days, and their keys."""
     return (
-        (table, "at, place, holder"), (f"{table}_measured", "at, place"), (f"{table}_work", "at, work"),
-    )  # fmt: skip
+        (table, "at, place, holder"),
+        (f"{table}_measured", "at, place"),
+        (f"{table}_work", "at, work"),
+    )
 
 
 def _more(*columns: str) -> str:

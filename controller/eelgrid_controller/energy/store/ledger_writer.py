@@ -85,9 +85,14 @@ class _Batch:
                 mine.entries + part.entries, mine.measured + part.measured, part.newest or mine.newest
             )
         both = _Batch(
-            parts, self.told | later.told, dict(self.refused), self.many + later.many, self.worked + later.worked,
-            self.pieces + later.pieces, max(self.end_ns, later.end_ns),
-        )  # fmt: skip
+            parts,
+            self.told | later.told,
+            dict(self.refused),
+            self.many + later.many,
+            self.worked + later.worked,
+            self.pieces + later.pieces,
+            max(self.end_ns, later.end_ns),
+        )
         for node, (many, reason) in later.refused.items():
             both.refuse(node, reason, many)
         return both
@@ -118,9 +123,15 @@ class LedgerWriter:
     """One ledger; made by `open`."""
 
     def __init__(
-        self, folder: Path, *, core: Callable[[], Core], clock: Clock, log: logging.Logger, bytes_most: int,
+        self,
+        folder: Path,
+        *,
+        core: Callable[[], Core],
+        clock: Clock,
+        log: logging.Logger,
+        bytes_most: int,
         products: Mapping[str, Product] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`products` are those of the catalogue by their key; by default the packaged ones."""
         self.windows = 0
         self.again = 0  # windows that were here before
@@ -196,8 +207,9 @@ class LedgerWriter:
         if store.healed.rows:
             self._log.warning(
                 "ledger=healed rows=%d joules=%.6g reason=no devices can have spent that",
-                store.healed.rows, store.healed.energy_j,
-            )  # fmt: skip
+                store.healed.rows,
+                store.healed.energy_j,
+            )
         if store.losses:
             self.failures += 1
             self._log.error("ledger=damaged lost=%s", store.losses[0])
@@ -236,9 +248,11 @@ class LedgerWriter:
         if window.number > NUMBER_MOST:
             # No record of it could be kept, and it says nothing of those that come.
             reason = verdict.reason[:_REASON_LONGEST]
-            acknowledge(EnergyAcknowledgement(
-                incarnation=window.incarnation, number=window.number, refused=1, refused_reason=reason
-            ))  # fmt: skip
+            acknowledge(
+                EnergyAcknowledgement(
+                    incarnation=window.incarnation, number=window.number, refused=1, refused_reason=reason
+                )
+            )
             return
         batch = self._batch
         part = batch.parts.setdefault(node, NodeEntries())
@@ -376,9 +390,12 @@ class LedgerWriter:
         if known is None:
             return plain
         return plain._replace(
-            namespace=plain.namespace or known.namespace, title=known.title, user=plain.user or known.user,
-            queue=known.queue, labels=known.labels,
-        )  # fmt: skip
+            namespace=plain.namespace or known.namespace,
+            title=known.title,
+            user=plain.user or known.user,
+            queue=known.queue,
+            labels=known.labels,
+        )
 
     async def _flush(self) -> None:
         """What has come goes to the disk in one transaction; where that fails it waits for the next."""
@@ -432,9 +449,14 @@ class LedgerWriter:
                 continue
             self._newest[node] = (part.newest.incarnation, part.newest.number)
             refused, reason = batch.refused.get(node, (0, ""))
-            batch.told[node](EnergyAcknowledgement(
-                incarnation=part.newest.incarnation, number=part.newest.number, refused=refused, refused_reason=reason
-            ))  # fmt: skip
+            batch.told[node](
+                EnergyAcknowledgement(
+                    incarnation=part.newest.incarnation,
+                    number=part.newest.number,
+                    refused=refused,
+                    refused_reason=reason,
+                )
+            )
 
     def by_namespace(self) -> Mapping[str, float]:
         """Joules since the ledger began, by the names of their counters: what no namespace has is in parentheses.
@@ -533,9 +555,12 @@ def _written(store: LedgerStore, batch: _Batch, now_s: int) -> WriteOutcome:
     parts = batch.parts.values()
     try:
         store.add(
-            [one for part in parts for one in part.entries], [one for part in parts for one in part.measured],
-            [part.newest for part in parts if part.newest is not None], batch.worked, now_s=now_s,
-        )  # fmt: skip
+            [one for part in parts for one in part.entries],
+            [one for part in parts for one in part.measured],
+            [part.newest for part in parts if part.newest is not None],
+            batch.worked,
+            now_s=now_s,
+        )
     except LedgerRefused:
         return store.add_each(batch.parts, batch.worked, now_s=now_s)
     return WriteOutcome({}, {})

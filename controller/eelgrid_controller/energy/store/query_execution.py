@@ -197,11 +197,18 @@ class _Tally:
         )
         measured_mj, uncertainty_mj, uncounted_s = measured
         return LedgerAnswer(
-            asked=self.asked, groups=tuple(groups),
-            left_out=LedgerAmount(*sums.parts_mj[others].sum(axis=0).tolist(), *sums.money[others].sum(axis=0).tolist()),
-            left_out_rows=len(others), unallocated=unallocated, unattributed=unattributed, measured_mj=measured_mj,
-            uncertainty_mj=uncertainty_mj, uncounted_s=uncounted_s,
-        )  # fmt: skip
+            asked=self.asked,
+            groups=tuple(groups),
+            left_out=LedgerAmount(
+                *sums.parts_mj[others].sum(axis=0).tolist(), *sums.money[others].sum(axis=0).tolist()
+            ),
+            left_out_rows=len(others),
+            unallocated=unallocated,
+            unattributed=unattributed,
+            measured_mj=measured_mj,
+            uncertainty_mj=uncertainty_mj,
+            uncounted_s=uncounted_s,
+        )
 
     def _keys(self, rows: _Rows) -> list[Values]:
         keys = list(map(self._pick, rows.values))
@@ -294,16 +301,18 @@ def _rows(read: Read, asked: LedgerQuery, damage: Damage = NO_DAMAGE, *, has_wor
     if is_timed or is_last:
         sums, grouped = _SUMS, f"GROUP BY {', '.join(str(1 + place) for place in range(len(columns) + 2))}"
     found = _summed(
-        read, f"SELECT {', '.join([_NOBODY, units, *columns])}, {sums} {joined} {where} {grouped}",
+        read,
+        f"SELECT {', '.join([_NOBODY, units, *columns])}, {sums} {joined} {where} {grouped}",
         (*named, *bounds, *work_bounds, *given),
-    )  # fmt: skip
+    )
     many = 2 + len(columns)
     return _Rows(
-        kinds=[row[0] for row in found], units=[row[1] for row in found],
+        kinds=[row[0] for row in found],
+        units=[row[1] for row in found],
         values=[tuple(map(str, row[2:many])) for row in found] if is_timed else [row[2:many] for row in found],
         parts_mj=_whole([row[many : many + 3] for row in found]),
         money=np.array([row[many + 3 :] for row in found], dtype=np.float64).reshape(-1, 2),
-    )  # fmt: skip
+    )
 
 
 def _summed(read: Read, sql: str, given: Iterable[Any]) -> list[Any]:
@@ -351,8 +360,9 @@ def _measured(read: Read, asked: LedgerQuery, damage: Damage) -> list[tuple[int,
     where, given = place_filters_of(asked)
     table, bounds = spans_of(asked, "_measured", damage)
     ((total_mj, uncertainty_mj, uncounted_s),) = _summed(
-        read, f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
+        read,
+        f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
         f"JOIN places p ON p.id = e.place {where}",
         (*bounds, *given),
-    )  # fmt: skip
+    )
     return [(int(total_mj), int(uncertainty_mj), uncounted_s)]

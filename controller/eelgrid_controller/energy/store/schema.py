@@ -291,10 +291,19 @@ CELL_MJ_MOST = 2**55
 UPGRADES = (_SPENT, _WORK, _NAMESPACES, _EXPORTS, CHECK_SCHEMA + CHECKS_BUILT + TRIGGERS)
 FORMAT_VERSION = len(UPGRADES)
 _COLUMNS = {
-    "kind": "h.kind", "namespace": "h.namespace", "name": "h.name", "workload": "h.workload", "title": "h.title",
-    "user": "h.user", "queue": "h.queue", "node": "p.node", "pool": "p.pool", "gpu_model": "p.gpu_model",
-    "hour": "e.at", "day": f"e.at / {DAY_S} * {DAY_S}",
-}  # fmt: skip
+    "kind": "h.kind",
+    "namespace": "h.namespace",
+    "name": "h.name",
+    "workload": "h.workload",
+    "title": "h.title",
+    "user": "h.user",
+    "queue": "h.queue",
+    "node": "p.node",
+    "pool": "p.pool",
+    "gpu_model": "p.gpu_model",
+    "hour": "e.at",
+    "day": f"e.at / {DAY_S} * {DAY_S}",
+}
 # What is asked of places.
 PLACED = ("node", "pool", "gpu_model")
 # By these a workload is in one group, whole; by others its joules are cut and its work is not.

@@ -282,7 +282,7 @@ def pick_limit(
     """The limit of the next window; limits fall, `first` is the largest that is allowed, `kept` one settled on.
 
     `windows` counts those of this phase, at least one of them at the reference.
-    """  # fmt: skip
+    """
     case = _BanditProblem(
         promise, manner, ledger, found, limits_w, reference, first, windows, gpus, *_errors(manner, windows)
     )
@@ -410,7 +410,7 @@ def start_search(
     `relatives` are curves of other jobs on the same GPU model; without them the job starts cold. What was shown at a
     limit that is none of these is left out, and each counts as SHOWN_MOST windows at most: it may be of long ago.
     Raises CurveRefused for no limits, too many, or one that is not a positive number of watts.
-    """  # fmt: skip
+    """
     falling = sorted(set(limits_w), reverse=True)
     if not falling or len(falling) > LIMITS_MOST:
         raise InvalidCurve("limits_w", f"{len(falling)} limits", f"give 1 to {LIMITS_MOST} that may be set")
@@ -479,9 +479,17 @@ def can_afford(state: LimitSearch, limit_w: float, windows: int = 1) -> bool:
     if place is None or reference is None or state.windows < 1:
         return False
     return is_permitted(
-        state.promise, state.manner, state.ledger, limit_estimates(state), state.limits_w, reference=reference,
-        windows=state.windows, gpus=state.gpus, place=place, ahead=windows,
-    )  # fmt: skip
+        state.promise,
+        state.manner,
+        state.ledger,
+        limit_estimates(state),
+        state.limits_w,
+        reference=reference,
+        windows=state.windows,
+        gpus=state.gpus,
+        place=place,
+        ahead=windows,
+    )
 
 
 def _under(state: LimitSearch, limit_w: float | None) -> LimitSearch:
@@ -531,9 +539,12 @@ def _with_window(state: LimitSearch, index: int, window: MeasurementWindow) -> L
         noise = noise.with_deviation(*counted, arm.windows)
     ledger = state.ledger
     ledger = PromiseAccount(
-        ledger.work + tamed.work, ledger.time_s + tamed.time_s, ledger.carried_s,
-        ledger.all_work + window.work, ledger.all_time_s + window.time_s,
-    )  # fmt: skip
+        ledger.work + tamed.work,
+        ledger.time_s + tamed.time_s,
+        ledger.carried_s,
+        ledger.all_work + window.work,
+        ledger.all_time_s + window.time_s,
+    )
     arms = (*state.arms[:index], arm.with_window(tamed), *state.arms[index + 1 :])
     windows = state.windows + 1
     state = replace(state, arms=arms, noise=noise, drift=drift, ledger=ledger, windows=windows, missed=0)
@@ -575,10 +586,15 @@ def _next_phase(state: LimitSearch, window: MeasurementWindow, index: int) -> Li
     arms = [LimitArm(arm.limit_w) for arm in state.arms]
     arms[index] = arms[index].with_window(window)  # the first of the new phase that is sure to be of it
     return replace(
-        state, arms=tuple(arms), drift=_LEVEL, prior=prior if reference == 0 else None, kept=None, windows=1,
+        state,
+        arms=tuple(arms),
+        drift=_LEVEL,
+        prior=prior if reference == 0 else None,
+        kept=None,
+        windows=1,
         phase=state.phase + 1,
         ledger=state.ledger._replace(work=window.work, time_s=window.time_s, carried_s=carried),
-    )  # fmt: skip
+    )
 
 
 def _picked(state: LimitSearch) -> tuple[LimitSearch, LimitPick]:
@@ -589,10 +605,17 @@ def _picked(state: LimitSearch) -> tuple[LimitSearch, LimitPick]:
     if reference is None or reference > state.first:  # a ceiling was lifted: slowdowns are relative to what it hid
         return state, LimitPick(state.first, PickReason.REFERENCE, settled=False)
     picked = pick_limit(
-        state.promise, state.manner, state.ledger, estimate_limits(state.arms, reference, state.noise, state.prior),
-        state.limits_w, reference=reference, first=state.first, windows=state.windows, gpus=state.gpus,
+        state.promise,
+        state.manner,
+        state.ledger,
+        estimate_limits(state.arms, reference, state.noise, state.prior),
+        state.limits_w,
+        reference=reference,
+        first=state.first,
+        windows=state.windows,
+        gpus=state.gpus,
         kept=state.kept,
-    )  # fmt: skip
+    )
     if picked.why is PickReason.KEEP and picked.place != state.kept:
         state = replace(state, kept=picked.place)
     elif not picked.settled and state.kept is not None:

@@ -99,8 +99,9 @@ class _Allocation:
             if relax is _any:
                 self._note(lacks, _PROMISES, shortfalls)
             touched = self.touched(lacks)
-            options = [relax(one, each) if hit else each
-                       for one, each, hit in zip(self.asking, options, touched, strict=True)]  # fmt: skip
+            options = [
+                relax(one, each) if hit else each for one, each, hit in zip(self.asking, options, touched, strict=True)
+            ]
         lacks = self.lacks([min(one.charge_w for one in each) for each in options])
         self._note(lacks, _LEAST, shortfalls)
         room = [max(0.0, free, free + lack) for free, lack in zip(self.room, lacks, strict=True)]

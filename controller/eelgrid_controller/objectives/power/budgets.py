@@ -34,9 +34,10 @@ class BudgetTree:
         for budget in self.all:
             if not (math.isfinite(budget.limit_w) and budget.limit_w >= 0.0 and 0.0 <= budget.other_w < math.inf):
                 raise InvalidBudget(
-                    "limit_w", f"budget {budget.name!r} of {budget.limit_w} W, {budget.other_w} W of it for others",
+                    "limit_w",
+                    f"budget {budget.name!r} of {budget.limit_w} W, {budget.other_w} W of it for others",
                     "write watts, 0 or more",
-                )  # fmt: skip
+                )
             if budget.parent is not None and budget.parent not in self._place:
                 raise InvalidBudget(
                     "parent", f"{budget.parent!r} of budget {budget.name!r} is no budget", "add it, or leave it out"
@@ -51,9 +52,10 @@ class BudgetTree:
             chain.append(self._place[at.name])
             if len(chain) > _DEPTH_MOST:
                 raise InvalidBudget(
-                    "parent", f"budget {budget.name!r} lies under more than {_DEPTH_MOST} others, or under itself",
+                    "parent",
+                    f"budget {budget.name!r} lies under more than {_DEPTH_MOST} others, or under itself",
                     "let each parent be nearer to the cluster",
-                )  # fmt: skip
+                )
             at = None if at.parent is None else self.all[self._place[at.parent]]
         return tuple(chain)
 

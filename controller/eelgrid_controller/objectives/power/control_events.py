@@ -173,9 +173,24 @@ class ControlTick(NamedTuple):
 
 
 ControlEvent = (
-    ServiceStarted | ServiceWindow | ServiceReady | JobStarted | JobPredicted | JobMeasured | JobMissed | WorkloadEnded
-    | BudgetsSet | PricesSet | LimitConfirmed | LimitFailed | ControlNodeLost | ControlNodeLeaseEnded | ControlNodeReturned | AllocationSolved | ControlTick
-)  # fmt: skip
+    ServiceStarted
+    | ServiceWindow
+    | ServiceReady
+    | JobStarted
+    | JobPredicted
+    | JobMeasured
+    | JobMissed
+    | WorkloadEnded
+    | BudgetsSet
+    | PricesSet
+    | LimitConfirmed
+    | LimitFailed
+    | ControlNodeLost
+    | ControlNodeLeaseEnded
+    | ControlNodeReturned
+    | AllocationSolved
+    | ControlTick
+)
 
 
 class ScaleService(NamedTuple):

@@ -247,8 +247,14 @@ def estimate_limits(
         ratio_error = 0.0 if index == reference else math.hypot(time[1], time_error)
         found.append(
             LimitEstimate(
-                arm.limit_w, arm.windows, time_s, time[1], math.exp(energy[0]), energy[1],
-                time_s / base_time_s, ratio_error,
+                arm.limit_w,
+                arm.windows,
+                time_s,
+                time[1],
+                math.exp(energy[0]),
+                energy[1],
+                time_s / base_time_s,
+                ratio_error,
             )
-        )  # fmt: skip
+        )
     return tuple(found)

@@ -70,9 +70,15 @@ class PriceHorizon:
         return self._slices[2]
 
     def plan(
-        self, promise: TrainingPromise, points: tuple[LimitPoint, ...], at_s: float, *, base_s: float, earned_s: float,
+        self,
+        promise: TrainingPromise,
+        points: tuple[LimitPoint, ...],
+        at_s: float,
+        *,
+        base_s: float,
+        earned_s: float,
         left: tuple[float, float],
-    ) -> LimitSchedule | None:  # fmt: skip
+    ) -> LimitSchedule | None:
         """When to run at which limit; None where prices make no difference.
 
         `base_s` is the time of a unit of work that slowdowns are relative to, `left` the work and the seconds of a
@@ -295,9 +301,13 @@ def start_job(event: JobStarted, manner: BanditSettings, prices: PriceHorizon) -
     """A job from its first event. Raises PowerRefused for limits or holdings that are none."""
     weight = prices.weight(event.at_s)
     search, decision = start_search(
-        event.limits_w, weighted_promise(event.promise, weight), gpus=max(1, sum(one.gpus for one in event.holdings)),
-        manner=manner, relatives=event.relatives, shown=event.shown,
-    )  # fmt: skip
+        event.limits_w,
+        weighted_promise(event.promise, weight),
+        gpus=max(1, sum(one.gpus for one in event.holdings)),
+        manner=manner,
+        relatives=event.relatives,
+        shown=event.shown,
+    )
     past, ledger = event.past, search.ledger
     carried_s = past.earned_s
     if isinstance(event.promise, MaxSlowdown) and search.reference is not None and carried_s:
@@ -308,6 +318,6 @@ def start_job(event: JobStarted, manner: BanditSettings, prices: PriceHorizon) -
     ledger = ledger._replace(carried_s=carried_s, all_work=past.work, all_time_s=past.time_s)
     job = JobController(
         event, replace(search, ledger=ledger), decision, event.at_s, event.at_s, decision.limit_w, priced=weight
-    )  # fmt: skip
+    )
     job.reason = decision.why.value
     return job

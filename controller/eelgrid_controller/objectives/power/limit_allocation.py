@@ -398,14 +398,15 @@ def _options(job: AllocationJob, want: AllocationGoal) -> tuple[KnapsackOption, 
         [
             KnapsackOption(
                 job.curve.charge_w(at.limit_w) / job.curve.gpus,
-                job.weight * (
+                job.weight
+                * (
                     largest.time_s / at.time_s if want is AllocationGoal.THROUGHPUT else -at.energy_j / largest.energy_j
                 ),
                 at.limit_w,
             )
             for at in (choice.at, *choice.beaten)
         ]
-    )  # fmt: skip
+    )
 
 
 def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ...]:
@@ -473,5 +474,5 @@ def allocate_limits(
             GrantedLimit(
                 job.name, option.limit_w, option.watts, largest.time_s / at.time_s, at.energy_j / largest.energy_j
             )
-        )  # fmt: skip
+        )
     return LimitAllocation(tuple(given), total_value(sack, chosen), bound, tuple(budget_usage_w(sack, chosen)))

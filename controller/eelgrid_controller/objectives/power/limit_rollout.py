@@ -151,9 +151,10 @@ class LimitRollout:
         """One more holding as it was read back; its claim counts from now on. Raises BudgetRefused as above."""
         if holding.name in self._held or now is None or holding.gpus < 1:
             raise InvalidBudget(
-                "holding", f"{holding.name!r} comes twice, has no GPU, or nothing was read back of it",
+                "holding",
+                f"{holding.name!r} comes twice, has no GPU, or nothing was read back of it",
                 "name each once, with its GPUs and its present setting",
-            )  # fmt: skip
+            )
         held = _HoldingState(holding, self._budgets.above(holding.budgets), now, now)
         self._held[holding.name] = held
         self._add(held, held.claim_w)

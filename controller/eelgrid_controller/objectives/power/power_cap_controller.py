@@ -314,8 +314,9 @@ class PowerCapController:
         for limit_w in sorted(limits_w, reverse=True):
             if all(
                 claims[one.name] + count * limit_w <= watts + 1e-6
-                for one, count, watts in zip(self.budgets.all, gpus, room, strict=True) if count
-            ):  # fmt: skip
+                for one, count, watts in zip(self.budgets.all, gpus, room, strict=True)
+                if count
+            ):
                 return limit_w
         return None
 

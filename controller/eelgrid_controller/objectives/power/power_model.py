@@ -207,8 +207,11 @@ def fit_power_curve(points: Iterable[Point]) -> PowerCurve:
     if len(found) > LIMITS_MOST:
         raise InvalidCurve("points", f"{len(found)} limits", f"keep the {LIMITS_MOST} that matter")
     made = (
-        LimitPoint(limit_w, math.fsum(one.time_s for one in same) / len(same),
-                math.fsum(one.energy_j for one in same) / math.fsum(one.time_s for one in same))
+        LimitPoint(
+            limit_w,
+            math.fsum(one.time_s for one in same) / len(same),
+            math.fsum(one.energy_j for one in same) / math.fsum(one.time_s for one in same),
+        )
         for limit_w, same in sorted(found.items())
-    )  # fmt: skip
+    )
     return PowerCurve(given[0].workload, shared.gpu_model, shared.gpus, tuple(made))

@@ -35,9 +35,10 @@ class StepFunction:
     def __post_init__(self) -> None:
         if not self.starts_s or len(self.starts_s) != len(self.values) or len(self.starts_s) > STEPS_MOST:
             raise InvalidTariff(
-                "starts_s", f"{len(self.starts_s)} starts of {len(self.values)} values",
+                "starts_s",
+                f"{len(self.starts_s)} starts of {len(self.values)} values",
                 f"give 1 to {STEPS_MOST} starts and as many values",
-            )  # fmt: skip
+            )
         if not _APART_S <= self.period_s < math.inf:
             raise InvalidTariff("period_s", f"{self.period_s}", "give seconds, e.g. 86400 for a day")
         rising = all(high - low >= _APART_S for low, high in zip(self.starts_s, self.starts_s[1:], strict=False))

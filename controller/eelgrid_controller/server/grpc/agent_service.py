@@ -133,10 +133,16 @@ class AgentService:
     """Serves every agent; implements `eelgrid_protos.rpc.AGENT_SERVICE`."""
 
     def __init__(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, energy: LedgerWriter, log: logging.Logger,
-        monotonic_s: Callable[[], float], admit_node: Callable[[str, Context], None] | None = None,
+        self,
+        *,
+        loop: ControllerLoop,
+        telemetry: Telemetry,
+        energy: LedgerWriter,
+        log: logging.Logger,
+        monotonic_s: Callable[[], float],
+        admit_node: Callable[[str, Context], None] | None = None,
         register: Callable[[str, Context], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._admit_node = admit_node
         # Asked when a node says Hello that was never seen.
         self._register = register
@@ -313,9 +319,11 @@ class AgentService:
             self._log.error(
                 "node=%s ahead_of_journal=yes agent_epoch=%d unknown_assignments=%s workloads=%s "
                 "action=nothing_placed remedy='the journal lost entries: look at what runs there, then eelctl reconcile'",
-                name, epoch, "?" if record.ahead.assignments is None else record.ahead.assignments,
+                name,
+                epoch,
+                "?" if record.ahead.assignments is None else record.ahead.assignments,
                 ",".join(record.ahead.workload_ids) or "-",
-            )  # fmt: skip
+            )
 
     async def _outgoing(
         self, session: _Session
@@ -415,9 +423,12 @@ class AgentService:
         session.event_due_s = max(session.event_due_s, self._monotonic_s()) + 1.0 / _EVENTS_PER_S
         detail = event.detail[:_DETAIL_SHOWN_MOST] or "-"
         self._log.info(
-            "node=%s event=%s gpu=%s detail=%s", session.node_name, event.kind.name.lower(), event.gpu_uuid or "-",
+            "node=%s event=%s gpu=%s detail=%s",
+            session.node_name,
+            event.kind.name.lower(),
+            event.gpu_uuid or "-",
             detail,
-        )  # fmt: skip
+        )
         try:
             if event.kind is NodeEventKind.GPU_LOST:
                 await self._loop.gpu_lost(session.node_name, event.gpu_uuid)

@@ -159,10 +159,8 @@ class AuditTrail:
                 del self._alike[key]
                 continue
             self._wait(
-                found.call.entry(
-                    time_ns=self._clock.now_ns(), code=key[2], reason=found.reason, calls=found.calls
-                )
-            )  # fmt: skip
+                found.call.entry(time_ns=self._clock.now_ns(), code=key[2], reason=found.reason, calls=found.calls)
+            )
             found.until_s, found.calls = now_s + _ALIKE_S, 0
 
     def _wait(self, entry: AuditEntry) -> None:

@@ -72,9 +72,13 @@ class EnergyService:
     async def query_energy(self, request: QueryEnergyRequest, _context: Context) -> QueryEnergyResponse:
         """Who spent how many joules; raises InvalidArgument and Unavailable."""
         asked = parse_query(
-            begin_ns=request.begin_ns, end_ns=request.end_ns, group_by=request.group_by,
-            filters=dict(request.filters), rows_most=request.rows_most or _ROWS, with_nobody=request.with_nobody,
-        )  # fmt: skip
+            begin_ns=request.begin_ns,
+            end_ns=request.end_ns,
+            group_by=request.group_by,
+            filters=dict(request.filters),
+            rows_most=request.rows_most or _ROWS,
+            with_nobody=request.with_nobody,
+        )
         (answer,) = await self._desk.ask((asked,))
         return self._told(answer)
 
@@ -83,9 +87,11 @@ class EnergyService:
     ) -> QueryEnergyReportResponse:
         """The same for several groupings of one stretch; raises InvalidArgument and Unavailable."""
         asked = parse_queries(
-            begin_ns=request.begin_ns, end_ns=request.end_ns, filters=dict(request.filters),
+            begin_ns=request.begin_ns,
+            end_ns=request.end_ns,
+            filters=dict(request.filters),
             groupings=[(one.group_by, one.rows_most or _ROWS) for one in request.groupings],
-        )  # fmt: skip
+        )
         return QueryEnergyReportResponse(answers=tuple(map(self._told, await self._desk.ask(asked))))
 
     async def confirm_energy_export(
@@ -140,10 +146,14 @@ class EnergyService:
     def _exporter(self, one: Exporter) -> EnergyExporter:
         changed = one.changed
         return EnergyExporter(
-            name=one.name, since_ns=one.since_s * _NANO, until_ns=one.until_s * _NANO,
-            changed_hours=changed.hours if changed else 0, changed_first_ns=changed.first_s * _NANO if changed else 0,
-            changed_last_ns=changed.last_s * _NANO if changed else 0, lag_s=one.lag_s(self._clock.now_ns() / _NANO),
-        )  # fmt: skip
+            name=one.name,
+            since_ns=one.since_s * _NANO,
+            until_ns=one.until_s * _NANO,
+            changed_hours=changed.hours if changed else 0,
+            changed_first_ns=changed.first_s * _NANO if changed else 0,
+            changed_last_ns=changed.last_s * _NANO if changed else 0,
+            lag_s=one.lag_s(self._clock.now_ns() / _NANO),
+        )
 
 
 def _whole(value: int) -> int:
@@ -156,18 +166,23 @@ def _within(value: float, low: float, high: float) -> float:
 
 def _spent(spent: LedgerAmount) -> EnergySpent:
     return EnergySpent(
-        bare_idle_mj=_whole(spent.bare_mj), context_idle_mj=_whole(spent.context_mj), active_mj=_whole(spent.active_mj),
-        cost=_within(spent.cost, -_SUM_MOST, _SUM_MOST), carbon_g=_within(spent.carbon_g, -_SUM_MOST, _SUM_MOST),
-    )  # fmt: skip
+        bare_idle_mj=_whole(spent.bare_mj),
+        context_idle_mj=_whole(spent.context_mj),
+        active_mj=_whole(spent.active_mj),
+        cost=_within(spent.cost, -_SUM_MOST, _SUM_MOST),
+        carbon_g=_within(spent.carbon_g, -_SUM_MOST, _SUM_MOST),
+    )
 
 
 def _work(done: GroupWork) -> EnergyWork:
     each_j = done.energy_mj / 1000.0 / done.amount if done.amount > 0.0 else None
     return EnergyWork(
-        unit=done.unit, amount=_within(done.amount, 0.0, _AMOUNT_MOST), counted_s=_within(done.counted_s, 0.0, _SUM_MOST),
+        unit=done.unit,
+        amount=_within(done.amount, 0.0, _AMOUNT_MOST),
+        counted_s=_within(done.counted_s, 0.0, _SUM_MOST),
         missed_s=_within(done.missed_s, 0.0, _SUM_MOST),
         energy_per_unit_j=None if each_j is None else _within(each_j, 0.0, _AMOUNT_MOST),
-    )  # fmt: skip
+    )
 
 
 class SpendingSource(Protocol):

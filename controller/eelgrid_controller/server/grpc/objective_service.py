@@ -75,9 +75,12 @@ class ObjectiveService:
 
         def view(core: Core) -> Encoded:
             return build_page(
-                request, ListPointsResponse, core.state.points.listed(request.profile), place_of=_place,
+                request,
+                ListPointsResponse,
+                core.state.points.listed(request.profile),
+                place_of=_place,
                 element_of=lambda point: ("points", point),
-            )  # fmt: skip
+            )
 
         return await self._loop.read(view)
 
@@ -107,9 +110,14 @@ class ObjectiveService:
             *((("budgets", one), (2, number)) for number, one in enumerate(found.budgets)),
         ]
         return build_page(
-            request, ListPromisesResponse, items, place_of=lambda item: item[1], element_of=lambda item: item[0],
-            default=len(items) + 1, price_ratio=found.price_ratio,
-        )  # fmt: skip
+            request,
+            ListPromisesResponse,
+            items,
+            place_of=lambda item: item[1],
+            element_of=lambda item: item[0],
+            default=len(items) + 1,
+            price_ratio=found.price_ratio,
+        )
 
     async def imagine_budgets(self, request: ImagineBudgetsRequest, _context: Context) -> ImagineBudgetsResponse:
         """What jobs would lose under other power budgets."""

@@ -205,16 +205,16 @@ class NodeService:
         if request.dry_run:
 
             def would(core: Core) -> NodeRemoval:
-                return core.would_remove(
-                    name, force=force, is_connected=connected, now_ns=self._loop.clock.now_ns()
-                )  # fmt: skip
+                return core.would_remove(name, force=force, is_connected=connected, now_ns=self._loop.clock.now_ns())
 
             removal = await self._loop.read(would)
         else:
             removal = await self._loop.remove_node(
-                name, force=force, is_connected=self._agents.is_connected,
+                name,
+                force=force,
+                is_connected=self._agents.is_connected,
                 call=self._call_of("RemoveNode", request, context),
-            )  # fmt: skip
+            )
         return RemoveNodeResponse(
             ended=removal.ended[:_NAMED_MOST], shrunk=removal.shrunk[:_NAMED_MOST], connected=connected
         )
@@ -307,9 +307,12 @@ class OperatorService:
 
         def view(core: Core) -> Encoded:
             return build_page(
-                request, ListNodesResponse, filter(matches, _by_name(core)), place_of=_name,
+                request,
+                ListNodesResponse,
+                filter(matches, _by_name(core)),
+                place_of=_name,
                 element_of=lambda record: ("nodes", self._views.node(record)),
-            )  # fmt: skip
+            )
 
         return await self._loop.read(view)
 
@@ -346,9 +349,12 @@ class OperatorService:
         def view(core: Core) -> Encoded:
             records = _by_name(core) if not request.node_name else iter([_node(core, request.node_name)])
             return build_page(
-                request, ListPlansResponse, records, place_of=_name,
+                request,
+                ListPlansResponse,
+                records,
+                place_of=_name,
                 element_of=lambda record: ("plans", self._views.plan(core, record.inventory.node_name)),
-            )  # fmt: skip
+            )
 
         return await self._loop.read(view)
 
@@ -394,9 +400,12 @@ class OperatorService:
 
         def view(core: Core) -> Encoded:
             return build_page(
-                request, ListWorkloadsResponse, filter(matches, _by_submission(core)), place_of=_submission,
+                request,
+                ListWorkloadsResponse,
+                filter(matches, _by_submission(core)),
+                place_of=_submission,
                 element_of=lambda workload: ("workloads", workload),
-            )  # fmt: skip
+            )
 
         return await self._loop.read(view)
 

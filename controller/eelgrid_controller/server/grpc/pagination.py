@@ -41,9 +41,12 @@ class OmissionCounter:
         if now_s >= self._quiet_until_s.get(call, now_s):
             self._quiet_until_s[call] = now_s + _LINE_EVERY_S
             self._log.error(
-                "call=%s omitted=%d omitted_total=%d reason=%r", call, count, self.counts[call],
+                "call=%s omitted=%d omitted_total=%d reason=%r",
+                call,
+                count,
+                self.counts[call],
                 str(reasons[0]) if reasons else "",
-            )  # fmt: skip
+            )
 
     def families(self) -> Iterator[MetricFamily]:
         """What the page of metrics tells."""

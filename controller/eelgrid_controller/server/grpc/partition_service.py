@@ -45,9 +45,14 @@ class PartitionService:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
     def __init__(
-        self, *, loop: ControllerLoop, telemetry: Telemetry, monotonic_s: Callable[[], float], log: logging.Logger,
+        self,
+        *,
+        loop: ControllerLoop,
+        telemetry: Telemetry,
+        monotonic_s: Callable[[], float],
+        log: logging.Logger,
         call_of: DescribeCall = describe_no_call,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._loop = loop
         self._call_of = call_of
         self._telemetry = telemetry
@@ -111,10 +116,15 @@ class PartitionService:
         """A page of partitioned GPUs as they are wanted and as they stand."""
         gpus = await self._loop.read(lambda core: tuple(partition_statuses(core.state, self._telemetry)))
         return build_page(
-            request, ListPartitionsResponse, gpus, place_of=lambda gpu: (gpu.node_name, gpu.gpu_index),
-            element_of=lambda gpu: ("gpus", gpu), default=len(gpus) + 1, stages_left=self._left,
+            request,
+            ListPartitionsResponse,
+            gpus,
+            place_of=lambda gpu: (gpu.node_name, gpu.gpu_index),
+            element_of=lambda gpu: ("gpus", gpu),
+            default=len(gpus) + 1,
+            stages_left=self._left,
             waits_for=self._word[:SENTENCE_LETTERS_MOST],
-        )  # fmt: skip
+        )
 
     # The change under way
 

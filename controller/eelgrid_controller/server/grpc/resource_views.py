@@ -79,9 +79,11 @@ def _part(record: NodeRecord) -> _Part:
         gpus, held_milli = models.get(gpu.model, (0, 0))
         models[gpu.model] = gpus + 1, held_milli + held.get(gpu.uuid, 0)
     return _Part(
-        record.state is NodeState.LOST, inventory.cpu_milli, record.allocated_cpu_milli,
+        record.state is NodeState.LOST,
+        inventory.cpu_milli,
+        record.allocated_cpu_milli,
         tuple((model, gpus, held_milli) for model, (gpus, held_milli) in models.items()),
-    )  # fmt: skip
+    )
 
 
 _REASONS_MOST = 64

@@ -166,8 +166,9 @@ class _ConnectionRecord:
     has_asked: bool = False
 
 
-async def supervise_connections(server: web.Server, contexts: TlsContexts | None, *, now_s: Callable[[], float],
-                           log: logging.Logger) -> None:  # fmt: skip
+async def supervise_connections(
+    server: web.Server, contexts: TlsContexts | None, *, now_s: Callable[[], float], log: logging.Logger
+) -> None:
     """Ends connections of a server that may not go on, until cancelled; `now_s` gives seconds since 1970."""
     seen: dict[Any, _ConnectionRecord] = {}
     while True:

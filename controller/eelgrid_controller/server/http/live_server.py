@@ -108,9 +108,15 @@ class LiveServer:
     """Serves one hub."""
 
     def __init__(
-        self, hub: LiveHub, source: LiveSource, *, tls: TlsFiles | None, insecure: bool, log: logging.Logger,
+        self,
+        hub: LiveHub,
+        source: LiveSource,
+        *,
+        tls: TlsFiles | None,
+        insecure: bool,
+        log: logging.Logger,
         admit: Callable[[bytes | None], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         # With TLS: asked before each answer, by the viewer's certificate in DER; raises PermissionDenied.
         self._admit = admit
         self.port = 0
@@ -151,9 +157,13 @@ class LiveServer:
         assert self._runner.server is not None
         try:
             self._listening = await asyncio.get_running_loop().create_server(
-                self._runner.server, host.strip("[]") or None, int(port), ssl=context, backlog=128,
+                self._runner.server,
+                host.strip("[]") or None,
+                int(port),
+                ssl=context,
+                backlog=128,
                 ssl_handshake_timeout=None if context is None else FIRST_REQUEST_WITHIN_S,
-            )  # fmt: skip
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise ControllerConfigError(

@@ -202,9 +202,14 @@ class ControllerMetricsServer:
     """HTTP for scrapers and probes; `is_ready` tells /readyz."""
 
     def __init__(
-        self, metrics: ControllerMetrics, *, is_ready: Callable[[], bool], insecure: bool, log: logging.Logger,
+        self,
+        metrics: ControllerMetrics,
+        *,
+        is_ready: Callable[[], bool],
+        insecure: bool,
+        log: logging.Logger,
         host_names: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._host_names = host_names
         self._hosts = HttpHosts("", host_names)
         self._metrics = metrics

@@ -255,8 +255,11 @@ class LedgerMetrics:
         """All of them, as of now."""
         counts = self._counts
         others = {
-            "again": counts.again, "dropped": counts.dropped, "refused": counts.refused, "unplaced": counts.unplaced,
-        }  # fmt: skip
+            "again": counts.again,
+            "dropped": counts.dropped,
+            "refused": counts.refused,
+            "unplaced": counts.unplaced,
+        }
         yield build_family("eelgrid_ledger_windows_total", {"taken": counts.windows - sum(others.values()), **others})
         yield build_family("eelgrid_ledger_failures_total", counts.failures)
         yield build_family("eelgrid_ledger_damaged_parts", counts.damaged_parts)

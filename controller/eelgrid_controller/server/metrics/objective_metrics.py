@@ -36,9 +36,7 @@ class ObjectiveMetrics:
         """All of them, as of the last turn."""
         standing = self._steward.standing
         steering = standing.steering
-        left_out = {
-            "service": len(steering.services), "job": len(steering.jobs), "budget": len(steering.budgets)
-        }  # fmt: skip
+        left_out = {"service": len(steering.services), "job": len(steering.jobs), "budget": len(steering.budgets)}
         yield from self._turns(steering.ignored)
         yield from _phases(steering.services, steering.jobs, standing.unsteered, workloads)
         yield from self._services(steering.services, workloads, steering.at_s)

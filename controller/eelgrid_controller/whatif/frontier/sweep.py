@@ -458,6 +458,9 @@ def compute_frontier(
         factor = best.factor if plan is None else max(best.factor, 1.0)
         rows.append(FrontierRow(latency_s, factor, plan, {} if plan is not None else missing_gpus(loads, pool)))
     return Frontier(
-        _marked(rows), math.fsum(s.rate_hz for s in services), (services[slowest].name, least_s[slowest]),
-        len(every), known.passed_over,
-    )  # fmt: skip
+        _marked(rows),
+        math.fsum(s.rate_hz for s in services),
+        (services[slowest].name, least_s[slowest]),
+        len(every),
+        known.passed_over,
+    )

@@ -190,9 +190,11 @@ def _answered(
     if now_s < free_s or state.is_stopping:
         return replace(state, next_s=min(now_s + state.pause_s, free_s)), ()
     write = WriteLease(
-        LeaseRecord(state.identity, state.floor + 1, ""), state.seen.version if state.seen else "", is_new_term=True,
+        LeaseRecord(state.identity, state.floor + 1, ""),
+        state.seen.version if state.seen else "",
+        is_new_term=True,
         is_continued=state.is_unbroken,
-    )  # fmt: skip
+    )
     return replace(state, asked=write), (write,)
 
 
@@ -216,9 +218,14 @@ def _written(
     epoch = write.record.epoch
     is_continued = write.is_continued if write.is_new_term else state.is_continued
     state = replace(
-        state, is_leading=True, epoch=epoch, until_s=until_s, next_s=max(now_s, sent_s + state.pause_s),
-        is_unbroken=True, is_continued=is_continued,
-    )  # fmt: skip
+        state,
+        is_leading=True,
+        epoch=epoch,
+        until_s=until_s,
+        next_s=max(now_s, sent_s + state.pause_s),
+        is_unbroken=True,
+        is_continued=is_continued,
+    )
     return state, (StartLeading(epoch, until_s, is_continued),)
 
 

@@ -260,9 +260,12 @@ _Allowed = Callable[[_Need, PooledDevice], bool]
 
 
 def _descend(
-    pools: Mapping[str, DevicePool], needs: Sequence[_Need], allowed: _Allowed, found: list[tuple[_Need, PooledDevice]],
+    pools: Mapping[str, DevicePool],
+    needs: Sequence[_Need],
+    allowed: _Allowed,
+    found: list[tuple[_Need, PooledDevice]],
     steps: list[int],
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether all needs are met; what was taken for them stands in `found` and in the pools."""
     if len(found) == len(needs):
         return True

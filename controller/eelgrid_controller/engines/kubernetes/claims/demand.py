@@ -359,9 +359,10 @@ def _part(state: ClaimState, wanted: ClaimDemand, members: list[ClaimMember], at
     pods = tuple(one.pod for one in members)
     wanted.burdens[token] = BundleLoad(pods, frozenset() if node_name else avoid)
     kind = (
-        tuple((one.variants, one.same) for one in lacking.values()), avoid,
+        tuple((one.variants, one.same) for one in lacking.values()),
+        avoid,
         tuple((pod.constraint, pod.requested.cpu_milli, pod.requested.memory_bytes) for pod in pods),
-    )  # fmt: skip
+    )
     group = wanted.unit.name if wanted.unit.size > 1 else ""
     bundle = ClaimBundle(claims=tuple(lacking.values()), node_name=node_name, group=group, kind=kind, token=token)
     return _Part(tuple(members), bundle, node_name)

@@ -128,9 +128,25 @@ class DeallocationFailed(NamedTuple):
 
 
 ClaimEvent = (
-    ClaimPodUpdated | PodDeleted | ClaimNodeUpdated | ClaimNodeDeleted | ClaimUpdated | ClaimDeleted | ResourceSliceUpdated | ResourceSliceDeleted | DeviceClassUpdated | DeviceClassDeleted | ClaimsSynced | ClaimsListed
-    | LeadershipAcquired | LeadershipLost | GrantWritten | GrantFailed | DeallocationFailed | GateTicked
-)  # fmt: skip
+    ClaimPodUpdated
+    | PodDeleted
+    | ClaimNodeUpdated
+    | ClaimNodeDeleted
+    | ClaimUpdated
+    | ClaimDeleted
+    | ResourceSliceUpdated
+    | ResourceSliceDeleted
+    | DeviceClassUpdated
+    | DeviceClassDeleted
+    | ClaimsSynced
+    | ClaimsListed
+    | LeadershipAcquired
+    | LeadershipLost
+    | GrantWritten
+    | GrantFailed
+    | DeallocationFailed
+    | GateTicked
+)
 
 # Instructions
 

@@ -77,7 +77,9 @@ def parse_claim(claim: Mapping[str, Any], classes: DeviceClasses) -> ParsedClaim
         for index, one in enumerate(requests) if is_ours else ():
             _check(f"spec.devices.requests[{index}]", one)
         asked = ClaimRequest(
-            namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"],
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
             variants=_variants(read, is_ours=is_ours),
             same=tuple(_same(devices)) if is_ours else (),
             config=tuple(devices.get("config") or ()),
@@ -85,7 +87,7 @@ def parse_claim(claim: Mapping[str, Any], classes: DeviceClasses) -> ParsedClaim
             tolerations={
                 name: tuple(body["tolerations"]) for name, body in _bodies(requests) if body.get("tolerations")
             },
-        )  # fmt: skip
+        )
     except _Refuse as error:
         return error.refused
     return ParsedClaim(asked, DRIVER_NAME if is_ours else _judged(drivers, requests))

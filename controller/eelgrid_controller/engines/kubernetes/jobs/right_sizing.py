@@ -148,9 +148,12 @@ def _before(asked: Mapping[str, _Run], model: str) -> _Run:
         return asked[model]
     runs = list(asked.values())
     return _Run(
-        max(run.low_hz for run in runs), max(run.high_hz for run in runs), min(run.energy_low_j for run in runs),
-        min(run.energy_high_j for run in runs), runs[0].basis,
-    )  # fmt: skip
+        max(run.low_hz for run in runs),
+        max(run.high_hz for run in runs),
+        min(run.energy_low_j for run in runs),
+        min(run.energy_high_j for run in runs),
+        runs[0].basis,
+    )
 
 
 def _run(question: SizingProblem, size: JobSize, model: str) -> _Run | str:

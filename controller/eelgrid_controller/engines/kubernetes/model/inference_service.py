@@ -127,9 +127,11 @@ def parse_service(found: Mapping[str, Any]) -> InferenceService | ServiceRejecti
     allowed = slices.get("allowed") or ()
     if allowed and WHOLE_GPU not in allowed:
         return ServiceRejection(
-            "SlicesNotServed", "spec.slices.allowed", "allows MIG slices alone, and this mode places whole GPUs",
+            "SlicesNotServed",
+            "spec.slices.allowed",
+            "allows MIG slices alone, and this mode places whole GPUs",
             f"add {WHOLE_GPU}, or serve slices by mode device-plugin or dra",
-        )  # fmt: skip
+        )
     try:
         if slices.get("gpuModels"):
             models = annotations.parse_gpu_models({well_known.ANNOTATION_GPU_MODELS: ",".join(slices["gpuModels"])})

@@ -42,12 +42,26 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 _TERMINAL = ("Succeeded", "Failed")
 _MIRROR = "kubernetes.io/config.mirror"
 _SHAPING_SPEC = (
-    "affinity", "nodeSelector", "tolerations", "containers", "initContainers", "overhead", "resources",
-    "resourceClaims", "schedulingGroup", "workloadRef", "topologySpreadConstraints", "volumes",
-)  # fmt: skip
+    "affinity",
+    "nodeSelector",
+    "tolerations",
+    "containers",
+    "initContainers",
+    "overhead",
+    "resources",
+    "resourceClaims",
+    "schedulingGroup",
+    "workloadRef",
+    "topologySpreadConstraints",
+    "volumes",
+)
 _SHAPING_STATUS = (
-    "containerStatuses", "initContainerStatuses", "resources", "allocatedResources", "resourceClaimStatuses",
-)  # fmt: skip
+    "containerStatuses",
+    "initContainerStatuses",
+    "resources",
+    "allocatedResources",
+    "resourceClaimStatuses",
+)
 _SHAPES_MOST = 16
 
 

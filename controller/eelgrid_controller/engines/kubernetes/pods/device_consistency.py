@@ -82,7 +82,11 @@ def _drop_collisions(
             if not one.is_given or key in hopeless or (one.held and key not in wrong)
             for uuid in one.planned
         }
-        colliding = {key: next(uuid for uuid in sorted(held) if uuid in fixed) for key, held in wrong.items() if held & fixed.keys()}  # fmt: skip
+        colliding = {
+            key: next(uuid for uuid in sorted(held) if uuid in fixed)
+            for key, held in wrong.items()
+            if held & fixed.keys()
+        }
         if not colliding:
             return
         for key, uuid in colliding.items():
@@ -91,9 +95,11 @@ def _drop_collisions(
 
 
 def _planned_anew(
-    standing: Mapping[ReplicaKey, ReplicaDevices], wrong: Mapping[ReplicaKey, frozenset[str]], taken: frozenset[str],
+    standing: Mapping[ReplicaKey, ReplicaDevices],
+    wrong: Mapping[ReplicaKey, frozenset[str]],
+    taken: frozenset[str],
     devices: Sequence[str],
-) -> dict[ReplicaKey, tuple[str, ...] | None]:  # fmt: skip
+) -> dict[ReplicaKey, tuple[str, ...] | None]:
     """Replicas that were not seen yet and whose planned devices are somebody's; None where there are no others."""
     unseen = {key: one.planned for key, one in standing.items() if one.is_given and not one.held and one.planned}
     displaced = {key: planned for key, planned in sorted(unseen.items()) if planned & taken}

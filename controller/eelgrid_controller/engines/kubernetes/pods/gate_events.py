@@ -254,10 +254,33 @@ class MoveFinished(NamedTuple):
 
 
 GateEvent = (
-    PodUpdated | PodDeleted | ReplacementStarted | MoveFinished | KubeNodeUpdated | KubeNodeDeleted | NodeAcknowledged | ClaimGpusUpdated | NodeReportFailed | GateSynced | UnitPlaced | UnitDeferred | UnitCancelled | UnitRefused | LeadershipAcquired | LeadershipLost
-    | PatchDone | PatchFailed | AnnotateFailed | DeleteFailed | DevicesReported | GateTicked | InferenceServiceUpdated | InferenceServiceDeleted
-    | RelatedUpdated | RelatedSynced
-)  # fmt: skip
+    PodUpdated
+    | PodDeleted
+    | ReplacementStarted
+    | MoveFinished
+    | KubeNodeUpdated
+    | KubeNodeDeleted
+    | NodeAcknowledged
+    | ClaimGpusUpdated
+    | NodeReportFailed
+    | GateSynced
+    | UnitPlaced
+    | UnitDeferred
+    | UnitCancelled
+    | UnitRefused
+    | LeadershipAcquired
+    | LeadershipLost
+    | PatchDone
+    | PatchFailed
+    | AnnotateFailed
+    | DeleteFailed
+    | DevicesReported
+    | GateTicked
+    | InferenceServiceUpdated
+    | InferenceServiceDeleted
+    | RelatedUpdated
+    | RelatedSynced
+)
 
 # Instructions
 

@@ -136,9 +136,10 @@ def parse_slice_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | In
     found = parse_intent(replace(pod, requested=pod.requested._replace(extended=((RESOURCE_GPU, 1),))), holders)
     if isinstance(found, WorkloadIntent) and found.size > 1:
         return IntentRefusal(
-            "resources", f"names slices in a gang of {found.size}, and slices are placed pod by pod",
+            "resources",
+            f"names slices in a gang of {found.size}, and slices are placed pod by pod",
             "leave the gang out, or ask for whole GPUs",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -196,8 +197,13 @@ class SlicePodScheduler:
                 del self._given[uid]
 
     def take(
-        self, pods: Mapping[str, SlicePod], nodes: Mapping[str, KubeNode], offers: Iterable[SliceOffer], epoch: int, at_s: float
-    ) -> list[GateInstruction]:  # fmt: skip
+        self,
+        pods: Mapping[str, SlicePod],
+        nodes: Mapping[str, KubeNode],
+        offers: Iterable[SliceOffer],
+        epoch: int,
+        at_s: float,
+    ) -> list[GateInstruction]:
         """What is to be done now; `offers` take no account of what was given and is not seen yet."""
         self._forget(pods, at_s)
         list(self.flights.expired(at_s))
@@ -214,8 +220,10 @@ class SlicePodScheduler:
                 continue
             if one.pod.constraint not in right:
                 right[one.pod.constraint] = [
-                    name for name in open_ if not closed_reason(nodes[name]) and not find_unmet_rule(one.pod.constraint, nodes[name])
-                ]  # fmt: skip
+                    name
+                    for name in open_
+                    if not closed_reason(nodes[name]) and not find_unmet_rule(one.pod.constraint, nodes[name])
+                ]
             told += self._look(one, open_, right[one.pod.constraint], epoch, at_s)
         return told
 
@@ -255,9 +263,14 @@ class SlicePodScheduler:
         given = self._given[pod.uid] = _Given(key, choice, pod.resource_version)
         offers[choice.node_name] = _less(offers[choice.node_name], pod, given, "")
         plan = PodPlan(
-            epoch, unit, 0, choice.node_name, tuple(it.gpu_index for it in choice.slices),
-            wanted[0][0].removeprefix(RESOURCE_MIG_PREFIX), pod.uid,
-        )  # fmt: skip
+            epoch,
+            unit,
+            0,
+            choice.node_name,
+            tuple(it.gpu_index for it in choice.slices),
+            wanted[0][0].removeprefix(RESOURCE_MIG_PREFIX),
+            pod.uid,
+        )
         yield UngatePod(pod.uid, key, pod.resource_version, choice.node_name, format_plan(plan), epoch)
 
     def _forget(self, pods: Mapping[str, SlicePod], at_s: float) -> None:
@@ -324,6 +337,10 @@ def _less(offer: SliceOffer, pod: Pod, given: _Given, target: str) -> SliceOffer
     cpu_milli = 0 if is_counted else pod.requested.cpu_milli
     memory_bytes = 0 if is_counted else pod.requested.memory_bytes
     return offer._replace(
-        cpu_milli=offer.cpu_milli - cpu_milli, memory_bytes=offer.memory_bytes - memory_bytes, left=left,
-        slices=slices, used=used, is_awake=True,
-    )  # fmt: skip
+        cpu_milli=offer.cpu_milli - cpu_milli,
+        memory_bytes=offer.memory_bytes - memory_bytes,
+        left=left,
+        slices=slices,
+        used=used,
+        is_awake=True,
+    )

@@ -392,10 +392,16 @@ def resumed_order(note: MoveNote, pod: Pod, cause: str = "the leader before bega
     """The order behind the note of a make-before-break that another process began."""
     owner = pod.owner
     return MoveOrder(
-        note.unit, note.workload, MoveMethod.EVICT if note.evict_s else MoveMethod.SURGE,
+        note.unit,
+        note.workload,
+        MoveMethod.EVICT if note.evict_s else MoveMethod.SURGE,
         (MovingPod(note.uid, PodKey(pod.namespace, pod.name), note.replica, pod.node_name, note.to),),
-        owner.kind if owner else "", owner.name if owner else "", note.owner, 0.0, cause,
-    )  # fmt: skip
+        owner.kind if owner else "",
+        owner.name if owner else "",
+        note.owner,
+        0.0,
+        cause,
+    )
 
 
 class MoveQueue:

@@ -186,10 +186,14 @@ def parse_plan(text: str) -> PodPlan | None:
         if not isinstance(found, dict):
             return None
         return PodPlan(
-            int(found["epoch"]), str(found["workload"]), int(found["replica"]), str(found["node"]),
-            tuple(int(one) for one in found.get("devices") or ()), str(found.get("profile") or ""),
+            int(found["epoch"]),
+            str(found["workload"]),
+            int(found["replica"]),
+            str(found["node"]),
+            tuple(int(one) for one in found.get("devices") or ()),
+            str(found.get("profile") or ""),
             str(found.get("uid") or ""),
-        )  # fmt: skip
+        )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 

@@ -266,9 +266,11 @@ def build_policy_status(
     generation = int(metadata.get("generation") or 0)
     conditions = ConditionSet.from_json(before.get("conditions")).only((ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING))
     for type_, said in (
-        (ACCEPTED, _accepted(one)), (IN_FORCE, _in_force(one, applied)), (CONFLICTING, _conflicting(one)),
+        (ACCEPTED, _accepted(one)),
+        (IN_FORCE, _in_force(one, applied)),
+        (CONFLICTING, _conflicting(one)),
         (WITHIN_BUDGET, _within(shown)),
-    ):  # fmt: skip
+    ):
         if said is None:
             conditions = conditions.without(type_)
         else:

@@ -131,8 +131,12 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY_MINUTES = 24 * 60
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 _UNDERSCORED = re.compile(r"_([a-z])")
-_PRICES = {"currency": "currency", "pue": "pue", "carbonPricePerKg": "carbon_price_per_kg",
-           "utcOffsetMinutes": "utc_offset_minutes"}  # fmt: skip
+_PRICES = {
+    "currency": "currency",
+    "pue": "pue",
+    "carbonPricePerKg": "carbon_price_per_kg",
+    "utcOffsetMinutes": "utc_offset_minutes",
+}
 _PERIOD = {"pricePerKwh": "price_per_kwh", "carbonKgPerKwh": "carbon_kg_per_kwh"}
 
 

@@ -182,9 +182,12 @@ class ClaimWriter:
         try:
             async with self._turns:
                 told = await call_with_retries(
-                    guarded, rng=self._rng, is_idempotent=True, limits=_LIMITS,
+                    guarded,
+                    rng=self._rng,
+                    is_idempotent=True,
+                    limits=_LIMITS,
                     monotonic_s=self._monotonic_s,
-                )  # fmt: skip
+                )
         except (ClusterError, StaleTerm) as error:
             failure = describe_failure(error)
             self.failed[failure] += 1

@@ -202,13 +202,23 @@ class GateEngine:
         self.gate = Gate(settings.gate)
         self._loop.eligibility.rules = self.gate.others.rules
         self.pods = Informer(
-            self._cluster, PODS, rng=rng, monotonic_s=clock.monotonic_s, log=log, keep=prune_pod,
+            self._cluster,
+            PODS,
+            rng=rng,
+            monotonic_s=clock.monotonic_s,
+            log=log,
+            keep=prune_pod,
             most=settings.pods_most,
-        )  # fmt: skip
+        )
         self.nodes = Informer(
-            self._cluster, NODES, rng=rng, monotonic_s=clock.monotonic_s, log=log, keep=prune_node,
+            self._cluster,
+            NODES,
+            rng=rng,
+            monotonic_s=clock.monotonic_s,
+            log=log,
+            keep=prune_node,
             most=settings.nodes_most,
-        )  # fmt: skip
+        )
         self.pods.hear(self._pod_deltas)
         self.nodes.hear(self._node_deltas)
         self.lookups = OwnerLookups(self._cluster, done=self._looked_up, monotonic_s=clock.monotonic_s, log=log)
@@ -217,9 +227,16 @@ class GateEngine:
         self._needing: dict[ObjectRef, dict[ObjectKey, None]] = {}
         self._recalls = PodRecalls(self.pods, self._pod)
         self.writes = PodWriter(
-            self._cluster, pods=lambda: self.pods.objects, leads=self._leads, feed=self.feed,
-            identity=settings.identity, at_once=settings.writes_at_once, clock=clock, rng=rng, log=log,
-        )  # fmt: skip
+            self._cluster,
+            pods=lambda: self.pods.objects,
+            leads=self._leads,
+            feed=self.feed,
+            identity=settings.identity,
+            at_once=settings.writes_at_once,
+            clock=clock,
+            rng=rng,
+            log=log,
+        )
 
     # Life
 

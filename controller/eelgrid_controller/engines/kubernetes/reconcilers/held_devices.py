@@ -154,10 +154,14 @@ class HeldDeviceReconciler:
         for (workload_id, replica), uuids in pointed.items():
             self.corrected += 1
             self._around.log.info(
-                "node=%s workload=%s replica=%d devices=%s planned=%s seen=%s", node_name, workload_id, replica,
-                ",".join(uuids), ",".join(sorted(standing[workload_id, replica].planned)),
+                "node=%s workload=%s replica=%d devices=%s planned=%s seen=%s",
+                node_name,
+                workload_id,
+                replica,
+                ",".join(uuids),
+                ",".join(sorted(standing[workload_id, replica].planned)),
                 "yes" if standing[workload_id, replica].held else "no",
-            )  # fmt: skip
+            )
 
     async def _despair(self, node_name: str, hopeless: Mapping[str, tuple[UnitMember, str]]) -> None:
         """What cannot be put right: told when it lasts, and made anew where its people want that."""

@@ -95,9 +95,14 @@ class InferenceServiceReconciler:
 
         def informer(resource: Any, most: int, keep: Callable[[Object], Object] | None = None) -> Informer:
             return Informer(
-                around.cluster, resource, rng=around.rng, monotonic_s=around.clock.monotonic_s, log=around.log,
-                most=most, keep=keep,
-            )  # fmt: skip
+                around.cluster,
+                resource,
+                rng=around.rng,
+                monotonic_s=around.clock.monotonic_s,
+                log=around.log,
+                most=most,
+                keep=keep,
+            )
 
         self._services = informer(INFERENCE_SERVICES, _SERVICES_MOST)
         self._targets = {kind: informer(found, _TARGETS_MOST, _pruned) for kind, found in _KINDS.items()}

@@ -107,9 +107,14 @@ class PreemptionBoostReconciler:
     def _informer(self, resource: Resource) -> Informer:
         around = self._around
         return Informer(
-            around.cluster, resource, rng=around.rng, monotonic_s=around.clock.monotonic_s, log=around.log,
-            keep=_pruned, most=_MOST,
-        )  # fmt: skip
+            around.cluster,
+            resource,
+            rng=around.rng,
+            monotonic_s=around.clock.monotonic_s,
+            log=around.log,
+            keep=_pruned,
+            most=_MOST,
+        )
 
     async def _turn(self, workloads: list[Object], most: Mapping[str, int], resource: Resource) -> None:
         writes = 0
@@ -186,11 +191,17 @@ class JobReconciler:
         self._served = {kind: one for kind, one in _RESOURCES.items() if one is JOBS or served.has(one)}
         informers = [
             Informer(
-                around.cluster, one, rng=around.rng, monotonic_s=around.clock.monotonic_s, log=around.log,
-                selection=InformerSelector(labels=f"{LABEL_MANAGED}={MANAGED}"), keep=_jobs_part_pruned, most=_JOBS_MOST,
+                around.cluster,
+                one,
+                rng=around.rng,
+                monotonic_s=around.clock.monotonic_s,
+                log=around.log,
+                selection=InformerSelector(labels=f"{LABEL_MANAGED}={MANAGED}"),
+                keep=_jobs_part_pruned,
+                most=_JOBS_MOST,
             )
             for one in self._served.values()
-        ]  # fmt: skip
+        ]
         for kind, informer in zip(self._served, informers, strict=True):
             informer.hear(partial(self._deltas, kind))
         try:
@@ -323,10 +334,14 @@ class JobReconciler:
         """An Event on the job; one that is lost is lost: the record says the same."""
         job = told.job
         body = build_event(
-            EventReference(self._served[job.kind].api_version, job.kind, job.namespace, job.name, job.uid), told.text,
-            is_warning=told.is_warning, reason=_REASONS.get(told.outcome, "EelgridNotRightSized"),
-            action="RightSizing", identity=self._around.identity, now_ns=self._around.clock.now_ns(),
-        )  # fmt: skip
+            EventReference(self._served[job.kind].api_version, job.kind, job.namespace, job.name, job.uid),
+            told.text,
+            is_warning=told.is_warning,
+            reason=_REASONS.get(told.outcome, "EelgridNotRightSized"),
+            action="RightSizing",
+            identity=self._around.identity,
+            now_ns=self._around.clock.now_ns(),
+        )
         try:
             await self._around.cluster.create(EVENTS, body, namespace=job.namespace)
         except ClusterError as error:

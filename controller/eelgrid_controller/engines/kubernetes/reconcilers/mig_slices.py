@@ -67,10 +67,16 @@ class SlicePodReconciler:
         self._wake = asyncio.Event()
         self._under_way = BackgroundTasks(surroundings.log, "slices")
         self._writes = PodWriter(
-            surroundings.cluster, pods=lambda: engine.pods.objects, leads=self._leads, feed=self._fed,
-            identity=surroundings.identity, at_once=_AT_ONCE, clock=surroundings.clock, rng=surroundings.rng,
+            surroundings.cluster,
+            pods=lambda: engine.pods.objects,
+            leads=self._leads,
+            feed=self._fed,
+            identity=surroundings.identity,
+            at_once=_AT_ONCE,
+            clock=surroundings.clock,
+            rng=surroundings.rng,
             log=surroundings.log,
-        )  # fmt: skip
+        )
         engine.hear_pods(self._heard_pods)
         surroundings.devices.listeners.append(self._heard_node)
 

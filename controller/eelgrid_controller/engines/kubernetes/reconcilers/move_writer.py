@@ -177,10 +177,14 @@ class MoveWriter:
         """An Event; one that is not accepted is not repeated."""
         around = self._around
         body = build_event(
-            EventReference("v1", kind, key.namespace, key.name, uid), text, is_warning=is_warning, action="Moving",
-            reason="EelgridProblem" if is_warning else "EelgridMove", identity=around.identity,
+            EventReference("v1", kind, key.namespace, key.name, uid),
+            text,
+            is_warning=is_warning,
+            action="Moving",
+            reason="EelgridProblem" if is_warning else "EelgridMove",
+            identity=around.identity,
             now_ns=around.clock.now_ns(),
-        )  # fmt: skip
+        )
         around.log.info("%s=%s told=%s", kind.lower(), key.name, text)
         try:
             await self._cluster.create(EVENTS, body, namespace=body["metadata"]["namespace"])

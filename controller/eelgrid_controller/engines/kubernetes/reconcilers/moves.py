@@ -316,11 +316,19 @@ class MoveReconciler:
         )
         return [
             MoveNote(
-                uid=going.uid, pod=going.key.name, unit=order.unit, workload=order.workload, replica=going.replica,
-                to=going.to, owner=order.owner_uid, since_s=now_s, evict_s=evict_s, cause=order.cause,
+                uid=going.uid,
+                pod=going.key.name,
+                unit=order.unit,
+                workload=order.workload,
+                replica=going.replica,
+                to=going.to,
+                owner=order.owner_uid,
+                since_s=now_s,
+                evict_s=evict_s,
+                cause=order.cause,
             )
             for going in order.goes
-        ]  # fmt: skip
+        ]
 
     async def _problem(self, run: _MoveRun) -> str:
         """Why a move does not begin; a Deployment is looked for."""

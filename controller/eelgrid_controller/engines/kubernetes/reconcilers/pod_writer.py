@@ -226,9 +226,14 @@ class PodWriter:
                 asked = self._reports.pop(uid)
                 try:
                     await self._cluster.patch(
-                        PODS, asked.key.name, self._status(asked), PatchKind.STRATEGIC, namespace=asked.key.namespace,
-                        subresource="status", is_brief=True,
-                    )  # fmt: skip
+                        PODS,
+                        asked.key.name,
+                        self._status(asked),
+                        PatchKind.STRATEGIC,
+                        namespace=asked.key.namespace,
+                        subresource="status",
+                        is_brief=True,
+                    )
                 except ClusterError as error:
                     self.reports_dropped += 1
                     self._log.debug("pod=%s condition=no error=%s", asked.key, error)
@@ -245,9 +250,12 @@ class PodWriter:
         told = [one for one in (pod.get("status") or {}).get("conditions") or () if one["type"] == CONDITION_PLACEMENT]
         since = told[0].get("lastTransitionTime") if told and told[0].get("status") == status else None
         condition = {
-            "type": CONDITION_PLACEMENT, "status": status, "reason": found.reason, "message": found.message,
+            "type": CONDITION_PLACEMENT,
+            "status": status,
+            "reason": found.reason,
+            "message": found.message,
             "lastTransitionTime": since or now,
-        }  # fmt: skip
+        }
         return {"metadata": {"uid": asked.uid}, "status": {"conditions": [condition]}}
 
     async def _run_tells(self) -> None:
@@ -267,10 +275,14 @@ class PodWriter:
 
     def _event(self, told: RecordEvent) -> dict[str, Any]:
         return build_event(
-            EventReference("v1", "Pod", *told.key, told.uid), told.text, is_warning=told.is_warning, action="Placing",
-            reason="EelgridProblem" if told.is_warning else "EelgridWaiting", identity=self._identity,
+            EventReference("v1", "Pod", *told.key, told.uid),
+            told.text,
+            is_warning=told.is_warning,
+            action="Placing",
+            reason="EelgridProblem" if told.is_warning else "EelgridWaiting",
+            identity=self._identity,
             now_ns=self._clock.now_ns(),
-        )  # fmt: skip
+        )
 
 
 def _is(pod: Object, uid: str, version: str) -> bool:

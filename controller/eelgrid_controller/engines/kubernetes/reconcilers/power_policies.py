@@ -141,9 +141,14 @@ class PowerPolicyReconciler:
             self._log.error("file=%s read=no error=%s action=begin_without", self._former.path, fault)
         self._machine = PowerPolicyMerger(find_policy_violations)
         self._objects = Informer(
-            around.cluster, POWER_POLICIES, rng=around.rng, monotonic_s=around.clock.monotonic_s, log=self._log,
-            keep=_pruned, most=_OBJECTS_MOST,
-        )  # fmt: skip
+            around.cluster,
+            POWER_POLICIES,
+            rng=around.rng,
+            monotonic_s=around.clock.monotonic_s,
+            log=self._log,
+            keep=_pruned,
+            most=_OBJECTS_MOST,
+        )
         self._objects.hear(self._changed)
         around.loop.listeners.append(self._committed)
         try:
@@ -244,9 +249,7 @@ class PowerPolicyReconciler:
 
         now_s = self._around.clock.monotonic_s
         try:
-            await call_with_retries(
-                call, rng=self._around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=now_s
-            )  # fmt: skip
+            await call_with_retries(call, rng=self._around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=now_s)
         except (Conflict, ObjectNotFound):
             return  # a newer object is on its way, or none
         except ClusterError as error:
@@ -267,10 +270,14 @@ class PowerPolicyReconciler:
     async def _tell(self, found: Mapping[str, Any], condition: StatusCondition) -> None:
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
         event = build_event(
-            EventReference(POWER_POLICIES.api_version, "PowerPolicy", "", name, uid), condition.message, is_warning=True,
-            reason=condition.reason, action="ApplyingPolicy", identity=self._around.identity,
+            EventReference(POWER_POLICIES.api_version, "PowerPolicy", "", name, uid),
+            condition.message,
+            is_warning=True,
+            reason=condition.reason,
+            action="ApplyingPolicy",
+            identity=self._around.identity,
             now_ns=self._around.clock.now_ns(),
-        )  # fmt: skip
+        )
         try:
             await self._around.cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
         except ClusterError as error:

@@ -170,12 +170,29 @@ class PodUsers:
 
 
 _METADATA = (
-    "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "ownerReferences",
-)  # fmt: skip
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "ownerReferences",
+)
 _POD_SPEC = (
-    "schedulingGates", "affinity", "nodeSelector", "tolerations", "nodeName", "schedulerName", "priority", "overhead",
-    "resources", "resourceClaims", "schedulingGroup", "workloadRef", "topologySpreadConstraints",
-)  # fmt: skip
+    "schedulingGates",
+    "affinity",
+    "nodeSelector",
+    "tolerations",
+    "nodeName",
+    "schedulerName",
+    "priority",
+    "overhead",
+    "resources",
+    "resourceClaims",
+    "schedulingGroup",
+    "workloadRef",
+    "topologySpreadConstraints",
+)
 _POD_STATUS = ("phase", "reason", "conditions", "podIP", "resourceClaimStatuses", "resources", "allocatedResources")
 _STATUSES = ("containerStatuses", "initContainerStatuses")
 _MIRROR = "kubernetes.io/config.mirror"
@@ -322,9 +339,14 @@ class RelatedObjects:
                 self._feed(RelatedUpdated(resource.plural, PodKey(*delta.key), value))
 
         informer = Informer(
-            self._cluster, resource, rng=self._rng, monotonic_s=self._monotonic_s, log=self._log, keep=keep,
+            self._cluster,
+            resource,
+            rng=self._rng,
+            monotonic_s=self._monotonic_s,
+            log=self._log,
+            keep=keep,
             most=RELATED_MOST,
-        )  # fmt: skip
+        )
         informer.hear(told)
         return informer
 

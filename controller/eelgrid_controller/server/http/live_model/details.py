@@ -28,27 +28,44 @@ def gpu_details(state: ClusterState, record: NodeRecord, gpu: Gpu, readings: Gpu
             workload = state.workloads[item.workload_id]
             holders.append(
                 {
-                    "workload_id": item.workload_id, "name": workload.spec.name, "replica": item.replica,
-                    "milli": item.gpu_milli, "slice": f"{part.profile or 'whole'} at {part.start}" if part else "",
+                    "workload_id": item.workload_id,
+                    "name": workload.spec.name,
+                    "replica": item.replica,
+                    "milli": item.gpu_milli,
+                    "slice": f"{part.profile or 'whole'} at {part.start}" if part else "",
                 }
-            )  # fmt: skip
+            )
     return {
-        "node": record.inventory.node_name, "node_state": record.state.name.lower(), "pool": record.inventory.pool,
-        "topology": list(record.inventory.topology), "index": gpu.index, "uuid": gpu.uuid, "model": gpu.model,
-        "product": gpu.product, "memory_bytes": gpu.memory_bytes, "limit_default_w": gpu.power_limit_default_w,
-        "limit_min_w": gpu.power_limit_min_w, "limit_max_w": gpu.power_limit_max_w, "cordon": gpu.cordon,
-        "lost": gpu.uuid in record.lost_gpus, "mig": gpu.mig_enabled, "planner_keeps": record.keeps(gpu),
-        "held_milli": record.gpu_milli.get(gpu.uuid, 0), "power_w": readings.power_w, "energy_j": readings.energy_j,
-        "utilization": readings.utilization_ratio, "memory_used_bytes": readings.memory_used_bytes,
-        "temperature_c": readings.temperature_c, "age_s": age_s, "holders": holders,
-        "slices": [
-            {"profile": one.profile, "start": one.start, "size": one.size} for one in gpu.gpu_instances
-        ],
+        "node": record.inventory.node_name,
+        "node_state": record.state.name.lower(),
+        "pool": record.inventory.pool,
+        "topology": list(record.inventory.topology),
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "product": gpu.product,
+        "memory_bytes": gpu.memory_bytes,
+        "limit_default_w": gpu.power_limit_default_w,
+        "limit_min_w": gpu.power_limit_min_w,
+        "limit_max_w": gpu.power_limit_max_w,
+        "cordon": gpu.cordon,
+        "lost": gpu.uuid in record.lost_gpus,
+        "mig": gpu.mig_enabled,
+        "planner_keeps": record.keeps(gpu),
+        "held_milli": record.gpu_milli.get(gpu.uuid, 0),
+        "power_w": readings.power_w,
+        "energy_j": readings.energy_j,
+        "utilization": readings.utilization_ratio,
+        "memory_used_bytes": readings.memory_used_bytes,
+        "temperature_c": readings.temperature_c,
+        "age_s": age_s,
+        "holders": holders,
+        "slices": [{"profile": one.profile, "start": one.start, "size": one.size} for one in gpu.gpu_instances],
         "wanted": [
             {"profile": one.profile, "start": one.start}
             for one in (record.layouts[gpu.uuid].instances if gpu.uuid in record.layouts else ())
         ],
-    }  # fmt: skip
+    }
 
 
 def workload_details(explanation: Explanation, fleet: FleetCells) -> Any:
@@ -57,29 +74,42 @@ def workload_details(explanation: Explanation, fleet: FleetCells) -> Any:
     spec = workload.spec
     return {
         **_row(workload),
-        "user": spec.user, "queue": spec.queue, "priority": spec.priority, "labels": dict(spec.labels),
-        "cpu_milli": spec.request.cpu_milli, "memory_bytes": spec.request.memory_bytes,
-        "gpu_models": list(spec.request.gpu_models), "submitted_ms": workload.submitted_ns // 1_000_000,
-        "placed_ms": workload.placed_ns // 1_000_000 or None, "ended_ms": workload.ended_ns // 1_000_000 or None,
-        "power_limit_w": workload.power_limit_w, "decision": workload.revision,
+        "user": spec.user,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "labels": dict(spec.labels),
+        "cpu_milli": spec.request.cpu_milli,
+        "memory_bytes": spec.request.memory_bytes,
+        "gpu_models": list(spec.request.gpu_models),
+        "submitted_ms": workload.submitted_ns // 1_000_000,
+        "placed_ms": workload.placed_ns // 1_000_000 or None,
+        "ended_ms": workload.ended_ns // 1_000_000 or None,
+        "power_limit_w": workload.power_limit_w,
+        "decision": workload.revision,
         "promise": _promise(workload),
         "placements": [
             {
-                "replica": one.replica, "node": one.node_name, "gpus": list(one.gpu_indexes),
+                "replica": one.replica,
+                "node": one.node_name,
+                "gpus": list(one.gpu_indexes),
                 "cells": [cell for uuid in one.gpu_uuids if (cell := fleet.cell(one.node_name, uuid)) is not None],
                 "slice": one.gpu_instance.profile if one.gpu_instance else "",
             }
             for one in workload.placements[:REPLICAS_MOST]
         ],
         "placements_in_all": len(workload.placements),
-        "remedy": explanation.remedy, "constraint": explanation.constraint,
+        "remedy": explanation.remedy,
+        "constraint": explanation.constraint,
         "explained": [
             {
-                "replica": one.replica, "feasible_nodes": one.feasible_nodes,
+                "replica": one.replica,
+                "feasible_nodes": one.feasible_nodes,
                 "removals": [[removal.constraint, removal.nodes] for removal in one.removals],
                 "candidates": [
                     {
-                        "node": candidate.node_name, "gpus": list(candidate.gpu_indexes), "cost_w": candidate.cost_w,
+                        "node": candidate.node_name,
+                        "gpus": list(candidate.gpu_indexes),
+                        "cost_w": candidate.cost_w,
                         "terms": [[term.name, term.cost_w] for term in candidate.terms],
                     }
                     for candidate in one.candidates
@@ -87,7 +117,7 @@ def workload_details(explanation: Explanation, fleet: FleetCells) -> Any:
             }
             for one in explanation.replicas[:REPLICAS_MOST]
         ],
-    }  # fmt: skip
+    }
 
 
 def _promise(workload: Workload) -> str:
@@ -102,10 +132,16 @@ def _promise(workload: Workload) -> str:
 def _row(workload: Workload) -> dict[str, Any]:
     spec = workload.spec
     return {
-        "id": workload.workload_id, "name": spec.name, "namespace": spec.namespace, "kind": spec.kind.name.lower(),
-        "phase": workload.phase.name.lower(), "replicas": spec.replicas, "gpus": spec.request.gpu_count,
-        "milli": spec.request.gpu_milli, "reason": workload.reason,
-    }  # fmt: skip
+        "id": workload.workload_id,
+        "name": spec.name,
+        "namespace": spec.namespace,
+        "kind": spec.kind.name.lower(),
+        "phase": workload.phase.name.lower(),
+        "replicas": spec.replicas,
+        "gpus": spec.request.gpu_count,
+        "milli": spec.request.gpu_milli,
+        "reason": workload.reason,
+    }
 
 
 def search_workloads(state: ClusterState, text: str) -> Any:
@@ -135,21 +171,34 @@ def list_objectives(found: ListPromisesResponse) -> Any:
     return {
         "services": [
             {
-                "id": one.workload_id, "name": one.name, "phase": one.phase, "serving": one.replicas_serving,
-                "wanted": one.replicas_wanted, "arrived_hz": one.arrived_hz, "live_s": one.live_s,
-                "objective_s": one.objective_s, "reason": one.reason, "is_advice": one.is_advice,
+                "id": one.workload_id,
+                "name": one.name,
+                "phase": one.phase,
+                "serving": one.replicas_serving,
+                "wanted": one.replicas_wanted,
+                "arrived_hz": one.arrived_hz,
+                "live_s": one.live_s,
+                "objective_s": one.objective_s,
+                "reason": one.reason,
+                "is_advice": one.is_advice,
             }
             for one in services[:PROMISES_MOST]
         ],
         "jobs": [
             {
-                "id": one.workload_id, "name": one.name, "phase": one.phase, "limit_w": one.power_limit_w,
-                "slowdown": one.slowdown, "saving": one.saving, "reason": one.reason, "is_advice": one.is_advice,
+                "id": one.workload_id,
+                "name": one.name,
+                "phase": one.phase,
+                "limit_w": one.power_limit_w,
+                "slowdown": one.slowdown,
+                "saving": one.saving,
+                "reason": one.reason,
+                "is_advice": one.is_advice,
             }
             for one in found.jobs[:PROMISES_MOST]
         ],
         "left_out": sum(max(0, len(rows) - PROMISES_MOST) for rows in (found.services, found.jobs)),
-    }  # fmt: skip
+    }
 
 
 def list_points(points: MeasuredPoints, profile: str, model: str = "") -> Any:
@@ -163,14 +212,23 @@ def list_points(points: MeasuredPoints, profile: str, model: str = "") -> Any:
     here = [one for one in kept if one.configuration.gpu_model == on]
     rows = [
         {
-            "model": one.configuration.gpu_model, "mig": one.configuration.mig_profile, "gpus": one.configuration.gpus,
-            "batch": one.configuration.batch, "limit_w": one.configuration.power_limit_w,
-            "rate_hz": one.throughput_hz, "power_w": one.power_w, "source": one.source,
+            "model": one.configuration.gpu_model,
+            "mig": one.configuration.mig_profile,
+            "gpus": one.configuration.gpus,
+            "batch": one.configuration.batch,
+            "limit_w": one.configuration.power_limit_w,
+            "rate_hz": one.throughput_hz,
+            "power_w": one.power_w,
+            "source": one.source,
             "latency_s": one.latency_s.get(0.95) or one.latency_s.get(0.99),
         }
         for one in here[:POINTS_MOST]
-    ]  # fmt: skip
+    ]
     return {
-        "profiles": names[:PROFILES_MOST], "profile": chosen, "models": models[:MODELS_MOST], "model": on,
-        "points": rows, "points_in_all": len(here),
-    }  # fmt: skip
+        "profiles": names[:PROFILES_MOST],
+        "profile": chosen,
+        "models": models[:MODELS_MOST],
+        "model": on,
+        "points": rows,
+        "points_in_all": len(here),
+    }

@@ -235,10 +235,17 @@ def list_queue(state: ClusterState) -> dict[str, Any]:
             spec = workload.spec
             rows.append(
                 [
-                    workload_id, spec.name, spec.namespace, spec.priority, spec.replicas, spec.request.gpu_count,
-                    spec.request.gpu_milli, workload.submitted_ns // 1_000_000, workload.reason,
+                    workload_id,
+                    spec.name,
+                    spec.namespace,
+                    spec.priority,
+                    spec.replicas,
+                    spec.request.gpu_count,
+                    spec.request.gpu_milli,
+                    workload.submitted_ns // 1_000_000,
+                    workload.reason,
                 ]
-            )  # fmt: skip
+            )
     return {"rows": rows, "reasons": [list(pair) for pair in reasons.most_common(REASONS_MOST)]}
 
 
