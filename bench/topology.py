@@ -79,7 +79,7 @@ def small_case(draw: random.Random, kind: str) -> tuple[Core, WorkloadSpec] | No
         path = (*path, f"{path[0]}-r{draw.randint(0, 1)}")
         size = draw.randint(1, 3)
         models = [draw.choice(MODELS)] * size if kind != "mixed" else draw.choices(MODELS, k=size)
-        core.node_joined(_node(f"n{number}", path, models, draw.choice([32, 64, 96])), now_ns=1)
+        core.register_node(_node(f"n{number}", path, models, draw.choice([32, 64, 96])), now_ns=1)
     for _ in range(draw.randint(0, 6)):
         gpus, milli = draw.choice([(0, 0), (1, 400), (1, 700), (1, 1000)])
         load = _spec(gpus, milli, draw.randint(1, 12))
@@ -168,7 +168,7 @@ def _fleet(nodes: int) -> Core:
     for number in range(nodes):
         rack, spine = number // 16, number // 256
         path = (f"zone-{spine // 4}", f"spine-{spine}", f"rack-{rack}")
-        core.node_joined(_node(f"n{number:05}", path, [draw.choice(MODELS)] * 8, 96), now_ns=1)
+        core.register_node(_node(f"n{number:05}", path, [draw.choice(MODELS)] * 8, 96), now_ns=1)
     for _ in range(nodes):
         core.submit(SubmitWorkloadRequest(spec=_spec(*draw.choice([(1, 400), (1, 1000), (2, 1000)]), 8)), now_ns=1)
     return core

@@ -129,8 +129,8 @@ class Agent:
     def tick(self, count=1):
         for _ in range(count):
             self.clock.now_ns += SECOND
-            self.node.tick(read_each_gpu(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
-            if self.node.stalled(now_ns=self.clock.now_ns):
+            self.node.record_tick(read_each_gpu(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            if self.node.is_stalled(now_ns=self.clock.now_ns):
                 self.uplink.drop("no acknowledgement in time")
 
 

@@ -126,7 +126,7 @@ def build_simulated_node(
     host = SimulatedHost(
         cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns
     )
-    guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().hurried(spec.hurry))
+    guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().speed_up(spec.hurry))
     node = AgentNode(
         identity,
         host=host,
@@ -209,7 +209,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
 
     def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
         wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
-        return wheel.run(), keeper.run(), *(faults.follow() for faults in followed)
+        return wheel.run(), keeper.run(), *(faults.follow_file() for faults in followed)
 
     return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
 
@@ -260,7 +260,7 @@ def _device_plugins(
     # A machine without Kubernetes has no use for these.
     from eelgrid_agent.kubelet.device_plugins import build_device_plugins
 
-    return build_device_plugins(config, node, kubelet, given=reporter.given)
+    return build_device_plugins(config, node, kubelet, given=reporter.on_allocated)
 
 
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
@@ -305,9 +305,9 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     )  # fmt: skip
 
     telling = AllocationReporter(
-        gpus=lambda: node.inventory.gpus, tell=node.tell_held, steers=config.device_plugin != "off"
+        gpus=lambda: node.inventory.gpus, tell=node.report_held_devices, steers=config.device_plugin != "off"
     )
-    kubelet.heard = telling.heard
+    kubelet.heard = telling.on_containers
     plugins = _device_plugins(config, node, kubelet, telling)
     claims = None
     if config.dra:
@@ -428,7 +428,7 @@ def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock) -> MigSer
         monotonic_s=time.monotonic,
         wall_ns=clock.wall_ns,
         obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
-        open_nodes=CapabilityNodes().make,
+        open_nodes=CapabilityNodes().create_missing,
     )
 
 

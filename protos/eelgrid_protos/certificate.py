@@ -58,7 +58,7 @@ class Certificate:
         return tuple(value for kind, value in self.alternatives if kind in {"DNS", "IP"})
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Whose it is, for people: one line without control characters, SUBJECT_SHOWN_MOST characters at most."""
         # One without a subject is of its alternative names (RFC 5280, 4.1.2.6).
         text = ",".join(f"{kind}={_escaped(value)}" for kind, value in self.subject or self.alternatives)

@@ -157,7 +157,7 @@ class _Entry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self.guard.end(
+        self.guard.end_call(
             self, is_cancelled=kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit))
         )
 
@@ -189,19 +189,19 @@ class PeerGuard:
         self._looks = 0
         self._wake = asyncio.Event()
 
-    def guards(self, port: int, lost_authority: Callable[[], bool] | None = None) -> None:
+    def attach_port(self, port: int, lost_authority: Callable[[], bool] | None = None) -> None:
         """Of which port; `lost_authority` tells, once, that a certificate left the authority's file."""
         self._port = port
         if lost_authority is not None:
             self._lost_authority = lost_authority
 
-    def over(self, *handlers: grpc.GenericRpcHandler) -> "GuardedHandlers":
+    def wrap_handlers(self, *handlers: grpc.GenericRpcHandler) -> "GuardedHandlers":
         """The same handlers behind this guard, and an answer for what none of them knows."""
         return GuardedHandlers(self, handlers)
 
     # Calls
 
-    def begin(self, kind: str, context: Context) -> _Entry:
+    def begin_call(self, kind: str, context: Context) -> _Entry:
         """Counts a call in; raises ResourceExhausted."""
         connection = self._connection(context)
         account, limits, why = connection.account, self.limits, ""
@@ -220,7 +220,7 @@ class PeerGuard:
         self._entries.add(entry)
         return entry
 
-    def end(self, entry: _Entry, *, is_cancelled: bool) -> None:
+    def end_call(self, entry: _Entry, *, is_cancelled: bool) -> None:
         """Counts it out; a reset or a refusal is a strike."""
         self._entries.discard(entry)
         self._count(entry, -1)
@@ -228,7 +228,7 @@ class PeerGuard:
         if is_reset or entry.context.code() in _STRIKES:
             self._strike(entry.connection)
 
-    def vanished(self, entry: _Entry) -> None:
+    def on_call_reset(self, entry: _Entry) -> None:
         """The call was reset before its request came."""
         self._strike(entry.connection)
 
@@ -352,7 +352,7 @@ def _account_of(key: bytes | str, pem: bytes, peer: PeerAddress) -> _Account:
     except (CertificateUnreadable, UnicodeDecodeError):
         # Roles refuse it; here it has an account like any other.
         return _Account(key, f"unreadable, from {peer[0]}", float("inf"))
-    return _Account(key, certificate.shown or "(no name)", certificate.ends_s)
+    return _Account(key, certificate.display_name or "(no name)", certificate.ends_s)
 
 
 async def _unknown(_requests: object, context: Context) -> AsyncIterator[bytes]:
@@ -423,7 +423,7 @@ def _read_first(guard: PeerGuard, kind: str, inner: Callable[..., Any], decode: 
         with await _entered(guard, kind, context) as entry:
             request = await anext(aiter(requests), None)
             if request is None:
-                guard.vanished(entry)
+                guard.on_call_reset(entry)
                 return
             message = request if decode is None else decode(request)
             if not inspect.isasyncgenfunction(inner):
@@ -443,7 +443,7 @@ def _read_first(guard: PeerGuard, kind: str, inner: Callable[..., Any], decode: 
 
 async def _entered(guard: PeerGuard, kind: str, context: Context) -> _Entry:
     try:
-        return guard.begin(kind, context)
+        return guard.begin_call(kind, context)
     except Fault as fault:
         await abort_call(context, fault, kind)
         raise AssertionError("abort raises") from fault

@@ -118,4 +118,4 @@ def test_what_no_source_says_is_not_nothing(tmp_path):
     ]
     assert gathered(AttributionSources(book), (WHOLE,), energies(0, {}), slow(), assignments=()).allocations == ()
     # Without a book no process is looked up, whatever this machine runs under its id.
-    assert AttributionSources().read((WHOLE,), slow(GPU_0=(process(1),)), now_ns=0).owners == {}
+    assert AttributionSources().read_files((WHOLE,), slow(GPU_0=(process(1),)), now_ns=0).owners == {}

@@ -143,10 +143,10 @@ def test_the_scene_in_a_pipe_prints_lines_without_control_characters():
     console = Console(file=out, width=110, no_color=True, force_terminal=False)
     scene = DemoView(console, NodeMap.of(nodes), "generated", live=False)
     scene.start()
-    scene.tell("starting the controller")
+    scene.show_phase("starting the controller")
     scene.summary = SUMMARY
-    scene.answered(SubmitReport(total=len(tasks), done=100, elapsed_s=0.5), None)
-    scene.tell("placing")
+    scene.on_answer(SubmitReport(total=len(tasks), done=100, elapsed_s=0.5), None)
+    scene.show_phase("placing")
     scene.tick()
     scene.stop()
     lines = out.getvalue().splitlines()

@@ -421,7 +421,7 @@ def _entries(flags: argparse.Namespace) -> tuple[PartedEntry, ...]:
         raise PartedFileUnreadable(
             source, None, "", "is no UTF-8 text", "give a mig-parted configuration file"
         ) from None
-    return parse_parted_file(text, source).config(flags.config)[1]
+    return parse_parted_file(text, source).get_config(flags.config)[1]
 
 
 def _asks(flags: argparse.Namespace, *, needed: bool) -> bool:
@@ -457,24 +457,24 @@ def _print(
 def _show(flags: argparse.Namespace, site: MigHost) -> int:
     asks = _asks(flags, needed=False)
     inspection = inspect_host(site)
-    wishes = _wishes(flags, inspection) if asks else inspection.standing_wishes()
-    plans = [inspection.plan(wish) for wish in wishes]
-    _print(flags, inspection.document(plans), format_inspection)
+    wishes = _wishes(flags, inspection) if asks else inspection.journaled_requests()
+    plans = [inspection.plan_request(wish) for wish in wishes]
+    _print(flags, inspection.to_document(plans), format_inspection)
     return DONE
 
 
 def _plan(flags: argparse.Namespace, site: MigHost) -> int:
     _asks(flags, needed=True)
     inspection = inspect_host(site)
-    plans = [inspection.plan(wish) for wish in _wishes(flags, inspection)]
+    plans = [inspection.plan_request(wish) for wish in _wishes(flags, inspection)]
     if not plans:
         _tell("eelgrid-agent mig: no GPU of this node is spoken of; there is nothing to do")
     _tell_notes(inspection)
-    _print(flags, inspection.document(plans), format_plan)
-    barred = next(filter(None, map(inspection.barred, plans)), "")
+    _print(flags, inspection.to_document(plans), format_plan)
+    barred = next(filter(None, map(inspection.find_access_barrier, plans)), "")
     if barred:
         _tell(f"eelgrid-agent mig: `mig apply` would be refused: {barred}")
-    return FAILED if any(plan.refused for plan in plans) else DONE
+    return FAILED if any(plan.is_refused for plan in plans) else DONE
 
 
 def _apply(flags: argparse.Namespace, site: MigHost) -> int:
@@ -484,12 +484,12 @@ def _apply(flags: argparse.Namespace, site: MigHost) -> int:
         inspection = inspect_host(site)
         wishes = _wishes(flags, inspection)
         if flags.adopt:
-            inspection = inspection.adopted(wish.layout.gpu_uuid for wish in wishes)
+            inspection = inspection.with_adopted(wish.layout.gpu_uuid for wish in wishes)
             wishes = _wishes(flags, inspection)
-        plans = [inspection.plan(wish) for wish in wishes]
+        plans = [inspection.plan_request(wish) for wish in wishes]
         _tell_notes(inspection)
         if flags.output == "table":
-            _print(flags, inspection.document(plans), format_plan)
+            _print(flags, inspection.to_document(plans), format_plan)
         _refuse(flags, inspection, plans)
         _confirm(flags, plans)
         return _carry_out(flags, site, plans)
@@ -503,9 +503,9 @@ def _tell_notes(inspection: MigInspection) -> None:
 def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequence[LayoutPlan]) -> None:
     """Raises Failed before anything is changed where one of the plans cannot be had."""
     for plan in plans:
-        barred = inspection.barred(plan)
-        rule, detail = (plan.rule, plan.detail) if plan.refused else (RefusalRule.NO_PERMISSION.value, barred)
-        if plan.refused or barred:
+        barred = inspection.find_access_barrier(plan)
+        rule, detail = (plan.rule, plan.detail) if plan.is_refused else (RefusalRule.NO_PERMISSION.value, barred)
+        if plan.is_refused or barred:
             gpu = plan.wish.subject.gpu
             if flags.output != "table":
                 row = {"gpu": gpu.uuid, "status": "refused", "rule": rule, "detail": detail}
@@ -534,20 +534,20 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
     executor = LayoutReconciler(
         site.device,
         control,
-        FileMigJournal(site.journal),
+        FileMigJournal(site.journal_path),
         boot_id=lambda: site.boot_id,
         sleep=time.sleep,
         monotonic_s=time.monotonic,
         wall_ns=time.time_ns,
-        obstacle=site.obstacle,
+        obstacle=site.find_mode_obstacle,
     )
     results: list[ApplyResult] = []
     for plan in plans:
         gpu = plan.wish.subject.gpu
         current[0] = f"GPU {gpu.index}"
         if flags.adopt:
-            executor.adopt(gpu.uuid)
-        result = executor.apply(plan.wish.layout)
+            executor.adopt_instances(gpu.uuid)
+        result = executor.apply_layout(plan.wish.layout)
         results.append(result)
         if result.status is not ApplyStatus.APPLIED:
             break

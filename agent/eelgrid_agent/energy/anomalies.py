@@ -125,12 +125,12 @@ class AnomalyDetector:
                 # The interval before this look is not known to be wasted.
                 self._running[subject] = _Running(glance.monotonic_ns, wall_ns, seen_ns=glance.monotonic_ns)
 
-    def forget(self, gpu_uuids: frozenset[str]) -> None:
+    def forget_gpus(self, gpu_uuids: frozenset[str]) -> None:
         """Devices that are gone have no anomalies; those named stay."""
         for subject in [one for one in self._running if one.gpu_uuid not in gpu_uuids]:
             del self._running[subject]
 
-    def lasting(self) -> tuple[OngoingAnomaly, ...]:
+    def list_anomalies(self) -> tuple[OngoingAnomaly, ...]:
         """Those that have lasted long enough, the longest first."""
         found = [
             OngoingAnomaly(

@@ -122,7 +122,7 @@ class IdlePowerModel:
             lowest = power_w if mode.parked_w is None else min(mode.parked_w, power_w)
             self._modes[mig_enabled] = replace(mode, parked_w=lowest)
 
-    def idle(self, product: Product | None, *, mig_enabled: bool) -> IdlePower:
+    def estimate_idle(self, product: Product | None, *, mig_enabled: bool) -> IdlePower:
         """The best of what was learnt and what is assumed."""
         prior = build_idle_prior(product, mig_enabled=mig_enabled)
         mode = self._modes[mig_enabled]
@@ -172,7 +172,7 @@ class PodNameJoin:
             for old in list(kept)[: max(0, len(kept) - UIDS_MOST)]:
                 del kept[old]
 
-    def named(self, owner: UsageOwner) -> UsageOwner:
+    def resolve_name(self, owner: UsageOwner) -> UsageOwner:
         """The owner with its name, where that is known."""
         name = self._names.get(owner.pod_uid) if owner.kind is UsageOwnerKind.POD and not owner.pod else None
         if name is None:
@@ -285,12 +285,12 @@ class Attributor:
     def observe(self, look: AttributionInput) -> Attribution:
         """Closes an interval of every device whose energy is known, and tells where all of it went so far."""
         claims = select_innermost(look.allocations or ())
-        glances = {one.gpu.uuid: self._glance(one, look, claims) for one in look.devices}
+        glances = {one.gpu.uuid: self._observation(one, look, claims) for one in look.devices}
         self._join.observe(glances)
         for uuid, glance in glances.items():
             self._meters.setdefault(uuid, _Meter()).glances.append(_named(glance, self._join))
         self._forget(frozenset(glances))
-        self._ledger.settle(self._chargeable(), now_ns=look.monotonic_ns)
+        self._ledger.drain_ended(self._chargeable(), now_ns=look.monotonic_ns)
         shares = {}
         for device in look.devices:
             uuid = device.gpu.uuid
@@ -302,7 +302,7 @@ class Attributor:
             accounts=accounts,
             nobody=nobody,
             estimates={one.gpu.uuid: one.estimate for one in look.devices if one.estimate is not None},
-            anomalies=self._watch.lasting(),
+            anomalies=self._watch.list_anomalies(),
             elapsed_s={uuid: self._meters[uuid].elapsed_s for uuid in glances},
         )
 
@@ -344,7 +344,7 @@ class Attributor:
                     busy=_busy(glances),
                     mig_enabled=gpu.mig_enabled,
                 )
-            shares = split_energy(spent_mj, glances, meter.idle.idle(product, mig_enabled=gpu.mig_enabled))
+            shares = split_energy(spent_mj, glances, meter.idle.estimate_idle(product, mig_enabled=gpu.mig_enabled))
         self._watch.observe(
             gpu.uuid,
             glance,
@@ -353,11 +353,11 @@ class Attributor:
             wall_ns=look.wall_ns,
             mean_power_w=mean_w,
             busy_w=_busy_w(device, product),
-            idle=meter.idle.idle(product, mig_enabled=gpu.mig_enabled),
+            idle=meter.idle.estimate_idle(product, mig_enabled=gpu.mig_enabled),
         )
         return shares
 
-    def _glance(
+    def _observation(
         self, device: DeviceInput, look: AttributionInput, allocations: Iterable[DeviceAllocation]
     ) -> DeviceObservation:
         gpu = device.gpu
@@ -429,7 +429,7 @@ class Attributor:
 
     def _forget(self, present: frozenset[str]) -> None:
         """A device that left keeps its meter within a bound; what was attributed of it stays in the ledger."""
-        self._watch.forget(present)
+        self._watch.forget_gpus(present)
         gone = [uuid for uuid in self._meters if uuid not in present]
         for uuid in gone[: max(0, len(self._meters) - DEVICES_MOST)]:
             del self._meters[uuid]
@@ -476,7 +476,7 @@ def _holder(
 def _named(glance: DeviceObservation, join: PodNameJoin) -> DeviceObservation:
     if glance.holders is None:
         return glance
-    return replace(glance, holders=tuple(replace(one, owner=join.named(one.owner)) for one in glance.holders))
+    return replace(glance, holders=tuple(replace(one, owner=join.resolve_name(one.owner)) for one in glance.holders))
 
 
 def _ratio(value: float | None) -> float | None:

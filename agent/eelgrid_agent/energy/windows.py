@@ -118,7 +118,7 @@ class EnergyWindowQueue:
         """What is not acknowledged, oldest first."""
         return tuple(map(_sane, self._closed))
 
-    def shift(self, by_ns: int, *, foreign: bool = False) -> None:
+    def shift_clock(self, by_ns: int, *, foreign: bool = False) -> None:
         """The clock was set by so much. `foreign` windows, of the run before, move only where they are of this clock."""
         if foreign:
             self._foreign = 0
@@ -172,9 +172,9 @@ class EnergyWindowQueue:
         is_over = at_ns // self._length_ns > window.begin_ns // self._length_ns
         is_full = len(window.charged_mj) >= wire.WINDOW_SHARES_MOST // 2
         if is_over or is_full or at_ns < window.begin_ns:
-            self.close()
+            self.close_window()
 
-    def close(self) -> None:
+    def close_window(self) -> None:
         """Ends the open window now, as an agent does that stops."""
         window, self._open = self._open, None
         if window is None or not window.devices:
@@ -194,7 +194,7 @@ class EnergyWindowQueue:
         """Whether there is one to send."""
         return self._sent < min(len(self._closed), _SENT_MOST)
 
-    def upcoming(self) -> wire.EnergyWindow | None:
+    def next_window(self) -> wire.EnergyWindow | None:
         """The next one to send, which then counts as sent."""
         if not self.is_waiting:
             return None
@@ -415,7 +415,7 @@ class EnergyOutbox:
         # By the attributor: how far its totals may be off, and what no total holds, at the last look.
         self._told: dict[str, tuple[float, float]] = {}
 
-    def kept(self) -> OutboxState:
+    def state(self) -> OutboxState:
         """What the next run needs to go on, as of the last window that was closed."""
         return OutboxState(
             incarnation=self.windows.incarnation,
@@ -427,7 +427,7 @@ class EnergyOutbox:
             offset_ns=self._offset_ns,
         )
 
-    def tick(
+    def on_tick(
         self, tick: SampleTick, looks: Sequence[tuple[str, RawReadings]], assignments: tuple[Assignment, ...] | None
     ) -> None:
         """A tick of the sampler, its looks in the order of its columns, and what the plan in force assigns."""
@@ -445,12 +445,12 @@ class EnergyOutbox:
         self._cut(tick, looks)
         self._assigned, self._cut_turn = assignments, turn
 
-    def clock(self, *, wall_ns: int, monotonic_ns: int) -> None:
+    def update_clock(self, *, wall_ns: int, monotonic_ns: int) -> None:
         """Both clocks, at each tick before it is taken."""
         before_ns, self._offset_ns = self._offset_ns, wall_ns - monotonic_ns
         step_ns = 0 if before_ns is None else self._offset_ns - before_ns
         if abs(step_ns) > _CLOCK_STEP_NS:
-            self.windows.shift(step_ns, foreign=self._is_same_clock)
+            self.windows.shift_clock(step_ns, foreign=self._is_same_clock)
             if self._is_same_clock or self.windows.ended_ns:
                 self._closed_ns += step_ns
             if self._is_same_clock:
@@ -460,12 +460,12 @@ class EnergyOutbox:
         """The time of a moment by the clock of the last tick; None before the first."""
         return None if self._offset_ns is None else max(0, self._offset_ns + monotonic_ns)
 
-    def refuse(self, many: int, reason: str) -> None:
+    def record_refusal(self, many: int, reason: str) -> None:
         """The controller counts so many windows in no sum."""
         self.refused += many
         self.refused_reason = reason
 
-    def attributed(self, found: Attribution, *, at_ns: int) -> None:
+    def charge_attribution(self, found: Attribution, *, at_ns: int) -> None:
         """What the attributor found at a look."""
         self._charge_gap(at_ns)
         spent = {}
@@ -481,7 +481,7 @@ class EnergyOutbox:
 
     def close(self) -> None:
         """The agent stops: the open window ends now."""
-        self.windows.close()
+        self.windows.close_window()
         self._note()
 
     def _charge(

@@ -82,11 +82,11 @@ class ResourcePlugin:
         return self._devices
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether its socket is there: a kubelet that starts anew takes all sockets away."""
         return self._server is not None and self.socket.exists()
 
-    def offer(self, devices: tuple[OfferedDevice, ...]) -> bool:
+    def update_devices(self, devices: tuple[OfferedDevice, ...]) -> bool:
         """These devices from now on; whether they are others than before."""
         if devices == self._devices:
             return False
@@ -209,19 +209,19 @@ class DevicePlugins:
         failures = 0
         try:
             while True:
-                failures = 0 if await self.look() else failures + 1
+                failures = 0 if await self.reconcile_plugins() else failures + 1
                 wait_s = self._times.look_s * 2.0 ** min(failures, 8)
                 await asyncio.sleep(min(wait_s, max(self._times.look_s, self._times.backoff_most_s)))
         finally:
             for plugin in self.plugins.values():
                 await plugin.stop()
 
-    async def look(self) -> bool:
+    async def reconcile_plugins(self) -> bool:
         """Tells the kubelet what has changed; False where it could not be told, and `problem` says why."""
         offers = self._offers()
         for resource in offers.keys() | self.plugins.keys():
             plugin = self.plugins.get(resource) or self._made(resource)
-            if plugin.offer(offers.get(resource, ())):
+            if plugin.update_devices(offers.get(resource, ())):
                 _LOG.info("event=devices_offered resource=%s devices=%d", resource, len(plugin.devices))
         kubelet = _identity(self._folder / _KUBELET)
         if kubelet is None:
@@ -230,7 +230,7 @@ class DevicePlugins:
             )
         is_new, self._kubelet = kubelet != self._kubelet, kubelet
         for plugin in self.plugins.values():
-            if is_new or not plugin.serves:
+            if is_new or not plugin.is_serving:
                 try:
                     await plugin.start()
                     await self._register(plugin)
@@ -290,7 +290,7 @@ def build_device_plugins(
 
     def give(ids: tuple[str, ...]) -> ContainerAllocation:
         given()
-        kubelet.hurry()
+        kubelet.refresh_soon()
         return answer(ids)
 
     def look() -> NodeDevices:

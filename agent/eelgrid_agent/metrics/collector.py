@@ -61,7 +61,7 @@ class OwnerLabelCache:
     def __init__(self) -> None:
         self._kept: _Kept = {}
 
-    def view(self, owned: Attribution) -> OwnersView:
+    def build_view(self, owned: Attribution) -> OwnersView:
         """What is told of one attribution."""
         used: _Kept = {}
         energy_j: dict[_Labels, float] = {}
@@ -122,7 +122,7 @@ class TimedDevice:
         try:
             return call()
         finally:
-            self._times.add(name, (self._monotonic_ns() - begun_ns) / 1e9)
+            self._times.add_call(name, (self._monotonic_ns() - begun_ns) / 1e9)
 
     def driver_version(self) -> str:
         """See Device."""
@@ -184,11 +184,11 @@ class DriverProcessStatus(Protocol):
         """Calls that never came back and processes that died, so far."""
 
     @property
-    def left_behind(self) -> int:
+    def unkillable_count(self) -> int:
         """Processes that the kernel cannot end."""
 
     @property
-    def hung(self) -> tuple[str, ...]:
+    def hung_gpus(self) -> tuple[str, ...]:
         """Devices that are set apart."""
 
     @property
@@ -227,7 +227,7 @@ class AgentCollector:
         self._started_s = self._process.create_time()
         self._owners = OwnerLabelCache()
 
-    def frame(self) -> AgentSnapshot:
+    def build_snapshot(self) -> AgentSnapshot:
         """What is known now."""
         return AgentSnapshot(agent=self._agent(), node=self._node(self._nodes[0]) if len(self._nodes) == 1 else None)
 
@@ -255,7 +255,7 @@ class AgentCollector:
             refused_calls=self._refused_calls(),
             uncounted_s=sum(node.uncounted_s for node in nodes),
             spool_ticks=sum(node.spool.waiting_ticks for node in nodes),
-            batches_under_way=sum(node.spool.under_way for node in nodes),
+            batches_under_way=sum(node.spool.in_flight for node in nodes),
             sample_age_s=self.oldest_s(),
             collection_s=self._collection_s(),
             calls={} if self._calls is None else summarize_latencies(self._calls),
@@ -302,7 +302,7 @@ class AgentCollector:
             ),
             gpus=tuple(gpus),
             guard=_guard_view(node.guard, now_ns),
-            owners=OwnersView() if owned is None else self._owners.view(owned),
+            owners=OwnersView() if owned is None else self._owners.build_view(owned),
         )
 
 
@@ -320,8 +320,8 @@ def _worker_view(worker: DriverProcessStatus) -> WorkerView:
     return WorkerView(
         starts=worker.starts_total,
         hangs=worker.hangs_total,
-        left_behind=worker.left_behind,
-        hung_gpus=len(worker.hung),
+        left_behind=worker.unkillable_count,
+        hung_gpus=len(worker.hung_gpus),
         cpu_s=cpu_s,
         resident_bytes=resident_bytes,
     )
@@ -356,7 +356,7 @@ def _gpu_view(
         xid_last_s={str(code): time_ns / 1e9 for (uuid, code), time_ns in last_ns.items() if uuid == gpu.uuid},
         quarantined=device is not None and device.is_quarantined(now_ns),
         enforcement_suspended=device is not None and bool(device.suspended),
-        layout_unmet=gpu.uuid in node.guard.layouts_unmet if gpu.mig_capable else None,
+        layout_unmet=gpu.uuid in node.guard.unmet_layouts if gpu.mig_capable else None,
         **attributed,
     )
 
@@ -376,7 +376,7 @@ def _attributed(uuid: str, owned: Attribution) -> Mapping[str, Any]:
 
 def _guard_view(guard: Guard, now_ns: int) -> GuardView:
     """The plan in force; its counts are copied, for the loop adds to them."""
-    budget_w, is_kept = guard.state.budget_now()
+    budget_w, is_kept = guard.state.current_budget()
     return GuardView(
         plan_epoch=guard.epoch,
         enforcing=guard.is_enforcing,

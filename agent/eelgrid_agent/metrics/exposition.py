@@ -90,7 +90,7 @@ class MetricsRenderer:
         self._names: dict[tuple[int, tuple[str, ...]], str] = {}
         self._coded: dict[tuple[tuple[str, ...], int], str] = {}
 
-    def render(self, frame: AgentSnapshot) -> RenderedMetrics:
+    def render_snapshot(self, frame: AgentSnapshot) -> RenderedMetrics:
         """The page of this frame."""
         page: list[list[str]] = [[] for _ in self._metrics]
         self._attribute(page, MetricScope.AGENT, (), frame.agent)

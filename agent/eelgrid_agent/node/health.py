@@ -45,7 +45,7 @@ class HealthMonitor:
         self.xids: dict[tuple[str, int], int] = {}
         self.xid_last_ns: dict[tuple[str, int], int] = {}
 
-    def announced(self, events: tuple[DeviceEvent, ...], *, wall_ns: int) -> tuple[NodeEvent, ...]:
+    def on_device_events(self, events: tuple[DeviceEvent, ...], *, wall_ns: int) -> tuple[NodeEvent, ...]:
         """What the driver announced, as events for the controller."""
         told = []
         for event in events:
@@ -84,7 +84,9 @@ class HealthMonitor:
         where = "" if event.gpu_instance_id is None else f" in GPU instance {event.gpu_instance_id}"
         return _event(NodeEventKind.XID, event.gpu_uuid, f"XID {event.code}{where}: {fault}", wall_ns)
 
-    def observe(self, gpus: Mapping[str, Mapping[Reading, ReadingValue]], *, wall_ns: int) -> tuple[NodeEvent, ...]:
+    def on_extended_readings(
+        self, gpus: Mapping[str, Mapping[Reading, ReadingValue]], *, wall_ns: int
+    ) -> tuple[NodeEvent, ...]:
         """What the slow readings reveal against the look before."""
         told = []
         for uuid, values in gpus.items():

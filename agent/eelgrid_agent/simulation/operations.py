@@ -75,11 +75,11 @@ class DeviceOperations:
         """The next such acts on this device are refused."""
         self._refusals.setdefault((uuid, act), deque()).extend([why] * times)
 
-    def may(self, level: AccessLevel) -> bool:
+    def has_right(self, level: AccessLevel) -> bool:
         """Whether the caller has this right."""
         return self.rights >= level
 
-    def announce(self, kind: DeviceEventKind, gpu: SimGpu, code: int = 0, gi: int | None = None) -> None:
+    def announce_event(self, kind: DeviceEventKind, gpu: SimGpu, code: int = 0, gi: int | None = None) -> None:
         """Tells whoever listens."""
         self.announcements.append(DriverAnnouncement(kind, gpu.identity.uuid, code, gi))
 
@@ -108,17 +108,17 @@ class DeviceOperations:
             clocks_mhz = (_nearest(steps, low), _nearest(steps, high))
         gpu.lock_clocks(clocks_mhz, self._monotonic_ns())
 
-    def offered_profiles(self, gpu: SimGpu) -> tuple[int, ...]:
+    def supported_profiles(self, gpu: SimGpu) -> tuple[int, ...]:
         """The workload power profiles of a part; who may not set them is not told either."""
         if gpu.product.architecture not in _PROFILED or self._branch < _PROFILES_SINCE:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
-        if not self.may(AccessLevel.ROOT):
+        if not self.has_right(AccessLevel.ROOT):
             raise DriverRefused(DriverRefusal.NO_PERMISSION)
         return _PROFILES
 
     def set_profiles(self, gpu: SimGpu, profiles: frozenset[int]) -> None:
         """Asks for exactly these workload power profiles."""
-        offered = self.offered_profiles(gpu)
+        offered = self.supported_profiles(gpu)
         self._begin(gpu, OperationKind.SET_PROFILE)
         if not profiles <= set(offered):
             raise DriverRefused(DriverRefusal.INVALID)
@@ -143,24 +143,24 @@ class DeviceOperations:
     def create_instance(self, gpu: SimGpu, profile_id: int, start: int | None = None) -> SimInstance:
         """Makes a GPU instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.profile(profile_id)
+        gpu.mig.get_profile(profile_id)
         self._begin(gpu, OperationKind.CREATE_INSTANCE)
-        instance = gpu.mig.create(profile_id, start)
+        instance = gpu.mig.create_instance(profile_id, start)
         self._changed(gpu, instance.id)
         return instance
 
     def destroy_instance(self, gpu: SimGpu, instance_id: int) -> None:
         """Removes a GPU instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.instance(instance_id)
+        gpu.mig.get_instance(instance_id)
         self._begin(gpu, OperationKind.DESTROY_INSTANCE)
-        gpu.mig.destroy(instance_id)
+        gpu.mig.destroy_instance(instance_id)
         self._changed(gpu, instance_id)
 
     def create_compute(self, gpu: SimGpu, instance_id: int, profile_id: int, start: int | None = None) -> SimCompute:
         """Makes a compute instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.instance(instance_id)
+        gpu.mig.get_instance(instance_id)
         self._begin(gpu, OperationKind.CREATE_COMPUTE)
         compute = gpu.mig.create_compute(instance_id, profile_id, start)
         self._changed(gpu, instance_id)
@@ -169,17 +169,17 @@ class DeviceOperations:
     def destroy_compute(self, gpu: SimGpu, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.compute(instance_id, compute_id)
+        gpu.mig.get_compute(instance_id, compute_id)
         self._begin(gpu, OperationKind.DESTROY_COMPUTE)
         gpu.mig.destroy_compute(instance_id, compute_id)
         self._changed(gpu, instance_id)
 
     def _changed(self, gpu: SimGpu, instance_id: int | None = None) -> None:
-        gpu.settle(self._monotonic_ns())
-        self.announce(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
+        gpu.apply_mig_change(self._monotonic_ns())
+        self.announce_event(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
 
     def _check(self, level: AccessLevel) -> None:
-        if not self.may(level):
+        if not self.has_right(level):
             raise DriverRefused(DriverRefusal.NO_PERMISSION)
 
     def _begin(self, gpu: SimGpu, act: OperationKind) -> None:
@@ -211,7 +211,7 @@ class SimulatedControl:
     driver_loaded: bool
     stall: Callable[[], None]
 
-    def device(self, uuid: str) -> SimGpu:
+    def get_device(self, uuid: str) -> SimGpu:
         """The core of one device; raises UnknownGpu."""
         raise NotImplementedError
 
@@ -221,7 +221,7 @@ class SimulatedControl:
             identity = gpu.identity
             profiles: tuple[int, ...] = ()
             try:
-                profiles = self.operations.offered_profiles(gpu)
+                profiles = self.operations.supported_profiles(gpu)
             except DriverRefused:
                 # The part has none, or this user is not told: the settings say none.
                 profiles = ()
@@ -310,7 +310,7 @@ class SimulatedControl:
     @contextmanager
     def _changing(self, uuid: str, call: str) -> Iterator[SimGpu]:
         """The device, if it answers; refusals become the port's errors."""
-        gpu = self.device(uuid)
+        gpu = self.get_device(uuid)
         if not self.driver_loaded:
             raise DriverUnavailable("the simulated driver is not loaded; load it")
         if self.operations.pause is not None:

@@ -36,7 +36,7 @@ def _columns(rate_hz: float) -> tuple[TableColumn["FrontierRow"], ...]:
         TableColumn("WATTS", lambda row: "" if row.plan is None else f"{row.plan.power_w:,.1f}", right=True),
         TableColumn("J/REQUEST", energy, right=True),
         TableColumn("RATES", lambda row: f"x{row.factor:.4g}", right=True),
-        TableColumn("GPUS", lambda row: f"lacks {row.binds}" if row.plan is None else _of(row.plan.gpus)),
+        TableColumn("GPUS", lambda row: f"lacks {row.binding_constraint}" if row.plan is None else _of(row.plan.gpus)),
         TableColumn("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
         TableColumn("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
     )
@@ -225,5 +225,5 @@ def frontier(
         last = found.rows[-1]
         raise CliError(
             f"the fleet carries {last.factor:.4g} of the rates at best, at {last.latency_s:.4g} s",
-            f"add {last.binds}, or ask for lower rates",
+            f"add {last.binding_constraint}, or ask for lower rates",
         )

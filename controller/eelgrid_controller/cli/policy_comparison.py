@@ -177,7 +177,7 @@ def compare_policies(settings: CliSettings, asked: frozenset[str], **options: An
         str(options["pods"] or options["trace"]),
         options["task_list"],
         options["nodes"],
-        TraceSearch.real(os.environ),
+        TraceSearch.from_environment(os.environ),
     )
     for note in found.notes:
         click.echo(f"note: {note}", err=True)

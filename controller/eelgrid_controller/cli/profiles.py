@@ -115,8 +115,8 @@ def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration
             except ControllerError as error:
                 echo(f"a point of {point.workload} is passed over: {error}", err=True)
             progress(number + 1)
-        for family in held.due():
-            held.adopt(learn_family(held.snapshot(), family, catalogue))
+        for family in held.families_due():
+            held.adopt_family(learn_family(held.snapshot(), family, catalogue))
         return held.predict_all(name, asked)
     except ControllerError as error:
         raise RequestRefused(error.problem, error.remedy) from None

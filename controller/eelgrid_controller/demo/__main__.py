@@ -142,7 +142,7 @@ def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bo
     from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
 
     try:
-        trace = locate_openb(choice, TraceSearch.real(os.environ)).limited(
+        trace = locate_openb(choice, TraceSearch.from_environment(os.environ)).truncated(
             nodes=options["nodes"], tasks=options["tasks"]
         )
         out.mkdir(parents=True, exist_ok=True)

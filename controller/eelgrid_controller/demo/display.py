@@ -105,13 +105,13 @@ class DemoView:
         if self._live:
             self._live.stop()
 
-    def answered(self, report: SubmitReport, workload: Workload | None) -> None:
+    def on_answer(self, report: SubmitReport, workload: Workload | None) -> None:
         """Takes the answer to one submission."""
         self.report = report
         if workload is not None:
             self.nodes.place(workload)
 
-    def tell(self, act: str) -> None:
+    def show_phase(self, act: str) -> None:
         """Says what is being done now."""
         self.act = act
         self.tick()

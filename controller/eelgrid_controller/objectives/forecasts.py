@@ -139,12 +139,12 @@ class ForecastService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forecasts")
         self._is_closed = False
 
-    def tell(self, points: Mapping[str, tuple[Point, ...]]) -> None:
+    def update_points(self, points: Mapping[str, tuple[Point, ...]]) -> None:
         """From now on these points, by profile."""
         with self._lock:
             self._mail.points, self._mail.is_new = points, True
 
-    def ask(self, question: ForecastQuestion) -> ProfileForecast | None:
+    def request_forecast(self, question: ForecastQuestion) -> ProfileForecast | None:
         """The newest answer; None until there is one."""
         with self._lock:
             if question not in self._asked and len(self._asked) >= QUESTIONS_MOST:
@@ -154,7 +154,7 @@ class ForecastService:
             self._asked[question] = self._turn
         return self._answers.get(question)
 
-    def turned(self) -> None:
+    def end_cycle(self) -> None:
         """A turn of the desk is over: what it asked is answered, what nobody asks any more is forgotten."""
         with self._lock:
             self._turn += 1
@@ -203,10 +203,10 @@ class ForecastService:
         """Learns the families that are due; whether anything was."""
         from eelgrid_controller.profiles.profile_service import ProfileService
 
-        grown = set(ProfileService(self._catalogue, profiles, self._learned).due())
+        grown = set(ProfileService(self._catalogue, profiles, self._learned).families_due())
         learned = False
         for family in sorted(families):
-            members = {one.workload.workload for one in profiles.family(family)}
+            members = {one.workload.workload for one in profiles.family_profiles(family)}
             now = frozenset(_stored_points(point) for name in members for point in points[name])
             tried = self._tried.setdefault(family, _LearningAttempt())
             changed = bool(tried.points) and len(now - tried.points) > POINT_GROWTH_LEAST * len(now)
@@ -269,7 +269,7 @@ class ForecastService:
             return ProfileForecast(why_none=NOT_LEARNED_REASON)
         there = (
             how.gpu_model == question.gpu_model and not how.mig_profile
-            for one in profiles.family(family)
+            for one in profiles.family_profiles(family)
             for how in one.cells
         )
         if not any(there):
@@ -306,8 +306,8 @@ def _trained(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQu
     if how is None:
         return ProfileForecast(why_none="its watts were measured nowhere")
     ways = [replace(how, power_limit_w=limit_w) for limit_w in question.limits_w]
-    speeds = predictor.ratios(question.profile, THROUGHPUT, ways, ways[0])
-    watts = predictor.ratios(question.profile, POWER, ways, ways[0])
+    speeds = predictor.predict_ratios(question.profile, THROUGHPUT, ways, ways[0])
+    watts = predictor.predict_ratios(question.profile, POWER, ways, ways[0])
     for found in (speeds, watts):
         if isinstance(found, str):
             return ProfileForecast(why_none=found)
@@ -328,7 +328,7 @@ def _counted(predictor: "ProfilePredictor", of: Sequence[Point], question: Scale
     if how is None or base is None or base.power_w is None:
         return ProfileForecast(why_none=f"it was measured with {question.gpus[0]} GPUs in no usual way")
     ways = [replace(how, gpus=gpus) for gpus in question.gpus]
-    found = [predictor.ratios(question.profile, name, ways, ways[0]) for name in (THROUGHPUT, POWER)]
+    found = [predictor.predict_ratios(question.profile, name, ways, ways[0]) for name in (THROUGHPUT, POWER)]
     for one in found:
         if isinstance(one, str):
             return ProfileForecast(why_none=one)

@@ -64,15 +64,15 @@ class JobMeter:
         self._opening: _Opening | None = None
 
     @property
-    def work(self) -> float | None:
+    def latest_progress(self) -> float | None:
         """The progress that was told last."""
         return None if self._last is None else self._last.work
 
-    def restart(self) -> None:
+    def restart_window(self) -> None:
         """What was seen so far belongs to another limit."""
         self._opening = None
 
-    def look(
+    def observe(
         self, now_s: float, progress: JobProgress | None, gpus: Mapping[str, GpuCounters]
     ) -> MeasurementWindow | MissedWindowReason | None:
         """A window that ends now, why one was missed, or nothing yet; `gpus` has those that are known."""

@@ -188,7 +188,7 @@ def service_target(
         )
     try:
         made, limits = _model(promise, found[1]), scaling_limits(promise, settings, bounds)
-        made.needed(max(promise.rate_hz, 1.0), UNCORRECTED, limits.most)
+        made.needed_replicas(max(promise.rate_hz, 1.0), UNCORRECTED, limits.most)
         return AutoscalerTarget(made, limits)
     except ControllerError as error:
         return f"profile {promise.profile} cannot be used: {error}"

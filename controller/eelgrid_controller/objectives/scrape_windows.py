@@ -84,7 +84,7 @@ class ScrapeWindows:
         self._replicas: dict[tuple[int, str], _Replica] = {}
         self._round_s: float | None = None  # of the round before
 
-    def took(
+    def add_round(
         self, taken: ScrapeRound, doubtful: frozenset[int] = frozenset(), grown: frozenset[int] = frozenset()
     ) -> ScrapeOutcome:
         """What the round says; replicas that were not asked are forgotten.

@@ -53,11 +53,11 @@ class Attainment:
         self._services: dict[str, Counter[AttainmentVerdict]] = {}
         self._heard_s: dict[str, float] = {}
 
-    def of(self, name: str) -> Mapping[AttainmentVerdict, int]:
+    def window_counts(self, name: str) -> Mapping[AttainmentVerdict, int]:
         """A service's own."""
         return self._services.get(name, {})
 
-    def look(self, services: Iterable[ServiceControlStatus], objectives_s: Mapping[str, float]) -> None:
+    def count_windows(self, services: Iterable[ServiceControlStatus], objectives_s: Mapping[str, float]) -> None:
         """Counts each window once; services that are not there any more are forgotten."""
         known, heard_s = self._services, self._heard_s
         self._services, self._heard_s = {}, {}

@@ -92,7 +92,7 @@ def build_plan(programme: IntegerProgram, solution: ProgramSolution, memory: War
             held = {programme.cells[cell].profile: _taken(waiting[cell], places) for cell, places in cells}
             counts = tuple(len(held.get(key, ())) for key in plan.keys)
             if (pool, counts) not in drawings:
-                drawings[pool, counts] = plan.stand(counts)
+                drawings[pool, counts] = plan.choose_layout(counts)
             if any(counts):
                 gpus.append(_cut(model, drawings[pool, counts], held))
     assert not any(waiting)  # places suffice: a row of the programme

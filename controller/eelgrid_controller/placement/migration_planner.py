@@ -194,7 +194,7 @@ def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> 
     return not traits or all(
         set(traits) <= set(record.others.traits)
         for record in state.nodes.values()
-        if record.is_open and (record.inventory.gpus or not on_gpus)
+        if record.is_schedulable and (record.inventory.gpus or not on_gpus)
     )
 
 

@@ -53,7 +53,7 @@ class _NodeGaps(NamedTuple):
     cpu_short: Ints
     memory_short: Ints
 
-    def first(self, among: Marks, *keys: Ints) -> int | None:
+    def find_first_row(self, among: Marks, *keys: Ints) -> int | None:
         """The row among these with the least keys, the first by name of those; None where there is none."""
         rows = np.flatnonzero(among)
         if not len(rows):
@@ -65,7 +65,7 @@ class _NodeGaps(NamedTuple):
 def _compare_nodes(snapshot: Snapshot, request: ResourceRequest) -> _NodeGaps:
     nodes = snapshot.nodes
     there = nodes.gpu_state != GPU_ABSENT
-    allowed = there & (snapshot.allows(request.gpu_models)[np.maximum(nodes.gpu_model, 0)] != 0)
+    allowed = there & (snapshot.allowed_models(request.gpu_models)[np.maximum(nodes.gpu_model, 0)] != 0)
     usable = allowed & (nodes.gpu_state == GPU_PLACEABLE)
     fitting = usable & (nodes.gpu_free >= request.gpu_milli)
     return _NodeGaps(
@@ -103,7 +103,7 @@ def _also(look: _NodeGaps, row: int, record: NodeRecord, freed: Iterable[str]) -
 
 def _whole_gpus(look: _NodeGaps, state: ClusterState) -> str:
     asked = look.request.gpu_count
-    row = look.first(
+    row = look.find_first_row(
         look.snapshot.nodes.available & (look.usable.sum(axis=1) >= asked),
         look.gpus_short,
         look.cpu_short,
@@ -131,7 +131,7 @@ def _share(look: _NodeGaps, state: ClusterState) -> str:
     nodes, asked = look.snapshot.nodes, look.request.gpu_milli
     free = np.where(look.usable, nodes.gpu_free, -1)
     best = free.max(axis=1, initial=-1)
-    row = look.first(nodes.available & (best >= 0), -best, look.cpu_short, look.memory_short)
+    row = look.find_first_row(nodes.available & (best >= 0), -best, look.cpu_short, look.memory_short)
     if row is None:
         return ""
     name, slot = look.snapshot.names[row], int(free[row].argmax())
@@ -155,7 +155,7 @@ def _with_gpus(look: _NodeGaps, row: int) -> str:
 
 def _cpu(look: _NodeGaps) -> str:
     nodes = look.snapshot.nodes
-    row = look.first(nodes.available & (look.gpus_short == 0), look.cpu_short, look.memory_short)
+    row = look.find_first_row(nodes.available & (look.gpus_short == 0), look.cpu_short, look.memory_short)
     if row is None:
         return ""
     short = int(look.cpu_short[row])
@@ -169,7 +169,7 @@ def _cpu(look: _NodeGaps) -> str:
 
 def _memory(look: _NodeGaps) -> str:
     nodes = look.snapshot.nodes
-    row = look.first(nodes.available & (look.gpus_short == 0) & (look.cpu_short == 0), look.memory_short)
+    row = look.find_first_row(nodes.available & (look.gpus_short == 0) & (look.cpu_short == 0), look.memory_short)
     if row is None:
         return ""
     short = int(look.memory_short[row])
@@ -182,7 +182,7 @@ def _memory(look: _NodeGaps) -> str:
 def _mig(look: _NodeGaps) -> str:
     nodes, asked = look.snapshot.nodes, look.request.gpu_count
     could = look.fitting.sum(axis=1) + look.partitioned.sum(axis=1) >= asked
-    row = look.first(nodes.available & could & (look.gpus_short > 0), look.gpus_short, look.cpu_short)
+    row = look.find_first_row(nodes.available & could & (look.gpus_short > 0), look.gpus_short, look.cpu_short)
     if row is None:
         return ""
     short, devices = int(look.gpus_short[row]), look.snapshot.devices[row]
@@ -210,7 +210,7 @@ def _unavailable(look: _NodeGaps, state: ClusterState) -> str:
     names = [look.snapshot.names[int(row)] for row in np.flatnonzero(would)]
     lost = sorted(name for name in names if state.nodes[name].state is NodeState.LOST)
     ahead = sorted(name for name in names if state.nodes[name].ahead is not None)
-    unheard = sorted(name for name in names if not state.nodes[name].is_heard)
+    unheard = sorted(name for name in names if not state.nodes[name].is_reported)
     full = sorted(set(names) - set(lost) - set(ahead) - set(unheard))
     if ahead:
         return f"node {_listed(ahead)} has room but holds more than the journal knows: look, then eelctl reconcile it"
@@ -232,7 +232,7 @@ def _next_replica(case: PendingCase, room: int) -> str:
     for placement in case.planner.decide(snapshot, replace(case.spec, replicas=room), weights).placements:
         row = rows[placement.node_name]
         uuids = snapshot.devices[row].uuids
-        trial.take(row, [uuids.index(uuid) for uuid in placement.gpu_uuids], task)
+        trial.place_task(row, [uuids.index(uuid) for uuid in placement.gpu_uuids], task)
     one = replace(case.spec, replicas=1)
     # A planner of its own, since the trial's rows are not those of the cluster.
     planner = Planner()

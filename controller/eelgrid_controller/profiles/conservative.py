@@ -37,10 +37,10 @@ def build_store(points: Mapping[str, Sequence[Point]], most: int = STORED_POINTS
         if not of or len(of) > left:
             continue
         left -= len(of)
-        found = found.introduced(ProfiledWorkload(name, profile_family(of)))
+        found = found.with_workload(ProfiledWorkload(name, profile_family(of)))
         for second, point in enumerate(of[:CELLS_MOST]):
             try:
-                found = found.told(ProfileReading(point, float(second)))
+                found = found.with_reading(ProfileReading(point, float(second)))
             except ControllerError:
                 continue
     return found

@@ -160,7 +160,7 @@ class FeatureFrame(NamedTuple):
     traits: tuple[FeatureColumn, ...]
     fixed: tuple[tuple[str, float], ...]  # coordinates that all measured configurations share, and their value
 
-    def unknown(self, place: FeaturePoint) -> tuple[str, ...]:
+    def unknown_features(self, place: FeaturePoint) -> tuple[str, ...]:
         """Coordinates that the question varies and no measurement did."""
         fixed = dict(self.fixed)
         known = {column.name for column in self.numbers} | {"load"}
@@ -172,7 +172,7 @@ class FeatureFrame(NamedTuple):
             )
         )
 
-    def sites(
+    def build_sites(
         self, places: Sequence[FeaturePoint], traits: Sequence[Mapping[str, float]], workloads: Sequence[str]
     ) -> GpSites:
         """Places of workloads as arrays; a trait that is not known is at its centre."""

@@ -22,7 +22,7 @@ class PredictionGrid(NamedTuple):
     limits: tuple[float, ...]  # log2 of limit over default, ascending
     places: tuple[FeaturePoint, ...]  # S * L
 
-    def find(self, place: FeaturePoint) -> tuple[int, int, float]:
+    def locate(self, place: FeaturePoint) -> tuple[int, int, float]:
         """Row of its slice, the limit below it, and how far it lies towards the next one (0..1)."""
         compute, memory = place.numbers["compute"], place.numbers["memory"]
         row = min(
@@ -95,7 +95,7 @@ def monotone_direction(quantity: str) -> int:
 
 def interpolate_grid(lattice: PredictionGrid, values: Floats, place: FeaturePoint) -> float:
     """The value at a place; values: (S, L)."""
-    row, below, part = lattice.find(place)
+    row, below, part = lattice.locate(place)
     if part <= 1e-9:
         return float(values[row, below])
     return float((1.0 - part) * values[row, below] + part * values[row, below + 1])

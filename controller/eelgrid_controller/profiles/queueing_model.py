@@ -28,7 +28,7 @@ class ArrivalProcess(NamedTuple):
     rate_hz: float
     cv2: float = 1.0  # of the times between arrivals
 
-    def checked(self) -> "ArrivalProcess":
+    def validated(self) -> "ArrivalProcess":
         """Itself; an error that names the field if it is no stream."""
         if not (math.isfinite(self.rate_hz) and self.rate_hz >= 0.0):
             raise InvalidServingValue("rate_hz", f"{self.rate_hz} is no rate", "give requests a second, 0 or more")
@@ -83,7 +83,7 @@ class ServiceStation:
             quantiles_s=self.quantiles_s,  # their shape counts, not their size
         )
 
-    def times(self, replicas: int) -> "ServiceStation":
+    def replicated(self, replicas: int) -> "ServiceStation":
         """`replicas` of it behind one queue."""
         return ServiceStation(
             servers=self.servers * replicas,
@@ -210,7 +210,7 @@ def mean_wait_s(station: ServiceStation, arrivals: ArrivalProcess) -> float:
     """Mean wait before service, batches of one; infinite at and past saturation."""
     if station.batch > 1:
         raise InvalidServingValue("batch", f"{station.batch}", "only batches of one have a formula; ask for a latency")
-    wait = _wait(station, arrivals.checked())
+    wait = _wait(station, arrivals.validated())
     return math.inf if wait is None else wait.share / wait.decay_hz
 
 
@@ -278,7 +278,7 @@ def model_error(station: ServiceStation, arrivals: ArrivalProcess) -> float:
 
 def response_tail(station: ServiceStation, arrivals: ArrivalProcess, time_s: float) -> float:
     """P(wait + service > time_s); 1 at and past saturation."""
-    arrivals.checked()
+    arrivals.validated()
     if time_s < 0.0 or arrivals.rate_hz >= station.capacity_hz:
         return 1.0
     if station.batch > 1 and arrivals.rate_hz > 0.0:
@@ -331,7 +331,7 @@ def _checked(quantile: float) -> float:
 def latency_quantile(station: ServiceStation, arrivals: ArrivalProcess, quantile: float) -> LatencyEstimate:
     """The time that a share `quantile` of requests does not exceed; infinite where the queue has no end."""
     beyond = _checked(quantile)
-    arrivals.checked()
+    arrivals.validated()
     error = model_error(station, arrivals)
     if arrivals.rate_hz >= station.capacity_hz:
         return LatencyEstimate(math.inf, error)
@@ -354,7 +354,7 @@ def wait_plus_lognormal(
     beyond = _checked(quantile)
     if station.batch > 1:
         raise InvalidServingValue("batch", f"{station.batch}", "count each place of a batch as a server")
-    wait = _wait(station, arrivals.checked())
+    wait = _wait(station, arrivals.validated())
     if wait is None:
         return LatencyEstimate(math.inf, MODEL_ERROR.simple)
     then = mean_s * _shape(cv2, ())
@@ -424,9 +424,9 @@ def least_replicas(
     """The least replicas behind one queue that keep the objective; NothingFits if `most` do not."""
     most = min(most, SERVERS_MOST // replica.servers)
     enough = 1
-    while not keeps_objective(replica.times(min(enough, most)), arrivals, objective, factor):
+    while not keeps_objective(replica.replicated(min(enough, most)), arrivals, objective, factor):
         if enough >= most:
-            alone = corrected_latency(replica.times(most), ArrivalProcess(0.0), objective.quantile, factor).upper_s
+            alone = corrected_latency(replica.replicated(most), ArrivalProcess(0.0), objective.quantile, factor).upper_s
             raise NoFeasibleConfiguration(
                 "latency_s",
                 f"{most} replicas do not keep {objective.latency_s:g} s at {arrivals.rate_hz:g} requests a second",
@@ -438,7 +438,7 @@ def least_replicas(
     few, enough = enough // 2, min(enough, most)
     while enough - few > 1:
         middle = (few + enough) // 2
-        if keeps_objective(replica.times(middle), arrivals, objective, factor):
+        if keeps_objective(replica.replicated(middle), arrivals, objective, factor):
             enough = middle
         else:
             few = middle

@@ -121,7 +121,7 @@ class OpenbTrace:
     where: str
     notes: tuple[str, ...] = ()
 
-    def limited(self, *, nodes: int | None, tasks: int | None) -> "OpenbTrace":
+    def truncated(self, *, nodes: int | None, tasks: int | None) -> "OpenbTrace":
         """A smaller trace: nodes taken evenly over the list, tasks from its front.
 
         With a node limit alone the tasks shrink in proportion, so that the load stays what it was.
@@ -149,7 +149,7 @@ class TraceSearch:
     fetch: FetchUrl | None
 
     @classmethod
-    def real(cls, environment: Mapping[str, str]) -> "TraceSearch":
+    def from_environment(cls, environment: Mapping[str, str]) -> "TraceSearch":
         """The surroundings on this machine."""
         cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eelgrid"
         project = Path(__file__).resolve().parents[3]

@@ -122,7 +122,7 @@ class TaskQueue:
         """The classes of what waits."""
         return tuple(self._by_spec)
 
-    def add(self, task: int, *, spec: int, priority: int) -> None:
+    def push(self, task: int, *, spec: int, priority: int) -> None:
         """Begins to wait; a lower number came earlier."""
         heappush(self._by_spec.setdefault(spec, []), (-priority, task))
         self._count += 1
@@ -133,7 +133,7 @@ class TaskQueue:
         best = min(heads, default=None)
         return None if best is None else (best[1], best[0][1])
 
-    def take(self, spec: int) -> None:
+    def pop(self, spec: int) -> None:
         """The first of the class waits no more."""
         heappop(self._by_spec[spec])
         if not self._by_spec[spec]:
@@ -152,16 +152,16 @@ _LEAVES, _RETURNS, _FAILS = range(3)
 class FleetPlacer(Protocol):
     """Who holds the fleet and chooses; eelgrid_kernels.fleet_simulation.SimulatedFleet is one."""
 
-    def place(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
+    def place_task(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
         """The node and GPUs of a task, or node -1."""
 
-    def release(self, node: int, spec: int, slots: Sequence[int]) -> None:
+    def release_task(self, node: int, spec: int, slots: Sequence[int]) -> None:
         """Takes a task off its node."""
 
     def set_available(self, node: int, available: bool) -> None:
         """Whether the node takes tasks."""
 
-    def free(self, node: int) -> tuple[int, int, tuple[int, ...]]:
+    def free_resources(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """CPU milli, memory MiB, milli of each GPU."""
 
     @property
@@ -242,7 +242,7 @@ class _Play:
 
     def try_to_place(self, task: int, now_s: float) -> bool:
         spec = self.spec[task]
-        node, slots = self.fleet.place(spec, len(self.decided))
+        node, slots = self.fleet.place_task(spec, len(self.decided))
         if node < 0:
             return False
         self.held.setdefault(node, {})[task] = slots
@@ -257,7 +257,7 @@ class _Play:
 
     def wait(self, task: int, now_s: float) -> None:
         self.fate[task], self.since_s[task] = WAITING, now_s
-        self.queue.add(task, spec=self.spec[task], priority=int(self.schedule.priority[task]))
+        self.queue.push(task, spec=self.spec[task], priority=int(self.schedule.priority[task]))
 
     def arrive(self, task: int, now_s: float) -> None:
         if not self.ever[self.spec[task]]:
@@ -268,7 +268,7 @@ class _Play:
     def leave(self, task: int) -> int:
         """Takes a task off its node; returns the node."""
         node, spec = self.where[task], self.spec[task]
-        self.fleet.release(node, spec, self.held[node].pop(task))
+        self.fleet.release_task(node, spec, self.held[node].pop(task))
         self.allocated_milli -= int(self.demand[spec])
         self.running -= 1
         self.where[task] = -1
@@ -298,7 +298,7 @@ class _Play:
         if waiting:
             fits = np.zeros(len(self.ever), np.bool_)
             for node in freed - self.away:
-                cpu_milli, memory_mib, gpus = self.fleet.free(node)
+                cpu_milli, memory_mib, gpus = self.fleet.free_resources(node)
                 model = int(self.trace.fleet.model[node])
                 fits |= _fitting(self.trace.specs, cpu_milli, memory_mib, np.array(gpus, np.int64), model)
             specs = specs | {spec for spec in waiting if fits[spec]}
@@ -306,7 +306,7 @@ class _Play:
             spec, task = head
             waited_s = now_s - self.since_s[task]
             if self.try_to_place(task, now_s):
-                self.queue.take(spec)
+                self.queue.pop(spec)
                 self.waited_s[task] += waited_s
             else:
                 specs = specs - {spec}

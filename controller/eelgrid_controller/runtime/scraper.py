@@ -382,11 +382,11 @@ class Scraper:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pages")
 
     @property
-    def wanted(self) -> int:
+    def target_count(self) -> int:
         """Pages that are asked for in each interval."""
         return sum(len(one.urls) for one in self._asked.values())
 
-    def ask(self, asked: Mapping[str, ScrapeTarget]) -> frozenset[str]:
+    def set_targets(self, asked: Mapping[str, ScrapeTarget]) -> frozenset[str]:
         """From now on ask these, by name, and nobody else; returns those that are too many to ask."""
         now_s, pages = self._monotonic_s(), 0
         kept: dict[str, ScrapeTarget] = {}
@@ -408,7 +408,7 @@ class Scraper:
             self._failed = {url: failed for url, failed in self._failed.items() if url in urls}
         return frozenset(asked.keys() - kept.keys())
 
-    def take(self) -> dict[str, ScrapeRound]:
+    def collect_rounds(self) -> dict[str, ScrapeRound]:
         """The rounds that are new since the last time, by name."""
         taken, self._rounds = self._rounds, {}
         return taken

@@ -168,7 +168,7 @@ class SqliteJournal:
                     gone = self.audit_table.prune()
                 self.audit_table.pruned(*gone)
 
-    def audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+    def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
         """A page of the audit log, read apart from the writing, so that any thread may ask at any time."""
         with self._translated():
             return read_audit_page(self.path, wanted, size=size, before=before)
@@ -215,7 +215,7 @@ class SqliteJournal:
             expected += 1
         return expected - 1
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """All that is kept, in one transaction of a connection of its own.
 
         From the first entry, where that is still kept; else the oldest checkpoint and the entries since.
@@ -234,7 +234,7 @@ class SqliteJournal:
                 raise self._corrupt(rows[0][0], 0, f"the checkpoint at entry {rows[0][0]} is damaged")
             return JournalHistory(checkpoint, tuple(self._entries(reader, checkpoint.seq if checkpoint else 0)))
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep this and the newest before it; drop older ones and the entries that both cover."""
         body = zlib.compress(_dumps(checkpoint.state), 3)
         crc = _checkpoint_crc(checkpoint.seq, checkpoint.digest.encode(), body)

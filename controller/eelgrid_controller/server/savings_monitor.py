@@ -75,7 +75,7 @@ class SavingsMonitor:
     def _begin(self, core: Core) -> InitialCluster:
         self._is_following = True
         self._offset_ns = self._clock.now_ns() - int(self._clock.monotonic_s() * 1e9)
-        return InitialCluster.of(core.state, self._now_ns())
+        return InitialCluster.from_state(core.state, self._now_ns())
 
     def _now_ns(self) -> int:
         """Unix time of a comparison that is not led astray by a clock that is set meanwhile: watts are summed over it."""
@@ -113,6 +113,6 @@ class SavingsMonitor:
 
 def _followed(savings: PlacementSavings, events: Sequence[Event], now_ns: int) -> SavingsFigures:
     for event in events:
-        savings.follow(event)
-    savings.advance(now_ns)
+        savings.follow_event(event)
+    savings.advance_to(now_ns)
     return savings.figures()

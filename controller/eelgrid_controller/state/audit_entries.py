@@ -50,7 +50,7 @@ class AuditedCall:
             time_ns=time_ns,
             subject="" if caller is None else caller.subject,
             user="" if caller is None else caller.user,
-            role="" if caller is None else caller.greatest,
+            role="" if caller is None else caller.greatest_role,
             peer=escape_line_breaks(self.peer),
             call=self.method,
             arguments=self.arguments,

@@ -86,7 +86,7 @@ class ExplanationStore:
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
 
-    def of(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
+    def get(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
         """What was weighed; nothing for a workload that is not placed."""
         text = self._texts.get(workload_id)
         return decode_explanation(json.loads(text)) if text else ()
@@ -176,7 +176,7 @@ class PendingQueue:
         if ticket is not None:
             del self._tickets[bisect_left(self._tickets, ticket)]
 
-    def after(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
+    def next_tickets(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
         """At most `most` tickets after one, from the first on if None."""
         start = 0 if ticket is None else bisect_right(self._tickets, ticket)
         return self._tickets[start : start + most]
@@ -221,7 +221,7 @@ class ClusterState:
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         return twin
 
-    def wait_again(self, workload_id: str, *, number: int) -> None:
+    def requeue_workload(self, workload_id: str, *, number: int) -> None:
         """Puts live work among what waits, at a place of its own: for a copy, since no event of the journal says it."""
         workload = self.workloads[workload_id]
         for placement in workload.placements:
@@ -232,7 +232,7 @@ class ClusterState:
         self.pending.add(workload_id, priority=workload.spec.priority, number=number)
 
     @property
-    def live(self) -> int:
+    def live_workloads(self) -> int:
         """Workloads that wait or run."""
         return len(self.workloads) - len(self._ended)
 
@@ -262,7 +262,7 @@ class ClusterState:
             case NodeJoined():
                 touched = self._joined(event)
             case NodeLost():
-                self._node(event.node_name).lose(event.time_ns)
+                self._node(event.node_name).mark_lost(event.time_ns)
                 touched = frozenset((event.node_name,))
             case NodesRemoved():
                 touched = self._removed(event)
@@ -280,14 +280,14 @@ class ClusterState:
             case WorkloadLimited():
                 touched = self._limited(event)
             case PointsMeasured():
-                self.points.learn(event.points)
+                self.points.add_points(event.points)
                 touched = frozenset()
             case PartitionsPlanned():
                 touched = self._partitioned(event)
             case DevicesCorrected():
                 touched = self._corrected(event)
             case SpendingJudged():
-                self.spending.judged(event.over)
+                self.spending.set_overspent(event.over)
                 touched = frozenset()
             case NodeAhead() | NodeReconciled():
                 touched = self._reconciled(event)
@@ -305,7 +305,7 @@ class ClusterState:
             case _:
                 assert_never(event)
         self.revision += 1
-        self.spending.changed(list_affected_workloads(event), self.workloads, event.time_ns)
+        self.spending.update_held(list_affected_workloads(event), self.workloads, event.time_ns)
         return touched
 
     def _node(self, name: str) -> NodeRecord:
@@ -337,7 +337,7 @@ class ClusterState:
         if not is_sliced(self.workloads[key]):  # what the partition planner places is no demand on the others' room
             self.demand.observe(event.spec.request, event.spec.replicas)
         if self.demand.mix is not mix:
-            self.market.void()
+            self.market.invalidate()
         digits = key.removeprefix("w-")
         if digits != key and digits.isascii() and digits.isdigit() and len(digits) <= 18:
             self.next_number = max(self.next_number, int(digits) + 1)
@@ -412,7 +412,7 @@ class ClusterState:
         return names
 
     def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
-        self.market.moved(len(placements))
+        self.market.count_task_changes(len(placements))
         names = frozenset(placement.node_name for placement in placements)
         for name in names:
             self.nodes[name].plan_epoch += 1
@@ -438,18 +438,18 @@ class ClusterState:
 
     def _joined(self, event: NodeJoined) -> frozenset[str]:
         name = event.inventory.node_name
-        self.market.age()
+        self.market.request_refresh()
         record = self.nodes.get(name)
         if record is None:
             epoch = event.plan_epoch + 1 if event.plan_epoch else 0
             record = self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
-            record.has(event.inventory)
-            record.turn(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+            record.update_inventory(event.inventory)
+            record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
             return frozenset((name,))
-        before = is_pool_enforced(self.policy, record.inventory.pool), record.opened()
-        record.has(event.inventory)
-        turned = record.turn(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
-        if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.opened()) != before:
+        before = is_pool_enforced(self.policy, record.inventory.pool), record.slice_devices()
+        record.update_inventory(event.inventory)
+        turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+        if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.slice_devices()) != before:
             record.plan_epoch += 1
         if event.plan_epoch > record.plan_epoch:
             record.plan_epoch = event.plan_epoch + 1
@@ -480,7 +480,7 @@ class ClusterState:
                 raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
         for name in event.node_names:
             self.nodes.pop(name, None)
-        self.market.age()
+        self.market.request_refresh()
         return frozenset(event.node_names)
 
     def _gpu_turned(self, event: GpuLost | GpuReturned) -> frozenset[str]:
@@ -495,13 +495,13 @@ class ClusterState:
 
     def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
         before, self.policy = self.policy, event.policy
-        self.spending.limited(event.policy, self.workloads, event.time_ns)
+        self.spending.set_limits(event.policy, self.workloads, event.time_ns)
         return apply_policy(self.nodes, before, event.policy)
 
     def _priced(self, event: PricesQuoted) -> frozenset[str]:
         if len(event.offers_w) != len(self.demand.mix):
             raise ContradictoryEvent(f"{len(event.offers_w)} offers for a mix of {len(self.demand.mix)} classes")
-        self.market.quoted(event.quotes)
+        self.market.set_prices(event.quotes)
         return frozenset()
 
     def dump(self) -> dict[str, Any]:
@@ -557,12 +557,12 @@ class ClusterState:
             elif workload.phase is WorkloadPhase.PLACED:
                 for placement in workload.placements:
                     record = self._node(placement.node_name)
-                    record.book(make_assignment(workload, placement))
+                    record.allocate_unchecked(make_assignment(workload, placement))
         self.explanations = ExplanationStore(
             {healer.identifier(key): text for key, text in plain["explanations"].items()}
         )
         for record in self.nodes.values():
-            record.weigh_commitment()
+            record.update_overcommitted()
 
     def digest(self, dumped: Mapping[str, Any] | None = None) -> str:
         """A hash of the whole state: equal histories, equal digests. `dumped` is a dump at hand of just now."""

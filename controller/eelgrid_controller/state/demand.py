@@ -132,20 +132,20 @@ class PriceMarket:
         self.quotes = NO_OPPORTUNITY_PRICES
         self.shifts = -1
 
-    def void(self) -> None:
+    def invalidate(self) -> None:
         """The mix or the nodes are others: offers mean nothing any more, new ones are due."""
         self.quotes, self.shifts = NO_OPPORTUNITY_PRICES, -1
 
-    def age(self) -> None:
+    def request_refresh(self) -> None:
         """New quotes are due; those in force still mean something."""
         self.shifts = -1
 
-    def moved(self, tasks: int) -> None:
+    def count_task_changes(self, tasks: int) -> None:
         """So many tasks came or left."""
         if self.shifts >= 0:
             self.shifts += tasks
 
-    def quoted(self, quotes: OpportunityPrices) -> None:
+    def set_prices(self, quotes: OpportunityPrices) -> None:
         """Puts quotes in force."""
         self.quotes, self.shifts = quotes, 0
 

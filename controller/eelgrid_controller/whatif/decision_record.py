@@ -106,7 +106,7 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
     state = _before(past, index, workload_id)
     watts = PriorPowerModel(catalogue).gpu
     chooser = WorkloadPlacer(state, catalogue)
-    within = chooser.begin(spec)
+    within = chooser.decide_start(spec)
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": DECISION_FORMAT,
@@ -123,7 +123,8 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         "closed": sorted(
             name
             for name in state.nodes
-            if within.closed.intersection(chooser.allowance.above(name)) or not chooser.open_to(spec, name)
+            if within.closed.intersection(chooser.allowance.budgets_above(name))
+            or not chooser.has_required_traits(spec, name)
         ),
         "budget": describe_pending_reason(within) if within.lack else "",
         "held": describe_pending_reason(within) if within.hold else "",

@@ -83,7 +83,7 @@ class AmdDevice:
                 continue
             if version != "N/A":
                 return version
-        self._session.begin()
+        self._session.open()
         try:
             library = self._smi.amdsmi_get_lib_version()
         except self._smi.AmdSmiException as error:
@@ -98,7 +98,7 @@ class AmdDevice:
         """Every board that answers or answered before, by index; raises DriverUnavailable."""
         if self._lost:
             self._end()
-        self._session.begin()
+        self._session.open()
         try:
             handles = list(self._smi.amdsmi_get_processor_handles())
         except self._smi.AmdSmiException as error:
@@ -328,7 +328,7 @@ class AmdDevice:
         self._handles.clear()
         self._residencies.clear()
         self._lost = False
-        self._session.end()
+        self._session.close()
 
 
 class _Silence(GpuLostError):

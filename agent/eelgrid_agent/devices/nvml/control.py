@@ -43,17 +43,17 @@ class NvmlPowerProfiles:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def offered(self) -> tuple[int, ...]:
+    def supported_profiles(self) -> tuple[int, ...]:
         """The profiles of the part, by number."""
         info = pynvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
         pynvml.nvmlDeviceWorkloadPowerProfileGetProfilesInfo(self._handle, ctypes.byref(info))
         return _numbers(info.perfProfilesMask)
 
-    def enforced(self) -> int | None:
+    def enforced_profile(self) -> int | None:
         """The one that holds; of several, the first."""
         return min(_numbers(self._current().enforcedProfilesMask), default=None)
 
-    def ask_for(self, profile: int | None) -> None:
+    def request_profile(self, profile: int | None) -> None:
         """Requests this profile and no other, or none at all."""
         try:
             self._replace(profile)
@@ -152,7 +152,7 @@ class SharedNvmlSession(Protocol):
     def handle(self, uuid: str) -> Any:
         """NVML's handle of a device; raises DriverUnavailable and NVMLError."""
 
-    def let_go(self) -> None:
+    def release_session(self) -> None:
         """Ends the session; the next handle opens another."""
 
 
@@ -170,7 +170,7 @@ class NvmlControl:
         def look(handle: Any) -> PowerSettings:
             low, high = _told(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle) or (None, None)
             profiles = NvmlPowerProfiles(handle)
-            offered = _told(profiles.offered) or ()
+            offered = _told(profiles.supported_profiles) or ()
             return PowerSettings(
                 requested_w=_watts(_told(pynvml.nvmlDeviceGetPowerManagementLimit, handle)),
                 enforced_w=_watts(_told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
@@ -180,7 +180,7 @@ class NvmlControl:
                 sm_clock_mhz=_told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
                 sm_clocks_mhz=_told(_sm_clocks, handle) or (),
                 power_profiles=offered,
-                power_profile=_told(profiles.enforced) if offered else None,
+                power_profile=_told(profiles.enforced_profile) if offered else None,
             )
 
         return self._on(uuid, look)
@@ -207,9 +207,9 @@ class NvmlControl:
 
         def ask(handle: Any) -> None:
             profiles = NvmlPowerProfiles(handle)
-            if profile is not None and profile not in profiles.offered():
+            if profile is not None and profile not in profiles.supported_profiles():
                 raise OutOfRange(f"{uuid}: there is no power profile {profile}; ask for its settings")
-            profiles.ask_for(profile)
+            profiles.request_profile(profile)
 
         self._on(uuid, ask)
 
@@ -226,7 +226,7 @@ class NvmlControl:
         if current == pending == wanted:
             return ModeChange.DONE
         if not self._on(uuid, is_resetless):
-            self._session.let_go()
+            self._session.release_session()
         with _translated(uuid), _own_session():
             handle = _find(uuid)
             activation = pynvml.nvmlDeviceSetMigMode(handle, wanted)
@@ -289,7 +289,7 @@ class NvmlControl:
             except pynvml.NVMLError as error:
                 if error.value not in _STALE:
                     raise
-            self._session.let_go()
+            self._session.release_session()
             return self._once(uuid, act)
 
     def _once(self, uuid: str, act: Callable[[Any], _Answer]) -> _Answer:

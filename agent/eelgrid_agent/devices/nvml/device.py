@@ -131,7 +131,7 @@ class EventListener:
         self._uuids: dict[int, str] = {}
         self._kept: list[DeviceEvent] = []
 
-    def listen(self, handles: Mapping[str, Any]) -> None:
+    def register_devices(self, handles: Mapping[str, Any]) -> None:
         """Registers the devices that are not registered yet."""
         self.listening = True
         known = set(self._uuids.values())
@@ -149,13 +149,13 @@ class EventListener:
                 continue
             self._uuids[_address(handle)] = uuid
 
-    def take(self) -> tuple[DeviceEvent, ...]:
+    def drain_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before."""
         self._drain()
         taken, self._kept = tuple(self._kept), []
         return taken
 
-    def end(self) -> None:
+    def close_session(self) -> None:
         """The session ends: what is pending is kept, the set is given back."""
         if self._set is None:
             return
@@ -168,7 +168,7 @@ class EventListener:
             # The driver went, and the set with it.
             return
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Nobody listens any more."""
         self.listening = False
         self._kept = []
@@ -221,7 +221,7 @@ def identify_gpu(handle: Any, index: int, *, models: Mapping[str, str], instance
         mig_capable=mode is not None,
         mig_enabled=enabled == pynvml.NVML_DEVICE_MIG_ENABLE,
         mig_pending=enabled != pending,
-        gpu_instances=instances.read(handle, uuid, product) if enabled else (),
+        gpu_instances=instances.read_instances(handle, uuid, product) if enabled else (),
         numa_node=_numa_node(handle),
     )
 
@@ -271,7 +271,7 @@ class NvmlDevice:
         self._activity = GpmSampler(monotonic_ns)
         self._processes = ProcessReader()
         self._events = EventListener()
-        self._session.ending += [self._events.end, self._activity.forget, self._instances.forget]
+        self._session.ending += [self._events.close_session, self._activity.release_samples, self._instances.reset]
 
     def driver_version(self) -> str:
         """The driver's version; raises DriverUnavailable."""
@@ -307,7 +307,7 @@ class NvmlDevice:
             handles[gpu.uuid] = handle
         self._seen = found = include_silent_gpus(found, self._seen)
         if self._events.listening:
-            self._events.listen(handles)
+            self._events.register_devices(handles)
         return tuple(sorted(found.values(), key=lambda gpu: gpu.index))
 
     def read(self, uuid: str) -> RawReadings:
@@ -335,11 +335,11 @@ class NvmlDevice:
 
         def look(handle: Any) -> tuple[InstanceReadings, ...]:
             if not _sliced(handle):
-                self._activity.keep(uuid, frozenset())
+                self._activity.retain_instances(uuid, frozenset())
                 return ()
             product = load_catalogue().find(self._seen[uuid].product, self._seen[uuid].memory_bytes or None)
-            held = self._instances.read(handle, uuid, product)
-            self._activity.keep(uuid, frozenset(instance.id for instance in held))
+            held = self._instances.read_instances(handle, uuid, product)
+            self._activity.retain_instances(uuid, frozenset(instance.id for instance in held))
             devices = {instance_id: device for (instance_id, _), device in list_mig_devices(handle).items()}
             return tuple(self._instance(handle, uuid, instance, devices.get(instance.id)) for instance in held)
 
@@ -347,7 +347,7 @@ class NvmlDevice:
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Who has a context on the device."""
-        return self._on(uuid, lambda handle: self._processes.read(handle, uuid, shares=not _sliced(handle)))
+        return self._on(uuid, lambda handle: self._processes.read_processes(handle, uuid, shares=not _sliced(handle)))
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """Every pair of devices that answer, once."""
@@ -356,14 +356,14 @@ class NvmlDevice:
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before; the first call begins to listen."""
         self._listed()
-        self._events.listen(self._session.handles)
-        return self._events.take()
+        self._events.register_devices(self._session.handles)
+        return self._events.drain_events()
 
     def close(self) -> None:
         """Ends the session and forgets the devices."""
         self._end()
-        self._events.forget()
-        self._processes.forget()
+        self._events.reset()
+        self._processes.reset()
         self._seen = {}
 
     # For whoever shares the session
@@ -373,19 +373,19 @@ class NvmlDevice:
         self._begin()
         return self._session.handle(uuid)
 
-    def let_go(self) -> None:
+    def release_session(self) -> None:
         """Ends the session, since it makes this program a client of its devices; the next call opens another."""
         self._end()
 
     def _begin(self) -> None:
-        self._session.begin()
+        self._session.open()
         if self._ways_of != self._session.number:
             self._ways_of = self._session.number
             self._quick = SourceReader(build_fast_sources(self._session.branch))
             self._slow = SourceReader(build_slow_sources(self._session.branch))
 
     def _end(self) -> None:
-        self._session.end()
+        self._session.close()
         self._lost = False
 
     def _count(self) -> int:
@@ -460,7 +460,7 @@ class NvmlDevice:
 
     def _process_count(self, handle: Any) -> ReadingValue:
         try:
-            return float(self._processes.count(handle))
+            return float(self._processes.count_processes(handle))
         except pynvml.NVMLError as error:
             return make_missing(error)
 

@@ -71,13 +71,13 @@ class GpmSampler:
         finally:
             _give_back(before.sample)
 
-    def keep(self, uuid: str, instance_ids: frozenset[int]) -> None:
+    def retain_instances(self, uuid: str, instance_ids: frozenset[int]) -> None:
         """Gives back the samples of a device's instances other than these."""
         gone = [key for key in self._samples if key[0] == uuid and key[1] is not None and key[1] not in instance_ids]
         for key in gone:
             _give_back(self._samples.pop(key).sample)
 
-    def forget(self) -> None:
+    def release_samples(self) -> None:
         """Gives everything back; the next samples are the first ones."""
         for kept in self._samples.values():
             _give_back(kept.sample)

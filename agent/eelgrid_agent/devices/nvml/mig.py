@@ -196,12 +196,12 @@ class InstanceReader:
         self._profiles: dict[str, tuple[_Profile, ...]] = {}
         self._compute: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another driver may print other names."""
         self._profiles.clear()
         self._compute.clear()
 
-    def read(self, handle: Any, uuid: str, product: Product | None) -> tuple[GpuInstance, ...]:
+    def read_instances(self, handle: Any, uuid: str, product: Product | None) -> tuple[GpuInstance, ...]:
         """The GPU instances of a device in MIG mode, by id; raises NVMLError when the device does not answer."""
         if uuid not in self._profiles:
             self._profiles[uuid] = _gi_profiles(handle, product)

@@ -43,15 +43,15 @@ class ProcessReader:
     def __init__(self) -> None:
         self._seen_us: dict[str, int] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The next look is the first."""
         self._seen_us.clear()
 
-    def count(self, handle: Any) -> int:
+    def count_processes(self, handle: Any) -> int:
         """How many processes there are; raises NVMLError."""
         return len({entry.pid for entry in self._entries(handle)})
 
-    def read(self, handle: Any, uuid: str, *, shares: bool) -> tuple[GpuProcess, ...]:
+    def read_processes(self, handle: Any, uuid: str, *, shares: bool) -> tuple[GpuProcess, ...]:
         """The processes by pid, with their shares of SM time where asked for; raises NVMLError."""
         entries = self._entries(handle)
         ratios = self._ratios(handle, uuid) if shares and entries else {}

@@ -121,7 +121,7 @@ class SourceReader:
     def __init__(self, sources: Iterable[NvmlSource]) -> None:
         self._sources = list(sources)
 
-    def left(self, reading: Reading) -> int:
+    def count_methods(self, reading: Reading) -> int:
         """How many ways to a reading the driver still has."""
         return sum(len(source.ways) for source in self._sources if reading in source.readings)
 

@@ -52,11 +52,11 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Takes bytes as they come."""
         self._buffer += data
 
-    def take(self) -> Any:
+    def read_frame(self) -> Any:
         """The next whole value; raises EOFError until it is there, FrameError when it never can be."""
         if len(self._buffer) < _LENGTH.size:
             raise EOFError

@@ -78,29 +78,31 @@ class RemoteDevice:
 
     # Many at once
 
-    def batch(self, operations: Sequence[PortOperation], budget_s: float | None = None) -> list[PortResult]:
+    def call_batch(self, operations: Sequence[PortOperation], budget_s: float | None = None) -> list[PortResult]:
         """What each (call, argument, ...) answered: its value or the DeviceError that it raised; one round trip."""
         assert len(operations) <= MAX_OPERATIONS, "no node has so many devices"
         if budget_s is None:
             paces = {PORT_CALLS[operation[0]].pace for operation in operations}
             # An earlier call may be under way, and a child may have to be started.
-            budget_s = max(map(self._deadlines.of, paces), default=0.0) * 1.5 + FAST_READ_BUDGET_S
+            budget_s = max(map(self._deadlines.get_deadline_s, paces), default=0.0) * 1.5 + FAST_READ_BUDGET_S
         if not self._turn.acquire(timeout=budget_s):
             return [DeviceTimeout("the driver's worker is busy with another call; ask again")] * len(operations)
         try:
-            return self._supervisor.ask(operations, budget_s)
+            return self._supervisor.call_batch(operations, budget_s)
         finally:
             self._turn.release()
 
-    def looks(self, uuids: Sequence[str], budget_s: float = FAST_READ_BUDGET_S) -> tuple[tuple[str, RawReadings], ...]:
+    def read_gpus(
+        self, uuids: Sequence[str], budget_s: float = FAST_READ_BUDGET_S
+    ) -> tuple[tuple[str, RawReadings], ...]:
         """A quick look at each device, in one round trip."""
-        results = self.batch([("read", uuid) for uuid in uuids], budget_s)
+        results = self.call_batch([("read", uuid) for uuid in uuids], budget_s)
         return tuple((uuid, _look(result)) for uuid, result in zip(uuids, results, strict=True))
 
-    def slow_look(self, uuids: Sequence[str]) -> ExtendedReadings:
+    def read_extended(self, uuids: Sequence[str]) -> ExtendedReadings:
         """What is dear to ask of each device, in one round trip; times and host are the caller's to add."""
         calls = [(name, uuid) for uuid in uuids for name in ("read_slow", "read_instances", "processes")]
-        *answers, events = self.batch([*calls, ("take_events",)])
+        *answers, events = self.call_batch([*calls, ("take_events",)])
         gpus, instances, processes = {}, {}, {}
         for index, uuid in enumerate(uuids):
             slow, parts, found = answers[3 * index : 3 * index + 3]
@@ -129,7 +131,7 @@ class RemoteDevice:
         """Every device that answers or answered before, by index; one that hangs is as it was last seen."""
         for _ in range(_LISTINGS_MOST):
             try:
-                return self._supervisor.learn(self._ask("gpus"))
+                return self._supervisor.merge_listing(self._ask("gpus"))
             except DeviceTimeout:
                 # Whatever hung is set apart by now: the next listing passes it over, so that of the others none is old.
                 if not self._supervisor.known:
@@ -231,10 +233,10 @@ class RemoteDevice:
 
     # Of this adapter alone
 
-    def release(self) -> None:
+    def release_sessions(self) -> None:
         """Lets every session go, as a reset of a device needs; raises InUse where a hung child keeps one."""
         self._ask("close")
-        stuck = self._supervisor.watchdog.left_behind
+        stuck = self._supervisor.watchdog.unkillable_processes
         if stuck:
             raise DeviceInUse(f"processes {sorted(stuck)} hang in the driver and cannot be ended; reboot the node")
 
@@ -248,9 +250,9 @@ class RemoteDevice:
         return self._supervisor.latencies
 
     @property
-    def hung(self) -> tuple[str, ...]:
+    def hung_gpus(self) -> tuple[str, ...]:
         """Devices that are asked by probes only."""
-        apart = self._supervisor.watchdog.apart
+        apart = self._supervisor.watchdog.isolated_devices
         return tuple(uuid for uuid, gpu in self._supervisor.known.items() if gpu.index in apart)
 
     @property
@@ -264,9 +266,9 @@ class RemoteDevice:
         return self._supervisor.starts_total
 
     @property
-    def left_behind(self) -> int:
+    def unkillable_count(self) -> int:
         """Children that the kernel cannot end."""
-        return len(self._supervisor.watchdog.left_behind)
+        return len(self._supervisor.watchdog.unkillable_processes)
 
     @property
     def children(self) -> tuple[int, ...]:
@@ -278,7 +280,7 @@ class RemoteDevice:
         struck = set()
         while self._supervisor.struck:
             struck.add(self._supervisor.struck.popleft())
-        hung = frozenset(self.hung)
+        hung = frozenset(self.hung_gpus)
         began = {uuid for uuid, gpu in self._supervisor.known.items() if gpu.index in struck} | (hung - self._told_hung)
         ended = (self._told_hung | began) - hung
         self._told_hung = hung
@@ -287,7 +289,7 @@ class RemoteDevice:
         return tuple(DeviceEvent(kind=kind, gpu_uuid=uuid) for uuid, kind in told)
 
     def _ask(self, name: str, *arguments: Any) -> PortResult:
-        (result,) = self.batch([(name, *arguments)])
+        (result,) = self.call_batch([(name, *arguments)])
         if isinstance(result, DeviceError):
             raise result
         return result

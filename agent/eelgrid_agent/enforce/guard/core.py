@@ -65,7 +65,7 @@ class GuardState:
         wanted = any(device.wish != _NO_WISH or device.proposed or device.record for device in self.devices.values())
         return wanted or self.is_journal_stale
 
-    def budget_now(self) -> tuple[float | None, bool]:
+    def current_budget(self) -> tuple[float | None, bool]:
         """The lowest budget that is to be enforced, else the lowest to be watched; and whether it is enforced."""
         kept = [
             (budget_w, is_enforced)
@@ -117,8 +117,8 @@ def _wishing(
 
 def _plan(state: GuardState, event: PlanInForce) -> GuardState:
     after = replace(state, plan_budget_w=event.budget_w, is_enforced=event.enforce)
-    budget_w, is_enforced = after.budget_now()
-    is_held = is_enforced and budget_w is not None and after.budget_now() == state.budget_now()
+    budget_w, is_enforced = after.current_budget()
+    is_held = is_enforced and budget_w is not None and after.current_budget() == state.current_budget()
     devices = {
         uuid: _wishing(state.device(uuid), event.wishes.get(uuid, _NO_WISH), event.gangs.get(uuid, ()), is_held=is_held)
         for uuid in state.devices.keys() | event.wishes.keys()
@@ -258,7 +258,7 @@ def _cap_w(state: GuardState, device: DeviceState) -> float | None:
 def _keep_budget(
     state: GuardState, present: tuple[str, ...], event: GuardTick, limits: GuardLimits
 ) -> tuple[GuardState, list[GuardCommand]]:
-    budget_w, is_enforced = state.budget_now()
+    budget_w, is_enforced = state.current_budget()
     if budget_w is None:
         return replace(state, budget=BudgetState()), []
     draws = tuple(_draw(state, state.devices[uuid], event.now_ns) for uuid in present)

@@ -245,22 +245,22 @@ class Guard:
         return self.plan is not None and self.plan.enforce and not self.expired and self._has_control
 
     @property
-    def has_business(self) -> bool:
+    def has_work(self) -> bool:
         """Whether `tick` has something to do; without, no device need be asked anything."""
-        budget_w, _ = self._state.budget_now()
+        budget_w, _ = self._state.current_budget()
         return budget_w is not None or self._state.is_involved or bool(self._layouts_due)
 
     @property
-    def held(self) -> tuple[Assignment, ...]:
+    def held_assignments(self) -> tuple[Assignment, ...]:
         """The assignments that were taken."""
         return self._held
 
-    def laid(self, gpu_uuid: str) -> GpuLayout | None:
+    def requested_layout(self, gpu_uuid: str) -> GpuLayout | None:
         """The layout of the plan in force that was handed on for this device."""
         return self._laid.get(gpu_uuid) if gpu_uuid in self._layout_results else None
 
     @property
-    def layouts_unmet(self) -> frozenset[str]:
+    def unmet_layouts(self) -> frozenset[str]:
         """Devices whose MIG layout is asked for and was not reached: due, under way, refused or failed.
 
         None of a plan that is only to be observed, or whose lease ran out.
@@ -275,16 +275,16 @@ class Guard:
     @property
     def cycle_s(self) -> float:
         """How often `tick` wants to be called: a budget needs it often."""
-        budget_w, _ = self._state.budget_now()
+        budget_w, _ = self._state.current_budget()
         return _CYCLE_S if budget_w is None else _BUDGET_CYCLE_S
 
     # Plans and their lease
 
-    def adopt(self, gpus: tuple[Gpu, ...], access: AccessLevel) -> None:
+    def update_inventory(self, gpus: tuple[Gpu, ...], access: AccessLevel) -> None:
         """The newest inventory; `again` judges the plan on it."""
         self._gpus, self._access = gpus, access
 
-    def offer(self, plan: NodePlan, *, gpu_uuids: frozenset[str], now_ns: int) -> PlanDecision:
+    def offer_plan(self, plan: NodePlan, *, gpu_uuids: frozenset[str], now_ns: int) -> PlanDecision:
         """Judges a plan; any plan for this node is word from the controller and renews the lease."""
         self._now_ns = now_ns
         if plan.node_name != self._node_name:
@@ -300,7 +300,7 @@ class Guard:
                 detail = f"epoch {plan.epoch} is in force with other content; raise the epoch"
                 return PlanDecision(answer=_refused(plan, RefusalRule.EPOCH, "epoch", detail))
             if self.applied is not None and not self.expired:
-                self.renew(now_ns)
+                self.renew_lease(now_ns)
                 return PlanDecision(answer=self.applied)
         self.plan, self.applied = plan, None
         self.expired = False
@@ -315,11 +315,11 @@ class Guard:
         self._lease_ends_ns = now_ns + int(plan.lease_s * 1e9)
         return self._judge(plan, gpu_uuids)
 
-    def again(self, *, gpu_uuids: frozenset[str]) -> PlanDecision | None:
+    def revalidate_plan(self, *, gpu_uuids: frozenset[str]) -> PlanDecision | None:
         """The plan in force judged anew, after the devices changed; None without a plan."""
         return None if self.plan is None else self._judge(self.plan, gpu_uuids)
 
-    def settle(self, verdict: PlanDecision, engine_results: tuple[ApplyResult, ...]) -> PlanApplied:
+    def complete_plan(self, verdict: PlanDecision, engine_results: tuple[ApplyResult, ...]) -> PlanApplied:
         """The answer to the plan that was just taken, once the engine has done its part."""
         before, self._settled = self.applied, verdict.results + engine_results
         self._answer_due = False
@@ -327,12 +327,12 @@ class Guard:
         self._count(before, self.applied)
         return self.applied
 
-    def renew(self, now_ns: int) -> None:
+    def renew_lease(self, now_ns: int) -> None:
         """Word from the controller: the lease begins anew. What has run out stays so until the plan comes again."""
         if self.plan is not None and not self.expired:
             self._lease_ends_ns = now_ns + int(self.plan.lease_s * 1e9)
 
-    def check(self, *, now_ns: int, wall_ns: int) -> NodeEvent | None:
+    def check_lease(self, *, now_ns: int, wall_ns: int) -> NodeEvent | None:
         """LEASE_EXPIRED, once, when the lease has run out; the recommendations are gone then."""
         self._now_ns = max(self._now_ns, now_ns)
         if self._lease_ends_ns is None or now_ns < self._lease_ends_ns:
@@ -363,20 +363,20 @@ class Guard:
             if device.is_quarantined(now_ns)
         }
 
-    def asks(self, gpu_uuid: str) -> bool:
+    def needs_settings(self, gpu_uuid: str) -> bool:
         """Whether a cycle wants the settings of this device; where a budget is only watched, once is enough."""
-        _, is_enforced = self._state.budget_now()
+        _, is_enforced = self._state.current_budget()
         return is_enforced or self._state.is_involved or self._state.device(gpu_uuid).settings is None
 
     def start(self, records: tuple[DeviceRecord, ...]) -> tuple[GuardCommand, ...]:
         """What the journal of the run before asks to be put back."""
         return self._feed(GuardStarted(records=records))
 
-    def turned(self, gpu_uuid: str, *, lost: bool, now_ns: int, wall_ns: int) -> None:
+    def on_device_loss(self, gpu_uuid: str, *, lost: bool, now_ns: int, wall_ns: int) -> None:
         """A device was lost, or came back."""
         self._feed(DeviceLossChanged(gpu_uuid=gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns))
 
-    def tick(self, tick: GuardTick) -> tuple[GuardCommand, ...]:
+    def on_tick(self, tick: GuardTick) -> tuple[GuardCommand, ...]:
         """One cycle; the commands are to be carried out in order and told back by `executed`."""
         self._now_ns = max(self._now_ns, tick.now_ns)
         commands = self._feed(tick)
@@ -384,17 +384,17 @@ class Guard:
             self.repairs_total.update(self._state.device(check.gpu_uuid).repaired)
         return commands
 
-    def executed(self, executed: CommandsExecuted) -> tuple[GuardCommand, ...]:
+    def on_executed(self, executed: CommandsExecuted) -> tuple[GuardCommand, ...]:
         """What became of commands; what is returned goes before those of the next tick."""
         return self._feed(executed)
 
-    def take_layouts(self) -> tuple[GpuLayout, ...]:
+    def drain_layouts(self) -> tuple[GpuLayout, ...]:
         """MIG layouts that are to be made now, which takes long; each is told back by `laid_out`."""
         due, self._layouts_due = self._layouts_due, {}
         self._changing |= due.keys()
         return tuple(due.values())
 
-    def laid_out(self, layout: GpuLayout, result: ApplyResult) -> None:
+    def on_layout_result(self, layout: GpuLayout, result: ApplyResult) -> None:
         """What became of a layout."""
         self._changing -= {layout.gpu_uuid}
         self._layout_results[layout.gpu_uuid] = result
@@ -406,13 +406,13 @@ class Guard:
         self._layouts_due = {}
         return self._feed(GuardStopped())
 
-    def take_events(self) -> tuple[NodeEvent, ...]:
+    def drain_events(self) -> tuple[NodeEvent, ...]:
         """What befell since the call before."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
-    def take_answer(self) -> PlanApplied | None:
+    def pop_answer(self) -> PlanApplied | None:
         """The answer to the plan in force, when it has changed since it was last given."""
         due, self._answer_due = self._answer_due, False
         return self.applied if due else None

@@ -160,13 +160,13 @@ def _wish(subject: MigSubject, asked: Sequence[RequestedMigDevice], *, enabled: 
 
 def _spoken_of(entry: PartedEntry, subjects: Sequence[MigSubject]) -> Iterator[MigSubject]:
     for subject in subjects:
-        if not entry.covers(subject.gpu.index):
+        if not entry.matches_index(subject.gpu.index):
             continue
         if subject.board is None and entry.filters:
             problem = f"the PCI id of GPU {subject.gpu.index} cannot be read"
             remedy = "read it with lspci -nn and name the GPU in devices, without device-filter"
             raise BoardUnknown(f"{entry.place}.device-filter", problem, remedy)
-        if subject.board is None or entry.lets_through(subject.board):
+        if subject.board is None or entry.matches_board(subject.board):
             yield subject
 
 

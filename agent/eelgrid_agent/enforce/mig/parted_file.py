@@ -70,11 +70,11 @@ class PartedEntry:
     # Where it stands in its file, to speak of it; no part of its value.
     place: str = field(default="", compare=False)
 
-    def covers(self, index: int) -> bool:
+    def matches_index(self, index: int) -> bool:
         """Whether the device at this index is among `devices`; which boards the filter lets through is asked apart."""
         return self.devices is None or index in self.devices
 
-    def lets_through(self, board: PciId) -> bool:
+    def matches_board(self, board: PciId) -> bool:
         """Whether the filter lets such a board through."""
         return not self.filters or any(wanted.matches(board) for wanted in self.filters)
 
@@ -86,7 +86,7 @@ class PartedFile:
     configs: Mapping[str, tuple[PartedEntry, ...]]
     source: str = ""
 
-    def config(self, name: str | None) -> tuple[str, tuple[PartedEntry, ...]]:
+    def get_config(self, name: str | None) -> tuple[str, tuple[PartedEntry, ...]]:
         """The configuration with this name, or the only one; raises NoSuchConfig."""
         names = ", ".join(list(self.configs)[:12]) + (", …" if len(self.configs) > 12 else "")
         if name is None:

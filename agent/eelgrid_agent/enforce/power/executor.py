@@ -72,11 +72,11 @@ class PowerExecutor:
         self._origin = origin
         self._limits = limits or GuardLimits()
 
-    def origin(self) -> DriverOrigin:
+    def read_origin(self) -> DriverOrigin:
         """Since when the devices remember."""
         return self._origin()
 
-    def check(self, gpu_uuid: str, *, power_w: float | None, energy_counter_j: float | None) -> DeviceCheck:
+    def check_device(self, gpu_uuid: str, *, power_w: float | None, energy_counter_j: float | None) -> DeviceCheck:
         """One device read back; power and energy are from the look that is taken anyway."""
         settings, failure = None, None
         try:
@@ -87,7 +87,7 @@ class PowerExecutor:
             gpu_uuid=gpu_uuid, settings=settings, failure=failure, power_w=power_w, energy_counter_j=energy_counter_j
         )
 
-    def execute(self, commands: Iterable[GuardCommand]) -> tuple[CommandOutcome, ...]:
+    def execute_commands(self, commands: Iterable[GuardCommand]) -> tuple[CommandOutcome, ...]:
         """What became of each command, in order."""
         outcomes: list[CommandOutcome] = []
         refusal = ""
@@ -112,7 +112,7 @@ class PowerExecutor:
                         silent[command.gpu_uuid] = outcome
         return tuple(outcomes)
 
-    def load(self) -> tuple[DeviceRecord, ...]:
+    def load_journal(self) -> tuple[DeviceRecord, ...]:
         """The journal, for the guard's start; raises JournalError."""
         return self._journal.load()
 

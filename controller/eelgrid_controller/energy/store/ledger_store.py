@@ -62,9 +62,9 @@ class ExporterMarks:
         # As of the last `read`; replaced whole, so that another thread may look at it.
         self.exporters: Mapping[str, Exporter] = {}
         self.revision = 0  # of the last transaction, also of one that is not committed yet
-        self.read()
+        self.load()
 
-    def read(self) -> None:
+    def load(self) -> None:
         """Take up what is on the disk."""
         ((self.revision,),) = self._connection.execute("SELECT revision FROM ledger").fetchall()
         rows = self._connection.execute(
@@ -76,7 +76,7 @@ class ExporterMarks:
             for name, since_s, until_s, hours, *changed in rows
         }
 
-    def touched(self, hours: Collection[int], *, now_s: int) -> bool:
+    def record_changed_hours(self, hours: Collection[int], *, now_s: int) -> bool:
         """A transaction adds to these hours; whether any exporter had one of them."""
         connection = self._connection
         ((revision,),) = connection.execute("UPDATE ledger SET revision = revision + 1 RETURNING revision").fetchall()
@@ -263,12 +263,12 @@ class LedgerStore:
         """Lets go of rows that are not as they were written; how many."""
         return self._connection.execute(f"DELETE FROM {table} WHERE crc <> {crc_columns(table)}").rowcount
 
-    def newest(self) -> dict[str, tuple[int, int]]:
+    def last_windows(self) -> dict[str, tuple[int, int]]:
         """Incarnation and number of the last window of each node. Raises LedgerError."""
         rows = self._read("SELECT node, incarnation, number FROM windows", ())
         return {node: (int(incarnation), number) for node, incarnation, number in rows}
 
-    def until(self) -> dict[str, float]:
+    def last_window_ends(self) -> dict[str, float]:
         """Where the last window of each node ends, by the node's clock. Raises LedgerError."""
         return dict(self._read("SELECT node, until FROM windows", ()))
 
@@ -276,7 +276,7 @@ class LedgerStore:
         rows = self._read("SELECT name, spent, own, shown FROM namespaces", ())
         return NamespaceSums({name: NamespaceSum(spent, own, bool(shown)) for name, spent, own, shown in rows})
 
-    def known(self, most: int) -> list[EnergyHolder]:
+    def recent_holders(self, most: int) -> list[EnergyHolder]:
         """The newest holder of each of the newest workloads, oldest first. Raises LedgerError."""
         rows = self._read(
             "SELECT kind, namespace, name, workload, title, user, queue, labels FROM holders WHERE id IN "
@@ -286,7 +286,7 @@ class LedgerStore:
         )
         return [EnergyHolder._make((*row[:7], tuple(sorted(json.loads(row[7]).items())))) for row in reversed(rows)]
 
-    def worked_until(self) -> dict[tuple[str, str], float]:
+    def last_work_ends(self) -> dict[tuple[str, str], float]:
         """The end of the newest increment by workload and unit. Raises LedgerError."""
         return {
             (name, unit): until_s for name, unit, until_s in self._read("SELECT workload, unit, until FROM works", ())
@@ -371,7 +371,7 @@ class LedgerStore:
             [(*row, crc_of(0, *row[:3])) for row in rows],
         )
         hours = {one.hour_s for many in (entries, measured, worked) for one in many}
-        return after, self.marks.touched(hours, now_s=now_s)
+        return after, self.marks.record_changed_hours(hours, now_s=now_s)
 
     def _settle(self, namespaces: NamespaceSums, is_behind: bool) -> None:
         """A transaction is on the disk."""
@@ -413,7 +413,7 @@ class LedgerStore:
 
     def _read_marks(self) -> None:
         try:
-            self.marks.read()
+            self.marks.load()
         except sqlite3.Error as error:
             raise LedgerError(self.path, str(error), _DISK) from error
 
@@ -550,7 +550,7 @@ class LedgerStore:
 
         A clock that is years ahead would let everything go. Raises LedgerError.
         """
-        ends_s = sorted(self.until().values(), reverse=True)[:_WITNESSES]
+        ends_s = sorted(self.last_window_ends().values(), reverse=True)[:_WITNESSES]
         return int(min(now_s, ends_s[-1] + _WITNESSED_S)) if ends_s else now_s
 
     def _forget_holders(self) -> None:
@@ -596,12 +596,12 @@ class LedgerStore:
                 self._forget_holders()
         return gone
 
-    def ask(self, asked: LedgerQuery) -> LedgerAnswer:
+    def query(self, asked: LedgerQuery) -> LedgerAnswer:
         """The answer, all of it of one moment, whatever is written meanwhile; raises LedgerError."""
-        (answer,) = self.ask_all((asked,))
+        (answer,) = self.query_all((asked,))
         return answer
 
-    def ask_all(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
+    def query_all(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
         """The same for questions of one stretch with the same filters, which costs less than each alone."""
         try:
             self._read("BEGIN", ())

@@ -194,7 +194,11 @@ class LedgerWriter:
         def begin() -> tuple[LedgerStore, _Found]:
             store = open_ledger(self._folder)
             return store, _Found(
-                store.newest(), store.until(), store.known(_SPECS_MOST), store.worked_until(), store.used_bytes()
+                store.last_windows(),
+                store.last_window_ends(),
+                store.recent_holders(_SPECS_MOST),
+                store.last_work_ends(),
+                store.used_bytes(),
             )
 
         try:
@@ -228,14 +232,14 @@ class LedgerWriter:
             self._log.error("ledger=failed error=%s", error)
         self.fault = str(error)
 
-    def take(self, inventory: Inventory, window: EnergyWindow, acknowledge: Acknowledge) -> None:
+    def add_window(self, inventory: Inventory, window: EnergyWindow, acknowledge: Acknowledge) -> None:
         """A window of a node; `acknowledge` is called when it is on disk. One that finds no room comes again."""
         node = inventory.node_name
         self.windows += 1
         incarnation, number = self._taken.get(node, (0, 0))
         if incarnation == window.incarnation and window.number <= number:
             self.again += 1
-            self._told_again(node, window, acknowledge)
+            self._was_repeated(node, window, acknowledge)
             return
         allowance = self._allowance(node)
         if not self._has_room(node, window, allowance):
@@ -341,7 +345,7 @@ class LedgerWriter:
             self._prices = (prices, policy_tariff(prices))
         return self._prices[1]
 
-    def worked(self, increments: Iterable[WorkInterval]) -> None:
+    def add_work(self, increments: Iterable[WorkInterval]) -> None:
         """What workloads have done in stretches of time; what finds no room is lost."""
         now_s = self._clock.now_ns() / 1e9
         for one in increments:
@@ -358,7 +362,7 @@ class LedgerWriter:
         if self._batch.worked:
             self._wake.set()
 
-    def _told_again(self, node: str, window: EnergyWindow, acknowledge: Acknowledge) -> None:
+    def _was_repeated(self, node: str, window: EnergyWindow, acknowledge: Acknowledge) -> None:
         """A window that is here already: told now if it is on disk, else when it is."""
         for batch in (self._batch, self._writing):
             if node in batch.told:
@@ -458,7 +462,7 @@ class LedgerWriter:
                 )
             )
 
-    def by_namespace(self) -> Mapping[str, float]:
+    def joules_by_namespace(self) -> Mapping[str, float]:
         """Joules since the ledger began, by the names of their counters: what no namespace has is in parentheses.
 
         Of what is on disk, so that it goes on after a restart. Cheap; empty until the ledger is open.
@@ -514,17 +518,17 @@ class LedgerWriter:
         except LedgerError as error:
             raise Unavailable(str(error)) from error
 
-    async def ask(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
+    async def query(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
         """Answers of what is on disk to questions of one stretch with the same filters. Raises Unavailable."""
         try:
-            return await self._done(self._readers, lambda store: store.ask_all(asked))
+            return await self._done(self._readers, lambda store: store.query_all(asked))
         except Unavailable:
             if self._store is None or not self._store.index_is_damaged:
                 raise
             self._log.error("ledger=damaged what=index action=made_anew")
             self.failures += 1
             await self._done(self._thread, lambda store: store.mend_indexes())
-            return await self._done(self._readers, lambda store: store.ask_all(asked))
+            return await self._done(self._readers, lambda store: store.query_all(asked))
 
     async def settled_s(self) -> int:
         """Until when hours are settled. Raises Unavailable."""

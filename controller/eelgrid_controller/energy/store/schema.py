@@ -57,7 +57,7 @@ class Damage(NamedTuple):
     def __bool__(self) -> bool:
         return any(self)
 
-    def kept(self, table: str, suffix: str) -> str:
+    def where_clause(self, table: str, suffix: str) -> str:
         """What a WHERE clause over these rows must say, too."""
         parts = [part for part in self.parts if part.table == table]
         if suffix == "_work":
@@ -324,7 +324,7 @@ def spans_of(asked: LedgerQuery, suffix: str = "", damage: Damage = NO_DAMAGE) -
     pieces = pieces_of(asked)
     return (
         " UNION ALL ".join(
-            f"SELECT * FROM {table}{suffix} WHERE at >= ? AND at < ?{damage.kept(table, suffix)}"
+            f"SELECT * FROM {table}{suffix} WHERE at >= ? AND at < ?{damage.where_clause(table, suffix)}"
             for table, _, _ in pieces
         ),
         tuple(bound for _, low, high in pieces for bound in (low, high)),

@@ -528,7 +528,7 @@ def _with_window(state: LimitSearch, index: int, window: MeasurementWindow) -> L
     """One more window: sums, ledger, drift; a new phase where the job has changed."""
     arm, noise, drift = state.arms[index], state.noise, state.drift
     off = arm.deviations(window)
-    tamed = arm.tamed(window, noise)
+    tamed = arm.clip_outlier(window, noise)
     if off is not None:
         fair = math.sqrt(1.0 + 1.0 / arm.windows)
         drift = drift.with_deviation(

@@ -86,7 +86,7 @@ class LimitArm(NamedTuple):
             window.energy_j / window.work / self.energy_per_work - 1.0,
         )
 
-    def tamed(self, window: MeasurementWindow, noise: WindowScatter) -> MeasurementWindow:
+    def clip_outlier(self, window: MeasurementWindow, noise: WindowScatter) -> MeasurementWindow:
         """The window as it counts: outliers are pulled in."""
         off = self.deviations(window)
         if off is None or self.windows < _TRUSTED:
@@ -178,7 +178,7 @@ def prior_from_relatives(
     for limit_w in limits_w:
         times, energies = [], []
         for curve in relatives[:_RELATIVES_MOST]:
-            largest, at = curve.at(limits_w[0]), curve.at(limit_w)
+            largest, at = curve.interpolate(limits_w[0]), curve.interpolate(limit_w)
             off = 0.0 if power_w is None else math.log(largest.power_w / curve.gpus / power_w)
             weight = math.exp(-0.5 * (off / _ALIKE) ** 2)
             times.append((weight, math.log(at.time_s / largest.time_s)))

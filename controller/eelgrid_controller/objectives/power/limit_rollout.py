@@ -141,13 +141,13 @@ class LimitRollout:
         self._held: dict[str, _HoldingState] = {}
         self._by_number: dict[int, str] = {}
         self._numbers = 0
-        self._room = budgets.room_w()
+        self._room = budgets.available_w()
         self._claims = [0.0] * len(budgets)
         self._lines: dict[int, deque[_HoldingState]] = {}  # of raises that wait, by the budget that lacks room
         for holding in holdings:
-            self.add(holding, now.get(holding.name))
+            self.add_holding(holding, now.get(holding.name))
 
-    def add(self, holding: Holding, now: LimitSetting | None) -> None:
+    def add_holding(self, holding: Holding, now: LimitSetting | None) -> None:
         """One more holding as it was read back; its claim counts from now on. Raises BudgetRefused as above."""
         if holding.name in self._held or now is None or holding.gpus < 1:
             raise InvalidBudget(
@@ -155,11 +155,11 @@ class LimitRollout:
                 f"{holding.name!r} comes twice, has no GPU, or nothing was read back of it",
                 "name each once, with its GPUs and its present setting",
             )
-        held = _HoldingState(holding, self._budgets.above(holding.budgets), now, now)
+        held = _HoldingState(holding, self._budgets.chain_indices(holding.budgets), now, now)
         self._held[holding.name] = held
         self._add(held, held.claim_w)
 
-    def remove(self, name: str) -> list[LimitCommand]:
+    def remove_holding(self, name: str) -> list[LimitCommand]:
         """A holding that is no more: its claim ends, and what waited for its watts may go."""
         held = self._held.pop(name)
         self._by_number.pop(held.number, None)
@@ -169,21 +169,21 @@ class LimitRollout:
                 line.remove(held)
         return self._freed(held.places)
 
-    def rebudget(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[LimitCommand]:
+    def set_budgets(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[LimitCommand]:
         """Another tree, with the lowest budgets of each holding; what is under way stays so.
 
         Claims may be more than a new room: only lowerings go until they fit. Raises BudgetRefused, nothing changed,
         for a budget that is none.
         """
-        places = {name: budgets.above(drawn[name]) for name in self._held}
-        self._budgets, self._room, self._claims = budgets, budgets.room_w(), [0.0] * len(budgets)
+        places = {name: budgets.chain_indices(drawn[name]) for name in self._held}
+        self._budgets, self._room, self._claims = budgets, budgets.available_w(), [0.0] * len(budgets)
         self._lines.clear()
         for name, held in self._held.items():
             held.places = places[name]
             self._add(held, held.claim_w)
         return [command for held in self._held.values() for command in self._tried(held)]
 
-    def offer(self, settings: Mapping[str, LimitSetting]) -> list[LimitCommand] | None:
+    def offer_settings(self, settings: Mapping[str, LimitSetting]) -> list[LimitCommand] | None:
         """Settings of one gang, taken together; None, nothing changed, where a raise among them cannot go now.
 
         A raise goes when every budget has room for all of it and no GPU of the gang is lost or being changed. What
@@ -205,7 +205,9 @@ class LimitRollout:
             self._wish(self._held[name], setting)
         return [command for name in settings for command in self._tried(self._held[name])]
 
-    def want(self, settings: Mapping[str, LimitSetting], budgets: BudgetTree | None = None) -> list[LimitCommand]:
+    def request_settings(
+        self, settings: Mapping[str, LimitSetting], budgets: BudgetTree | None = None
+    ) -> list[LimitCommand]:
         """New settings, by holding, and new watts for the same budgets; what else was wanted stays so.
 
         Raises BudgetTooSmall, and changes nothing, where what is wanted and what cannot be changed would not fit.
@@ -232,7 +234,7 @@ class LimitRollout:
         idle.sort(key=lambda held: held.wanted.charge_w > held.claim_w)  # lowerings first
         return [command for held in idle for command in self._tried(held)]
 
-    def on(self, event: RolloutEvent) -> list[LimitCommand]:
+    def handle_event(self, event: RolloutEvent) -> list[LimitCommand]:
         """What is known after an event, and the commands that it makes possible."""
         match event:
             case CommandConfirmed(number, limit_w) | CommandFailed(number, limit_w):
@@ -256,7 +258,7 @@ class LimitRollout:
                         made += self._settled(held, limits_w[held.holding.name])
                 return made
 
-    def known(self, name: str) -> HoldingStatus:
+    def holding_status(self, name: str) -> HoldingStatus:
         """How a holding stands."""
         held = self._held[name]
         return HoldingStatus(
@@ -267,15 +269,15 @@ class LimitRollout:
         """Watts that each budget may be drawn from at this moment, by name."""
         return {budget.name: max(0.0, claim) for budget, claim in zip(self._budgets.all, self._claims, strict=True)}
 
-    def settings(self) -> dict[str, LimitSetting]:
+    def confirmed_settings(self) -> dict[str, LimitSetting]:
         """What was last read back of each holding."""
         return {name: held.now for name, held in self._held.items()}
 
-    def unfinished(self) -> tuple[str, ...]:
+    def unfinished_holdings(self) -> tuple[str, ...]:
         """Holdings that are not known to have what is wanted: under way, waiting for room, lost or given up."""
         return tuple(name for name, held in self._held.items() if not held.done)
 
-    def given_up(self) -> tuple[str, ...]:
+    def abandoned_holdings(self) -> tuple[str, ...]:
         """Holdings that refused too often; they keep their claim until something else is wanted of them."""
         return tuple(name for name, held in self._held.items() if held.tries >= TRIES_MOST)
 
@@ -295,7 +297,7 @@ class LimitRollout:
     def _new_room(self, budgets: BudgetTree) -> list[float]:
         if [(one.name, one.parent) for one in budgets.all] != [(one.name, one.parent) for one in self._budgets.all]:
             raise InvalidBudget("budgets", "they are others", "change watts here, and begin anew with another tree")
-        return budgets.room_w()
+        return budgets.available_w()
 
     def _wish(self, held: _HoldingState, setting: LimitSetting) -> None:
         """What is wanted of a holding; a charge that was measured anew for what it has counts at once."""

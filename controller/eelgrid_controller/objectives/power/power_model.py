@@ -128,7 +128,7 @@ class PowerCurve:
         power_w = np.array([point.power_w / self.gpus for point in self.points])
         return fit_power_law(limits, np.minimum(power_w, limits), np.array([point.time_s for point in self.points]))
 
-    def at(self, limit_w: float) -> LimitPoint:
+    def interpolate(self, limit_w: float) -> LimitPoint:
         """The job at any limit; measured where it was, else shaped. Raises CurveRefused for a limit of 0 or less."""
         if not limit_w > 0.0 or not math.isfinite(limit_w):
             raise InvalidCurve("limit_w", f"{limit_w} W is no power limit", "ask for a positive number of watts")
@@ -141,7 +141,7 @@ class PowerCurve:
 
     def charge_w(self, limit_w: float) -> float:
         """Watts that all GPUs together are charged with at a limit: what it allows, or what was measured above it."""
-        return max(self.gpus * limit_w, self.at(limit_w).power_w)
+        return max(self.gpus * limit_w, self.interpolate(limit_w).power_w)
 
     def _shaped(self, limit_w: float, below: LimitPoint | None, above: LimitPoint | None) -> LimitPoint:
         """The shape, made to meet its measured neighbours."""

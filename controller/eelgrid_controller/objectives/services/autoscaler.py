@@ -165,7 +165,7 @@ class ReplicaScaler:
         self.limits = limits
         self._needed = needed
 
-    def begin(self, replicas: int) -> ScalerState:
+    def initial_state(self, replicas: int) -> ScalerState:
         """The state before the first event."""
         return ScalerState(target=self._bounded(replicas), ready=replicas)
 
@@ -292,21 +292,21 @@ class AutoscalerAdvice(NamedTuple):
 
 def _scaler(promised: AutoscalerTarget, correction: ServiceCalibration, now_s: float) -> ReplicaScaler:
     known, most = calibration_factor(correction, now_s), promised.limits.most
-    return ReplicaScaler(promised.limits, lambda rate_hz: promised.model.needed(rate_hz, known, most))
+    return ReplicaScaler(promised.limits, lambda rate_hz: promised.model.needed_replicas(rate_hz, known, most))
 
 
 def _sample(model: ServiceModel, replicas: int, window: MetricsWindow) -> SlownessSample | None:
     """What the window says of the profile."""
     grown_hz = (window.waiting_growth or 0.0) / window.seconds
-    overloaded = grown_hz > QUEUE_GROWTH_SHARE * (window.arrived_hz or 0.0) and (window.waiting or 0.0) > model.places(
-        replicas
-    )
-    return model.overloaded(window, replicas) if overloaded else model.steady(window, replicas)
+    overloaded = grown_hz > QUEUE_GROWTH_SHARE * (window.arrived_hz or 0.0) and (
+        window.waiting or 0.0
+    ) > model.concurrent_requests(replicas)
+    return model.sample_overload(window, replicas) if overloaded else model.sample_steady(window, replicas)
 
 
 def start_autoscaler(promised: AutoscalerTarget, replicas: int) -> AutoscalerState:
     """The watch before the first window."""
-    return AutoscalerState(_scaler(promised, ServiceCalibration(), 0.0).begin(replicas))
+    return AutoscalerState(_scaler(promised, ServiceCalibration(), 0.0).initial_state(replicas))
 
 
 def on_window(
@@ -314,7 +314,7 @@ def on_window(
 ) -> tuple[AutoscalerState, AutoscalerAdvice]:
     """The watch after a window that ends at `at_s`."""
     model, correction, ready = promised.model, watch.correction, watch.state.ready
-    live = model.live(window)
+    live = model.live_quantile(window)
     if window.arrived_hz is None:
         _, decision = _scaler(promised, correction, at_s).step(watch.state, ScalerTick(at_s))
         unread = ReplicaDecision(decision.replicas, f"no arrivals in the metrics; {decision.reason}")

@@ -75,7 +75,7 @@ class AuditTrail:
         self._counts: Counter[str] = Counter(accepted=0, refused=0)
         self._unwritten = 0
 
-    def call(self, method: str, request: object, context: Context) -> AuditedCall:
+    def describe_call(self, method: str, request: object, context: Context) -> AuditedCall:
         """An operator's call, with what matters of it."""
         return replace(self._unread(method, context), arguments=summarize_request(method, request))
 
@@ -84,7 +84,7 @@ class AuditTrail:
         yield build_family("eelgrid_audit_events_total", dict(self._counts))
         yield build_family("eelgrid_audit_events_lost_total", self._unwritten)
 
-    async def settled(self, path: str, context: Context, request: object | None, error: Exception | None) -> None:
+    async def on_call_end(self, path: str, context: Context, request: object | None, error: Exception | None) -> None:
         """How a call ended, before it is answered; raises Fault where what it did is to be on disk and is not."""
         method = path.rpartition("/")[2]
         if error is None:
@@ -96,7 +96,7 @@ class AuditTrail:
             self._count_refusal(error)
         code = _code_of(error)
         if method in AUDITED or is_denied(code):
-            call = self._unread(method, context) if request is None else self.call(method, request, context)
+            call = self._unread(method, context) if request is None else self.describe_call(method, request, context)
             self._counts["refused"] += 1
             self._tell(call, code, str(error))
 
@@ -129,7 +129,7 @@ class AuditTrail:
         self._counts["accepted"] += 1
         if method in JOURNALLED:
             return
-        call = self.call(method, request, context)
+        call = self.describe_call(method, request, context)
         if method in REPORTS:
             self._tell(call, "OK", "")
         else:
@@ -180,7 +180,7 @@ def _code_of(error: Exception) -> str:
 class AuditReader(Protocol):
     """Who has the entries."""
 
-    def audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+    def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
         """A page, the newest first; any thread may ask. Raises JournalError."""
 
 
@@ -205,7 +205,7 @@ class AuditService:
         wanted = AuditFilter(request.since_ns, request.user, request.call, request.denied)
         await self._trail.write()
         try:
-            page = await asyncio.to_thread(self._journal.audit_page, wanted, size=size, before=before)
+            page = await asyncio.to_thread(self._journal.read_audit_page, wanted, size=size, before=before)
         except JournalError as error:
             raise Unavailable(str(error)) from error
         return ListAuditEntriesResponse(

@@ -77,7 +77,7 @@ class ObjectiveService:
             return build_page(
                 request,
                 ListPointsResponse,
-                core.state.points.listed(request.profile),
+                core.state.points.list_points(request.profile),
                 place_of=_place,
                 element_of=lambda point: ("points", point),
             )

@@ -34,7 +34,7 @@ class OmissionCounter:
         self._log = log
         self._quiet_until_s: dict[str, float] = {}
 
-    def note(self, call: str, count: int, reasons: tuple[Violation, ...]) -> None:
+    def record_omission(self, call: str, count: int, reasons: tuple[Violation, ...]) -> None:
         """So many elements were left out of an answer to a call."""
         self.counts[call] += count
         now_s = self._monotonic_s()

@@ -115,7 +115,7 @@ class WhatIfRunner:
 
         def export(spec: WorkloadSpec) -> str:
             return json.dumps(
-                record_decision(journal.past(), spec, workload_id, self._catalogue), separators=(",", ":")
+                record_decision(journal.read_history(), spec, workload_id, self._catalogue), separators=(",", ":")
             )
 
         async with self._admitted():
@@ -217,7 +217,7 @@ class ShadowRunner:
             lambda core: (compute_cluster_figures(core), dict(core.state.workloads), core.state.revision)
         )
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: shadow.result().report(live, workloads, revision)
+            self._thread, lambda: shadow.result().build_report(live, workloads, revision)
         )
 
     async def stop(self) -> ShadowReport:
@@ -229,4 +229,4 @@ class ShadowRunner:
 
 def _follow(shadow: Future[ShadowPolicy], events: tuple[Event, ...]) -> None:
     for event in events:
-        shadow.result().follow(event)
+        shadow.result().follow_event(event)

@@ -48,7 +48,7 @@ class PowerLimitedNodes:
         self._core: Core | None = None
         self._ids: set[str] = set()
 
-    def committed(self, events: Iterable[Event]) -> None:
+    def on_commit(self, events: Iterable[Event]) -> None:
         """Takes in what one commit made true."""
         for event in events:
             match event:
@@ -105,9 +105,9 @@ class FleetMetrics:
         self._changes = Counter(dict.fromkeys(PLAN_CHANGES, 0))
         self._limited = PowerLimitedNodes()
 
-    def committed(self, committed: CommitResult) -> None:
+    def on_commit(self, committed: CommitResult) -> None:
         """Counts what one commit made true."""
-        self._limited.committed(committed.events)
+        self._limited.on_commit(committed.events)
         for event in committed.events:
             change = _CHANGES.get(type(event))
             if change is not None:
@@ -241,7 +241,7 @@ class LedgerCounters(Protocol):
     def exporters(self) -> Mapping[str, Exporter]:
         """Marks by name; as many as `exporters.py` allows."""
 
-    def by_namespace(self) -> Mapping[str, float]:
+    def joules_by_namespace(self) -> Mapping[str, float]:
         """Joules of what is on disk, since the ledger began."""
 
 
@@ -274,4 +274,4 @@ class LedgerMetrics:
         yield build_family("eelgrid_ledger_export_lag_seconds", {one.name: one.lag_s(now_s) for one in exporters})
         changed = {one.name: one.changed.hours if one.changed else 0 for one in exporters}
         yield build_family("eelgrid_ledger_export_changes", changed)
-        yield build_family("eelgrid_ledger_energy_joules_total", counts.by_namespace())
+        yield build_family("eelgrid_ledger_energy_joules_total", counts.joules_by_namespace())

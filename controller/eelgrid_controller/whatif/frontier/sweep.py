@@ -313,7 +313,7 @@ class FrontierRow:
     mark: str = ""  # weightings whose choice this is
 
     @property
-    def binds(self) -> str:
+    def binding_constraint(self) -> str:
         """Why the rates are not carried."""
         return ", ".join(f"{count} more {model}" for model, count in self.lacks.items())
 

@@ -116,7 +116,7 @@ class ApiRequest(NamedTuple):
     accept: str = _JSON
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """How messages name it."""
         return f"{'watch' if 'watch' in self.query else self.method.lower()} {self.path}"
 
@@ -157,9 +157,9 @@ class HttpTransport:
             raise _unreachable(error, asked) from None
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(error, asked) from None
-        return parse_object(told, asked.what)
+        return parse_object(told, asked.description)
 
-    async def lines(self, asked: ApiRequest, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def stream_lines(self, asked: ApiRequest, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """The lines of an answer as they come, until the server ends it, or a little after the timeout."""
         clock = asyncio.get_running_loop()
         until_s = clock.time() + timeout_s + _GRACE_S
@@ -195,7 +195,7 @@ class HttpTransport:
     async def _answer(self, asked: ApiRequest) -> aiohttp.ClientResponse:
         """The head of an answer, its body unread; refused credentials are renewed once."""
         if self._session.closed:
-            raise ClusterUnreachable(f"{asked.what}: the client is closed", is_sent=False)
+            raise ClusterUnreachable(f"{asked.description}: the client is closed", is_sent=False)
         data = None if asked.body is None else msgspec.json.encode(asked.body)
         url = URL(self._server + asked.path, encoded=True)
         if query := {name: value for name, value in asked.query.items() if value}:
@@ -270,20 +270,22 @@ def _unreachable(error: Exception, asked: ApiRequest) -> ClusterUnreachable:
     """No answer; it was certainly not sent where there was no connection."""
     why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     is_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-    return ClusterUnreachable(f"{asked.what}: {why}", is_sent=is_sent)
+    return ClusterUnreachable(f"{asked.description}: {why}", is_sent=is_sent)
 
 
 def _refused(answer: aiohttp.ClientResponse, told: bytes, asked: ApiRequest) -> ClusterError:
     """The error that an answer is; its body need not be a Status."""
     try:
-        status = parse_object(told, asked.what)
+        status = parse_object(told, asked.description)
     except AnswerUnreadable:
         status = {}
-    return error_of(answer.status, status, asked.what, answer.headers.get("Retry-After"))
+    return error_of(answer.status, status, asked.description, answer.headers.get("Retry-After"))
 
 
 def _too_large(asked: ApiRequest, most: int) -> AnswerUnreadable:
-    return AnswerUnreadable(f"{asked.what}: over {most} bytes", "ask for fewer objects with a limit or a selector")
+    return AnswerUnreadable(
+        f"{asked.description}: over {most} bytes", "ask for fewer objects with a limit or a selector"
+    )
 
 
 _DEFAULTS = RequestLimits()
@@ -364,9 +366,9 @@ class HttpClusterClient:
             "timeoutSeconds": str(max(1, round(timeout_s))),
         }
         asked = ApiRequest("GET", resource.path(namespace), query)
-        async with aclosing(self.exchange.lines(asked, timeout_s)) as lines:
+        async with aclosing(self.exchange.stream_lines(asked, timeout_s)) as lines:
             async for line in lines:
-                yield _change(line, asked.what)
+                yield _change(line, asked.description)
 
     async def create(self, resource: Resource, body: Body, *, namespace: str = "") -> Object:
         """See `Cluster`."""

@@ -41,11 +41,11 @@ class Backoff:
         self._most_s = most_s
         self._failures = 0
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         """The next wait is the first again."""
         self._failures = 0
 
-    def wait_s(self, least_s: float | None = None) -> float:
+    def next_wait_s(self, least_s: float | None = None) -> float:
         """How long to wait now, at least what the server asked for."""
         span_s = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
@@ -87,7 +87,7 @@ async def call_with_retries(
         try:
             return await call()
         except ClusterError as error:
-            wait_s = backoff.wait_s(retry_after_s(error))
+            wait_s = backoff.next_wait_s(retry_after_s(error))
             is_last = attempt == limits.attempts or monotonic_s() + wait_s > until_s
             if is_last or not is_retryable(error, is_idempotent=is_idempotent):
                 raise

@@ -75,7 +75,7 @@ class CelSelector(NamedTuple):
     def __hash__(self) -> int:
         return hash(self.text)
 
-    def takes(self, device: CelDevice) -> bool:
+    def matches(self, device: CelDevice) -> bool:
         """Whether the expression holds of the device."""
         try:
             return self.judge(device) is True

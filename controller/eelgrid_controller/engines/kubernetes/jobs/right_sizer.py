@@ -155,7 +155,7 @@ class JobRightSizer:
         job = self._jobs.get(uid)
         return job is not None and recorded_outcome(job.asked) == "recommended"
 
-    def profiles(self) -> frozenset[str]:
+    def pending_profiles(self) -> frozenset[str]:
         """Profiles of jobs that wait, of which something should be known."""
         found = set()
         for job in self._jobs.values():
@@ -163,7 +163,7 @@ class JobRightSizer:
                 found |= _profiles(job.found)
         return frozenset(found)
 
-    def take(
+    def on_events(
         self, events: Iterable[RightSizingEvent], ground: RightSizingInputs, at_s: float, *, leads: bool
     ) -> list[RightSizingInstruction]:
         """What follows from what happened; writes only from who `leads`."""

@@ -142,7 +142,7 @@ class Pod:
         return self.phase in _TERMINAL
 
     @property
-    def is_going(self) -> bool:
+    def is_deleting(self) -> bool:
         """Whether somebody deletes it."""
         return self.deleted_s is not None
 
@@ -165,7 +165,7 @@ class KubeNode:
     pods_most: int | None = None
     boot_id: str = ""
 
-    def is_as(self, other: "KubeNode") -> bool:
+    def is_equivalent(self, other: "KubeNode") -> bool:
         """Whether two sights of a node differ in nothing that bears on what goes there."""
         return (
             self.labels == other.labels
@@ -195,7 +195,7 @@ class PodShapeCache:
     def __init__(self) -> None:
         self._recent: list[tuple[tuple[Any, ...], _Shape]] = []
 
-    def of(self, spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
+    def shape_of(self, spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
         """The shape of a pod; raises KubernetesUnreadable."""
         resizing = [one for one in status.get("conditions") or () if one.get("type") == "PodResizePending"]
         parts = (*map(spec.get, _SHAPING_SPEC), *map(status.get, _SHAPING_STATUS), resizing)
@@ -225,7 +225,7 @@ def parse_pod(found: Mapping[str, Any], shapes: PodShapeCache | None = None) -> 
     metadata, spec, status = (_mapping(found, part) for part in ("metadata", "spec", "status"))
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
-    shape = _shape(spec, status) if shapes is None else shapes.of(spec, status)
+    shape = _shape(spec, status) if shapes is None else shapes.shape_of(spec, status)
     is_bound = scheduled.get("status") == "True" or bool(spec.get("nodeName"))
     return Pod(
         uid=_needed(metadata, "uid"),

@@ -74,7 +74,7 @@ class PowerPolicyMerger:
         self._violations = violations
         self._read: dict[tuple[str, int], PowerPolicySpec | str] = {}
 
-    def decide(
+    def merge_policies(
         self,
         objects: Iterable[Mapping[str, Any]],
         nodes: Mapping[str, Mapping[str, str]],
@@ -99,7 +99,7 @@ class PowerPolicyMerger:
             order = self._order(last) if last is not None else ""
         if isinstance(order, str):
             return PolicyOutcome(found=found, order=None, fault=fault)
-        return PolicyOutcome(found=found, order=order, fault=fault, values=order.on(nodes))
+        return PolicyOutcome(found=found, order=order, fault=fault, values=order.resolve_fields(nodes))
 
     def _order(self, found: Mapping[str, Any]) -> PowerPolicySpec | str:
         """The object's order, or why there is none."""
@@ -264,7 +264,9 @@ def build_policy_status(
     shown = [_shown(place, applied.limits_w[place], draws.get(place), before) for place in places]
     rows = [_row(found, one, wanted[found.place]) for found in shown[:MAX_SHOWN]]
     generation = int(metadata.get("generation") or 0)
-    conditions = ConditionSet.from_json(before.get("conditions")).only((ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING))
+    conditions = ConditionSet.from_json(before.get("conditions")).retain(
+        (ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING)
+    )
     for type_, said in (
         (ACCEPTED, _accepted(one)),
         (IN_FORCE, _in_force(one, applied)),
@@ -274,7 +276,7 @@ def build_policy_status(
         if said is None:
             conditions = conditions.without(type_)
         else:
-            conditions = conditions.set(type_, *said, generation=generation, at_ns=at_ns)
+            conditions = conditions.with_condition(type_, *said, generation=generation, at_ns=at_ns)
     told: dict[str, Any] = {
         "observedGeneration": generation,
         "revision": applied.revision,

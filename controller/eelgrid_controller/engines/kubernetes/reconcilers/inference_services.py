@@ -130,21 +130,21 @@ class InferenceServiceReconciler:
 
     async def _looks(self) -> None:
         for one in (self._services, *self._targets.values()):
-            await one.synced()
+            await one.wait_synced()
         while True:
-            self.look()
+            self.reconcile_services()
             self._is_known.set()
             await asyncio.sleep(_LOOK_S)
 
     # Looking
 
-    def look(self) -> None:
+    def reconcile_services(self) -> None:
         """One look at all services, and what is to be written."""
         self.looks += 1
         around, at_s = self._around, self._around.clock.monotonic_s()
         found = {str(one["metadata"]["uid"]): one for one in self._services.objects.values()}
         read = {uid: self._service(uid, one) for uid, one in found.items()}
-        around.engine.serve([one for one in read.values() if isinstance(one, InferenceService)])
+        around.engine.set_services([one for one in read.values() if isinstance(one, InferenceService)])
         for uid in self._kept.keys() - found.keys():
             self._forget(uid)
         standings = {one.workload_id: one for one in around.promises().services}
@@ -152,7 +152,7 @@ class InferenceServiceReconciler:
             kept = self._kept.get(uid)
             if kept is None:
                 kept = self._kept[uid] = self._begun(found[uid], one)
-            rival = around.engine.services.rival(uid)
+            rival = around.engine.services.find_rival(uid)
             if isinstance(one, InferenceService) and rival is not None:
                 text = f"{one.target} is served by InferenceService {rival.name}, which is older"
                 one = ServiceRejection("TargetTaken", "spec.targetRef", text, "delete one of the two")  # noqa: PLW2901
@@ -162,9 +162,9 @@ class InferenceServiceReconciler:
                 told = rejected_status(one, generation, kept.conditions, around.clock.now_ns())
                 self._write(kept, found[uid], told, [], at_s)
                 continue
-            unit = around.engine.gate.units.get(one.unit)
+            unit = around.engine.gate.units.get(one.unit_name)
             seen = count_replicas(unit)
-            told_scale = kept.scaling.look(one, self._version(one.target), seen, at_s)
+            told_scale = kept.scaling.reconcile_replicas(one, self._version(one.target), seen, at_s)
             self._tell_steering(one, unit, kept)
             facts = self._facts(unit, seen, kept, standings.get(kept.workload_id))
             told = build_service_status(one, kept.scaling, facts, kept.conditions, around.clock.now_ns())
@@ -236,7 +236,7 @@ class InferenceServiceReconciler:
             gpus = [] if node is None else [one for one in node.inventory.gpus if one.uuid in placement.gpu_uuids]
             models += [gpu.model for gpu in gpus]
             watts += [self._power.gpu(gpu) for gpu in gpus]
-        waiting = [] if unit is None else unit.waiting
+        waiting = [] if unit is None else unit.waiting_members
         is_known = bool(watts) and all(one.source != "default" for one in watts)
         return ServiceFacts(
             seen=seen,
@@ -322,7 +322,7 @@ class InferenceServiceReconciler:
                 _KINDS[target.kind], target.name, body, namespace=target.namespace, subresource="scale"
             ),
         )
-        kept.scaling.wrote(
+        kept.scaling.on_written(
             asked.replicas, str(written["metadata"]["resourceVersion"]), self._around.clock.monotonic_s()
         )
         self.scaled += 1

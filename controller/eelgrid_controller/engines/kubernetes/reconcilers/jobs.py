@@ -92,14 +92,14 @@ class PreemptionBoostReconciler:
         queues, workloads = self._informer(self._queues), self._informer(self._workloads)
         async with asyncio.TaskGroup() as group:
             group.create_task(queues.run())
-            await queues.synced()
+            await queues.wait_synced()
             is_begun = False
             while True:
                 most = {key.name: max_boost_of(one) for key, one in queues.objects.items()}
                 if any(most.values()) and not is_begun:
                     is_begun = True
                     group.create_task(workloads.run())
-                    await workloads.synced()
+                    await workloads.wait_synced()
                 if is_begun:
                     await self._turn(list(workloads.objects.values()), most, self._workloads)
                 await asyncio.sleep(self._every_s if is_begun else _LOOK_S)
@@ -203,7 +203,7 @@ class JobReconciler:
             for one in self._served.values()
         ]
         for kind, informer in zip(self._served, informers, strict=True):
-            informer.hear(partial(self._deltas, kind))
+            informer.add_listener(partial(self._deltas, kind))
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in informers:
@@ -238,16 +238,16 @@ class JobReconciler:
             events, self._queue = list(self._queue), deque()
             term = around.elector.term()
             at_s = around.clock.monotonic_s()
-            self._carry_out(self.machine.take(events, RightSizingInputs(0.0), at_s, leads=False), None)
+            self._carry_out(self.machine.on_events(events, RightSizingInputs(0.0), at_s, leads=False), None)
             # An engine that began anew has no nodes for a while, which does not mean that there are none.
             if term is None or not around.engine.nodes.is_synced or not self.machine.is_waiting(at_s):
                 continue
             ground = await self._ground()
-            self._carry_out(self.machine.take((), ground, at_s, leads=True), term.epoch)
+            self._carry_out(self.machine.on_events((), ground, at_s, leads=True), term.epoch)
 
     async def _ground(self) -> RightSizingInputs:
         """Nodes and points of this moment."""
-        wanted = self.machine.profiles()
+        wanted = self.machine.pending_profiles()
 
         def look(core: Core) -> tuple[dict[str, Inventory], dict[str, tuple[SizeMeasurement, ...]]]:
             points = core.state.points

@@ -71,7 +71,7 @@ class MoveWriter:
         except ObjectNotFound:
             return None
 
-    async def moving(self) -> Sequence[Object]:
+    async def list_moving_deployments(self) -> Sequence[Object]:
         """Deployments that carry a move."""
         return (await self._tried(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
 
@@ -98,14 +98,14 @@ class MoveWriter:
 
     # What is written
 
-    async def mark(self, asked: MarkPod) -> None:
+    async def mark_pod(self, asked: MarkPod) -> None:
         """Write a note and a deletion cost onto a pod."""
         text = None if asked.note is None else format_move_note(asked.note)
         at = None if asked.evict_s is None else format_time(int(asked.evict_s))
         annotations = {ANNOTATION_MOVE: text, DELETION_COST: asked.cost, ANNOTATION_EVICT_AT: at}
         await self._annotate(asked.pod, annotations)
 
-    async def came(self, pod: Pod, now_s: float) -> None:
+    async def mark_arrival(self, pod: Pod, now_s: float) -> None:
         """Note on a pod that it came by a move."""
         await self._annotate(pod, {ANNOTATION_MOVED_AT: f"{now_s:.0f}"})
 
@@ -164,16 +164,16 @@ class MoveWriter:
     async def _evict(self, pod: Pod, *, is_dry: bool) -> None:
         await self._written(lambda: self._cluster.evict(pod.name, namespace=pod.namespace, uid=pod.uid, is_dry=is_dry))
 
-    async def node_says(self, name: str, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_node(self, name: str, annotations: Mapping[str, str | None]) -> None:
         """Write annotations of ours onto a node."""
         body = {"metadata": {"annotations": annotations}}
         await self._written(lambda: self._cluster.patch(NODES, name, body))
 
-    async def node_patch(self, name: str, body: Sequence[Mapping[str, Any]]) -> None:
+    async def patch_node(self, name: str, body: Sequence[Mapping[str, Any]]) -> None:
         """A JSON patch of a node, which tests what it was made from."""
         await self._written(lambda: self._cluster.patch(NODES, name, body, PatchKind.JSON))
 
-    async def tell(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
+    async def record_event(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
         """An Event; one that is not accepted is not repeated."""
         around = self._around
         body = build_event(

@@ -106,13 +106,13 @@ class PodWriter:
                 listener(asked, start_ns)
             self._log.debug("pod=%s ungated node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
 
-    async def strip(self, asked: RemoveGate) -> None:
+    async def remove_gate(self, asked: RemoveGate) -> None:
         """Remove a pod's gate and pin nothing."""
         if await self._patch(asked, gate_removal_patch, asked.epoch):
             self.stripped += 1
             self._log.warning("pod=%s gate=removed reason=%s", asked.key, asked.why)
 
-    async def recreate(self, asked: RecreatePod) -> None:
+    async def delete_for_recreation(self, asked: RecreatePod) -> None:
         """Delete a pod whose owner makes another."""
         namespace, name = asked.key
 
@@ -130,7 +130,7 @@ class PodWriter:
         self.recreated += 1
         self._log.warning("pod=%s recreated=yes reason=%s", asked.key, asked.why)
 
-    async def annotate(self, asked: AnnotatePod) -> None:
+    async def annotate_pod(self, asked: AnnotatePod) -> None:
         """Write annotations of a pod; that it was done is seen at the pod."""
         failed = await self._patched(asked, lambda pod: annotation_patch(pod, asked.annotations), asked.epoch)
         if failed is not None:
@@ -198,7 +198,7 @@ class PodWriter:
 
     # Events for people
 
-    def tell(self, told: RecordEvent) -> None:
+    def record_event(self, told: RecordEvent) -> None:
         """Queue an Event; the oldest goes where there are too many."""
         if len(self._tells) >= _TELLS_MOST:
             self._tells.popleft()
@@ -210,7 +210,7 @@ class PodWriter:
         """Send Events and conditions, not many a second, until cancelled."""
         await asyncio.gather(self._run_tells(), self._run_reports())
 
-    def report(self, asked: ReportPlacement) -> None:
+    def report_placement(self, asked: ReportPlacement) -> None:
         """Queue the condition of a pod's placement, in the stead of one that is queued; the oldest goes where there are too many."""
         if self._reports.pop(asked.uid, None) is None and len(self._reports) >= _REPORTS_MOST:
             del self._reports[next(iter(self._reports))]

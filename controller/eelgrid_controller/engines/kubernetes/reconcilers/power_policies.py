@@ -149,7 +149,7 @@ class PowerPolicyReconciler:
             keep=_pruned,
             most=_OBJECTS_MOST,
         )
-        self._objects.hear(self._changed)
+        self._objects.add_listener(self._changed)
         around.loop.listeners.append(self._committed)
         try:
             async with asyncio.TaskGroup() as group:
@@ -166,7 +166,7 @@ class PowerPolicyReconciler:
             self._wake.set()
 
     async def _go_on(self) -> None:
-        await self._objects.synced()
+        await self._objects.wait_synced()
         while True:
             self._wake.clear()
             # Nodes' labels are read only once they are all there: a selector must not lose its nodes at each start.
@@ -225,7 +225,7 @@ class PowerPolicyReconciler:
         nodes = {
             key.name: node["metadata"].get("labels") or {} for key, node in self._around.engine.nodes.objects.items()
         }
-        return self._machine.decide(self._objects.objects.values(), nodes, policy, self._memory)
+        return self._machine.merge_policies(self._objects.objects.values(), nodes, policy, self._memory)
 
     async def _save(self, memory: PolicyRecords) -> None:
         if memory != self._saved:
