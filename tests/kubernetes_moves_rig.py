@@ -68,7 +68,7 @@ class World:
     def control(self, rng):
         """The controllers of Deployments and ReplicaSets act once."""
         self.seen = self.replicas
-        active = [pod for pod in self.pods.values() if not pod.is_going]
+        active = [pod for pod in self.pods.values() if not pod.is_deleting]
         if len(active) < self.replicas:
             self.make()
         elif len(active) > self.replicas:
@@ -83,13 +83,13 @@ class World:
             )
             gone = active[0]
             self.pods[gone.uid] = replace(gone, deleted_s=self.now_s)
-        self.most = max(self.most, len([pod for pod in self.pods.values() if not pod.is_going]))
+        self.most = max(self.most, len([pod for pod in self.pods.values() if not pod.is_deleting]))
 
     def go(self, rng):
         """A pod that is to go has gone, or one that waits becomes ready."""
         uid = rng.choice(sorted(self.pods))
         pod = self.pods[uid]
-        if pod.is_going:
+        if pod.is_deleting:
             del self.pods[uid]
         elif self.becomes_ready:
             self.pods[uid] = replace(pod, is_ready=True, node_name="n", phase="Running")
@@ -106,7 +106,7 @@ class World:
         self.cache = dict(self.pods)
 
     def deployment(self):
-        count = len([pod for pod in self.pods.values() if not pod.is_going])
+        count = len([pod for pod in self.pods.values() if not pod.is_deleting])
         is_seen = self.seen == self.replicas
         return parse_deployment(
             {
@@ -184,7 +184,7 @@ class World:
 
     def check(self):
         """What holds at every moment."""
-        ready = [pod for pod in self.pods.values() if pod.is_ready and not pod.is_going]
+        ready = [pod for pod in self.pods.values() if pod.is_ready and not pod.is_deleting]
         if not self.is_meddled:
             assert len(ready) >= self.wanted, "fewer pods are ready than before"
             assert self.replicas in (self.wanted, self.wanted + 1)

@@ -31,7 +31,7 @@ def standing(rig):
 
 
 def kinds(rig):
-    return [event.kind for event in rig.executor.take_events()]
+    return [event.kind for event in rig.executor.drain_events()]
 
 
 def refused(result, rule):

@@ -232,7 +232,7 @@ class Rig:
     def _is_hung(self, uuid: str) -> bool:
         if isinstance(self.machine, FakeMachine):
             return self.machine.parts[uuid].is_hung
-        return self.machine.node.device(uuid).health.value == "hung"
+        return self.machine.node.get_device(uuid).health.value == "hung"
 
     # What tests ask
 

@@ -132,8 +132,8 @@ class ServingSide(Side):
         before = list(self.services.services)
         changed = self.services.replace_services([] if service is None else [service])
         for one in before:
-            if service is None or one.unit != service.unit_name:
-                self.events.append(told.InferenceServiceDeleted(one.unit))
+            if service is None or one.unit_name != service.unit_name:
+                self.events.append(told.InferenceServiceDeleted(one.unit_name))
         if service is not None and before != [service]:
             self.events.append(told.InferenceServiceUpdated(service))
         if changed:

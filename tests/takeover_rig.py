@@ -162,7 +162,7 @@ class Takeovers:
                 continue
             planned = side.gate.others.planned
             free = [gpu.index for gpu in record.inventory.gpus if gpu.uuid not in record.gpu_milli]
-            free = [index for index in free if planned.rival(name, (index,), "") is None]
+            free = [index for index in free if planned.find_rival(name, (index,), "") is None]
             bound = {f"pod-{uid}": uid for uid in self.api.bound}
             ours = [key for key, one in record.assignments.items() if len(one.gpu_uuids) == 1 and key[0] in bound]
             if free and ours:

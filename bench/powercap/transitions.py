@@ -216,7 +216,7 @@ class _Day:
         self._settle(failing=True)
         if not rises:
             self._settle(failing=False)
-            if not self.changes.given_up() and not self.world.down:
+            if not self.changes.abandoned_holdings() and not self.world.down:
                 self.budgets = wanted
             else:
                 self.refused += 1
@@ -242,7 +242,7 @@ class _Day:
                 for one in allocate_limits(free, left, AllocationGoal.THROUGHPUT, certify=False).given
             }
             self.world.send(
-                self.changes.want(
+                self.changes.request_settings(
                     {
                         name: self._setting(name, given[job.name])
                         for name, (job, _) in self.holdings.items()
@@ -265,12 +265,12 @@ class _Day:
                 if node not in world.down:
                     world.down[node] = int(world.rng.integers(1, 60))
                     world.losses += 1
-                    world.send(self.changes.on(RolloutNodeLost(node)))
+                    world.send(self.changes.handle_event(RolloutNodeLost(node)))
             for node in [name for name, left in world.down.items() if left <= 0 or not world.flight]:
                 self._back(node)
             world.down = {node: left - 1 for node, left in world.down.items()}
             if world.flight:
-                world.send(self.changes.on(world.answer()))
+                world.send(self.changes.handle_event(world.answer()))
             self.look()
 
     def _back(self, node: str) -> None:
@@ -279,7 +279,7 @@ class _Day:
         world.flight = [command for command in world.flight if command.node != node]
         mine = {name: world.has[name] for name in self.holdings if self._is_on(name, node)}
         world.may.update({name: {limit} for name, limit in mine.items()})
-        world.send(self.changes.on(RolloutNodeReturned(node, mine)))
+        world.send(self.changes.handle_event(RolloutNodeReturned(node, mine)))
 
     def _is_on(self, name: str, node: str) -> bool:
         job, _ = self.holdings[name]
@@ -296,7 +296,7 @@ class _Day:
             world.failures,
             world.losses,
             self.refused,
-            len(set(self.changes.unfinished()) - set(self.changes.given_up())),
+            len(set(self.changes.unfinished_holdings()) - set(self.changes.abandoned_holdings())),
         )
 
 

@@ -130,7 +130,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), others=OTHERS)
     def occupied(self, data, others):
         name = data.draw(st.sampled_from(sorted(self.core.state.nodes)))
-        self.both(lambda core: core.occupied(name, others, now_ns=self.now_ns))
+        self.both(lambda core: core.update_external_usage(name, others, now_ns=self.now_ns))
 
     @precondition(lambda self: any(record.assignments for record in self.core.state.nodes.values()))
     @rule(data=st.data())
@@ -147,7 +147,7 @@ class Cluster(RuleBasedStateMachine):
             held[key] = tuple(data.draw(st.permutations(there))[:count])
         sums = (record.allocated_gpu_milli, record.allocated_cpu_milli)
         try:
-            self.both(lambda core: core.corrected(name, held, now_ns=self.now_ns))
+            self.both(lambda core: core.correct_devices(name, held, now_ns=self.now_ns))
         except CorrectionRefused:
             with pytest.raises(CorrectionRefused):
                 self.twin.correct_devices(name, held, now_ns=self.now_ns)
@@ -204,7 +204,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def sums_that_follow_are_those_of_all_records(self):
-        if self.tally is None or not self.tally.follow(self.core):
+        if self.tally is None or not self.tally.update(self.core):
             self.tally = ClusterTotals(self.core)
         records, gpus, held_milli = self.core.state.nodes.values(), Counter(), Counter()
         for record in records:

@@ -174,9 +174,9 @@ def test_exact_devices_are_given_or_none():
 
 
 def test_pools_that_are_not_whole_or_not_well_are_not_used():
-    assert pools_of(slices("a")[:1]).at(DRIVER_NAME, "a") is None
+    assert pools_of(slices("a")[:1]).get_pool(DRIVER_NAME, "a") is None
     old, new = slices("a", gpus=1), slices("a", gpus=2, generation=2)
-    assert "gpu-1" in pools_of([*old, *new]).at(DRIVER_NAME, "a").offers
+    assert "gpu-1" in pools_of([*old, *new]).get_pool(DRIVER_NAME, "a").offers
     (answer,) = allocate_claims(pools_of(slices("a", cordon="xid 79")), [claim(0)])
     assert isinstance(answer, UnallocatedBundle)
 

@@ -160,7 +160,7 @@ def naive_value(name, node, window, share):
 def test_answers_are_the_sums_of_shares(tmp_path_factory, series, group_by, filters, rows_most):
     found = [one for many in series for one in many]
     store = kept(tmp_path_factory.mktemp("energy"), found)
-    answer = store.ask(asked(group_by=tuple(group_by), filters=filters, rows_most=rows_most))
+    answer = store.query(asked(group_by=tuple(group_by), filters=filters, rows_most=rows_most))
     truth, nobody = Counter(), Counter()
     for node, window in found:
         for share in window.shares:
@@ -194,7 +194,7 @@ def test_stretches_of_time_add_up_whether_days_or_hours_are_read(tmp_path_factor
     store = kept(tmp_path_factory.mktemp("energy"), found)
     begin_ns = (_BEGIN_S + begin_h * 3600) * _SECOND_NS
     stretch = {"begin_ns": begin_ns, "end_ns": begin_ns + length_h * 3600 * _SECOND_NS}
-    by_days, by_hours = store.ask(asked(**stretch)), store.ask(asked(**stretch, group_by=("hour",)))
+    by_days, by_hours = store.query(asked(**stretch)), store.query(asked(**stretch, group_by=("hour",)))
     assert by_days.total.energy_mj == by_hours.total.energy_mj == by_days.measured_mj == by_hours.measured_mj
     assert by_days.total.cost == pytest.approx(by_hours.total.cost)
     assert by_days.total.carbon_g == pytest.approx(by_hours.total.carbon_g)
@@ -252,10 +252,10 @@ def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
         for group_by, rows_most in questions
     ]
     for one, answer in zip(together, store.query_all(together), strict=True):
-        alike(answer, store.ask(one))
+        alike(answer, store.query(one))
         if with_nobody:
             assert (answer.unallocated.energy_mj, answer.unattributed.energy_mj) == (0, 0)
-            alone = store.ask(replace(one, with_nobody=False))
+            alone = store.query(replace(one, with_nobody=False))
             assert alone.total[:3] == answer.total[:3]
     store.close()
 

@@ -58,7 +58,7 @@ def given_back(node, slots, task):
 def same(fleet, machines):
     for number, machine in enumerate(machines):
         node = machine.node
-        assert fleet.free(number) == (node.cpu_free, node.memory_free, tuple(gpu.free for gpu in node.gpus))
+        assert fleet.free_resources(number) == (node.cpu_free, node.memory_free, tuple(gpu.free for gpu in node.gpus))
     assert fleet.power_w == sum(naive.node_power(machine.node) for machine in machines)
 
 
@@ -73,7 +73,7 @@ def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, sc
         if verb == "place":
             spec = number % len(scene.tasks)
             task = scene.tasks[spec]
-            found = fleet.place(spec)
+            found = fleet.place_task(spec)
             assert found == naive_choice(scene, machines, name, task, market)
             if found[0] >= 0:
                 running.append((found[0], spec, found[1]))
@@ -82,12 +82,12 @@ def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, sc
                     market.moved()
         elif verb == "release" and running:
             node, spec, slots = running.pop(number % len(running))
-            fleet.release(node, spec, slots)
+            fleet.release_task(node, spec, slots)
             machines[node].node = given_back(machines[node].node, slots, scene.tasks[spec])
             if market:
                 market.moved()
         elif verb == "tend":
-            fleet.tend(number % 5)
+            fleet.work_ahead(number % 5)
         elif verb in {"fail", "return"}:
             node = number % len(machines)
             fleet.set_available(node, verb == "return")
@@ -104,17 +104,17 @@ def test_a_fleet_equals_its_naive_twin_while_tasks_leave_and_nodes_fail(name, sc
 def test_what_has_come_and_gone_leaves_no_trace(name, scene, extra):
     fleet = fleet_of(scene, name)
     for moment, number in enumerate(scene.order):
-        fleet.place(number, moment)
+        fleet.place_task(number, moment)
     other = fleet.copy()
-    came = [(spec % len(scene.tasks), other.place(spec % len(scene.tasks), 7)) for spec in extra]
+    came = [(spec % len(scene.tasks), other.place_task(spec % len(scene.tasks), 7)) for spec in extra]
     for spec, (node, slots) in came:
         if node >= 0:
-            other.release(node, spec, slots)
+            other.release_task(node, spec, slots)
     nodes = range(len(scene.machines))
-    assert [fleet.free(node) for node in nodes] == [other.free(node) for node in nodes]
+    assert [fleet.free_resources(node) for node in nodes] == [other.free(node) for node in nodes]
     assert fleet.power_w == other.power_w
     for moment, number in enumerate(scene.order):
-        assert fleet.place(number, moment) == other.place(number, moment)
+        assert fleet.place_task(number, moment) == other.place_task(number, moment)
 
 
 def test_a_failed_node_gets_nothing_and_keeps_what_it_has():
@@ -123,14 +123,14 @@ def test_a_failed_node_gets_nothing_and_keeps_what_it_has():
         machines=[naive_openb.Machine(node, 0)], tasks=[naive.Task(1000, 1, 1, 300)], mix=[(0, 1)], order=[]
     )
     fleet = fleet_of(scene, "fgd")
-    assert fleet.place(0) == (0, (0,))
+    assert fleet.place_task(0) == (0, (0,))
     fleet.set_available(0, False)
-    assert fleet.place(0) == (-1, ())
-    assert fleet.free(0) == (95_000, 9, (700,))
-    fleet.release(0, 0, (0,))
+    assert fleet.place_task(0) == (-1, ())
+    assert fleet.free_resources(0) == (95_000, 9, (700,))
+    fleet.release_task(0, 0, (0,))
     fleet.set_available(0, True)
-    fleet.put(0, 0, (0,))
-    assert fleet.free(0) == (95_000, 9, (700,))
+    fleet.book_task(0, 0, (0,))
+    assert fleet.free_resources(0) == (95_000, 9, (700,))
 
 
 @pytest.mark.parametrize("name", ["eelgrid", "lookahead", "fgd", "pwr200"])
@@ -142,15 +142,15 @@ def test_idle_work_in_small_bouts_changes_no_decision(name, most):
     quiet_one, busy_one, running = fleet_of(scene, name), fleet_of(scene, name), []
     for step, spec in enumerate(scene.order * 2):
         for _ in range(4):
-            busy_one.tend(most)
-        found = quiet_one.place(spec)
-        assert busy_one.place(spec) == found
+            busy_one.work_ahead(most)
+        found = quiet_one.place_task(spec)
+        assert busy_one.place_task(spec) == found
         if found[0] >= 0:
             running.append((found[0], spec, found[1]))
         if len(running) > 60:
             place = running.pop(step * 31 % len(running))
-            quiet_one.release(*place)
-            busy_one.release(*place)
+            quiet_one.release_task(*place)
+            busy_one.release_task(*place)
 
 
 def weighed(run, kind, row):
@@ -178,7 +178,7 @@ def weighed(run, kind, row):
 
 def known_of(fleet, seen):
     """Every cost that is kept is the cost or a bound from below; how they are known is added to what was seen."""
-    run = fleet.run
+    run = fleet.engine
     for kind in range(len(run.kinds)):
         apply_log(run, kind)
         for row in range(run.facts[ROWS]):
@@ -197,10 +197,10 @@ def test_what_is_not_weighed_exactly_is_bounded_from_below(name, scene, picks):
     for number in picks:
         if number % 3 or not running:
             spec = number % len(scene.tasks)
-            node, slots = fleet.place(spec)
+            node, slots = fleet.place_task(spec)
             running.extend([(node, spec, slots)] if node >= 0 else [])
         else:
-            fleet.release(*running.pop(number % len(running)))
+            fleet.release_task(*running.pop(number % len(running)))
         known_of(fleet, set())
 
 
@@ -208,15 +208,15 @@ def test_bounds_of_every_sort_occur_and_hold():
     scene, seen, running = generated(), set(), []
     fleet = fleet_of(scene, "lookahead")
     for step, spec in enumerate(scene.order):
-        found = fleet.place(spec)
+        found = fleet.place_task(spec)
         running.extend([(found[0], spec, found[1])] if found[0] >= 0 else [])
         if len(running) > 25:
-            fleet.release(*running.pop(step * 31 % len(running)))
+            fleet.release_task(*running.pop(step * 31 % len(running)))
         if step % 10 == 0:  # slow where kernels are interpreted
             known_of(fleet, seen)
     assert seen == {LOOSE, BOUNDED, EXACT}
     for kind in range(len(scene.tasks)):
-        compute_all_costs(fleet.run, kind)
-        rows = fleet.run.facts[ROWS]
-        finite = np.isfinite(fleet.run.cost[kind, :rows])
-        assert (fleet.run.known[kind, :rows][finite] == EXACT).all()
+        compute_all_costs(fleet.engine, kind)
+        rows = fleet.engine.facts[ROWS]
+        finite = np.isfinite(fleet.engine.cost[kind, :rows])
+        assert (fleet.engine.known[kind, :rows][finite] == EXACT).all()

@@ -309,14 +309,14 @@ def test_pods_that_are_planned_count_as_those_that_stand(new, nodes, standing, p
     gone = data.draw(st.sets(st.sampled_from([one["metadata"]["uid"] for one in pods])) if pods else st.just(set()))
     more = [{**one, "metadata": {**one["metadata"], "uid": f"q{at}"}} for at, one in enumerate(made(planned))]
     left = [one for one in pods if one["metadata"]["uid"] not in gone]
-    overlaid = known.overlaid(gone, [placed(one) for one in more])
+    overlaid = known.with_overlay(gone, [placed(one) for one in more])
     whole = index([*left, *more])
     for evaluate in (rules.evaluate_pod_affinity, rules.evaluate_topology_spread):
         assert evaluate(found, cluster(nodes), overlaid) == evaluate(found, cluster(nodes), whole)
     for uid in gone:
-        known.remove(uid)
+        known.remove_pod(uid)
     for one in more:
-        known.put(placed(one))
+        known.put_pod(placed(one))
     for evaluate in (rules.evaluate_pod_affinity, rules.evaluate_topology_spread):
         assert evaluate(found, cluster(nodes), known) == evaluate(found, cluster(nodes), whole)
 

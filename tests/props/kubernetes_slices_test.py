@@ -74,7 +74,7 @@ class Story:
 
     def offers(self):
         for name, some in SLICES.items():
-            on = [one.pod for one in self.known.values() if one.target == name]
+            on = [one.pod for one in self.known.values() if one.target_node == name]
             taken = sum(count for one in on for _, count in requested_slices(one))
             used = {}
             for one in some:

@@ -81,16 +81,16 @@ def test_slack_is_what_can_be_taken_before_another_package_wakes(capacity, taken
 @given(CLUSTERS, ANY_MIX, st.integers(1, 12))
 def test_quotes_equal_the_naive_twins(cluster, mix, copies):
     cluster = cluster * copies
-    assert engine(cluster, mix).quote() == quoted(cluster, mix)
+    assert engine(cluster, mix).compute_prices() == quoted(cluster, mix)
 
 
 @quiet
 @given(CLUSTERS, ANY_MIX, st.randoms(use_true_random=False))
 def test_the_order_of_nodes_and_of_classes_changes_no_quote(cluster, mix, random):
-    offers, *others = engine(cluster, mix).quote()
+    offers, *others = engine(cluster, mix).compute_prices()
     order = random.sample(range(len(mix)), len(mix))
     turned = engine(random.sample(cluster, len(cluster)), [mix[at] for at in order])
-    again, *theirs = turned.quote()
+    again, *theirs = turned.compute_prices()
     assert (again, theirs) == ([offers[at] for at in order], others)
 
 
@@ -99,15 +99,15 @@ def test_the_order_of_nodes_and_of_classes_changes_no_quote(cluster, mix, random
 def test_with_quotes_in_force_terms_are_the_naive_twins(cluster, mix, task, scarce, load, data):
     offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))
     candidates = engine(cluster, mix)
-    kind = candidates.kind(kernel_task(task), allowed(task))
+    kind = candidates.register_kind(kernel_task(task), allowed(task))
     if data.draw(st.booleans()):  # what is known of costs must not outlive the quotes
-        candidates.best(kind, 0, len(cluster))
-    candidates.put(offers, bits(scarce), load)
+        candidates.best_candidates(kind, 0, len(cluster))
+    candidates.apply_prices(offers, bits(scarce), load)
     market = naive_lookahead.Market(OURS.weights.tolist(), mix, MODELS)
     market.offers, market.scarce, market.load, market.shifts = offers, scarce, load, 0
     assert candidates.weights == market.weights()
     fitting = [node for node in cluster if naive.verdict(node, task) is None]
-    found = candidates.best(kind, 0, len(cluster))
+    found = candidates.best_candidates(kind, 0, len(cluster))
     assert len(found) == len(fitting)
     total, costs = max(1, sum(entry.weight for entry in mix)), []
     for choice in found:
@@ -133,10 +133,10 @@ def cost_w(node, slots, task, mix, market):
 def test_quotes_for_another_mix_count_as_none(cluster, mix, task, load, data):
     wrong = data.draw(st.lists(WATTS, min_size=len(mix) + 1, max_size=len(mix) + 3))
     told, untold = engine(cluster, mix), engine(cluster, mix)
-    told.put(wrong, 0, load)
-    untold.put([0] * len(mix), 0, load)
-    kind = told.kind(kernel_task(task), allowed(task)), untold.kind(kernel_task(task), allowed(task))
-    assert told.best(kind[0], 0, 4) == untold.best(kind[1], 0, 4)
+    told.apply_prices(wrong, 0, load)
+    untold.apply_prices([0] * len(mix), 0, load)
+    kind = told.register_kind(kernel_task(task), allowed(task)), untold.register_kind(kernel_task(task), allowed(task))
+    assert told.best_candidates(kind[0], 0, 4) == untold.best_candidates(kind[1], 0, 4)
 
 
 @quiet
@@ -145,16 +145,16 @@ def test_an_engine_told_of_changes_quotes_like_one_built_anew(cluster, mix, data
     """Nodes take the shape of others, as when GPUs are lost and come back."""
     kept = engine(cluster, mix)
     offers = data.draw(st.lists(WATTS, min_size=len(mix), max_size=len(mix)))
-    kept.put(offers, 0, 0)
+    kept.apply_prices(offers, 0, 0)
     for _ in range(3):
         changed = data.draw(st.integers(0, len(cluster) - 1))
         now = data.draw(st.sampled_from(cluster))
         now = replace(now, available=data.draw(st.booleans()), cpu_free=data.draw(st.integers(0, now.cpu_capacity)))
         cluster = [*cluster[:changed], now, *cluster[changed + 1 :]]
-        assert kept.update(arrays(cluster), [changed], SORTS)
+        assert kept.update_nodes(arrays(cluster), [changed], SORTS)
         anew = engine(cluster, mix)
-        anew.put(offers, 0, 0)  # those in force may stay
-        assert kept.quote() == anew.quote()
+        anew.apply_prices(offers, 0, 0)  # those in force may stay
+        assert kept.compute_prices() == anew.compute_prices()
         for shifts in (-1, 0, 1, 3, 10):
             assert kept.is_due(shifts) == engine(cluster, mix).is_due(shifts)
 
@@ -197,7 +197,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
     short = {models: naive_lookahead.shortage(models, free, asked) for models in every}
     worst = max(short.values())
     assert -solved.fun == pytest.approx(total - worst, rel=1e-6)
-    _, scarce, _ = engine(cluster, mix).quote()
+    _, scarce, _ = engine(cluster, mix).compute_prices()
     chosen = frozenset(model for model in range(MODELS) if scarce >> model & 1)
     assert bool(scarce) == (worst > 0.02 * total)
     if scarce:
@@ -211,7 +211,7 @@ def test_the_scarce_models_are_the_dual_prices_of_the_allocation(cluster, mix):
 @pytest.mark.parametrize(("load", "expected"), [(0, 50.0), (700, 50.0), (850, 525.0), (1000, 1000.0)])
 def test_stranding_weighs_more_as_the_fleet_fills(load, expected):
     candidates = engine([naive.Node(8000, 8000, 0, [None] * 4)], [])
-    candidates.put([], 0, load)
+    candidates.apply_prices([], 0, load)
     assert candidates.weights == (1.0, 0.0, expected, 0.7, 500.0)
 
 
@@ -221,10 +221,10 @@ def test_what_is_known_of_costs_ends_with_the_quotes_that_it_was_for():
     cluster = [naive.Node(8000, 8000, 0, [gpu, None, None, None]) for gpu in cards]
     task = naive.Task(1000, 0, 1, 1000)
     candidates = engine(cluster, [naive.Class(naive.Task(0, 0, 1, 1000, {0}), 1)])
-    kind = candidates.kind(kernel_task(task), allowed(task))
+    kind = candidates.register_kind(kernel_task(task), allowed(task))
     for offer, scarce, best in ((0, 0, 0), (0, 1, 1), (0, 0, 0), (300, 0, 1), (100, 0, 0), (300, 3, 1), (0, 0, 0)):
-        candidates.put([offer], scarce, 0)
-        assert [found.node for found in candidates.best(kind, 0, 2)] == [best, 1 - best]
+        candidates.apply_prices([offer], scarce, 0)
+        assert [found.node for found in candidates.best_candidates(kind, 0, 2)] == [best, 1 - best]
 
 
 @pytest.mark.parametrize(("captive", "expected"), [(20, 0), (22, 0), (23, 1), (60, 1)])
@@ -233,7 +233,7 @@ def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive,
     few, many = naive.Gpu(0, 1000, 10.0, 70.0), naive.Gpu(1, 1000, 10.0, 70.0)
     cluster = [naive.Node(8000, 8000, 0, [gpu] * 4) for gpu in (few, *[many] * 4)]
     bound, free = naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 1, 1000)
-    _, scarce, load = engine(cluster, [naive.Class(bound, captive), naive.Class(free, 100 - captive)]).quote()
+    _, scarce, load = engine(cluster, [naive.Class(bound, captive), naive.Class(free, 100 - captive)]).compute_prices()
     assert (scarce, load) == (expected, 0)
 
 
@@ -245,7 +245,7 @@ def test_a_model_is_scarce_when_it_is_short_by_more_than_two_hundredths(captive,
 def test_an_offer_takes_the_cheapest_way_in(mine, expected):
     gpus = [naive.Gpu(0, free, 10.0, 100.0) for free in mine] + [naive.Gpu(1, 1000, 50.0, 400.0), None]
     node = naive.Node(96_000, 90_000, 0, gpus)
-    offers, _, _ = engine([node], [naive.Class(naive.Task(1000, 0, 1, 300), 1)]).quote()
+    offers, _, _ = engine([node], [naive.Class(naive.Task(1000, 0, 1, 300), 1)]).compute_prices()
     assert offers == [expected]
 
 
@@ -254,22 +254,22 @@ def test_an_offer_takes_the_cheapest_way_in(mine, expected):
 def test_a_copied_fleet_quotes_alike(scene, more):
     fleet = fleet_of(scene, "lookahead")
     for number in scene.order:
-        fleet.place(number)
+        fleet.place_task(number)
     other = fleet.copy()
     for number in more:
-        assert fleet.place(number % len(scene.tasks)) == other.place(number % len(scene.tasks))
-        assert (fleet.run.offers == other.run.offers).all()
-        assert (fleet.run.facts == other.run.facts).all()
-        assert (fleet.run.rates == other.run.rates).all()
+        assert fleet.place_task(number % len(scene.tasks)) == other.place_task(number % len(scene.tasks))
+        assert (fleet.engine.offers == other.engine.offers).all()
+        assert (fleet.engine.facts == other.engine.facts).all()
+        assert (fleet.engine.rates == other.engine.rates).all()
     mine, theirs = (np.zeros(len(scene.mix), np.int64) for _ in range(2))
-    assert compute_prices(fleet.run, mine) == compute_prices(other.run, theirs)
+    assert compute_prices(fleet.engine, mine) == compute_prices(other.engine, theirs)
     assert mine.tolist() == theirs.tolist()
     # Apart: what comes to one ages the quotes of that one alone.
-    if more and (placed := other.place(more[0] % len(scene.tasks)))[0] >= 0:
-        before = fleet.run.facts[columns.SHIFTS]
-        other.release(placed[0], more[0] % len(scene.tasks), placed[1])
-        assert fleet.run.facts[columns.SHIFTS] == before
-        assert are_prices_due(fleet.run) == (before >= max(1, fleet.run.facts[columns.HORIZON] // 10))
+    if more and (placed := other.place_task(more[0] % len(scene.tasks)))[0] >= 0:
+        before = fleet.engine.facts[columns.SHIFTS]
+        other.release_task(placed[0], more[0] % len(scene.tasks), placed[1])
+        assert fleet.engine.facts[columns.SHIFTS] == before
+        assert are_prices_due(fleet.engine) == (before >= max(1, fleet.engine.facts[columns.HORIZON] // 10))
 
 
 PRINTED = """
@@ -294,7 +294,7 @@ def test_every_process_quotes_alike():
 
     scene = generated()
     fleet = fleet_of(scene, "lookahead")
-    here = [fleet.place(number) for number in scene.order[:120]]
-    assert any(fleet.run.offers)
-    expected = f"{here} {fleet.run.offers.tolist()} {fleet.run.facts.tolist()}\n"
+    here = [fleet.place_task(number) for number in scene.order[:120]]
+    assert any(fleet.engine.offers)
+    expected = f"{here} {fleet.engine.offers.tolist()} {fleet.engine.facts.tolist()}\n"
     assert printed("1") == printed("2") == expected

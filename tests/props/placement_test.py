@@ -138,10 +138,10 @@ def weigh(cluster, mix, task, prices, *, candidates=None):
     candidates = candidates or candidates_of(cluster, mix, prices)
     found = [
         naive.Found(choice.node, list(choice.slots), sum(terms_w), terms_w)
-        for choice in candidates.best(candidates.kind(kernel_task(task), allowed(task)), 0, 4)
+        for choice in candidates.best_candidates(candidates.register_kind(kernel_task(task), allowed(task)), 0, 4)
         for terms_w in [tuple(price * term for price, term in zip(prices, choice.terms[:3], strict=True))]
     ]
-    feasible, *removed = candidates.verdicts(arrays(cluster), kernel_task(task), allowed(task))
+    feasible, *removed = candidates.count_verdicts(arrays(cluster), kernel_task(task), allowed(task))
     counts = np.zeros(1 + len(CONSTRAINTS), np.int64)
     count_verdicts(arrays(cluster), kernel_task(task), allowed(task), counts)
     assert counts.tolist() == [feasible, *removed]
@@ -231,7 +231,7 @@ def test_an_engine_told_of_a_changed_node_is_one_built_anew(cluster, mix, task, 
     now = data.draw(nodes() | st.sampled_from(cluster))
     other = replace(cluster[changed], gpus=now.gpus) if data.draw(st.booleans()) else cluster[changed]
     cluster = [*cluster[:changed], replace(now, gpus=other.gpus, rank=other.rank), *cluster[changed + 1 :]]
-    if candidates.update(arrays(cluster), [changed], SORTS):
+    if candidates.update_nodes(arrays(cluster), [changed], SORTS):
         assert weigh(cluster, mix, task, prices, candidates=candidates) == weigh(cluster, mix, task, prices)
 
 
@@ -247,10 +247,10 @@ def small_tasks(draw):
 @given(CLUSTERS, MIXES, small_tasks(), PRICES, st.integers(1, 5))
 def test_several_tasks_on_a_node_cost_what_they_cost_one_after_another(cluster, mix, task, prices, most):
     candidates = candidates_of(cluster, mix, prices)
-    kind = candidates.kind(kernel_task(task), allowed(task))
-    table = candidates.several(kind, np.arange(len(cluster)), most)
+    kind = candidates.register_kind(kernel_task(task), allowed(task))
+    table = candidates.replica_costs(kind, np.arange(len(cluster)), most)
     held = []
-    for one, costs, first in zip(cluster, table, candidates.costs(kind), strict=True):
+    for one, costs, first in zip(cluster, table, candidates.node_costs(kind), strict=True):
         node, theirs = one, [0.0]
         while len(theirs) <= most and (found := weigh([node], mix, task, prices).candidates):
             least = min(naive.cost(node, slots, task, mix, prices)[0] for slots in naive.choices(node, task))

@@ -164,7 +164,7 @@ def bring_back(world, changes, node):
     mine = {name: world.has[name] for name, one in world.holdings.items() if one.node == node}
     for name, limit in mine.items():
         world.may[name] = {limit}
-    world.send(changes.on(RolloutNodeReturned(node, mine)))
+    world.send(changes.handle_event(RolloutNodeReturned(node, mine)))
 
 
 def finish(world, changes, wanted, check):
@@ -172,12 +172,12 @@ def finish(world, changes, wanted, check):
     for node in sorted(world.down):
         bring_back(world, changes, node)
         check()
-    world.send(changes.want(wanted))
+    world.send(changes.request_settings(wanted))
     while world.flight:
         command = world.flight.pop(0)
         world.has[command.holding] = command.limit_w
         world.may[command.holding] = {command.limit_w}
-        world.send(changes.on(CommandConfirmed(command.number, command.limit_w)))
+        world.send(changes.handle_event(CommandConfirmed(command.number, command.limit_w)))
         check()
-    assert changes.unfinished() == ()
+    assert changes.unfinished_holdings() == ()
     assert {name: setting.limit_w for name, setting in wanted.items()} == world.has

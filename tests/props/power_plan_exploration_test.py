@@ -36,7 +36,7 @@ def lived(made, slowdown, windows, noise, seed, missing=0.0):
     work = energy = 0.0
     base = made.largest
     for _ in range(windows):
-        at = made.at(decision.limit_w)
+        at = made.interpolate(decision.limit_w)
         work, energy = work + base.time_s / at.time_s, energy + base.time_s * at.power_w
         time, power = 1.0 + noise * rng.standard_normal(2)
         event = MeasurementWindow(
@@ -92,7 +92,7 @@ def test_units_do_not_matter(drawn, scale, rate):
         state, decision = start_search(made.limits_w, MaxSlowdown(0.05))
         limits = []
         for _ in range(60):
-            at = made.at(decision.limit_w)
+            at = made.interpolate(decision.limit_w)
             limits.append(at.limit_w)
             state, decision = step_search(
                 state, MeasurementWindow(at.limit_w, work / at.time_s, time, time * at.power_w)

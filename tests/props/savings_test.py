@@ -91,7 +91,7 @@ def done(core, step, now_ns):
                 traits=("zone",) if has else (),
                 closed="cordoned" if closed else "",
             )
-            return core.occupied(name, others, now_ns=now_ns).events
+            return core.update_external_usage(name, others, now_ns=now_ns).events
         case ("limit", number):
             return core.set_limit(keys[number % len(keys)], 100.0, now_ns=now_ns).events
 

@@ -54,7 +54,7 @@ def test_more_load_is_never_faster(station, one, other, cv2, quantile):
 def test_a_replica_more_is_never_slower(station, load, cv2, quantile):
     arrivals = ArrivalProcess(load * station.capacity_hz, cv2)
     few = latency_quantile(station, arrivals, quantile).value_s
-    assert latency_quantile(station.times(2), arrivals, quantile).value_s <= few * (1.0 + 1e-9)
+    assert latency_quantile(station.replicated(2), arrivals, quantile).value_s <= few * (1.0 + 1e-9)
 
 
 @quiet
@@ -109,7 +109,7 @@ def test_both_inversions_agree(station, slack, demand):
     promise = QuantileObjective(0.95, slack * latency_quantile(station, ArrivalProcess(0.0), 0.95).upper_s)
     rate = demand * station.capacity_hz
     enough = least_replicas(station, ArrivalProcess(rate), promise, most=1000)
-    assert keeps_objective(station.times(enough), ArrivalProcess(rate), promise)
-    assert largest_rate_hz(station.times(enough), promise) >= rate * (1.0 - 1e-6)
+    assert keeps_objective(station.replicated(enough), ArrivalProcess(rate), promise)
+    assert largest_rate_hz(station.replicated(enough), promise) >= rate * (1.0 - 1e-6)
     if enough > 1:
-        assert largest_rate_hz(station.times(enough - 1), promise) <= rate * (1.0 + 1e-6)
+        assert largest_rate_hz(station.replicated(enough - 1), promise) <= rate * (1.0 + 1e-6)

@@ -82,12 +82,12 @@ class Life:
         for key, workload in state.workloads.items():
             limit_w = workload.power_limit_w
             assert limit_w is None or 100.0 <= limit_w <= 400.0
-            if key in steward.standing.advice:
+            if key in steward.objectives_status.advice:
                 # What is only observed is never changed.
                 assert limit_w == limits_w[key]
                 assert workload.placements == replicas[key]
         live = {key for key, one in state.workloads.items() if one.phase is WorkloadPhase.PLACED}
-        told = steward.standing.steering
+        told = steward.objectives_status.steering
         assert all(1 <= one.target <= 6 for one in told.services)
         assert {one.name for one in (*told.services, *told.jobs)} <= live
         # Watts beyond a budget are never claimed in silence.

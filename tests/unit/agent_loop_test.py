@@ -42,7 +42,7 @@ def simulation(name="n"):
 
 def welcome(node, sample_interval_s):
     cadence = Cadence(sample_interval_s=sample_interval_s, send_interval_s=5.0)
-    node.welcome(Welcome(acknowledged_sequence=0, cadence=cadence))
+    node.on_welcome(Welcome(acknowledged_sequence=0, cadence=cadence))
 
 
 async def until(condition):
@@ -150,7 +150,7 @@ async def test_a_fleet_that_cannot_be_sampled_in_time_leaves_the_streams_a_turn(
 
     pairs = [(node_named(f"n{index}", device), device) for index, device in enumerate(map(simulation, "abcdefgh" * 5))]
     for node, _ in pairs:
-        tick = node.tick
+        tick = node.record_tick
 
         def slowly(looks, *, monotonic_ns, tick=tick):
             now_ns[0] += 5_000_000

@@ -43,7 +43,7 @@ def watch_for(seconds, *, every_s=10.0, power_w=100.0, known=True, watch=None, s
 
 
 def kinds(watch):
-    return {(one.subject.kind, one.subject.owner) for one in watch.lasting()}
+    return {(one.subject.kind, one.subject.owner) for one in watch.list_anomalies()}
 
 
 HELD = {"claims": (DeviceClaim(owner=A),)}
@@ -54,7 +54,7 @@ def test_a_held_device_with_no_process_is_told_after_a_while_with_what_it_wasted
     fields = {**HELD, "holders": (), "utilization": 0.0}
     assert kinds(watch_for(110, **fields)) == set()
     assert kinds(watch_for(120, **fields)) == {(EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS, A)}
-    found = watch_for(300, **fields).lasting()
+    found = watch_for(300, **fields).list_anomalies()
     subject = AnomalySubject(kind=EnergyAnomalyKind.HELD_IDLE, gpu_uuid="GPU-0", owner=A)
     # Thirty intervals after the look that began it, a joule of each part.
     assert OngoingAnomaly(subject=subject, since_ns=0, since_wall_ns=0, wasted_mj=90_000) in found
@@ -64,7 +64,7 @@ def test_a_held_device_with_no_process_is_told_after_a_while_with_what_it_wasted
 def test_an_open_context_that_does_nothing():
     watch = watch_for(300, **HELD, **OPEN, utilization=0.0)
     assert kinds(watch) == {(EnergyAnomalyKind.HELD_IDLE, A), (EnergyAnomalyKind.IDLE_CONTEXT, A)}
-    (idle,) = [one for one in watch.lasting() if one.subject.kind is EnergyAnomalyKind.IDLE_CONTEXT]
+    (idle,) = [one for one in watch.list_anomalies() if one.subject.kind is EnergyAnomalyKind.IDLE_CONTEXT]
     assert idle.wasted_mj == 30_000
     # One look at work ends it.
     watch_for(0, watch=watch, start_s=310, **HELD, **OPEN, utilization=0.5)
@@ -139,8 +139,8 @@ def test_several_processes_of_one_owner_are_idle_only_together():
 
 def test_a_device_that_left_has_none():
     watch = watch_for(300, **HELD, holders=(), utilization=0.0)
-    watch.forget(frozenset())
-    assert watch.lasting() == ()
+    watch.forget_gpus(frozenset())
+    assert watch.list_anomalies() == ()
 
 
 @pytest.mark.parametrize(("limit_w", "stalled"), [(250.0, False), (None, True), (700.0, True)])

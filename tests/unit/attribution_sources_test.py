@@ -40,7 +40,7 @@ def energies(at_s, totals, utilization=0.9):
 
 
 def gathered(sources, gpus, seen, look, **more):
-    return sources.gather(gpus, seen, look, sources.read(gpus, look, now_ns=seen.monotonic_ns), **more)
+    return sources.gather_input(gpus, seen, look, sources.read_files(gpus, look, now_ns=seen.monotonic_ns), **more)
 
 
 def slow(**processes):

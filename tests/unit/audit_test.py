@@ -305,7 +305,7 @@ async def test_refused_calls_that_are_alike_are_an_entry_at_once_and_one_a_minut
         refusal = RoleRefused(ALICE, "CancelWorkload", "owner", words="needs bob", problem="is alice", remedy="ask bob")
         asked = CancelWorkloadRequest(workload_id="w-1")
         for _ in range(1000):
-            await trail.settled(f"{PATH}CancelWorkload", Context(), asked, refusal)
+            await trail.on_call_end(f"{PATH}CancelWorkload", Context(), asked, refusal)
         await trail.write()
         assert [(one.code, one.calls) for one in journal.audited] == [("PERMISSION_DENIED", 1)]
         assert "needs bob" in journal.audited[0].reason
@@ -325,7 +325,7 @@ async def test_more_sorts_of_refused_calls_than_are_told_apart_are_counted_toget
         trail = trail_of(loop, time.clock)
         for number in range(5000):
             stranger = replace(ALICE, subject=f"CN={number}", user=f"u{number}")
-            await trail.settled(f"{PATH}CancelWorkload", Context(stranger), None, InvalidArgument("bad"))
+            await trail.on_call_end(f"{PATH}CancelWorkload", Context(stranger), None, InvalidArgument("bad"))
         time.s += 61.0
         await trail.write()
         assert len(journal.audited) <= 1026
@@ -352,9 +352,9 @@ async def test_a_refused_reading_is_kept_where_it_was_denied_and_else_not():
         denied = RoleRefused(
             ALICE, "GetPolicy", "viewer", words="needs the role viewer", problem="has none", remedy="-"
         )
-        await trail.settled(f"{PATH}GetPolicy", Context(), None, denied)
-        await trail.settled(f"{PATH}GetWorkload", Context(), GetPolicyRequest(), NotFound("no"))
-        await trail.settled(f"{PATH}GetPolicy", Context(), GetPolicyRequest(), None)
+        await trail.on_call_end(f"{PATH}GetPolicy", Context(), None, denied)
+        await trail.on_call_end(f"{PATH}GetWorkload", Context(), GetPolicyRequest(), NotFound("no"))
+        await trail.on_call_end(f"{PATH}GetPolicy", Context(), GetPolicyRequest(), None)
         await trail.write()
         assert [one.call for one in journal.audited] == ["GetPolicy"]
 
@@ -365,7 +365,7 @@ async def test_reports_are_an_entry_a_minute():
         trail = trail_of(loop)
         for done in range(100):
             asked = ReportProgressRequest(workload_id="w", work_done=float(done))
-            await trail.settled(f"{PATH}ReportProgress", Context(), asked, None)
+            await trail.on_call_end(f"{PATH}ReportProgress", Context(), asked, None)
         await trail.write()
         assert [(one.call, one.code) for one in journal.audited] == [("ReportProgress", "OK")]
 
@@ -374,11 +374,11 @@ async def test_what_changes_something_beside_the_journal_is_answered_once_it_is_
     journal = MemoryJournal()
     async with looping(journal) as loop:
         trail = trail_of(loop)
-        await trail.settled(f"{PATH}StopShadow", Context(), StopShadowRequest(), None)
+        await trail.on_call_end(f"{PATH}StopShadow", Context(), StopShadowRequest(), None)
         assert [one.call for one in journal.audited] == ["StopShadow"]
         journal.fault = JournalFull(journal.path, "full", "make room")
         with pytest.raises(ResourceExhausted):
-            await trail.settled(f"{PATH}StopShadow", Context(), StopShadowRequest(), None)
+            await trail.on_call_end(f"{PATH}StopShadow", Context(), StopShadowRequest(), None)
 
 
 async def test_refused_calls_wait_for_a_disk_that_takes_nothing():
@@ -386,7 +386,7 @@ async def test_refused_calls_wait_for_a_disk_that_takes_nothing():
     async with looping(journal) as loop:
         trail = trail_of(loop)
         journal.fault = JournalFull(journal.path, "full", "make room")
-        await trail.settled(f"{PATH}CancelWorkload", Context(), None, NotFound("no"))
+        await trail.on_call_end(f"{PATH}CancelWorkload", Context(), None, NotFound("no"))
         await trail.write()
         assert journal.audited == []
         journal.fault = None

@@ -96,7 +96,7 @@ async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
     async with stewarded() as world:
         await lived(world)
         families = Sources(world, scraper()).families()
-        seen = world.steward.standing.steering
+        seen = world.steward.objectives_status.steering
         windows = told(families, "eelgrid_service_windows")
         assert windows["s", "missed"] >= 1.0
         assert sum(windows.values()) == 5.0  # of six pages
@@ -140,7 +140,7 @@ async def test_what_is_drawn_below_a_budget_is_what_was_read():
             time_ns=(int(world.now_s * 1e9),),
             gpu_columns=(column,),
         )
-        world.telemetry.receive("n1", sent, now_s=world.now_s)
+        world.telemetry.receive_batch("n1", sent, now_s=world.now_s)
         await world.cycle(1.0)
         families = Sources(world, scraper()).families()
         assert told(families, "eelgrid_power_budget_drawn_watts") == {("cluster",): 800.0}

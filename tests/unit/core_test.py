@@ -179,7 +179,7 @@ def test_a_gpu_of_a_partition_takes_no_whole_work():
     [
         lambda core: core.cancel("nobody", now_ns=1),
         lambda core: core.workload("nobody"),
-        lambda core: core.explain("nobody"),
+        lambda core: core.explain_workload("nobody"),
         lambda core: core.node_plan("nobody"),
         lambda core: core.mark_node_lost("nobody", now_ns=1),
         lambda core: core.mark_gpu_lost("nobody", "GPU-1", now_ns=1),

@@ -45,8 +45,8 @@ async def serving(tls, keeper, operators=None):
     operators = operators or FakeOperators()
     server.add_generic_rpc_handlers(
         (
-            rpc.build_handler(rpc.AGENT_SERVICE, Agents(), admit=keeper.admit),
-            rpc.build_handler(rpc.OPERATOR_SERVICE, *operators.parts, admit=keeper.admit),
+            rpc.build_handler(rpc.AGENT_SERVICE, Agents(), admit=keeper.authorize_call),
+            rpc.build_handler(rpc.OPERATOR_SERVICE, *operators.parts, admit=keeper.authorize_call),
         )
     )
     port = await transport.listen_on_address(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG)
@@ -234,7 +234,7 @@ class Connection:
 @pytest.mark.parametrize("pem", [None, b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nAA==\n", b"\xff"])
 def test_a_certificate_that_cannot_be_read_is_nobodys_even_where_roles_are_not_demanded(pem):
     with pytest.raises(PermissionDenied, match="nothing that can be read"):
-        keeper_of(RoleRules()).admit("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
+        keeper_of(RoleRules()).authorize_call("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
 
 
 def test_who_knocks_in_a_loop_is_counted_and_does_not_fill_the_log(authority, tmp_path, caplog):
@@ -245,7 +245,7 @@ def test_who_knocks_in_a_loop_is_counted_and_does_not_fill_the_log(authority, tm
     def knock():
         for pem in pems:
             with pytest.raises(PermissionDenied):
-                keeper.admit("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
+                keeper.authorize_call("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
 
     with caplog.at_level(logging.WARNING):
         knock()
@@ -274,8 +274,8 @@ def test_what_is_let_in_without_a_role_is_told(authority, tmp_path, caplog):
     keeper = keeper_of(RoleRules())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            keeper.admit("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
-            keeper.admit("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
+            keeper.authorize_call("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
+            keeper.authorize_call("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
     (refusals, roleless) = keeper.families()
     assert (refusals.values, roleless.values) == ({}, {("admin",): 3, ("viewer",): 3})
     assert len(caplog.records) == 2

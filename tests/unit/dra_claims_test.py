@@ -34,7 +34,7 @@ def test_a_claim_gets_an_instance_that_did_not_stand_and_leaves_none(node):
 def test_to_ask_twice_is_to_ask_once_even_without_an_api_server(node):
     first = node.ready("a", "gpu-0-1g-4", "gpu-0-1g-5")
     changes = node.changes
-    assert node.readying.ready(asked("a"), None) == first
+    assert node.readying.prepare_claim(asked("a"), None) == first
     assert node.changes == changes
     node.undo("a")
     node.undo("a")
@@ -81,11 +81,11 @@ def test_a_mode_that_takes_a_reset_is_refused_with_the_reason(node):
 def test_an_agent_that_starts_anew_knows_what_it_gave(node):
     first = node.ready("a", "gpu-0-1g-4")
     node.start()
-    assert node.readying.ready(asked("a"), None) == first
+    assert node.readying.prepare_claim(asked("a"), None) == first
     with pytest.raises(ClaimUnpreparable, match="held there by claim team/a"):
         node.ready("b", "gpu-0-2g-4")
     # No plan of the controller takes it, though no process is in it yet.
-    result = node.layouts.apply(GpuLayout(gpu_uuid=node.gpus()[0].uuid, mig_enabled=True))
+    result = node.layouts.apply_layout(GpuLayout(gpu_uuid=node.gpus()[0].uuid, mig_enabled=True))
     assert result.rule == "busy"
     node.undo("a")
     assert node.standing(0) == []
@@ -94,19 +94,19 @@ def test_an_agent_that_starts_anew_knows_what_it_gave(node):
 def test_what_the_controller_assigned_and_what_claims_hold_end_each_by_itself(node):
     node.ready("a", "gpu-0-1g-4")
     theirs = node.uuid(1, 4)
-    assert node.layouts.hold({theirs})
-    assert node.layouts.executor.leased() == {theirs, node.uuid(0, 4)}
+    assert node.layouts.hold_devices({theirs})
+    assert node.layouts.executor.leased_devices() == {theirs, node.uuid(0, 4)}
     node.start()
-    assert node.layouts.executor.leased() == {theirs, node.uuid(0, 4)}
+    assert node.layouts.executor.leased_devices() == {theirs, node.uuid(0, 4)}
     node.undo("a")
-    assert node.layouts.executor.leased() == {theirs}
-    assert node.layouts.hold(())
-    assert node.layouts.executor.leased() == set()
+    assert node.layouts.executor.leased_devices() == {theirs}
+    assert node.layouts.hold_devices(())
+    assert node.layouts.executor.leased_devices() == set()
 
 
 def test_a_slice_that_an_assignment_holds_is_left_and_taken_away_later(node):
     node.ready("a", "gpu-0-1g-4")
-    node.layouts.hold({node.uuid(0, 4)})
+    node.layouts.hold_devices({node.uuid(0, 4)})
     node.undo("a")
     assert node.standing(0) == [("1g.10gb", 4)]
     assert json.loads((node.folder / "claims.json").read_text())["left"] == ["gpu-0-1g-4"]
@@ -115,19 +115,19 @@ def test_a_slice_that_an_assignment_holds_is_left_and_taken_away_later(node):
     node.undo("b")
     node.start()
     assert node.standing(0) == [("1g.10gb", 4)]
-    node.layouts.hold(())
-    node.readying.tidy()
+    node.layouts.hold_devices(())
+    node.readying.collect_leftovers()
     assert node.standing(0) == []
     assert json.loads((node.folder / "claims.json").read_text())["left"] == []
 
 
 def test_a_slice_that_is_left_and_claimed_again_is_still_ours_to_remove(node):
     node.ready("a", "gpu-0-1g-4")
-    node.layouts.hold({node.uuid(0, 4)})
+    node.layouts.hold_devices({node.uuid(0, 4)})
     node.undo("a")
     node.ready("b", "gpu-0-1g-4")
-    node.layouts.hold(())
-    node.readying.tidy()
+    node.layouts.hold_devices(())
+    node.readying.collect_leftovers()
     assert node.standing(0) == [("1g.10gb", 4)]
     node.undo("b")
     assert node.standing(0) == []
@@ -160,24 +160,24 @@ def test_who_may_change_nothing_gives_what_stands(node):
 )
 def test_what_cannot_be_given_is_refused_with_the_reason(node, found, said):
     with pytest.raises(ClaimUnpreparable, match=said):
-        node.readying.ready(asked("a"), found)
+        node.readying.prepare_claim(asked("a"), found)
 
 
 def test_devices_of_other_drivers_are_not_ours(node):
     found = claim("a", "gpu-0-1g-4")
     results = found["status"]["allocation"]["devices"]["results"]
     results.append({"request": "nic", "driver": "net.example", "pool": NODE, "device": "nic-0"})
-    assert [one.device for one in node.readying.ready(asked("a"), found)] == ["gpu-0-1g-4"]
+    assert [one.device for one in node.readying.prepare_claim(asked("a"), found)] == ["gpu-0-1g-4"]
     results[0]["driver"] = "gpu.nvidia.com"
     with pytest.raises(ClaimUnpreparable, match="names other drivers"):
-        node.readying.ready(asked("b"), {**found, "metadata": {"uid": "b"}})
+        node.readying.prepare_claim(asked("b"), {**found, "metadata": {"uid": "b"}})
 
 
 def test_a_pod_ends_though_the_driver_is_away_and_its_slice_goes_when_it_is_back(node):
     node.ready("a", "gpu-0-1g-4")
-    lease, node.devices.lease = node.devices.lease, lambda _: False
+    lease, node.devices.lease = node.devices.lease_gpus, lambda _: False
     node.undo("a")
-    assert node.readying.claims() == {}
+    assert node.readying.prepared_claims() == {}
     with pytest.raises(ClaimUnpreparable, match="could not be leased"):
         node.ready("b", "gpu-0-1g-5")
     node.undo("b")

@@ -78,7 +78,7 @@ def test_what_waits_is_tried_again_when_the_engine_says_so():
     rules.open = set()
     assert made.submit(wanted("x"), now_ns=9).result.phase is WorkloadPhase.PENDING
     rules.open = {"b"}
-    made.reconsider(now_ns=10)
+    made.retry_waiting(now_ns=10)
     assert nodes(made.state.workloads["x"]) == ["b"]
 
 

@@ -104,7 +104,7 @@ async def test_a_board_that_the_catalogue_knows_is_judged_by_its_own_power(tmp_p
         known = replace(inventory("n1"), gpus=(gpu,))
         most_j = 1.5 * 70.0 * (3600.0 + 2 * 60.0)
         for number, energy_mj in ((1, int(999 * most_j)), (2, int(1001 * most_j))):
-            site.desk.take(known, window(number, energy_mj), lambda told: site.hear("n1", told))
+            site.desk.add_window(known, window(number, energy_mj), lambda told: site.hear("n1", told))
         await site.until(lambda: ("n1", 2) in site.acknowledged)
         assert site.desk.refused == 1
         assert "at 105 W" in site.refused[0][2]
@@ -183,7 +183,7 @@ async def test_a_window_of_weeks_is_spread_over_them(tmp_path):
         asked = parse_query(
             begin_ns=BEGIN_NS - 30 * DAY_NS, end_ns=BEGIN_NS + DAY_NS, group_by=("day",), filters={}, rows_most=100
         )
-        (answer,) = await site.desk.ask((asked,))
+        (answer,) = await site.desk.query((asked,))
         assert [group.spent.energy_mj for group in answer.groups] == [1_200_000] * 20
 
 

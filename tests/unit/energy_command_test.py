@@ -85,7 +85,7 @@ async def test_json_is_the_whole_answer(site, energy):
 def test_nothing_is_cut_at_any_width(site, width):
     from eelgrid_agent.energy.report import build_energy_response
 
-    answer = build_energy_response(site.node.energy.report(), now_ns=site.clock.now_ns)
+    answer = build_energy_response(site.node.energy.build_report(), now_ns=site.clock.now_ns)
     lines = list(format_energy_lines(answer, site.node.inventory, width))
     assert sorted(" ".join(lines).split()) == sorted(" ".join(format_energy_lines(answer, site.node.inventory)).split())
     assert any(line.startswith("      GPU-") for line in lines) == (width is not None)

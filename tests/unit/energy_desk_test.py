@@ -200,8 +200,8 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
     async with Site(tmp_path) as site:
         site.take(window(1, 6_000))
         site.take(window(2, 4_000, owner=2))
-        site.desk.worked([WorkInterval("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
-        site.desk.worked([WorkInterval("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
+        site.desk.add_work([WorkInterval("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
+        site.desk.add_work([WorkInterval("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
         await site.until(lambda: site.acknowledged)
         (group,) = (await site.total("namespace", "title")).groups[:1]
         (done,) = group.done
@@ -217,7 +217,7 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
         assert not any(group.done for group in (await site.total("node")).groups)
     async with Site(tmp_path) as later:
         # Two minutes without a controller: how much was done in them is not known.
-        later.desk.worked([WorkInterval("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
+        later.desk.add_work([WorkInterval("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
         await later.until(lambda: not later.desk._batch.worked and not later.desk._writing.worked)
         (done,) = next(group.done for group in (await later.total("title")).groups if group.done)
         assert (done.amount, done.counted_s, done.missed_s) == (25.0, 80.0, 120.0)

@@ -54,7 +54,7 @@ def export(store, begin, end, *, name="archive", now_s=None):
 
 def revision(store):
     asked = parse_query(begin_ns=0, end_ns=HOUR_S * 10**9, group_by=(), filters={}, rows_most=1)
-    return store.ask(asked).revision
+    return store.query(asked).revision
 
 
 def forget(store, age_s):

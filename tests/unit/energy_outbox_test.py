@@ -123,7 +123,7 @@ def run_of(kept, boot, counter_j, at_s):
 
 def test_what_was_counted_while_no_agent_ran_is_charged_to_nobody():
     first = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0)
-    second = run_of(first.kept(), "boot-1", 5_750.5, 600)
+    second = run_of(first.state(), "boot-1", 5_750.5, 600)
     assert charged(second) == {("g0", "7"): 2_000, ("g0", "UNATTRIBUTED"): 750_500}
     assert second.windows.incarnation == 3
     last = second.windows.closed[-2]
@@ -131,7 +131,7 @@ def test_what_was_counted_while_no_agent_ran_is_charged_to_nobody():
 
 
 def test_what_this_run_counts_before_its_first_look_is_not_charged_twice():
-    kept = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0).kept()
+    kept = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0).state()
     outbox = EnergyOutbox(kept, boot="boot-1")
     for second in range(5):
         outbox.on_tick(tick(600 + second, 100.0 * second), looks(5_750.0 + 100.0 * second), None)
@@ -151,7 +151,7 @@ def test_what_this_run_counts_before_its_first_look_is_not_charged_twice():
 )
 def test_a_counter_that_is_another_one_tells_nothing_of_the_gap(boot, counter_j, why):
     first = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0)
-    second = run_of(first.kept(), boot, counter_j, 600)
+    second = run_of(first.state(), boot, counter_j, 600)
     assert charged(second) == {("g0", "7"): 2_000}, why
 
 
@@ -180,8 +180,8 @@ YEARS_NS = BEGIN_NS - BOOT_NS
 
 def look(outbox, at_s, *, wall_ns, **spent_mj):
     """A tick and what the attributor found, `at_s` seconds after the boot."""
-    outbox.clock(wall_ns=wall_ns, monotonic_ns=int(at_s * SECOND_NS))
-    outbox.attributed(attribution(**spent_mj), at_ns=outbox.wall_ns(monotonic_ns=int(at_s * SECOND_NS)))
+    outbox.update_clock(wall_ns=wall_ns, monotonic_ns=int(at_s * SECOND_NS))
+    outbox.charge_attribution(attribution(**spent_mj), at_ns=outbox.wall_ns(monotonic_ns=int(at_s * SECOND_NS)))
 
 
 def spans(windows):

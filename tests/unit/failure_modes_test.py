@@ -77,7 +77,7 @@ def test_f19_the_level_found_is_published_and_the_rest_goes_on(level):
                 control.set_power_limit(uuid, 300.0)
         # Who may not list processes must take every instance for used.
         rule = {AccessLevel.READ_ONLY: "busy", AccessLevel.MIG_MONITOR: "no-permission"}.get(level, "")
-        result = executor_on(rig).apply(layout(uuid, ("3g.20gb", 4), ("1g.5gb", 0), ("1g.5gb", 1)))
+        result = executor_on(rig).apply_layout(layout(uuid, ("3g.20gb", 4), ("1g.5gb", 0), ("1g.5gb", 1)))
         status = ApplyStatus.REFUSED if rule else ApplyStatus.APPLIED
         assert (result.status, result.rule) == (status, rule)
 
@@ -100,7 +100,7 @@ def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
         sliced = rig.uuid(0)
         executor = executor_on(rig)
         wanted = layout(sliced, ("3g.20gb", 4), ("1g.5gb", 0), ("1g.5gb", 1))
-        assert executor.apply(wanted).status is ApplyStatus.APPLIED
+        assert executor.apply_layout(wanted).status is ApplyStatus.APPLIED
         before = {gpu.uuid: gpu for gpu in rig.device.gpus()}
         power = {uuid: rig.device.read(uuid).values[Reading.POWER_W] for uuid in before}
         rig.node.faults.renumber_gpus()
@@ -113,8 +113,8 @@ def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
         }
         assert after[sliced].gpu_instances == before[sliced].gpu_instances
         assert {uuid: rig.device.read(uuid).values[Reading.POWER_W] for uuid in after} == power
-        assert executor.check() == ()
-        assert executor.apply(wanted).detail.startswith("stands already")
+        assert executor.check_layouts() == ()
+        assert executor.apply_layout(wanted).detail.startswith("stands already")
 
 
 def layout(uuid, *places):

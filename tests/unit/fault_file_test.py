@@ -62,9 +62,9 @@ def test_work_that_spins_looks_busy_draws_little_and_gets_nothing_done(scene):
     scene.node.set_load(scene.gpu.uuid, GpuLoad(utilization_ratio=1.0, memory_bytes=2**30))
     busy_w = scene.gpu.power_mw / 1000
     scene.do("conduct", gpu=0, work="spinning")
-    before = scene.gpu.work(scene.now_ns)
+    before = scene.gpu.work_done(scene.now_ns)
     scene.now_ns += 10 * SECOND
-    done = scene.gpu.work(scene.now_ns).since(before)
+    done = scene.gpu.work_done(scene.now_ns).subtract(before)
     assert (done.active_s, done.work_s) == (pytest.approx(10.0), 0.0)
     assert scene.reading(Reading.UTILIZATION_RATIO) == 1.0
     assert scene.gpu.power_mw / 1000 < scene.gpu.product.idle_w + 0.2 * (busy_w - scene.gpu.product.idle_w)

@@ -40,7 +40,7 @@ def values(text, name):
 
 
 async def page_of(rig):
-    return (await rig.controller.metrics.page()).decode()
+    return (await rig.controller.metrics.render_page()).decode()
 
 
 async def test_a_fleet_is_told_by_pool_with_its_stale_nodes_and_the_models_error(tmp_path):

@@ -224,7 +224,7 @@ def test_a_published_policy_knows_no_wish(placement):
 def test_the_term_is_explained_and_the_chosen_place_comes_first():
     core = grid()
     step = core.submit(request(gpus=1, replicas=4, locality=SPREAD), now_ns=1)
-    explained = core.explain(step.result.workload_id).replicas
+    explained = core.explain_workload(step.result.workload_id).replicas
     for one, spot in zip(explained, step.result.placements, strict=True):
         best = one.candidates[0]
         assert (best.node_name, best.gpu_indexes) == (spot.node_name, spot.gpu_indexes)

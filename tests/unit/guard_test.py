@@ -26,8 +26,8 @@ def plan(epoch=1, **changes):
 
 
 def take(guard, offered, now_ns=0):
-    verdict = guard.offer(offered, gpu_uuids=GPUS, now_ns=now_ns)
-    return verdict.answer or guard.settle(verdict, ())
+    verdict = guard.offer_plan(offered, gpu_uuids=GPUS, now_ns=now_ns)
+    return verdict.answer or guard.complete_plan(verdict, ())
 
 
 def statuses(applied):

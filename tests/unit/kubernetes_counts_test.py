@@ -49,7 +49,7 @@ def config(fake, folder):
 
 async def told(controller):
     """The page's values of Kubernetes by name and label."""
-    text = (await controller.metrics.page()).decode()
+    text = (await controller.metrics.render_page()).decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
         for one in text_string_to_metric_families(text)

@@ -65,44 +65,44 @@ def refused(message):
 def test_a_node_that_kube_scheduler_refused_twice_is_closed_to_pods_of_the_same_owner():
     found = rules("a", "b")
     for _ in range(MAX_PIN_REFUSALS):
-        assert found.verdict(pod(owner=SET)).eligible == {"a", "b"}
-        found.refusals.add(refused(ODD), "a")
-    assert found.needs(pod(owner=SET))
-    assert found.verdict(pod(owner=SET)).eligible == {"b"}
-    assert not found.permits(pod(owner=SET), "a")
-    assert found.permits(pod(owner=(*SET[:3], "rs-2")), "a")
-    assert found.permits(pod(), "a")
+        assert found.evaluate_pod(pod(owner=SET)).eligible == {"a", "b"}
+        found.refusals.record_refusal(refused(ODD), "a")
+    assert found.needs_evaluation(pod(owner=SET))
+    assert found.evaluate_pod(pod(owner=SET)).eligible == {"b"}
+    assert not found.permits_node(pod(owner=SET), "a")
+    assert found.permits_node(pod(owner=(*SET[:3], "rs-2")), "a")
+    assert found.permits_node(pod(), "a")
 
 
 def test_where_every_node_was_refused_the_pod_is_left_to_kube_scheduler():
     found = rules("a")
     for _ in range(MAX_PIN_REFUSALS):
-        found.refusals.add(refused(ODD), "a")
-    assert "refused" in found.left([pod(owner=SET)])
+        found.refusals.record_refusal(refused(ODD), "a")
+    assert "refused" in found.unsupported_reason([pod(owner=SET)])
 
 
 def test_room_that_was_taken_closes_no_node():
     found = rules("a")
     for _ in range(5):
-        found.refusals.add(refused(ROOM), "a")
-    assert found.permits(pod(owner=SET), "a")
+        found.refusals.record_refusal(refused(ROOM), "a")
+    assert found.permits_node(pod(owner=SET), "a")
 
 
 def test_volumes_are_waited_for_until_they_are_read_and_left_where_they_may_not_be():
     found = rules("a")
     asks = pod(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
     assert found.is_reading([asks])
-    assert not found.left([asks])
+    assert not found.unsupported_reason([asks])
     found.set_readable(VOLUMES, is_readable=False)
-    assert "cannot be read" in found.left([asks])
+    assert "cannot be read" in found.unsupported_reason([asks])
     found.set_readable(VOLUMES, is_readable=True)
-    assert not found.left([asks])
-    assert found.verdict(asks).text == "persistentvolumeclaim data is not there"
+    assert not found.unsupported_reason([asks])
+    assert found.evaluate_pod(asks).text == "persistentvolumeclaim data is not there"
 
 
 def test_a_pod_without_rules_costs_no_question():
     found = rules("a")
     plain = pod(nodeSelector={"no": "node"})
-    assert not found.needs(plain)
-    assert not found.permits(plain, "a")
-    assert "node selector, affinity or taints" in found.verdict(plain).text
+    assert not found.needs_evaluation(plain)
+    assert not found.permits_node(plain, "a")
+    assert "node selector, affinity or taints" in found.evaluate_pod(plain).text

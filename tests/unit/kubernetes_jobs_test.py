@@ -30,7 +30,7 @@ LOOSE = {"slowdown": "95%"}
 def one(found, *, kind="Job", at_s=0.0, jobs=None, **how):
     """The write that a job gets, or None."""
     jobs = JobRightSizer() if jobs is None else jobs
-    told = jobs.take([SuspendedJobUpdated(kind, found)], ground(**how), at_s, leads=True)
+    told = jobs.on_events([SuspendedJobUpdated(kind, found)], ground(**how), at_s, leads=True)
     assert len(told) <= 1
     return told[0] if told else None
 

@@ -45,31 +45,31 @@ async def until(cluster, wanted):
 
 async def test_the_label_is_where_the_term_is():
     async with two_pods() as (_, cluster, (one, two, _)):
-        one.turned(TERM)
+        one.on_term(TERM)
         await until(cluster, ["one"])
-        one.turned(None)
+        one.on_term(None)
         await until(cluster, [])
-        two.turned(TERM)
+        two.on_term(TERM)
         await until(cluster, ["two"])
 
 
 async def test_who_leads_takes_it_from_one_that_was_cut_off():
     async with two_pods() as (_, cluster, (one, two, _)):
-        one.turned(TERM)
+        one.on_term(TERM)
         await until(cluster, ["one"])
-        two.turned(LeadershipTerm(2, 1e9))
+        two.on_term(LeadershipTerm(2, 1e9))
         await until(cluster, ["two"])
 
 
 async def test_a_write_that_fails_is_made_again():
     async with two_pods() as (fake, cluster, (one, _, _)):
         fake.knobs.add("refuse", times=1, verbs=("patch",))
-        one.turned(TERM)
+        one.on_term(TERM)
         await until(cluster, ["one"])
 
 
 async def test_outside_of_a_pod_nothing_is_written():
     async with two_pods() as (_, cluster, (_, _, away)):
-        away.turned(TERM)
+        away.on_term(TERM)
         await asyncio.sleep(0.2)
         assert await leaders(cluster) == []

@@ -15,8 +15,8 @@ def pod(name, *, annotation=None, label=None):
 
 def told(users, found, *, gone=False):
     key = ObjectKey("ml", found["metadata"]["name"])
-    users.heard([Delta(DeltaType.DELETED, key, found, None) if gone else Delta(DeltaType.ADDED, key, None, found)])
-    return users.of(*key)
+    users.on_deltas([Delta(DeltaType.DELETED, key, found, None) if gone else Delta(DeltaType.ADDED, key, None, found)])
+    return users.user_of(*key)
 
 
 def test_a_pod_says_whose_it_is():

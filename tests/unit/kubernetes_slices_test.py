@@ -119,7 +119,7 @@ def slice_pod(name="p-0", *, count=1, waits=True, **more):
 def steered(*names, machine=None):
     machine = machine or SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     for name in names:
-        machine.seen(name, {}, steers=True)
+        machine.on_devices_reported(name, {}, steers=True)
     return machine
 
 
@@ -142,17 +142,17 @@ def test_a_pod_is_let_go_to_the_slice_and_the_next_when_that_one_was_seen():
     machine = steered("n1")
     first, second = slice_pod("p-1"), slice_pod("p-2")
     on = [offer("n1", small=[OfferedMigSlice("a", 0, 0, 1), OfferedMigSlice("b", 0, 1, 1)])]
-    (told,) = machine.take(by_uid(first, second), NODES, on, 7, 0.0)
+    (told,) = machine.schedule_pods(by_uid(first, second), NODES, on, 7, 0.0)
     assert isinstance(told, UngatePod)
     assert (told.key.name, told.node_name, told.epoch) == ("p-1", "n1", 7)
     plan = parse_plan(told.plan)
     assert (plan.workload, plan.devices, plan.profile) == (f"slice-{first.pod.uid}", (0,), "1g.10gb")
-    assert machine.take(by_uid(first, second), NODES, on, 7, 1.0) == []
+    assert machine.schedule_pods(by_uid(first, second), NODES, on, 7, 1.0) == []
     there = stands(first)
     left = [offer("n1", small=[OfferedMigSlice("a", 0, 0, 1), OfferedMigSlice("b", 0, 1, 1)], left=1)]
-    assert machine.take(by_uid(there, second), NODES, left, 7, 2.0) == []
-    machine.seen("n1", {PodKey("ml", "p-1"): ("a",)}, steers=True)
-    (told,) = machine.take(
+    assert machine.schedule_pods(by_uid(there, second), NODES, left, 7, 2.0) == []
+    machine.on_devices_reported("n1", {PodKey("ml", "p-1"): ("a",)}, steers=True)
+    (told,) = machine.schedule_pods(
         by_uid(there, second), NODES, [offer("n1", small=[OfferedMigSlice("b", 0, 1, 1)], used={0: 1})], 7, 3.0
     )
     assert told.key.name == "p-2"
@@ -162,8 +162,8 @@ def test_a_node_that_never_says_what_its_pods_hold_is_not_waited_for_for_ever():
     machine = steered("n1")
     first, second = slice_pod("p-1"), slice_pod("p-2")
     on = [offer("n1", small=[OfferedMigSlice("a", 0, 0, 1), OfferedMigSlice("b", 0, 1, 1)])]
-    machine.take(by_uid(first, second), NODES, on, 7, 0.0)
-    (told,) = machine.take(by_uid(stands(first), second), NODES, on, 7, 16.0)
+    machine.schedule_pods(by_uid(first, second), NODES, on, 7, 0.0)
+    (told,) = machine.schedule_pods(by_uid(stands(first), second), NODES, on, 7, 16.0)
     assert told.key.name == "p-2"
 
 
@@ -188,10 +188,10 @@ def test_a_patch_that_failed_is_made_again_later():
     machine = steered("n1")
     one = slice_pod()
     on = [offer("n1", small=[OfferedMigSlice("a", 0, 0, 1)])]
-    assert machine.take(by_uid(one), NODES, on, 7, 0.0)
-    machine.failed(one.pod.uid, WriteFailure.BUSY, 0.5)
-    assert machine.take(by_uid(one), NODES, on, 7, 5.0) == []
-    assert machine.take(by_uid(one), NODES, on, 7, 6.0)
+    assert machine.schedule_pods(by_uid(one), NODES, on, 7, 0.0)
+    machine.on_failure(one.pod.uid, WriteFailure.BUSY, 0.5)
+    assert machine.schedule_pods(by_uid(one), NODES, on, 7, 5.0) == []
+    assert machine.schedule_pods(by_uid(one), NODES, on, 7, 6.0)
 
 
 def test_a_pinned_pod_that_cannot_be_scheduled_is_made_anew_by_its_owner():

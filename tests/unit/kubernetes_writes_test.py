@@ -68,7 +68,7 @@ def test_what_was_never_sent_is_known_not_to_arrive():
     async def act(writes, held, fake):
         uid, version = head(held)
         await writes.ungate(UngatePod(uid, KEY, version, "n", "{}", 1))
-        await writes.annotate(AnnotatePod(uid, KEY, version, 1, {"eelgrid.io/fence": "1/1"}))
+        await writes.annotate_pod(AnnotatePod(uid, KEY, version, 1, {"eelgrid.io/fence": "1/1"}))
 
     fed, found = asyncio.run(play(act, leads=lambda _: False))
     assert found["spec"]["schedulingGates"]
@@ -81,7 +81,7 @@ def test_what_was_never_sent_is_known_not_to_arrive():
 def test_a_fence_changes_the_version_so_that_what_was_made_against_it_is_refused():
     async def act(writes, held, fake):
         uid, version = head(held)
-        await writes.annotate(AnnotatePod(uid, KEY, version, 2, {"eelgrid.io/fence": f"2/{version}"}))
+        await writes.annotate_pod(AnnotatePod(uid, KEY, version, 2, {"eelgrid.io/fence": f"2/{version}"}))
         await writes.ungate(UngatePod(uid, KEY, version, "n", "{}", 1))
 
     fed, found = asyncio.run(play(act))
@@ -93,8 +93,8 @@ def test_a_fence_changes_the_version_so_that_what_was_made_against_it_is_refused
 def test_a_pod_that_is_another_by_now_is_not_deleted():
     async def act(writes, held, fake):
         uid, version = head(held)
-        await writes.annotate(AnnotatePod(uid, KEY, version, 1, {"eelgrid.io/fence": "1"}))
-        await writes.recreate(RecreatePod(uid, KEY, 1, "why", version))
+        await writes.annotate_pod(AnnotatePod(uid, KEY, version, 1, {"eelgrid.io/fence": "1"}))
+        await writes.delete_for_recreation(RecreatePod(uid, KEY, 1, "why", version))
 
     fed, found = asyncio.run(play(act))
     assert found["metadata"]["name"] == "p"

@@ -82,7 +82,7 @@ class Agent:
     def tick(self):
         self.clock.now_ns += SECOND
         for node, device in self.pairs:
-            node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            node.record_tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=self.clock.now_ns)
 
     def samples(self):
         answer = self.page.build_response("/metrics")
@@ -118,7 +118,7 @@ def test_an_absent_reading_has_no_series():
     agent = Agent()
     agent.tick()
     node = agent.nodes[0]
-    node.tick(missing_gpu_readings(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
+    node.record_tick(missing_gpu_readings(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
     samples = agent.samples()
     assert "eelgrid_gpu_power_watts" not in samples
     assert "eelgrid_gpu_info" in samples
@@ -128,7 +128,7 @@ def test_why_a_reading_is_absent_is_told():
     agent = Agent()
     agent.tick()
     node = agent.nodes[0]
-    node.tick(missing_gpu_readings(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
+    node.record_tick(missing_gpu_readings(node.gpu_uuids, AbsenceReason.TIMED_OUT), monotonic_ns=agent.clock.now_ns)
     told = agent.all_samples("eelgrid_gpu_reading_absent")
     reasons = {sample.labels["reading"]: sample.labels["reason"] for sample in told}
     assert reasons["power_w"] == "timed_out"
@@ -153,7 +153,7 @@ def test_a_lost_device_keeps_no_slow_reading():
     agent.tick()
     node, device = agent.pairs[0]
     node.observe_slow(read_extended_readings(device, node.gpu_uuids))
-    device.faults.lose(node.gpu_uuids[0])
+    device.faults.lose_gpu(node.gpu_uuids[0])
     agent.tick()
     samples = agent.samples()
     assert samples["eelgrid_gpu_up"].value == 0.0
@@ -225,7 +225,7 @@ def test_the_guard_shows_its_plan_and_its_lease():
     assert "eelgrid_guard_lease_left_seconds" not in before
     assert before["eelgrid_gpu_quarantined"].value == 0.0
     plan = NodePlan(node_name="n0", epoch=7, lease_s=30.0, power_budget_w=500.0)
-    agent.nodes[0].receive(ConnectResponse(message=plan))
+    agent.nodes[0].on_message(ConnectResponse(message=plan))
     agent.clock.now_ns += 10 * SECOND
     samples = agent.samples()
     assert samples["eelgrid_guard_plan_epoch"].value == 7.0

@@ -70,7 +70,7 @@ async def test_the_only_node_needs_no_name():
     async with asked([node], clock) as api:
         assert (await api.get_inventory(GetInventoryRequest(), timeout=5.0)).inventory == node.inventory
         assert (await api.get_samples(GetSamplesRequest(), timeout=5.0)).samples is None
-        node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
+        node.record_tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
         clock.now_ns += 2 * SECOND
         answer = await api.get_samples(GetSamplesRequest(node_name="n0"), timeout=5.0)
         assert answer.age_s == 2.0
@@ -83,7 +83,7 @@ async def test_the_plan_in_force_and_its_lease():
     async with asked([node], clock) as api:
         assert (await api.get_node_plan(GetNodePlanRequest(), timeout=5.0)).plan is None
         plan = NodePlan(node_name="n0", epoch=1, lease_s=60.0)
-        node.receive(ConnectResponse(message=plan))
+        node.on_message(ConnectResponse(message=plan))
         clock.now_ns += 10 * SECOND
         answer = await api.get_node_plan(GetNodePlanRequest(), timeout=5.0)
         assert (answer.plan, answer.applied.epoch, answer.lease_left_s) == (plan, 1, 50.0)

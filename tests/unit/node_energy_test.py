@@ -86,9 +86,9 @@ def site(tmp_path):
 def test_nothing_is_known_before_the_first_tick_and_look(site):
     gpus = site.rig.device.gpus()
     slow = read_extended_readings(site.rig.device, [gpu.uuid for gpu in gpus])
-    assert site.energy.report() is None
-    assert site.energy.observe(gpus, slow, site.energy.read(gpus, slow, now_ns=0)) == ()
-    assert (site.energy.report(), site.energy.newest) == (None, None)
+    assert site.energy.build_report() is None
+    assert site.energy.observe(gpus, slow, site.energy.read_sources(gpus, slow, now_ns=0)) == ()
+    assert (site.energy.build_report(), site.energy.newest) == (None, None)
 
 
 def test_two_jobs_on_one_device_are_charged_what_the_device_really_drew(site):
@@ -97,9 +97,9 @@ def test_two_jobs_on_one_device_are_charged_what_the_device_really_drew(site):
     site.process(0, 12, job=2)
     site.rig.load(0, 0.8)
     truth_pj = site.rig.node.devices[0].energy_pj(site.rig.clock[0])
-    before_j = site.energy.report().devices[0].total_mj / MILLIJOULES
+    before_j = site.energy.build_report().devices[0].total_mj / MILLIJOULES
     site.run(121)
-    report = site.energy.report()
+    report = site.energy.build_report()
     drawn_j = (site.rig.node.devices[0].energy_pj(site.rig.clock[0]) - truth_pj) / 1e12
     device = report.devices[0]
     assert device.total_mj / MILLIJOULES - before_j == pytest.approx(drawn_j, rel=0.01)
@@ -122,16 +122,16 @@ def test_resets_losses_and_gaps_lose_no_millijoule_of_what_is_told(site):
     site.run(17)
     faults.reset_counter(uuid)
     site.run(13)
-    faults.lose(uuid)
+    faults.lose_gpu(uuid)
     site.run(7)
-    faults.restore(uuid)
+    faults.restore_gpu(uuid)
     site.run(13)
     charged_j = site.joules(slurm_job="1")
     assert charged_j > 5000.0
     # Its process went with the device, and an hour later its joules are among those who are no more.
     site.rig.advance(3600)
     site.run(16)
-    device = site.energy.report().devices[0]
+    device = site.energy.build_report().devices[0]
     assert dict(device.nobody_mj)["ended"] / MILLIJOULES == pytest.approx(charged_j)
     assert device.estimate.method is EnergyMeasurement.MIXED
 
@@ -164,8 +164,8 @@ def test_an_idle_context_of_somebody_who_holds_nothing_is_told(site):
     assert event.detail.endswith("by slurm job=9 step=0")
     # Both pay for their contexts, and one for the work.
     context = {
-        row.owner.job: row.energy_mj for row in site.energy.report().owners if row.part is EnergyUse.CONTEXT_IDLE
+        row.owner.job: row.energy_mj for row in site.energy.build_report().owners if row.part is EnergyUse.CONTEXT_IDLE
     }
     assert abs(context["8"] - context["9"]) <= 70
-    assert {row.owner.job for row in site.energy.report().owners if row.part is EnergyUse.ACTIVE} == {"8"}
-    assert {row.owner.kind for row in site.energy.report().owners} == {UsageOwnerKind.SLURM}
+    assert {row.owner.job for row in site.energy.build_report().owners if row.part is EnergyUse.ACTIVE} == {"8"}
+    assert {row.owner.kind for row in site.energy.build_report().owners} == {UsageOwnerKind.SLURM}

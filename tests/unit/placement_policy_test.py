@@ -93,11 +93,11 @@ def test_the_daemon_decides_what_the_bench_decides(name):
         if leaves and running:
             workload, *place = running.pop(which % len(running))
             core.cancel(workload, now_ns=number)
-            fleet.release(*place)
+            fleet.release_task(*place)
             continue
         moment = derive_random_seed(core.snapshot())
         step = core.submit(kinds[kind], now_ns=number)
-        found, slots = fleet.place(kind, moment)
+        found, slots = fleet.place_task(kind, moment)
         if found < 0:
             assert not step.result.placements
             core.cancel(step.result.workload_id, now_ns=number)

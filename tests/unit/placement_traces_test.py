@@ -112,7 +112,7 @@ async def test_a_placement_is_followed_from_its_submission_until_its_node_holds_
         said = root.attributes
         assert said["eelgrid.result"] == "finished"
         assert (said["eelgrid.workload.id"], said["eelgrid.workload.gpus"], said["eelgrid.node"]) == ("w", 1.0, "n1")
-        explained = traced.loop.core.explain("w").replicas[0].candidates[0]
+        explained = traced.loop.core.explain_workload("w").replicas[0].candidates[0]
         assert said["eelgrid.cost_watts"] == pytest.approx(explained.cost_w)
         for term in explained.terms:
             assert said[f"eelgrid.cost_watts.{term.name}"] == pytest.approx(term.cost_w)

@@ -22,7 +22,7 @@ def test_a_full_disk_means_that_nothing_is_changed(rig):
     assert rig.machine.shown(one) == rig.found[one]
     assert rig.status(one) == (FAILED, "journal")
     rig.journal.is_full = False
-    rig.guard.renew(rig.machine.now_ns)
+    rig.guard.renew_lease(rig.machine.now_ns)
     rig.cycle(40)
     assert (rig.limit_w(one), rig.status(one)) == (500.0, (APPLIED, ""))
 
@@ -163,7 +163,7 @@ def test_what_could_not_be_journalled_was_not_found_either(rig):
     settled(rig, setting(one, 500.0))
     rig.machine.set_behind(one, 640.0)
     rig.journal.is_full = False
-    rig.guard.renew(rig.machine.now_ns)
+    rig.guard.renew_lease(rig.machine.now_ns)
     rig.cycle(40)
     assert rig.limit_w(one) == 500.0
     rig.cycle(60)

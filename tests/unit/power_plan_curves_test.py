@@ -41,14 +41,14 @@ def test_a_law_is_found_again():
 
 def test_what_was_measured_stands():
     curve = lawful()
-    assert [curve.at(w) for w in LIMITS_W] == list(curve.points)
-    assert curve.at(200.3) is curve.points[2]
+    assert [curve.interpolate(w) for w in LIMITS_W] == list(curve.points)
+    assert curve.interpolate(200.3) is curve.points[2]
     assert curve.largest == curve.points[-1]
 
 
 @pytest.mark.parametrize("left_out", LIMITS_W[1:-1])
 def test_a_limit_left_out_is_near_what_the_law_says(left_out):
-    at = lawful([w for w in LIMITS_W if w != left_out]).at(left_out)
+    at = lawful([w for w in LIMITS_W if w != left_out]).interpolate(left_out)
     assert not at.measured
     assert at.time_s == pytest.approx(LAW.time_s(left_out), rel=0.03)
     assert at.power_w == pytest.approx(LAW.power_w(left_out), rel=0.03)
@@ -57,7 +57,7 @@ def test_a_limit_left_out_is_near_what_the_law_says(left_out):
 @pytest.mark.parametrize("measured", [(300.0,), (150.0, 300.0), LIMITS_W])
 def test_time_falls_and_power_rises_with_the_limit_and_power_is_never_above_it(measured):
     curve = lawful(measured, gpus=4)
-    seen = [curve.at(float(w)) for w in np.linspace(60.0, 400.0, 341)]
+    seen = [curve.interpolate(float(w)) for w in np.linspace(60.0, 400.0, 341)]
     assert all(one.time_s >= other.time_s - 1e-12 for one, other in pairwise(seen))
     assert all(one.power_w <= other.power_w + 1e-12 for one, other in pairwise(seen))
     assert all(one.power_w <= 4 * one.limit_w + 1e-9 for one in seen)
@@ -128,4 +128,4 @@ def test_points_that_make_no_curve_are_refused_by_field(points, field):
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf])
 def test_an_impossible_limit_is_refused(limit):
     with pytest.raises(InvalidCurve, match="limit_w"):
-        lawful().at(limit)
+        lawful().interpolate(limit)

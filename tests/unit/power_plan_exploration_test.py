@@ -42,7 +42,7 @@ class Run:
         self.limits = []
 
     def window(self, curve=None, limit_w=None):
-        at = (curve or self.curve).at(limit_w or self.decision.limit_w)
+        at = (curve or self.curve).interpolate(limit_w or self.decision.limit_w)
         work = 10.0 / at.time_s
         self.work, self.time_s, self.energy_j = self.work + work, self.time_s + 10.0, self.energy_j + work * at.energy_j
         self.limits.append(at.limit_w)
@@ -98,7 +98,7 @@ def test_what_is_known_is_told_with_its_error():
     run = Run(lawful(), noise=0.01).go(300)
     for standing in limit_estimates(run.state):
         if standing is not None:
-            truth = run.curve.at(standing.limit_w)
+            truth = run.curve.interpolate(standing.limit_w)
             assert abs(standing.time_s / truth.time_s - 1.0) <= 4.0 * standing.time_error
             assert abs(standing.energy_j / truth.energy_j - 1.0) <= 4.0 * standing.energy_error
     assert limit_estimates(Run(lawful()).state) == (None,) * 5
@@ -243,7 +243,7 @@ def test_what_makes_no_sense_is_refused(limits, gpus):
 
 def foreseen(curve, scatter=0.05, off=0.0):
     """A prior of the curve itself, every limit off by so many log units of time."""
-    falling = [curve.at(limit_w) for limit_w in reversed(curve.limits_w)]
+    falling = [curve.interpolate(limit_w) for limit_w in reversed(curve.limits_w)]
     time = tuple(
         LimitRatio(math.log(at.time_s / falling[0].time_s) + (off if at is not falling[0] else 0.0), scatter)
         for at in falling

@@ -49,10 +49,10 @@ def test_a_family_is_due_when_it_has_grown():
     due_at = None
     for number in range(60):
         held.observe(point(STRANGER, Configuration(A100, "2g", batch=2 + number)), 100.0 + number)
-        if held.due():
+        if held.families_due():
             due_at = number + 1
             break
-    assert held.due() == (FAMILY,)
+    assert held.families_due() == (FAMILY,)
     assert due_at == pytest.approx(before * (RELEARN_GROWTH - 1.0), abs=1.0)
 
 

@@ -126,9 +126,9 @@ def test_left_out_is_what_the_others_say():
     posterior = GpPosterior(covariance, told, SCALE)
     error, variance = posterior.leave_one_out(np.arange(10))
     for row in range(10):
-        others = told.take(np.arange(10) != row)
+        others = told.select(np.arange(10) != row)
         mean, spread = GpPosterior(covariance, others, SCALE).predict_at(
-            told.take(np.array([row])).sites, np.array([-1])
+            told.select(np.array([row])).sites, np.array([-1])
         )
         assert error[row] == pytest.approx(told.values[row] - mean[0], rel=1e-5, abs=1e-7)
         assert variance[row] == pytest.approx(spread[0] + told.noise[row], rel=1e-5)
@@ -138,8 +138,8 @@ def test_left_out_together_is_what_the_rest_says():
     rng = np.random.default_rng(6)
     covariance, told = _covariance(rng), _evidence(rng, 10)
     out = np.array([1, 4, 7])
-    rest = told.take(~np.isin(np.arange(10), out))
-    mean, spread = GpPosterior(covariance, rest, SCALE).predict_at(told.take(out).sites, np.full(3, -1))
+    rest = told.select(~np.isin(np.arange(10), out))
+    mean, spread = GpPosterior(covariance, rest, SCALE).predict_at(told.select(out).sites, np.full(3, -1))
     error, variance = GpPosterior(covariance, told, SCALE).leave_group_out(out)
     assert error == pytest.approx(told.values[out] - mean, rel=1e-5, abs=1e-7)
     assert variance == pytest.approx(spread + told.noise[out], rel=1e-5)

@@ -122,11 +122,11 @@ def test_a_drift_widens_what_was_measured_before_it():
 
 def test_a_first_reading_is_recorded_with_what_was_expected():
     new, old = Configuration(A100, batch=8), Configuration(A100, "2g", batch=16)
-    found = _predictor().reading(point("middle", new), 5.0)
+    found = _predictor().build_reading(point("middle", new), 5.0)
     assert set(found.expected) == {POWER, THROUGHPUT, latency_quantity(0.5), latency_quantity(0.99)}
     assert found.expected[THROUGHPUT].mean == pytest.approx(math.log(point("middle", new).throughput_hz), abs=0.1)
-    assert _predictor().reading(point("middle", old), 5.0).expected == {}
-    assert _predictor().reading(point("nobody", old), 5.0).expected == {}
+    assert _predictor().build_reading(point("middle", old), 5.0).expected == {}
+    assert _predictor().build_reading(point("nobody", old), 5.0).expected == {}
 
 
 def test_a_cache_changes_no_answer(monkeypatch):
@@ -139,7 +139,7 @@ def test_a_cache_changes_no_answer(monkeypatch):
         fresh["large"],
         fresh["small"],
     ]
-    later = one.after(measured().with_reading(ProfileReading(point("middle", WHOLE, 0.5), 9.0)))
+    later = one.with_profiles(measured().with_reading(ProfileReading(point("middle", WHOLE, 0.5), 9.0)))
     assert later.predict("small", asked) == fresh["small"]
 
 

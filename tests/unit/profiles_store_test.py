@@ -66,15 +66,15 @@ def test_a_change_of_level_begins_a_new_epoch_with_the_readings_that_told():
     assert quiet.profiles["w"].epoch == 0
     profile = quiet.profiles["w"]
     for second, point in enumerate(after):
-        profile = (quiet := quiet.told(ProfileReading(point, 100.0 + second))).profiles["w"]
+        profile = (quiet := quiet.with_reading(ProfileReading(point, 100.0 + second))).profiles["w"]
     assert profile.epoch == 1
     [(at_s, which)] = profile.drifts
     assert 100.0 <= at_s <= 110.0
     assert which == THROUGHPUT
     new, old = profile.cells[Configuration("a40")], profile.cells[Configuration("a40", batch=2)]
     assert math.exp(new.tallies[THROUGHPUT].mean) == pytest.approx(80.0, rel=0.02)
-    assert profile.stale(old)
-    assert not profile.stale(new)
+    assert profile.is_stale(old)
+    assert not profile.is_stale(new)
     assert profile_provenance(profile).stale == 1
 
 
@@ -120,8 +120,8 @@ def test_sources_have_a_limit():
 
 
 def test_facts_about_a_known_workload_do_not_forget_it():
-    found = _told([_point()]).introduced(ProfiledWorkload("w", "llm", {"active": 3.0}))
-    assert [one.workload.workload for one in found.family("llm")] == ["w"]
+    found = _told([_point()]).with_workload(ProfiledWorkload("w", "llm", {"active": 3.0}))
+    assert [one.workload.workload for one in found.family_profiles("llm")] == ["w"]
     assert found.profiles["w"].readings == 1
     assert found.revision == 2
 

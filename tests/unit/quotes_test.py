@@ -41,16 +41,16 @@ def test_a_market_begins_void_and_counts_nothing_before_its_first_quotes():
 
 def test_tasks_are_counted_from_the_last_quotes_on():
     market = in_force(3)
-    market.moved(2)
+    market.count_task_changes(2)
     assert seen(market) == (SOME, 5)
-    market.quoted(NO_OPPORTUNITY_PRICES)
+    market.set_prices(NO_OPPORTUNITY_PRICES)
     assert seen(market) == (NO_OPPORTUNITY_PRICES, 0)
 
 
 def test_old_quotes_stay_in_force_and_void_ones_do_not():
     aged, void = in_force(2), in_force(2)
-    aged.age()
-    void.void()
+    aged.request_refresh()
+    void.invalidate()
     assert seen(aged) == (SOME, -1)
     assert seen(void) == (NO_OPPORTUNITY_PRICES, -1)
 
@@ -59,9 +59,9 @@ def test_a_copy_goes_its_own_way():
     market = in_force(1)
     twin = market.copy()
     assert seen(twin) == seen(market)
-    twin.moved(4)
+    twin.count_task_changes(4)
     assert seen(market) == (SOME, 1)
-    twin.void()
+    twin.invalidate()
     assert seen(market) == (SOME, 1)
 
 

@@ -121,7 +121,7 @@ GOLDENS = [
 @pytest.mark.parametrize(("make", "wanted", "constraint", "removals", "remedy"), GOLDENS)
 def test_what_waits_is_told_what_would_help(make, wanted, constraint, removals, remedy):
     core = make()
-    explanation = core.explain(core.submit(wanted, now_ns=9).result.workload_id)
+    explanation = core.explain_workload(core.submit(wanted, now_ns=9).result.workload_id)
     assert explanation.constraint == constraint
     assert {found.constraint: found.nodes for found in explanation.replicas[0].removals} == removals
     assert explanation.remedy == remedy
@@ -141,7 +141,7 @@ def test_a_model_that_nobody_has():
 
 def test_what_was_placed_needs_no_remedy():
     core = mixed()
-    explanation = core.explain("one")
+    explanation = core.explain_workload("one")
     assert (explanation.constraint, explanation.remedy) == ("", "")
 
 
@@ -156,7 +156,7 @@ def test_what_was_placed_needs_no_remedy():
 def test_freeing_what_is_named_is_enough(wanted, freed):
     core = mixed()
     key = core.submit(wanted, now_ns=9).result.workload_id
-    remedy = core.explain(key).remedy
+    remedy = core.explain_workload(key).remedy
     for name in freed:
         assert name in remedy
         core.cancel(name, now_ns=10)

@@ -31,14 +31,14 @@ def test_a_replica_that_holds_a_free_gpu_is_pointed_at_it_and_its_limit_follows(
     (before,) = held(core, "w0")
     free = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid != before)
     epoch = core.node_plan("a").epoch
-    step = core.corrected("a", {("w0", 0): (free,)}, now_ns=2)
+    step = core.correct_devices("a", {("w0", 0): (free,)}, now_ns=2)
     assert held(core, "w0") == {free}
     assert core.workload("w0").placements[0].gpu_indexes == (core.state.nodes["a"].gpu(free).index,)
     plan = core.node_plan("a")
     assert [one.gpu_uuid for one in plan.gpu_settings if one.power_limit_w == 100.0] == [free]
     assert plan.epoch == epoch + 1
     assert step.nodes == {"a"}
-    assert core.corrected("a", {("w0", 0): (free,)}, now_ns=3).events == ()
+    assert core.correct_devices("a", {("w0", 0): (free,)}, now_ns=3).events == ()
 
 
 def test_two_that_got_each_others_devices_swap_in_one_event_that_the_journal_carries():
@@ -47,7 +47,7 @@ def test_two_that_got_each_others_devices_swap_in_one_event_that_the_journal_car
     third = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid not in one | two)
     actual = {("w0", 0): (min(two),), ("w1", 0): (*one, third)}
     twin = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
-    (event,) = core.corrected("a", actual, now_ns=2).events
+    (event,) = core.correct_devices("a", actual, now_ns=2).events
     assert event.workload_ids == ("w0", "w1")
     twin.state.apply(event_from_plain(*event_to_plain(event)))
     assert twin.state.digest() == core.state.digest()
@@ -57,9 +57,9 @@ def test_two_that_got_each_others_devices_swap_in_one_event_that_the_journal_car
 
 def test_what_others_are_taken_to_hold_and_a_closed_node_are_no_objection():
     core = placed(1)
-    core.occupied("a", ExternalUsage(gpu_count=3, closed="cordoned"), now_ns=1)
+    core.update_external_usage("a", ExternalUsage(gpu_count=3, closed="cordoned"), now_ns=1)
     other = next(gpu.uuid for gpu in core.state.nodes["a"].inventory.gpus if gpu.uuid not in held(core, "w0"))
-    core.corrected("a", {("w0", 0): (other,)}, now_ns=2)
+    core.correct_devices("a", {("w0", 0): (other,)}, now_ns=2)
     assert held(core, "w0") == {other}
 
 
@@ -76,13 +76,13 @@ def test_what_cannot_be_is_refused_and_nothing_has_changed(said, words):
     core = placed(1, 1)
     before = core.state.digest()
     with pytest.raises(CorrectionRefused, match=words):
-        core.corrected("a", said(core), now_ns=2)
+        core.correct_devices("a", said(core), now_ns=2)
     assert core.state.digest() == before
 
 
 def test_a_node_that_is_not_there_is_named():
     with pytest.raises(NotFound, match="no node is called 'b'"):
-        placed(1).corrected("b", {}, now_ns=2)
+        placed(1).correct_devices("b", {}, now_ns=2)
 
 
 def test_an_agent_that_comes_to_a_node_takes_over_what_was_planned_there_by_index():

@@ -98,7 +98,7 @@ def test_several_roles_add_up():
     assert may(both, CONNECT)
     assert may(both, SUBMIT)
     assert not may(both, POLICY)
-    assert both.greatest == "submitter"
+    assert both.greatest_role == "submitter"
 
 
 def test_a_call_without_a_row_is_for_the_greatest_role_alone():
@@ -119,7 +119,7 @@ def test_without_a_role_everything_is_open_until_roles_are_demanded():
 def test_a_role_misspelt_is_no_certificate_of_before_roles():
     caller = read(("O", "eelgrid:veiwer"))
     assert not caller.predates_roles
-    assert caller.greatest == "unknown"
+    assert caller.greatest_role == "unknown"
     with pytest.raises(RoleRefused, match="eelgrid:veiwer, which is no role"):
         check_call_role(caller, LIVE_PAGE_PATH, PERMIT, now_s=0.0)
 
@@ -179,7 +179,7 @@ def test_what_no_terminal_should_get_is_escaped():
     caller = read(("CN", "a\x1b[2J\nb"), ("O", "x,CN=admin"))
     assert caller.subject == r"CN=a\1B[2J\0Ab,O=x\,CN\=admin"
     assert read(names=("viewer.example", "a@example.org")).subject == "DNS=viewer.example,EMAIL=a@example.org"
-    assert "\x1b" not in read(("O", "eelgrid:\x1b[2J")).words
+    assert "\x1b" not in read(("O", "eelgrid:\x1b[2J")).description
 
 
 @pytest.mark.parametrize(

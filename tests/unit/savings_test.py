@@ -96,8 +96,8 @@ def test_slices_stand_where_they_stand_in_both():
     idle_w = play(core.submit(slices_rig.service("s", 10.0), now_ns=4), 4).power_w
     event = slices_event_test.event()
     core.state.apply(event)
-    savings.follow(event)
-    savings.advance(9)
+    savings.follow_event(event)
+    savings.advance_to(9)
     figures = savings.figures()
     assert (figures.replicas[BOTH], figures.gpu_milli[BOTH]) == (1, 428)
     assert figures.power_w[BEST_FIT] == figures.power_w[EELGRID] > idle_w[BEST_FIT]

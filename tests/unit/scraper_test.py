@@ -43,7 +43,7 @@ async def taken(scraper, name, *, want=lambda _: True):
     """The next round of a workload that is as wanted."""
     async with asyncio.timeout(5.0):
         while True:
-            one = scraper.take().get(name)
+            one = scraper.collect_rounds().get(name)
             if one is not None and want(one):
                 return one
             await asyncio.sleep(0.005)
@@ -67,7 +67,7 @@ async def test_rounds_of_real_servers_become_windows(kind):
     replicas = [Replica(kind), Replica(kind)]
     with Listener(replicas[0].reply) as one, Listener(replicas[1].reply) as other:
         async with scraping() as scraper:
-            scraper.ask({"w-1": ScrapeTarget({0: one.url, 1: other.url}, required_names(names))})
+            scraper.set_targets({"w-1": ScrapeTarget({0: one.url, 1: other.url}, required_names(names))})
             rounds = ScrapeWindows(names, "m", grace_s=60.0, age_most_s=60.0)
             first = rounds.add_round(await taken(scraper, "w-1"))
             assert first.window is None
@@ -105,7 +105,7 @@ async def test_hung_garbled_and_broken_pages_are_reasons_and_the_others_still_co
         urls = {0: stack.enter_context(Listener(replica.reply)).url}
         urls |= {number: stack.enter_context(Listener(reply)).url for number, reply in bad.items()}
         async with scraping() as scraper:
-            scraper.ask({"w": ScrapeTarget(urls, required_names(server_metric_names("vllm")))})
+            scraper.set_targets({"w": ScrapeTarget(urls, required_names(server_metric_names("vllm")))})
             found = {number: page for (number, _), page in (await taken(scraper, "w")).pages.items()}
             assert sum(scraper.failures.values()) == 6
     assert isinstance(found.pop(0), ExpositionPage)
@@ -131,13 +131,13 @@ async def test_one_that_hangs_or_breaks_holds_up_nobody_else():
 
     async with scraping(get) as scraper:
         names = required_names(server_metric_names("vllm"))
-        scraper.ask({name: ScrapeTarget({0: name}, names) for name in ("hangs", "breaks", "fine")})
+        scraper.set_targets({name: ScrapeTarget({0: name}, names) for name in ("hangs", "breaks", "fine")})
         for _ in range(3):
             assert isinstance((await taken(scraper, "fine")).pages[0, "fine"], ExpositionPage)
-        assert "hangs" not in scraper.take()
-        scraper.ask({})  # the round under way ends with the wish for it
+        assert "hangs" not in scraper.collect_rounds()
+        scraper.set_targets({})  # the round under way ends with the wish for it
         await asyncio.sleep(0.1)
-        assert scraper.take() == {}
+        assert scraper.collect_rounds() == {}
 
 
 async def test_an_address_that_keeps_failing_is_asked_seldom_and_comes_back():
@@ -151,7 +151,7 @@ async def test_an_address_that_keeps_failing_is_asked_seldom_and_comes_back():
 
     kept, replica = replica, None
     async with scraping(get, every_s=0.01) as scraper:
-        scraper.ask({"w": ScrapeTarget({0: "u"}, required_names(server_metric_names("vllm")))})
+        scraper.set_targets({"w": ScrapeTarget({0: "u"}, required_names(server_metric_names("vllm")))})
         for _ in range(15):
             assert (await taken(scraper, "w")).pages[0, "u"] == "gone"
         assert len(asked) <= 3 + 15 / 4 + 2

@@ -51,9 +51,9 @@ def test_a_profile_within_its_bucket_is_not_taught_that_it_is_slow():
     """True p95 of 11 ms, read in a straight line between 10 and 25 ms, seems to be 24."""
     model, correction = _service(), ServiceCalibration()
     window = _window(2600.0, (5.0, 100_000.0, 100_000.0, 100_000.0, 100_000.0))
-    assert model.live(window).value_s > 0.024
+    assert model.live_quantile(window).value_s > 0.024
     for number in range(200):
-        correction = update_calibration(correction, model.steady(window, 1), 30.0 * number)
+        correction = update_calibration(correction, model.sample_steady(window, 1), 30.0 * number)
     known = calibration_factor(correction, 6000.0)
     assert known.value == pytest.approx(1.0)
     assert known.error <= 0.15 + 1e-9
@@ -104,7 +104,7 @@ def test_nothing_read_is_no_sample():
 def test_a_bucket_above_the_objective_is_a_broken_promise():
     """Read in a straight line it may seem to be in time by less than half a bucket."""
     window = _window(5000.0, (0.0, 94_000.0, 100_000.0, 100_000.0, 100_000.0))
-    assert _service().live(window).value_s * (1.0 - _service().live(window).resolution) < 0.025
+    assert _service().live_quantile(window).value_s * (1.0 - _service().live_quantile(window).resolution) < 0.025
     assert _service().is_late(window)
     assert not _service(0.05).is_late(window)
 
@@ -120,7 +120,7 @@ def _slow_window(slow, held):
 @pytest.mark.parametrize("slow", [0.9, 1.0, 1.1, 1.3])
 @pytest.mark.parametrize("held", [4.0, 16.0, 40.0])
 def test_the_mean_tells_within_a_bucket_how_slow_an_engine_is(slow, held):
-    sample = _service().steady(_slow_window(slow, held), 1)
+    sample = _service().sample_steady(_slow_window(slow, held), 1)
     assert sample.factor == pytest.approx(slow, rel=1e-6)
     assert sample.is_mean
     assert sample.most is None
@@ -130,12 +130,12 @@ def test_a_quantile_raises_what_the_mean_says_and_never_lowers_it():
     model = _service()
     late = (5.0, 5.0, 100_000.0, 100_000.0, 100_000.0)  # p95 between 25 and 50 ms
     token_hz = token_rate_hz(CURVE, 16.0)
-    raised = model.steady(_window(token_hz, late, sum_s=late[-1] * 16.0 / token_hz), 1)
-    assert raised.factor == pytest.approx(model.steady(_window(token_hz, late), 1).factor)
+    raised = model.sample_steady(_window(token_hz, late, sum_s=late[-1] * 16.0 / token_hz), 1)
+    assert raised.factor == pytest.approx(model.sample_steady(_window(token_hz, late), 1).factor)
     assert raised.factor > 1.5
     early = (100_000.0,) * 5  # p95 below 10 ms, where the curve says more
-    kept = model.steady(_window(token_hz, early, sum_s=early[-1] * 16.0 / token_hz), 1)
-    assert model.steady(_window(token_hz, early), 1).most < 1.0
+    kept = model.sample_steady(_window(token_hz, early, sum_s=early[-1] * 16.0 / token_hz), 1)
+    assert model.sample_steady(_window(token_hz, early), 1).most < 1.0
     assert kept.factor == pytest.approx(1.0)
 
 
@@ -153,7 +153,7 @@ def test_doubt_of_the_curve_shrinks_with_means_alone_and_comes_back():
 def test_less_doubt_never_needs_more_replicas():
     model = _service(0.016)
     needed = [
-        [model.needed(rate_hz, SlownessFactor(1.0, 0.03, doubt), 500) for doubt in (0.0, 0.3, 1.0)]
+        [model.needed_replicas(rate_hz, SlownessFactor(1.0, 0.03, doubt), 500) for doubt in (0.0, 0.3, 1.0)]
         for rate_hz in (5.0, 50.0, 400.0)
     ]
     assert all(row == sorted(row) for row in needed)

@@ -32,7 +32,7 @@ def _scaler(**limits):
 
 
 def _steady(scaler, rate_hz, windows=40, *, begun=None, **facts):
-    state = scaler.begin(math.ceil(rate_hz / 10.0) if begun is None else begun)
+    state = scaler.initial_state(math.ceil(rate_hz / 10.0) if begun is None else begun)
     for number in range(windows):
         state, _ = scaler.step(state, LoadObserved(15.0 * (number + 1), rate_hz, **facts))
         state, _ = scaler.step(state, ReplicasReady(15.0 * (number + 1), state.target))
@@ -123,7 +123,7 @@ def test_a_tick_in_time_is_nothing():
     scaler = _scaler()
     state, at_s = _steady(scaler, 40.0)
     assert scaler.step(state, ScalerTick(at_s + 59.0))[0] is state
-    fresh = scaler.begin(3)
+    fresh = scaler.initial_state(3)
     assert scaler.step(fresh, ScalerTick(1e9))[0] is fresh  # nothing was ever known: nothing is stale
 
 

@@ -38,7 +38,7 @@ def shadow_of(core, weights):
 
 
 def reported(shadow, core):
-    return shadow.report(compute_cluster_figures(core), core.state.workloads, core.state.revision)
+    return shadow.build_report(compute_cluster_figures(core), core.state.workloads, core.state.revision)
 
 
 STEPS = st.lists(
@@ -71,7 +71,7 @@ def test_the_policy_in_force_as_its_own_shadow_is_the_cluster(steps):
             case _:
                 continue
         for event in found.events:
-            shadow.follow(event)
+            shadow.follow_event(event)
     report = reported(shadow, core)
     assert report.live == report.shadow
     assert (report.elsewhere, report.live_alone, report.shadow_alone, report.differences) == (0, 0, 0, ())
@@ -88,7 +88,7 @@ def test_another_policy_shows_where_it_differs():
         step = core.submit(request(gpus=1, **spec), now_ns=3)
         keys.append(step.result.workload_id)
         for event in step.events:
-            shadow.follow(event)
+            shadow.follow_event(event)
     core.cancel(keys[1], now_ns=4)
     report = reported(shadow, core)
     assert (report.alike, report.elsewhere) == (0, 2)
@@ -104,10 +104,10 @@ def test_what_waited_before_it_began_is_tried_by_it_too():
     core.submit(request(gpus=2), now_ns=1)
     core.submit(request(gpus=1), now_ns=1)
     shadow = shadow_of(core, CARELESS)
-    assert shadow.core.backlog
+    assert shadow.core.has_backlog
     for event in core.submit(request(cpu=1), now_ns=3).events:
-        shadow.follow(event)
-    assert not shadow.core.backlog
+        shadow.follow_event(event)
+    assert not shadow.core.has_backlog
 
 
 async def test_it_is_started_asked_and_stopped(tmp_path):
@@ -171,7 +171,7 @@ class Shadowed(FakeOperators):
         self.asked = request_.weights
         self.shadow = shadow_of(self.core, CARELESS)
         for event in self.core.submit(request(gpus=1, milli=500), now_ns=3).events:
-            self.shadow.follow(event)
+            self.shadow.follow_event(event)
         return messages.StartShadowResponse(report=reported(self.shadow, self.core))
 
     async def get_shadow(self, request_, context):

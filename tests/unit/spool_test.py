@@ -35,7 +35,7 @@ def test_ticks_become_one_batch_and_an_acknowledgement_releases_it():
     assert (batch.sequence, batch.time_ns) == (1, (1, 2, 3))
     assert one.next_batch() is None
     assert one.acknowledge(1) is Acknowledged.NEWER
-    assert (one.unacknowledged_ticks, one.under_way) == (0, 0)
+    assert (one.unacknowledged_ticks, one.in_flight) == (0, 0)
 
 
 def test_the_window_bounds_what_is_under_way():
@@ -43,7 +43,7 @@ def test_the_window_bounds_what_is_under_way():
     for time_ns in range(3):
         one.add(tick(time_ns))
         one.next_batch()
-    assert one.under_way == 2
+    assert one.in_flight == 2
     assert one.acknowledge(1) is Acknowledged.NEWER
     assert one.next_batch().sequence == 3
 
@@ -69,7 +69,7 @@ def test_an_acknowledgement_is_cumulative_and_may_come_twice():
     assert one.acknowledge(2) is Acknowledged.NEWER
     assert one.acknowledge(2) is Acknowledged.STALE
     assert one.acknowledge(1) is Acknowledged.STALE
-    assert one.under_way == 1
+    assert one.in_flight == 1
 
 
 def test_an_acknowledgement_of_what_was_never_sent_is_refused():
@@ -86,7 +86,7 @@ def test_a_new_connection_sends_what_is_not_acknowledged_again_in_order():
         one.add(tick(time_ns))
         sent.append(one.next_batch())
     assert one.resume(1) is Acknowledged.NEWER
-    assert one.urgent
+    assert one.is_urgent
     assert [one.next_batch(), one.next_batch()] == sent[1:]
     assert one.next_batch() is None
 
@@ -141,9 +141,9 @@ def test_a_batch_ends_where_generation_or_time_break(second):
 
 def test_a_backlog_goes_in_large_batches():
     one = spool(*range(BATCH_TICKS_MOST + 5), ticks_most=1000)
-    assert one.urgent
+    assert one.is_urgent
     assert len(one.next_batch().time_ns) == BATCH_TICKS_MOST
-    assert not one.urgent
+    assert not one.is_urgent
 
 
 @pytest.mark.parametrize("limits", [{"window": 0}, {"ticks_most": 0}])

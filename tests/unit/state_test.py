@@ -53,14 +53,18 @@ def placed(key="w-1", name="a", uuids=("GPU-a-0",), replica=0):
 def test_a_workload_goes_from_pending_to_placed_to_cancelled():
     state = joined(node("a"))
     state.apply(submitted(gpus=1))
-    assert (state.workloads["w-1"].phase, state.live, list(state.pending)) == (WorkloadPhase.PENDING, 1, ["w-1"])
+    assert (state.workloads["w-1"].phase, state.live_workloads, list(state.pending)) == (
+        WorkloadPhase.PENDING,
+        1,
+        ["w-1"],
+    )
     assert state.apply(placed()) == {"a"}
     record = state.nodes["a"]
     assert (record.allocated_cpu_milli, record.gpu_milli, record.plan_epoch) == (1000, {"GPU-a-0": 1000}, 1)
     assert list(record.holders("GPU-a-0")) == ["w-1"]
     state.validate()
     assert state.apply(WorkloadCancelled(time_ns=4, workload_id="w-1")) == {"a"}
-    assert (record.allocated_gpu_milli, record.assignments, record.plan_epoch, state.live) == (0, {}, 2, 0)
+    assert (record.allocated_gpu_milli, record.assignments, record.plan_epoch, state.live_workloads) == (0, {}, 2, 0)
     assert state.workloads["w-1"].revision == state.revision == 4
     assert state.phases[WorkloadPhase.CANCELLED] == 1
     state.validate()

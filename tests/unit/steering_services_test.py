@@ -36,20 +36,20 @@ def steered(replicas=2, settings=None):
 
 
 def standing(steering):
-    return steering.standing().services[0]
+    return steering.controller_status().services[0]
 
 
 def test_a_rise_is_said_once_and_a_fall_only_after_the_look_back():
     steering = steered()
-    (scale,) = steering.on(ServiceWindow(30.0, "s", seen(60.0)))
+    (scale,) = steering.handle_event(ServiceWindow(30.0, "s", seen(60.0)))
     assert scale.name == "s"
     assert scale.replicas > 2
-    assert steering.on(ServiceReady(40.0, "s", scale.replicas)) == []
+    assert steering.handle_event(ServiceReady(40.0, "s", scale.replicas)) == []
     for k in range(2, 6):
-        assert steering.on(ServiceWindow(30.0 * k, "s", seen(60.0))) == []
+        assert steering.handle_event(ServiceWindow(30.0 * k, "s", seen(60.0))) == []
     target, said = scale.replicas, []
     for k in range(6, 40):
-        said += [one.replicas for one in steering.on(ServiceWindow(30.0 * k, "s", seen(5.0)))]
+        said += [one.replicas for one in steering.handle_event(ServiceWindow(30.0 * k, "s", seen(5.0)))]
     assert said
     assert said == sorted(said, reverse=True)
     assert said[-1] < target
@@ -58,19 +58,19 @@ def test_a_rise_is_said_once_and_a_fall_only_after_the_look_back():
 
 def test_what_may_have_been_lost_is_said_again_until_it_comes():
     steering = steered(settings=ControlSettings(repeat_s=60.0))
-    (scale,) = steering.on(ServiceWindow(30.0, "s", seen(60.0)))
-    assert steering.on(ControlTick(60.0)) == []
-    assert steering.on(ControlTick(90.0)) == [scale]
-    assert steering.on(ControlTick(100.0)) == []
-    steering.on(ServiceReady(110.0, "s", scale.replicas))
-    assert steering.on(ControlTick(200.0)) == []
+    (scale,) = steering.handle_event(ServiceWindow(30.0, "s", seen(60.0)))
+    assert steering.handle_event(ControlTick(60.0)) == []
+    assert steering.handle_event(ControlTick(90.0)) == [scale]
+    assert steering.handle_event(ControlTick(100.0)) == []
+    steering.handle_event(ServiceReady(110.0, "s", scale.replicas))
+    assert steering.handle_event(ControlTick(200.0)) == []
 
 
 def test_silence_takes_nothing_away():
     steering = steered(8)
-    steering.on(ServiceWindow(30.0, "s", seen(1.0)))
+    steering.handle_event(ServiceWindow(30.0, "s", seen(1.0)))
     for at_s in range(60, 4000, 30):
-        assert steering.on(ControlTick(float(at_s))) == []
+        assert steering.handle_event(ControlTick(float(at_s))) == []
     assert standing(steering).phase is ScalerPhase.BLIND
     assert standing(steering).target == 8
     assert "blind" in standing(steering).reason
@@ -79,7 +79,7 @@ def test_silence_takes_nothing_away():
 def test_a_service_that_is_taken_up_in_the_middle_of_life_keeps_what_it_has():
     steering = steered(12)
     for k in range(1, 5):  # the look-back of 120 s is not full
-        assert steering.on(ServiceWindow(30.0 * k, "s", seen(5.0))) == []
+        assert steering.handle_event(ServiceWindow(30.0 * k, "s", seen(5.0))) == []
     assert standing(steering).target == 12
 
 
@@ -90,8 +90,8 @@ def test_a_service_outside_its_bounds_is_brought_into_them():
 
 def test_old_double_and_unknown_events_are_counted_and_change_nothing():
     steering = steered()
-    steering.on(ServiceReady(5.0, "s", 2))
-    steering.on(ServiceWindow(30.0, "s", seen(20.0)))
+    steering.handle_event(ServiceReady(5.0, "s", 2))
+    steering.handle_event(ServiceWindow(30.0, "s", seen(20.0)))
     before = standing(steering)
     for event in (
         ServiceStarted(31.0, "s", PROMISED, 9),
@@ -104,21 +104,21 @@ def test_old_double_and_unknown_events_are_counted_and_change_nothing():
         WorkloadEnded(60.0, "other"),
         ControlTick(math.nan),
     ):
-        assert steering.on(event) == []
+        assert steering.handle_event(event) == []
     assert replace(standing(steering), factor_error=before.factor_error) == before
-    assert sum(steering.standing().ignored.values()) == 9
+    assert sum(steering.controller_status().ignored.values()) == 9
 
 
 def test_a_service_may_promise_something_else():
     steering = steered(10)
     lower = AutoscalerTarget(PROMISED.model, replace(LIMITS, most=4))
-    assert [one.replicas for one in steering.on(ServiceStarted(10.0, "s", lower, 10))] == [4]
+    assert [one.replicas for one in steering.handle_event(ServiceStarted(10.0, "s", lower, 10))] == [4]
 
 
 def test_operators_see_the_live_quantile_beside_the_model():
     steering = steered(4)
     live = LiveDistribution((0.1, 0.2, 0.4, math.inf), (100.0, 1000.0, 2000.0, 2000.0))
-    steering.on(ServiceWindow(30.0, "s", seen(20.0, response=live)))
+    steering.handle_event(ServiceWindow(30.0, "s", seen(20.0, response=live)))
     view = standing(steering)
     assert 0.2 < view.live_s < 0.4
     assert view.model_s is not None
@@ -130,22 +130,24 @@ def test_operators_see_the_live_quantile_beside_the_model():
 
 def test_a_service_that_ended_is_forgotten():
     steering = steered()
-    assert steering.on(WorkloadEnded(1.0, "s")) == []
-    assert steering.standing().services == ()
-    assert steering.on(ServiceWindow(30.0, "s", seen(60.0))) == []
+    assert steering.handle_event(WorkloadEnded(1.0, "s")) == []
+    assert steering.controller_status().services == ()
+    assert steering.handle_event(ServiceWindow(30.0, "s", seen(60.0))) == []
 
 
 def test_no_more_services_than_are_steered():
     steering = steered(settings=ControlSettings(services_most=1))
-    assert steering.on(ServiceStarted(0.0, "t", PROMISED, 0)) == []
-    assert len(steering.standing().services) == 1
+    assert steering.handle_event(ServiceStarted(0.0, "t", PROMISED, 0)) == []
+    assert len(steering.controller_status().services) == 1
 
 
 def test_the_same_events_give_the_same_instructions():
     def said():
         steering = steered()
         return [
-            one for k in range(1, 40) for one in steering.on(ServiceWindow(30.0 * k, "s", seen(20.0 + 30.0 * (k % 7))))
+            one
+            for k in range(1, 40)
+            for one in steering.handle_event(ServiceWindow(30.0 * k, "s", seen(20.0 + 30.0 * (k % 7))))
         ]
 
     assert said() == said()

@@ -35,7 +35,7 @@ async def turns(world, count):
         world.now_s += 5.0
         world.samples("n1", power_w=1000.0)
         await world.cycle(0.0)
-        await world.steward._divisions.idle()
+        await world.steward._divisions.wait_idle()
 
 
 async def test_a_division_that_is_made_apart_brings_jobs_below_their_budget():
@@ -45,7 +45,7 @@ async def test_a_division_that_is_made_apart_brings_jobs_below_their_budget():
         assert limits_w(world) == {"a": 400.0, "b": 400.0}  # asked in this turn, heard in the next
         await turns(world, 3)
         assert 2.0 * sum(limits_w(world).values()) <= 1000.0
-        (found,) = world.steward.standing.steering.budgets
+        (found,) = world.steward.objectives_status.steering.budgets
         assert found.claim_w <= found.room_w
         world.steward._divisions.stop()
 

@@ -77,12 +77,12 @@ async def test_a_family_is_learned_again_when_it_has_grown_or_changed_by_a_quart
     rig.tell([*family(), *one_more])
     await rig.turn(ASKED)
     assert rig.learner.asked == ["served"]
-    assert rig.forecasts.ask(ASKED) is first  # moved by less than MOVED: the plan stays
+    assert rig.forecasts.request_forecast(ASKED) is first  # moved by less than MOVED: the plan stays
     moved = [replace(point, throughput_hz=2.0 * point.throughput_hz) for point in family()[:9]]
     rig.tell([*family(), *moved])  # the last of a configuration counts
     await rig.turn(ASKED)
     assert rig.learner.asked == ["served"] * 2
-    assert rig.forecasts.ask(ASKED) is not first
+    assert rig.forecasts.request_forecast(ASKED) is not first
 
 
 async def test_a_job_is_told_ratios_against_its_largest_limit(rig):
@@ -192,8 +192,8 @@ async def test_questions_are_bounded_and_those_nobody_asks_are_forgotten(rig, mo
     many = [ASKED._replace(gpus=gpus) for gpus in range(1, 5)]
     assert "more than" in (await rig.turn(*many))[3].why_none
     for _ in range(module._KEPT_CYCLES + 2):
-        rig.forecasts.ask(many[3])
-        rig.forecasts.turned()
+        rig.forecasts.request_forecast(many[3])
+        rig.forecasts.end_cycle()
     assert rig.forecasts._asked.keys() == {many[3]}
 
 

@@ -99,7 +99,7 @@ def test_a_profile_without_points_and_a_share_of_a_gpu_are_not_predicted():
     assert plan.points == ()
     part = service("s")
     part = workload(part, spec=replace(part.spec, request=replace(part.spec.request, gpu_milli=500)))
-    assert foreseen.service("s", part, ["G2"], ELSEWHERE).points == ELSEWHERE
+    assert foreseen.plan_service("s", part, ["G2"], ELSEWHERE).points == ELSEWHERE
     assert foreseen.forecasts.asked == []
 
 

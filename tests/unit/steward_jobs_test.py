@@ -16,7 +16,7 @@ HZ = 10.0  # units of work a second at the default limit
 
 
 def standing(world, key="j"):
-    return {one.name: one for one in world.steward.standing.steering.jobs}[key]
+    return {one.name: one for one in world.steward.objectives_status.steering.jobs}[key]
 
 
 async def ready(world, *requests, nodes=("n1",), **policy):
@@ -79,7 +79,7 @@ async def test_all_gpus_of_a_gang_on_two_nodes_get_the_same_limit():
         training = Training(world)
         await training.run(60, nodes=("n1", "n2"))
         assert {name for name, _ in training.uuids()} == {"n1", "n2"}
-        assert world.steward.limited >= 1
+        assert world.steward.limit_count >= 1
         assert len(set(training.limits_w())) == 1
         assert standing(world).limit_w == training.limits_w()[0]
 
@@ -91,7 +91,7 @@ async def test_an_observed_pool_gets_advice_that_waits_until_it_may_be_carried_o
         training = Training(world)
         await training.run(60)
         assert world.workload("j").power_limit_w is None
-        assert world.steward.standing.advice == {"j"}
+        assert world.steward.objectives_status.advice == {"j"}
         assert standing(world).target_w < 400.0
         assert standing(world).limit_w == 400.0
         await world.enforce("p")
@@ -110,7 +110,7 @@ async def test_a_pool_that_is_no_longer_enforced_makes_the_job_begin_anew_at_wha
         await training.run(3)
         assert training.limits_w() == [400.0]
         assert standing(world).limit_w == 400.0
-        assert world.steward.standing.advice == {"j"}
+        assert world.steward.objectives_status.advice == {"j"}
 
 
 async def test_a_limit_that_the_core_refuses_has_failed_and_is_tried_again(monkeypatch, caplog):
@@ -178,7 +178,7 @@ async def test_a_lost_node_and_its_return_are_told():
         assert standing(world).phase is LimitPhase.LOST
         await world.join(node("n1"))
         world._sequences.clear()
-        world.telemetry.open(node("n1"), 2)
+        world.telemetry.open_stream(node("n1"), 2)
         await training.run(3)
         assert standing(world).phase is not LimitPhase.LOST
         assert standing(world).limit_w == settled_w
@@ -193,7 +193,7 @@ async def test_a_restart_begins_with_what_is_set_and_what_was_done():
         settled_w, work, now_s = standing(world).limit_w, training.work, world.now_s
     async with stewarded(journal, start_s=now_s + 100.0) as again:
         await again.cycle()
-        assert again.steward.standing.steering.jobs == ()  # nothing was read yet
+        assert again.steward.objectives_status.steering.jobs == ()  # nothing was read yet
         training = Training(again)
         training.work = work
         await training.run(1)
@@ -220,7 +220,7 @@ async def test_a_job_that_moves_begins_anew_and_one_that_ends_is_forgotten():
         assert desk._jobs._jobs["j"].meter is began
         await world.loop.cancel("j")
         await world.cycle()
-        assert world.steward.standing.steering.jobs == ()
+        assert world.steward.objectives_status.steering.jobs == ()
         assert world.steward._progress == {}
 
 
@@ -232,7 +232,7 @@ async def test_boards_whose_limits_nobody_knows_are_a_reason():
         await world.enforce("p")
         await world.loop.submit(job("j"))
         await world.cycle()
-        assert "add it to the catalogue" in world.steward.standing.unsteered["j"]
+        assert "add it to the catalogue" in world.steward.objectives_status.unsteered["j"]
         (told,) = world.steward.promises().jobs
         assert told.phase == "unsteered"
 
@@ -248,12 +248,12 @@ async def test_budgets_are_never_exceeded_and_prices_are_told():
             one.work += 5.0 * one.speed()
             world.steward.progress("a", one.work, int((world.now_s + 4.0) * 1e9))
             await other.run(1)
-        (found,) = world.steward.standing.steering.budgets
+        (found,) = world.steward.objectives_status.steering.budgets
         assert found.name == "cluster"
         assert found.claim_w <= found.room_w
         assert found.shortfall_w == 0.0
         assert 2.0 * sum(limits[0] for limits in (one.limits_w(), other.limits_w())) <= 1000.0
-        assert world.steward.standing.steering.price_per_j == pytest.approx(1e-7)
+        assert world.steward.objectives_status.steering.price_per_j == pytest.approx(1e-7)
         assert world.steward._desk._budgets[0].other_w == 0.0
         (told,) = world.steward.promises().budgets
         assert (told.budget, told.claimed_w) == (budget, found.claim_w)

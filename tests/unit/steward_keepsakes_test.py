@@ -48,9 +48,9 @@ async def gone_on(folder, work, start_s, *, cycles=60, slower=1.0):
             for _ in range(cycles):
                 await training.run(1)
                 seen |= set(training.limits_w())
-                if world.steward.standing.steering.jobs:
+                if world.steward.objectives_status.steering.jobs:
                     phases.append(standing(world).phase)
-            return seen, phases, world.steward.limited
+            return seen, phases, world.steward.limit_count
 
 
 async def test_a_restart_goes_on_at_the_limit_that_was_found_and_tries_nothing_again(tmp_path):

@@ -43,10 +43,10 @@ def said(world):
 async def test_a_service_that_was_never_measured_on_its_gpu_is_planned_from_the_prediction_and_says_so():
     async with stewarded(learner=LearnsHere()) as world:
         await begun(world, family(), service("s", replicas_most=8))
-        assert world.steward.standing.unsteered == {}
+        assert world.steward.objectives_status.unsteered == {}
         assert "predicted for G2 from 21 points" in said(world).reason
         assert "90 % within" in said(world).reason
-        [plan] = world.steward._desk._services.planned().values()
+        [plan] = world.steward._desk._services.service_plans().values()
         mine = {one.configuration.batch: one for one in plan.points if one.configuration.gpu_model == "G2"}
         truth = {one.batch: one for one in served("llm", "G2")}
         assert mine.keys() == truth.keys() == {1, 2, 4}
@@ -132,7 +132,7 @@ async def test_a_job_begins_its_search_with_the_predicted_curve():
         await run.run(40)
         assert world.steward._desk.steering._jobs.jobs["j"].search.prior == search.foreseen
         await run.run(160)
-        standing = world.steward.standing.steering.jobs[0]
+        standing = world.steward.objectives_status.steering.jobs[0]
         assert standing.phase is LimitPhase.SETTLED
         assert standing.slowdown <= 0.1
         assert standing.saving > 0.15

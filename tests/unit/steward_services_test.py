@@ -14,7 +14,7 @@ from eelgrid_protos.plain_messages import from_plain, to_plain
 
 
 def standing(world, key="s"):
-    return {one.name: one for one in world.steward.standing.steering.services}[key]
+    return {one.name: one for one in world.steward.objectives_status.steering.services}[key]
 
 
 async def ready(world, *requests):
@@ -42,14 +42,14 @@ async def test_a_service_grows_under_load_and_shrinks_after_it():
         await rounds(world, 6, 90.0)
         grown = world.replicas("s")
         assert grown >= 3
-        assert world.steward.standing.services["s"].arrived_hz == pytest.approx(90.0, rel=0.05)
+        assert world.steward.objectives_status.services["s"].arrived_hz == pytest.approx(90.0, rel=0.05)
         await rounds(world, 4, 90.0)
         assert world.replicas("s") == grown
         assert standing(world).phase is ScalerPhase.STEADY
         assert standing(world).serving == grown
         await rounds(world, 30, 5.0)
         assert world.replicas("s") == 1
-        assert world.steward.scaled >= 2
+        assert world.steward.scale_count >= 2
 
 
 async def test_pools_that_are_observed_get_advice_and_nothing_is_done():
@@ -59,11 +59,11 @@ async def test_pools_that_are_observed_get_advice_and_nothing_is_done():
         await rounds(world, 6, 90.0)
         assert world.replicas("s") == 1
         assert standing(world).target >= 3
-        assert world.steward.standing.advice == {"s"}
+        assert world.steward.objectives_status.advice == {"s"}
         await world.enforce("p")
         await rounds(world, 6, 90.0)  # it is said again, and now it may be done
         assert world.replicas("s") >= 3
-        assert world.steward.standing.advice == set()
+        assert world.steward.objectives_status.advice == set()
 
 
 async def test_without_points_there_is_a_reason_until_they_come():
@@ -72,11 +72,11 @@ async def test_without_points_there_is_a_reason_until_they_come():
         await world.enforce("p")
         await world.loop.submit(service("s"))
         await world.cycle()
-        assert "run eelctl profile import" in world.steward.standing.unsteered["s"]
-        assert world.steward.standing.steering.services == ()
+        assert "run eelctl profile import" in world.steward.objectives_status.unsteered["s"]
+        assert world.steward.objectives_status.steering.services == ()
         await world.loop.record_points(points())
         await world.cycle()
-        assert world.steward.standing.unsteered == {}
+        assert world.steward.objectives_status.unsteered == {}
         assert standing(world).target == 1
 
 
@@ -86,7 +86,7 @@ async def test_without_metrics_nothing_is_seen_and_nothing_taken_away():
         for _ in range(30):
             await world.cycle(15.0)
         assert world.replicas("s") == 3
-        assert "names no metrics" in world.steward.standing.services["s"].reason
+        assert "names no metrics" in world.steward.objectives_status.services["s"].reason
         assert world.pages.asked == {}
 
 
@@ -98,7 +98,7 @@ async def test_pages_that_stay_away_make_it_blind_and_keep_what_there_is():
         await rounds(world, 20, 0.0, missing=range(100))
         assert standing(world).phase is ScalerPhase.BLIND
         assert world.replicas("s") == before
-        assert "answered (replica 0: hung)" in world.steward.standing.services["s"].reason
+        assert "answered (replica 0: hung)" in world.steward.objectives_status.services["s"].reason
 
 
 async def test_one_page_that_is_missing_does_not_look_like_less_load():
@@ -108,7 +108,7 @@ async def test_one_page_that_is_missing_does_not_look_like_less_load():
         before = world.replicas("s")
         await rounds(world, 20, 90.0, missing=(0,))
         assert world.replicas("s") == before
-        assert world.steward.standing.services["s"].arrived_hz == pytest.approx(90.0, rel=0.1)
+        assert world.steward.objectives_status.services["s"].arrived_hz == pytest.approx(90.0, rel=0.1)
 
 
 async def test_replicas_on_a_lost_node_are_replaced():
@@ -145,11 +145,11 @@ async def test_a_restart_goes_on_with_what_there_is():
 async def test_what_ends_is_forgotten_and_what_is_cancelled_before_its_place_was_never_there():
     async with stewarded() as world:
         await ready(world, service("s"), service("waits", replicas=8))
-        assert {one.name for one in world.steward.standing.steering.services} == {"s"}
+        assert {one.name for one in world.steward.objectives_status.steering.services} == {"s"}
         await world.loop.cancel("s")
         await world.loop.cancel("waits")
         await world.cycle()
-        assert world.steward.standing.steering.services == ()
+        assert world.steward.objectives_status.steering.services == ()
         assert world.pages.asked == {}
         assert world.steward._promised == {}
 
@@ -158,7 +158,7 @@ async def test_an_error_in_one_service_stops_no_other(monkeypatch, caplog):
     async with stewarded() as world:
         await ready(world, service("bad"), service("s", replicas_most=8))
         desk = world.steward._desk._services
-        look = desk.look
+        look = desk.observe_service
 
         def broken(name, workload, seen):
             if name == "bad":
@@ -174,13 +174,13 @@ async def test_an_error_in_one_service_stops_no_other(monkeypatch, caplog):
 async def test_a_cycle_that_fails_is_told_and_the_next_one_goes_on(monkeypatch, caplog):
     async with stewarded() as world:
         await ready(world, service("s", replicas_most=8))
-        turn = world.steward._desk.turn
+        turn = world.steward._desk.run_cycle
 
         def broken(_):
             raise RuntimeError("a fault of ours")
 
         monkeypatch.setattr(world.steward._desk, "turn", broken)
-        await world.steward.cycle()
+        await world.steward.run_cycle()
         assert world.steward.failures == 1
         assert "steward=failed" in caplog.text
         monkeypatch.setattr(world.steward._desk, "turn", turn)
@@ -192,7 +192,7 @@ async def test_more_than_are_steered_are_told(caplog):
     async with stewarded(workloads_most=1) as world:
         await ready(world, service("s"), service("t"))
         await world.cycle()
-        assert {one.name for one in world.steward.standing.steering.services} == {"s"}
+        assert {one.name for one in world.steward.objectives_status.steering.services} == {"s"}
         assert caplog.text.count("promised=2 steered=1 reason=too_many") == 1
 
 
@@ -227,7 +227,7 @@ async def test_one_page_for_all_replicas_is_asked_once_and_counts_once():
         await ready(world, service("s", replicas=4, replicas_most=8, metrics=shared))
         assert world.pages.asked["s"].urls == {0: "http://gateway:8000/metrics"}
         await rounds(world, 4, 20.0)
-        assert world.steward.standing.services["s"].arrived_hz == pytest.approx(20.0, rel=0.05)
+        assert world.steward.objectives_status.services["s"].arrived_hz == pytest.approx(20.0, rel=0.05)
         assert standing(world).serving == world.replicas("s")
 
 

@@ -46,7 +46,7 @@ def test_steady_work_at_steady_power_gives_exact_windows_whenever_it_is_looked_a
     one, found, now_s = meter(), [], 0.0
     for gap_s, late_s in looks:
         now_s += gap_s
-        seen = one.look(now_s, JobProgress(now_s, rate_hz * now_s), gpus(now_s - late_s, power_w=power_w))
+        seen = one.observe(now_s, JobProgress(now_s, rate_hz * now_s), gpus(now_s - late_s, power_w=power_w))
         found += [seen] if seen is not None else []
     assert found
     for window in found:
@@ -61,7 +61,7 @@ def run(one, times, *, rate_hz=2.0, **changes):
     return [
         found
         for at_s in times
-        if (found := one.look(at_s, JobProgress(at_s, rate_hz * at_s), gpus(at_s, **changes))) is not None
+        if (found := one.observe(at_s, JobProgress(at_s, rate_hz * at_s), gpus(at_s, **changes))) is not None
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_change_of_the_limit_makes_what_was_seen_void():
     assert run(one, (25.0, 40.0), limit_w=200.0) == []
     (window,) = run(one, (60.0,), limit_w=200.4)
     assert window.time_s == 35.0
-    one.restart()
+    one.restart_window()
     assert run(one, (95.0,), limit_w=200.0) == []
 
 
@@ -79,8 +79,8 @@ def test_limits_that_differ_and_gpus_that_are_missing_give_no_window():
     one = meter()
     apart = {"a": GpuCounters(0.0, 0.0, 300.0), "b": GpuCounters(0.0, 0.0, 200.0)}
     run(one, (0.0, 20.0))
-    assert one.look(40.0, JobProgress(40.0, 80.0), apart) is None
-    assert one.look(80.0, JobProgress(80.0, 160.0), {"a": gpus(80.0)["a"]}) is None
+    assert one.observe(40.0, JobProgress(40.0, 80.0), apart) is None
+    assert one.observe(80.0, JobProgress(80.0, 160.0), {"a": gpus(80.0)["a"]}) is None
     assert run(one, (90.0, 110.0)) == []
     assert len(run(one, (121.0,))) == 1
 
@@ -88,27 +88,27 @@ def test_limits_that_differ_and_gpus_that_are_missing_give_no_window():
 def test_counters_that_fell_begin_a_window_anew():
     one = meter()
     run(one, (0.0, 20.0))
-    assert one.look(40.0, JobProgress(40.0, 3.0), gpus(40.0)) is None  # the job began anew from a checkpoint
-    assert one.work == 3.0
-    found = one.look(75.0, JobProgress(75.0, 73.0), gpus(75.0))
+    assert one.observe(40.0, JobProgress(40.0, 3.0), gpus(40.0)) is None  # the job began anew from a checkpoint
+    assert one.latest_progress == 3.0
+    found = one.observe(75.0, JobProgress(75.0, 73.0), gpus(75.0))
     assert (found.work, found.time_s) == (70.0, 35.0)
     reset = {name: look._replace(energy_j=0.0) for name, look in gpus(110.0).items()}
-    assert one.look(110.0, JobProgress(110.0, 200.0), reset) is None
+    assert one.observe(110.0, JobProgress(110.0, 200.0), reset) is None
 
 
 def test_a_window_ends_where_progress_was_seen_to_move():
     one = meter()
     run(one, (0.0,))
     for at_s in (10.0, 20.0, 30.0, 40.0):
-        assert one.look(at_s, JobProgress(at_s, 0.0), gpus(at_s)) is None
-    assert one.look(50.0, JobProgress(44.0, 9.0), gpus(50.0)).time_s == 44.0
+        assert one.observe(at_s, JobProgress(at_s, 0.0), gpus(at_s)) is None
+    assert one.observe(50.0, JobProgress(44.0, 9.0), gpus(50.0)).time_s == 44.0
 
 
 def test_what_stays_away_is_told_by_its_name():
     silent, dark = meter(), meter()
-    told = [silent.look(at_s, None, gpus(at_s)) for at_s in range(0, 400, 10)]
+    told = [silent.observe(at_s, None, gpus(at_s)) for at_s in range(0, 400, 10)]
     assert [one for one in told if one] == [MissedWindowReason.NO_PROGRESS] * 2
-    told = [dark.look(at_s, JobProgress(at_s, at_s), {}) for at_s in range(0, 200, 10)]
+    told = [dark.observe(at_s, JobProgress(at_s, at_s), {}) for at_s in range(0, 200, 10)]
     assert [one for one in told if one] == [MissedWindowReason.NO_POWER]
 
 
@@ -131,37 +131,43 @@ def asked(number=1, uuids=("a", "b"), limit_w=200.0):
 
 def test_all_gpus_must_be_read_back_at_the_plans_epoch():
     pending = asked()
-    assert pending.answers(word(4, ("a", GOOD, 200.0), ("b", GOOD, 200.0)), 101.0) == []
-    assert pending.answers(word(5, ("a", GOOD, 200.0), ("b", WAIT, 250.0)), 102.0) == []
-    assert pending.answers(word(5, ("a", GOOD, 200.0)), 102.5) == []
-    assert pending.answers(word(6, ("a", GOOD, 200.0), ("b", GOOD, 201.0)), 103.0) == [LimitConfirmed(103.0, 1, 201.0)]
-    assert pending.answers(word(6, ("a", GOOD, 200.0), ("b", GOOD, 201.0)), 104.0) == []
+    assert pending.collect_answers(word(4, ("a", GOOD, 200.0), ("b", GOOD, 200.0)), 101.0) == []
+    assert pending.collect_answers(word(5, ("a", GOOD, 200.0), ("b", WAIT, 250.0)), 102.0) == []
+    assert pending.collect_answers(word(5, ("a", GOOD, 200.0)), 102.5) == []
+    assert pending.collect_answers(word(6, ("a", GOOD, 200.0), ("b", GOOD, 201.0)), 103.0) == [
+        LimitConfirmed(103.0, 1, 201.0)
+    ]
+    assert pending.collect_answers(word(6, ("a", GOOD, 200.0), ("b", GOOD, 201.0)), 104.0) == []
 
 
 def test_a_refusal_fails_at_what_was_read_or_at_nothing():
-    assert asked().answers(word(5, ("a", GOOD, 200.0), ("b", BAD, 300.0)), 101.0) == [LimitFailed(101.0, 1, 300.0)]
-    assert asked().answers(word(5, ("a", GOOD, 200.0), ("b", BAD, None)), 101.0) == [LimitFailed(101.0, 1, None)]
+    assert asked().collect_answers(word(5, ("a", GOOD, 200.0), ("b", BAD, 300.0)), 101.0) == [
+        LimitFailed(101.0, 1, 300.0)
+    ]
+    assert asked().collect_answers(word(5, ("a", GOOD, 200.0), ("b", BAD, None)), 101.0) == [
+        LimitFailed(101.0, 1, None)
+    ]
 
 
 def test_sensors_confirm_what_a_lost_answer_would_have():
     there = {"a": 200.0, "b": 200.3}
-    assert asked().answers(word(4, limits=there, age_s=20.0), 110.0) == []  # read before it was asked
-    assert asked().answers(word(4, limits=there, age_s=2.0), 110.0) == [LimitConfirmed(110.0, 1, 200.3)]
-    assert asked().answers(word(4, limits={"a": 200.0}), 110.0) == []
-    assert asked().answers({}, 110.0) == []
+    assert asked().collect_answers(word(4, limits=there, age_s=20.0), 110.0) == []  # read before it was asked
+    assert asked().collect_answers(word(4, limits=there, age_s=2.0), 110.0) == [LimitConfirmed(110.0, 1, 200.3)]
+    assert asked().collect_answers(word(4, limits={"a": 200.0}), 110.0) == []
+    assert asked().collect_answers({}, 110.0) == []
 
 
 def test_what_never_comes_has_failed_at_what_sensors_show():
     off = {"a": 200.0, "b": 300.0}
-    assert asked().answers(word(4, limits=off), 159.0) == []
-    assert asked().answers(word(4, limits=off), 160.0) == [LimitFailed(160.0, 1, 300.0)]
-    assert asked().answers(word(4, limits=off, age_s=None), 160.0) == [LimitFailed(160.0, 1, None)]
+    assert asked().collect_answers(word(4, limits=off), 159.0) == []
+    assert asked().collect_answers(word(4, limits=off), 160.0) == [LimitFailed(160.0, 1, 300.0)]
+    assert asked().collect_answers(word(4, limits=off, age_s=None), 160.0) == [LimitFailed(160.0, 1, None)]
 
 
 def test_a_later_number_of_the_same_gpus_replaces_the_earlier():
     pending = asked()
-    pending.ask(PendingLimit(2, "n", ("b",), 150.0, 6, 110.0))
-    pending.ask(PendingLimit(3, "m", ("b",), 150.0, 6, 110.0))
+    pending.add_request(PendingLimit(2, "n", ("b",), 150.0, 6, 110.0))
+    pending.add_request(PendingLimit(3, "m", ("b",), 150.0, 6, 110.0))
     assert len(pending) == 2
     assert pending.nodes == {"n", "m"}
     pending.forget_node("n")

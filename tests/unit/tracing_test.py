@@ -141,7 +141,7 @@ def sending(exporter, sampler=None, **options):
 
 def ended(sender, count):
     for number in range(count):
-        sender.ended(Span(f"s{number}", TraceRoot(1), sender.new_span_id(), 0, start_ns=1, end_ns=2))
+        sender.export_span(Span(f"s{number}", TraceRoot(1), sender.new_span_id(), 0, start_ns=1, end_ns=2))
 
 
 def counted(sender):
@@ -191,14 +191,14 @@ async def test_a_caller_says_which_trace_and_whether_it_is_sampled():
     exporter = Held()
     exporter.gate.set()
     sender = sending(exporter)
-    root = sender.root("placement", caller, 3)
+    root = sender.start_trace("placement", caller, 3)
     assert root == TraceRoot(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, "a=b")
-    assert sender.root("placement", {"traceparent": "00-0-0-01"}, 3) == TraceRoot(3)
-    assert sender.root("placement", {}, 4) == TraceRoot(4)
-    assert sender.root("placement", caller | {"traceparent": caller["traceparent"][:-1] + "0"}, 3) is None
+    assert sender.start_trace("placement", {"traceparent": "00-0-0-01"}, 3) == TraceRoot(3)
+    assert sender.start_trace("placement", {}, 4) == TraceRoot(4)
+    assert sender.start_trace("placement", caller | {"traceparent": caller["traceparent"][:-1] + "0"}, 3) is None
     never = sending(Held(), ParentBased(ALWAYS_OFF))
-    assert never.root("placement", {}, 3) is None
-    assert never.root("placement", caller, 3) == root
+    assert never.start_trace("placement", {}, 3) is None
+    assert never.start_trace("placement", caller, 3) == root
     span = Span(
         "x", root, 5, root.parent_id, 1, PlacementSpanKind.CLIENT, {"k": 1.5}, [(2, "waits", {"r": "s"})], "why", 3
     )

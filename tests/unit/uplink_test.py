@@ -106,7 +106,7 @@ async def test_the_window_bounds_what_is_under_way_and_the_rest_waits():
         for expected in (1, 2, 2, 2, 2):
             agent.tick()
             await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
-        assert (agent.node.spool.under_way, agent.node.spool.waiting_ticks) == (2, 3)
+        assert (agent.node.spool.in_flight, agent.node.spool.waiting_ticks) == (2, 3)
         release.set()
         await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert [len(batch.time_ns) for batch in controller.of(SampleBatch)] == [1, 1, 3]
@@ -169,7 +169,7 @@ async def test_a_plan_is_answered_at_once_and_again_on_a_new_stream():
         assert (first.epoch, first.status) == (4, ApplyStatus.OBSERVED)
         assert controller.of(Hello)[1].plan_epoch == 4
         agent.tick(3)
-        power_w = agent.node.newest().gpu_columns[0].values
+        power_w = agent.node.newest_batch().gpu_columns[0].values
         assert power_w[0] > power_w[1], "the assignment is load on the simulated GPU"
 
 
@@ -177,10 +177,10 @@ async def test_a_lost_gpu_is_told_at_once_and_its_return_too():
     async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
         await until(lambda: agent.node.connected)
         uuid = agent.node.gpu_uuids[0]
-        agent.simulation.faults.lose(uuid)
+        agent.simulation.faults.lose_gpu(uuid)
         agent.tick()
         await until(lambda: [e.kind for e in controller.of(NodeEvent)] == [NodeEventKind.GPU_LOST])
-        agent.simulation.faults.restore(uuid)
+        agent.simulation.faults.restore_gpu(uuid)
         agent.tick()
         await until(lambda: NodeEventKind.GPU_RETURNED in [e.kind for e in controller.of(NodeEvent)])
         assert {e.gpu_uuid for e in controller.of(NodeEvent)} == {uuid}
@@ -190,8 +190,8 @@ async def test_a_changed_inventory_goes_before_the_batches_that_follow_it():
     async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
         await until(lambda: agent.node.connected)
         found = survey_devices(agent.simulation)
-        assert not agent.node.adopt(found)
-        assert agent.node.adopt(type(found)(gpus=found.gpus[:1], driver_version=found.driver_version))
+        assert not agent.node.update_inventory(found)
+        assert agent.node.update_inventory(type(found)(gpus=found.gpus[:1], driver_version=found.driver_version))
         agent.tick()
         await until(lambda: len(controller.of(SampleBatch)) == 1)
         kinds = [type(message) for _, message in controller.heard]

@@ -114,7 +114,7 @@ def test_a_change_that_nobody_waits_for_any_longer_may_take_hold_yet(rig_of):
     rig.hang(1, stall=0.3)
     change = ("set_power_limit", rig.uuids[1], 450.0)
     read = ("read", rig.uuids[0])
-    unknown, unread = rig.remote.batch([change, read], 0.05)
+    unknown, unread = rig.remote.call_batch([change, read], 0.05)
     assert type(unknown) is OutcomeUnknown
     assert type(unread) is DeviceTimeout
     assert "under way" in str(unknown)

@@ -43,7 +43,7 @@ def test_a_tick_of_eight_devices_is_one_round_trip_and_the_driver_s_time_is_coun
     assert counts["read"] == before.get("read", 0) + 8
     assert rig.remote.read(rig.uuids[3]).values[Reading.POWER_LIMIT_W] == 700.0
     assert rig.remote.driver_version() == "580.95.05"
-    assert (rig.remote.starts_total, rig.remote.hangs_total, rig.remote.hung) == (1, 0, ())
+    assert (rig.remote.starts_total, rig.remote.hangs_total, rig.remote.hung_gpus) == (1, 0, ())
     with pytest.raises(UnknownGpu, match="GPU-none"):
         rig.remote.read("GPU-none")
 
@@ -68,7 +68,7 @@ def test_a_device_that_hangs_for_ever_is_alone_in_it_and_comes_back_through_a_pr
     rig.hang(1)
     began_s = time.monotonic()
     assert rig.silent() == [1], "in the very look in which it hung"
-    assert rig.remote.hung == (rig.uuids[1],)
+    assert rig.remote.hung_gpus == (rig.uuids[1],)
     assert rig.remote.starts_total == 2
     quick_s = time.monotonic()
     assert rig.silent() == [1]
@@ -81,7 +81,7 @@ def test_a_device_that_hangs_for_ever_is_alone_in_it_and_comes_back_through_a_pr
     assert rig.silent() == [1], "the probe hung too"
     rig.say()
     until(lambda: rig.silent() == [])
-    assert rig.remote.hung == ()
+    assert rig.remote.hung_gpus == ()
     assert rig.remote.gpus() == before
 
 
@@ -90,7 +90,7 @@ def test_a_device_that_hangs_in_a_listing_is_found_there(rig_of):
     rig.hang(0)
     before = [gpu.uuid for gpu in rig.remote.gpus()]
     assert before == rig.uuids
-    assert rig.remote.hung == (rig.uuids[0],)
+    assert rig.remote.hung_gpus == (rig.uuids[0],)
     assert rig.silent() == [0]
 
 
@@ -107,7 +107,7 @@ def test_a_device_whose_call_kills_the_child_is_set_apart(rig_of):
     rig = rig_of(3)
     rig.hang(1, stall="abort")
     assert rig.silent() == [1]
-    assert rig.remote.hung == (rig.uuids[1],)
+    assert rig.remote.hung_gpus == (rig.uuids[1],)
 
 
 def test_a_child_that_is_stopped_is_replaced_and_no_device_is_blamed(rig_of):
@@ -115,7 +115,7 @@ def test_a_child_that_is_stopped_is_replaced_and_no_device_is_blamed(rig_of):
     (child,) = rig.remote.children
     os.kill(child, signal.SIGSTOP)
     assert rig.silent() == []
-    assert rig.remote.hung == ()
+    assert rig.remote.hung_gpus == ()
     assert not Path(f"/proc/{child}").exists()
 
 
@@ -232,7 +232,7 @@ def test_a_flood_of_callers_is_answered_in_turn(steady):
 
 
 def test_release_lets_the_session_go_and_the_next_call_opens_it_again(steady):
-    steady.remote.release()
+    steady.remote.release_sessions()
     assert steady.silent() == []
 
 
