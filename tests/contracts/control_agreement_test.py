@@ -48,16 +48,25 @@ ASKED = st.one_of(
 BEFALLS = st.one_of(
     st.tuples(
         st.sampled_from(
-            ["lose", "restore", "hang", "reset", "no_room_once", "fail_compute_once", "foreign_client", "client_gone"]
+            [
+                "lose_gpu",
+                "restore_gpu",
+                "hang_gpu",
+                "reset_gpu",
+                "refuse_instance_once",
+                "fail_compute_once",
+                "add_foreign_client",
+                "remove_foreign_client",
+            ]
         ),
         INDICES,
     ),
-    st.tuples(st.just("hold"), INDICES, st.integers(1, 3), IDS, st.integers(0, 2)),
-    st.tuples(st.just("release"), INDICES, st.integers(1, 3)),
+    st.tuples(st.just("start_process"), INDICES, st.integers(1, 3), IDS, st.integers(0, 2)),
+    st.tuples(st.just("end_process"), INDICES, st.integers(1, 3)),
     st.tuples(st.just("cap_power"), INDICES, st.none() | st.floats(1.0, 900.0)),
     st.tuples(st.just("refuse"), INDICES, st.sampled_from(OperationKind), st.sampled_from(DriverRefusal)),
     st.tuples(st.just("let_mode_reset"), INDICES, st.booleans()),
-    st.tuples(st.sampled_from(["unload_driver", "load_driver", "reload_driver", "reboot"])),
+    st.tuples(st.sampled_from(["unload_driver", "load_driver", "reload_driver", "reboot_node"])),
     st.tuples(st.just("take_rights"), st.sampled_from(AccessLevel)),
 )
 STEPS = st.lists(st.tuples(st.just("ask"), ASKED) | st.tuples(st.just("befall"), BEFALLS), max_size=30)

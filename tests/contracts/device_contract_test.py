@@ -239,14 +239,14 @@ def test_a_closed_port_opens_again(rig: Rig) -> None:
     assert rig.device.gpus() == before
 
 
-FAULTS = ("lose", "restore", "hang", "reset_counter", "reset")
+FAULTS = ("lose_gpu", "restore_gpu", "hang_gpu", "reset_counter", "reset_gpu")
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("advance"), st.floats(0.0, 3.0)),
         st.tuples(st.just("load"), st.integers(0, len(DEVICES) - 1), st.floats(0.0, 1.0), st.integers(0, 2**38)),
         st.tuples(st.sampled_from(FAULTS), st.integers(0, len(DEVICES) - 1)),
         st.tuples(st.just("limit"), st.sampled_from([T4, H100]), st.floats(0.0, 1.0)),
-        st.tuples(st.sampled_from(["gpus", "unload_driver", "load_driver", "reboot", "renumber"])),
+        st.tuples(st.sampled_from(["gpus", "unload_driver", "load_driver", "reboot_node", "renumber_gpus"])),
     ),
     max_size=25,
 )
@@ -304,7 +304,7 @@ def test_both_ways_say_the_same_whatever_happens(steps: list[tuple], branch: str
                 assert _said(nvml.gpus) == _said(node.gpus)
             else:
                 _step(node, clock, step)
-            if step[0] in ("reset", "reboot"):
+            if step[0] in ("reset_gpu", "reboot_node"):
                 # Gone and back between two looks: through NVML the first look may still find it dead.
                 for gpu in node.devices:
                     nvml.read(gpu.uuid)

@@ -197,18 +197,18 @@ class Claims(RuleBasedStateMachine):
         name, devices, _ = self.twin.held[key]
         order = data.draw(st.permutations(range(GPUS[name])))[: len(devices)]
         with contextlib.suppress(CorrectionRefused):
-            self.do("corrected", name, {key: tuple(f"GPU-{name}-{index}" for index in order)})
+            self.do("correct_devices", name, {key: tuple(f"GPU-{name}-{index}" for index in order)})
         self.hear()
 
     @precondition(lambda self: self.core.state.nodes)
     @rule(data=st.data(), others=AMOUNTS)
     def occupy(self, data, others):
-        self.do("occupied", data.draw(st.sampled_from(sorted(self.core.state.nodes))), others)
+        self.do("update_external_usage", data.draw(st.sampled_from(sorted(self.core.state.nodes))), others)
         self.hear()
 
     @rule(name=NAMES)
     def join(self, name):
-        self.do("node_joined", node(name, gpus=GPUS[name], cpu=CPU_MILLI // 1000, memory_gib=1000))
+        self.do("register_node", node(name, gpus=GPUS[name], cpu=CPU_MILLI // 1000, memory_gib=1000))
         self.twin.lost = {one for one in self.twin.lost if one != name and one[0] != name}
         self.hear()
 
@@ -217,9 +217,9 @@ class Claims(RuleBasedStateMachine):
     def lose(self, data, index):
         name = data.draw(st.sampled_from(sorted(self.core.state.nodes)))
         if index is None:
-            self.do("node_lost", name)
+            self.do("mark_node_lost", name)
         else:
-            self.do("gpu_lost", name, f"GPU-{name}-{index}")
+            self.do("mark_gpu_lost", name, f"GPU-{name}-{index}")
         self.twin.lost.add(name if index is None else (name, index))
         self.hear()
 

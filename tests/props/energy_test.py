@@ -33,10 +33,10 @@ SETTLING_LOOKS = 8
 COUNTED = ("h100-sxm5-80gb", "a100-sxm4-40gb", "v100-sxm2-32gb", "b200", "t4", "openb-g2")
 UNCOUNTED = "p100-pcie-16gb"
 # What befalls for a time at the end of a stretch, and what of that nobody can look through.
-OUTAGES = ("reload", "lose", "reboot", "hang", "unlooked", "nothing")
+OUTAGES = ("reload", "lose_gpu", "reboot_node", "hang_gpu", "unlooked", "nothing")
 BLIND = frozenset(OUTAGES) - {"nothing"}
 # After these the counter starts from zero.
-RESETS = frozenset({"reload", "lose", "reboot", "reset", "reset_counter"})
+RESETS = frozenset({"reload", "lose_gpu", "reboot_node", "reset_gpu", "reset_counter"})
 
 
 @dataclass
@@ -103,20 +103,20 @@ class Meter:
         faults, uuid = self.node.faults, self.gpu.uuid
         self.wait(share)
         match what:
-            case "reset_counter" | "reset":
+            case "reset_counter" | "reset_gpu":
                 getattr(faults, what)(uuid)
-            case "reload" | "reboot":
+            case "reload" | "reboot_node":
                 faults.unload_driver()
-            case "lose" | "hang":
+            case "lose_gpu" | "hang_gpu":
                 getattr(faults, what)(uuid)
         if what in OUTAGES:
             self._sit_out(outage_s, looking=what != "unlooked")
         match what:
             case "reload":
                 faults.load_driver()
-            case "reboot":
+            case "reboot_node":
                 faults.reboot_node()
-            case "lose" | "hang":
+            case "lose_gpu" | "hang_gpu":
                 faults.restore_gpu(uuid)
         self.wait(1.0 - share)
         self.look()
@@ -149,7 +149,7 @@ STRETCH = st.fixed_dictionaries(
         "share": st.floats(0.01, 0.99),
         # Between looks while nothing changes; a counter also covers what is far too long to integrate.
         "spacing_s": st.sampled_from([3.0, 7.5, 9.9, 45.0, 450.0]),
-        "befalls": st.sampled_from([*OUTAGES, "reset", "reset_counter"]),
+        "befalls": st.sampled_from([*OUTAGES, "reset_gpu", "reset_counter"]),
         "outage_s": st.one_of(st.floats(0.1, 8.9), st.floats(11.0, 60.0)),
         "clock_s": st.sampled_from([0.0, 0.0, 0.0, 3600.0, -3600.0, 0.6, -86400.0]),
     }

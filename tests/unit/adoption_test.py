@@ -23,7 +23,7 @@ class World:
         self.events = []
         self.now_ns = 0
         for node in nodes:
-            self.do("node_joined", node)
+            self.do("register_node", node)
 
     def do(self, what, *args):
         self.now_ns += 1
@@ -54,7 +54,9 @@ def devices(workload):
 
 def test_what_stands_is_held_and_no_longer_counts_as_others():
     world = World(inventory(gpus=4))
-    world.do("occupied", "n1", ExternalUsage(cpu_milli=5000, memory_bytes=2**31, gpu_count=3, traits=("t",)))
+    world.do(
+        "update_external_usage", "n1", ExternalUsage(cpu_milli=5000, memory_bytes=2**31, gpu_count=3, traits=("t",))
+    )
     found = world.adopt("pod-a", RunningReplica(node_name="n1", gpu_indexes=(2,), is_exact=True, counted=ONE))
     assert (found.phase, devices(found)) == (WorkloadPhase.PLACED, [("n1", (2,))])
     assert world.others() == ExternalUsage(cpu_milli=4000, memory_bytes=2**30, gpu_count=2, traits=("t",))
@@ -70,7 +72,9 @@ def test_what_stands_is_held_and_no_longer_counts_as_others():
 def test_a_closed_node_keeps_what_stands_on_it():
     world = World(inventory(gpus=1))
     world.do(
-        "occupied", "n1", ExternalUsage(cpu_milli=1000, memory_bytes=2**30, gpu_count=1, closed="the node is cordoned")
+        "update_external_usage",
+        "n1",
+        ExternalUsage(cpu_milli=1000, memory_bytes=2**30, gpu_count=1, closed="the node is cordoned"),
     )
     found = world.adopt("pod-a", RunningReplica(node_name="n1", gpu_indexes=(0,), counted=ONE))
     assert devices(found) == [("n1", (0,))]
@@ -112,7 +116,7 @@ def test_a_gang_is_taken_over_whole_or_not_at_all():
 )
 def test_room_that_others_hold_is_not_taken(others, words):
     world = World(inventory(gpus=2))
-    world.do("occupied", "n1", others)
+    world.do("update_external_usage", "n1", others)
     before = world.core.state.digest()
     with pytest.raises(AdoptionRefused, match=words):
         world.adopt("pod-a", RunningReplica(node_name="n1"))
@@ -127,10 +131,10 @@ def test_a_node_that_is_not_there_and_work_that_is_too_large():
         world.adopt("pod-a", RunningReplica(node_name="n1"), cpu_milli=97_000)
     with pytest.raises(AdoptionRefused, match="would stand nowhere"):
         world.adopt("pod-a")
-    world.do("node_lost", "n1")
+    world.do("mark_node_lost", "n1")
     with pytest.raises(AdoptionRefused, match="node n1 is not there"):
         world.adopt("pod-a", RunningReplica(node_name="n1"))
-    world.do("node_joined", inventory(gpus=2, generation=2))
+    world.do("register_node", inventory(gpus=2, generation=2))
     world.adopt("pod-a", RunningReplica(node_name="n1"))
     with pytest.raises(ResourceExhausted):
         world.adopt("pod-b", RunningReplica(node_name="n1"))
@@ -148,7 +152,7 @@ def test_repeating_it_is_harmless_and_another_spec_is_refused():
 
 def test_no_waiting_work_slips_into_the_room():
     world = World(inventory(gpus=1))
-    world.do("occupied", "n1", ONE)
+    world.do("update_external_usage", "n1", ONE)
     world.do("submit", wanted("w"))
     world.adopt("pod-a", RunningReplica(node_name="n1", gpu_indexes=(0,), counted=ONE))
     assert world.core.workload("w").phase is WorkloadPhase.PENDING
@@ -159,7 +163,7 @@ def test_no_waiting_work_slips_into_the_room():
 
 def test_what_becomes_free_beyond_what_is_held_is_tried_at_once():
     world = World(inventory(gpus=2))
-    world.do("occupied", "n1", ExternalUsage(gpu_count=2))
+    world.do("update_external_usage", "n1", ExternalUsage(gpu_count=2))
     world.do("submit", wanted("w"))
     world.adopt("pod-a", RunningReplica(node_name="n1", counted=ExternalUsage(gpu_count=2)))
     assert world.core.workload("w").phase is WorkloadPhase.PLACED
@@ -168,7 +172,11 @@ def test_what_becomes_free_beyond_what_is_held_is_tried_at_once():
 
 def test_in_parts_what_cannot_be_held_stays_what_others_hold():
     world = World(inventory(gpus=2), inventory("n2"))
-    world.do("occupied", "n1", ExternalUsage(cpu_milli=3000, memory_bytes=3 * 2**30, gpu_count=2, closed="cordoned"))
+    world.do(
+        "update_external_usage",
+        "n1",
+        ExternalUsage(cpu_milli=3000, memory_bytes=3 * 2**30, gpu_count=2, closed="cordoned"),
+    )
     places = [
         RunningReplica(node_name="n1", gpu_indexes=(1,), counted=ONE),
         RunningReplica(node_name="nowhere", counted=ONE),
@@ -187,7 +195,7 @@ def test_in_parts_what_cannot_be_held_stays_what_others_hold():
 
 def test_a_device_that_was_named_is_held_whichever_others_are_guessed_to_hold():
     world = World(inventory(gpus=2))
-    world.do("occupied", "n1", ExternalUsage(gpu_count=2))
+    world.do("update_external_usage", "n1", ExternalUsage(gpu_count=2))
     claim = Adoption(
         standing=(RunningReplica(node_name="n1", gpu_indexes=(1,), is_exact=True, counted=ONE),), in_parts=True
     )
@@ -199,7 +207,7 @@ def test_a_device_that_was_named_is_held_whichever_others_are_guessed_to_hold():
 def test_running_work_gains_places_and_lets_others_go_in_one_step():
     world = World(inventory(), inventory("n2"))
     world.adopt("service-s", RunningReplica(node_name="n1"), RunningReplica(node_name="n1"))
-    world.do("occupied", "n2", ONE)
+    world.do("update_external_usage", "n2", ONE)
     world.do("submit", wanted("w", gpus=2))
     claim = Adoption(
         standing=(RunningReplica(node_name="n2", gpu_indexes=(1,), counted=ONE),), first=2, released=(0, 0, 7)
@@ -262,7 +270,7 @@ def test_a_journal_of_earlier_versions_is_read():
         ),
     ]:
         if kind == "workload_scaled":
-            world.do("occupied", "n1", ExternalUsage())
+            world.do("update_external_usage", "n1", ExternalUsage())
         event = event_from_plain(kind, body)
         world.core.state.apply(event)
         world.events.append(event)

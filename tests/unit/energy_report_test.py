@@ -48,7 +48,7 @@ class Desk:
     def __init__(self, store):
         self.store = store
 
-    async def ask(self, asked):
+    async def query(self, asked):
         return self.store.query_all(asked)
 
 

@@ -58,9 +58,9 @@ class Counted:
     def __getattr__(self, name):
         return getattr(self._layouts, name)
 
-    def apply(self, layout):
+    def apply_layout(self, layout):
         self.applied += 1
-        return self._layouts.apply(layout)
+        return self._layouts.apply_layout(layout)
 
 
 class Bench:

@@ -205,7 +205,7 @@ def test_the_ledger_tells_windows_age_and_joules_by_namespace():
         damaged_parts=6,
         failures=3,
         newest_ns=None,
-        by_namespace=dict,
+        joules_by_namespace=dict,
         exporters={},
         forgotten={"age": 4, "size": 0},
         used_bytes=None,
@@ -215,7 +215,7 @@ def test_the_ledger_tells_windows_age_and_joules_by_namespace():
     assert not {"eelgrid_ledger_newest_window_age_seconds", "eelgrid_ledger_size_bytes"} & told(page).keys()
     assert told(page)["eelgrid_ledger_export_lag_seconds"] == {}
     counts.exporters, counts.used_bytes = marks, 42
-    counts.newest_ns, counts.by_namespace = 60 * SECOND, lambda: {"a": 2.0, "(none)": 0.25}
+    counts.newest_ns, counts.joules_by_namespace = 60 * SECOND, lambda: {"a": 2.0, "(none)": 0.25}
     families = told(page)
     others = {("again",): 2.0, ("dropped",): 1.0, ("refused",): 2.0, ("unplaced",): 3.0}
     assert families["eelgrid_ledger_windows"] == {("taken",): 4.0, **others}

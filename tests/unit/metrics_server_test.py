@@ -30,7 +30,7 @@ class OnePage:
     def __init__(self, body=b"eelgrid_gpu_up 1.0\n"):
         self.body = body
 
-    def answer(self, path, *, accept="", accept_encoding=""):
+    def build_response(self, path, *, accept="", accept_encoding=""):
         return ScrapeResponse(200, "text/plain; version=0.0.4; charset=utf-8", self.body)
 
 
@@ -158,7 +158,7 @@ class SlowPage(OnePage):
         self.let = threading.Event()
         self.asked = threading.Semaphore(0)
 
-    def answer(self, path, **headers):
+    def build_response(self, path, **headers):
         self.asked.release()
         assert self.let.wait(20.0)
         return super().answer(path, **headers)
@@ -231,7 +231,7 @@ def test_prometheus_scrapes_it_and_sums_count_nothing_twice(serve, tmp_path):
     samples = sum(not line.startswith(b"#") for line in page.splitlines())
 
     class Scraped(OnePage):
-        def answer(self, path, *, accept="", accept_encoding=""):
+        def build_response(self, path, *, accept="", accept_encoding=""):
             assert "application/openmetrics-text" in accept
             return ScrapeResponse(200, "application/openmetrics-text; version=1.0.0; charset=utf-8", page)
 

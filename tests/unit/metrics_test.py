@@ -255,7 +255,7 @@ def test_calls_are_timed_by_kind_failed_ones_too():
 
 def test_what_the_worker_does_and_costs_is_shown():
     class OneChild:
-        starts_total, hangs_total, left_behind, hung, children = 3, 2, 1, ("GPU-1",), (os.getpid(), 2**31 - 1)
+        starts_total, hangs_total, unkillable_count, hung_gpus, children = 3, 2, 1, ("GPU-1",), (os.getpid(), 2**31 - 1)
 
     assert {name for name in vars(DriverProcessStatus) if not name.startswith("_")} <= set(vars(RemoteDevice))
     clock = HandClock()

@@ -56,7 +56,7 @@ class Watched:
         self.turn()
         self.seen = self.whole()
 
-    def committed(self, committed):
+    def on_commit(self, committed):
         self.board.on_commit(committed.events, self.fleet.state, committed.revision)
 
     def whole(self):

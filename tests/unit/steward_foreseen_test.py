@@ -41,7 +41,7 @@ class Answers:
         self.answer = answer
         self.asked = []
 
-    def ask(self, question):
+    def request_forecast(self, question):
         self.asked.append(question)
         return self.answer
 

@@ -165,7 +165,7 @@ async def test_an_error_in_one_service_stops_no_other(monkeypatch, caplog):
                 raise RuntimeError("a fault of ours")
             return look(name, workload, seen)
 
-        monkeypatch.setattr(desk, "look", broken)
+        monkeypatch.setattr(desk, "observe_service", broken)
         await rounds(world, 6, 90.0)
         assert world.replicas("s") >= 3
         assert "workload=bad steering=failed error=RuntimeError('a fault of ours')" in caplog.text
@@ -179,11 +179,11 @@ async def test_a_cycle_that_fails_is_told_and_the_next_one_goes_on(monkeypatch, 
         def broken(_):
             raise RuntimeError("a fault of ours")
 
-        monkeypatch.setattr(world.steward._desk, "turn", broken)
+        monkeypatch.setattr(world.steward._desk, "run_cycle", broken)
         await world.steward.run_cycle()
         assert world.steward.failures == 1
         assert "steward=failed" in caplog.text
-        monkeypatch.setattr(world.steward._desk, "turn", turn)
+        monkeypatch.setattr(world.steward._desk, "run_cycle", turn)
         world.steward.failures = 0
         await world.cycle()
 

@@ -25,7 +25,7 @@ TLS = "tls_server_config: {cert_file: tls.crt, key_file: tls.key%s}\n"
 class StillPage:
     """A page that says what it was asked."""
 
-    def answer(self, path, *, accept="", accept_encoding=""):
+    def build_response(self, path, *, accept="", accept_encoding=""):
         return ScrapeResponse(200, "text/plain", f"{path}\n".encode(), "")
 
 
