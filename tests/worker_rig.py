@@ -48,7 +48,7 @@ class Rig:
     def say(self, **words: object) -> None:
         """The scene from now on, in the child that stands too."""
         self.scene.say(**words)
-        self.remote.order("scene")
+        self.remote.order_simulation("scene")
 
     def silent(self, budget_s: float = LONG_S) -> list[int]:
         """The places that say nothing."""

@@ -111,11 +111,13 @@ class _AtOnce:
         self.asked: dict[int, str] = {}
         self.lost: set[str] = set()
 
-    def want(self, settings: dict[str, LimitSetting], _: BudgetTree | None = None) -> list[LimitCommand]:
+    def request_settings(self, settings: dict[str, LimitSetting], _: BudgetTree | None = None) -> list[LimitCommand]:
         self.wanted.update({name: setting.limit_w for name, setting in settings.items()})
-        return [self._command(name) for name in self.unfinished() if self.nodes[name] not in self.lost]
+        return [self._command(name) for name in self.unfinished_holdings() if self.nodes[name] not in self.lost]
 
-    def on(self, event: CommandConfirmed | CommandFailed | RolloutNodeLost | RolloutNodeReturned) -> list[LimitCommand]:
+    def handle_event(
+        self, event: CommandConfirmed | CommandFailed | RolloutNodeLost | RolloutNodeReturned
+    ) -> list[LimitCommand]:
         match event:
             case RolloutNodeLost(node):
                 self.lost.add(node)
@@ -135,10 +137,10 @@ class _AtOnce:
         self.asked[number] = name
         return LimitCommand(name, self.nodes[name], self.wanted[name], number)
 
-    def unfinished(self) -> tuple[str, ...]:
+    def unfinished_holdings(self) -> tuple[str, ...]:
         return tuple(name for name, limit in self.wanted.items() if self.now[name] != limit)
 
-    def given_up(self) -> tuple[str, ...]:
+    def abandoned_holdings(self) -> tuple[str, ...]:
         return ()
 
 

@@ -120,7 +120,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
     if caller is None or not _is_bound(caller, rules):
         return spec
     if not caller.user:
-        raise _refused(
+        raise _make_refusal(
             caller,
             "user",
             "needs a certificate that names a user",
@@ -128,7 +128,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
             "use one with a common name, or bind it: --bind user:NAME=KIND:NAME",
         )
     if spec.user not in {"", caller.user}:
-        raise _refused(
+        raise _make_refusal(
             caller,
             "user",
             f"as {_cut(spec.user)} needs that user's certificate or the role admin",
@@ -188,7 +188,7 @@ def _without(caller: Caller, kind: str, name: str, allowed: Sequence[str]) -> Ro
     if kind == "label" and not allowed:
         problem = "names no value of this label, by which a spending limit is counted"
     right = f"eelgrid:{kind}:{name}" if name else f"one of these {kind}s"
-    return _refused(
+    return _make_refusal(
         caller,
         kind,
         f"with the {kind} {name or '(none)'} needs a right to it or the role admin",
@@ -201,5 +201,5 @@ def _cut(name: str) -> str:
     return name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
 
 
-def _refused(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:
+def _make_refusal(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:
     return RoleRefused(caller, _SUBMIT, needs, words=words, problem=problem, remedy=remedy)

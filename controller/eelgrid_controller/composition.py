@@ -328,7 +328,7 @@ class Controller:
         self._log.info("%s", line)
         return line
 
-    def _tell_loss(self, journal: SqliteJournal) -> None:
+    def _report_loss(self, journal: SqliteJournal) -> None:
         """Say what was lost; the loop puts it into the journal before anything else."""
         if journal.lost is not None:
             self._log.critical(
@@ -366,7 +366,7 @@ class Controller:
             observe_decision=self.watches.on_decision,
             observe_commit=self.watches.on_write,
         )
-        self._tell_loss(journal)
+        self._report_loss(journal)
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
         self._begin_audit(journal)
@@ -375,7 +375,7 @@ class Controller:
             await self.loop.expect_reports()
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
-        self._hear_agents(telemetry)
+        self._serve_agents(telemetry)
         views = ResourceViews(
             telemetry=telemetry,
             decisions=self.loop.decisions,
@@ -438,7 +438,7 @@ class Controller:
         self._stack.push_async_callback(self.trail.write)
         self._stack.callback(asyncio.create_task(self.trail.run()).cancel)
 
-    def _hear_agents(self, telemetry: Telemetry) -> None:
+    def _serve_agents(self, telemetry: Telemetry) -> None:
         """Speak with agents once the door opens, and keep the energy ledger that they fill."""
         self.agents = AgentService(
             loop=self.loop,

@@ -141,11 +141,11 @@ def simulate_arrivals(
 # ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
 
 
-def _copied(value: Any) -> Any:
+def _copy_arrays(value: Any) -> Any:
     """Arrays of a tree of tuples, copied."""
     if isinstance(value, np.ndarray):
         return value.copy()
-    return type(value)(*map(_copied, value)) if isinstance(value, tuple) else value
+    return type(value)(*map(_copy_arrays, value)) if isinstance(value, tuple) else value
 
 
 class SimulatedFleet:
@@ -214,5 +214,5 @@ class SimulatedFleet:
     def copy(self) -> "SimulatedFleet":
         """A fleet in the same state that goes its own way."""
         other = object.__new__(SimulatedFleet)
-        other._run, other._turn = _copied(self._run), self._turn
+        other._run, other._turn = _copy_arrays(self._run), self._turn
         return other

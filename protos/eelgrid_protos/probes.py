@@ -133,7 +133,7 @@ class ProbeServer:
     def start(self, address: str) -> int:
         """Listens on HOST:PORT and returns the port; raises OSError, and ValueError for what is no address."""
         host, port = split_address(address)
-        make = partial(_Connection, self._waiting, self._answer)
+        make = partial(_Connection, self._waiting, self._answer_path)
         self._thread.start()
         try:
             listening = asyncio.run_coroutine_threadsafe(
@@ -163,7 +163,7 @@ class ProbeServer:
         # Connections are closed by the loop's next turn.
         await asyncio.sleep(0)
 
-    def _answer(self, path: str) -> tuple[http.HTTPStatus, str]:
+    def _answer_path(self, path: str) -> tuple[http.HTTPStatus, str]:
         ask = {"/livez": self._fault, "/readyz": self._unready}.get(path)
         if ask is None:
             return http.HTTPStatus.NOT_FOUND, "ask for /livez or /readyz"

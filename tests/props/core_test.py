@@ -124,7 +124,7 @@ class Cluster(RuleBasedStateMachine):
         for row, name in enumerate(snapshot.names):
             if not required <= set(self.core.state.nodes[name].others.traits):
                 snapshot = snapshot.with_open(np.arange(len(snapshot.names)) != row)
-        return bool(Planner().decide(snapshot, wanted, self.core.state.policy.weights).placements)
+        return bool(Planner().decide_placement(snapshot, wanted, self.core.state.policy.weights).placements)
 
     @precondition(lambda self: self.core.state.nodes)
     @rule(data=st.data(), others=OTHERS)

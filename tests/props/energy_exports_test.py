@@ -93,7 +93,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        while self.store.forget(now_s=self.now_s):
+        while self.store.prune_rows(now_s=self.now_s):
             pass
 
     @rule()

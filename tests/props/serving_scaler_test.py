@@ -102,11 +102,11 @@ def test_stale_data_never_takes_away(limits, rates, gaps):
     before = state.target
     for gap_s in gaps:
         at_s += gap_s
-        state, decision = scaler.step(state, ScalerTick(at_s))
+        state, decision = scaler.scale_replicas(state, ScalerTick(at_s))
         assert state.phase is ScalerPhase.BLIND
         assert decision.replicas == state.target == before
     # Nor does the first window after it, however low: the look-back begins anew.
-    state, decision = scaler.step(state, LoadObserved(at_s + 1.0, 0.0))
+    state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 1.0, 0.0))
     assert decision.replicas == before
 
 
@@ -136,7 +136,7 @@ def test_changes_are_bounded(limits, rates):
     for rate_hz in rates:
         at_s += EVERY_S
         before = state.target
-        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz))
+        state, _ = scaler.scale_replicas(state, LoadObserved(at_s, rate_hz))
         assert limits.least <= state.target <= limits.most
         assert state.target <= math.ceil(limits.rise * before) + 2
         if state.target < before:
@@ -155,11 +155,13 @@ def test_a_queue_that_grows_is_never_answered_by_less(limits, rate_hz, waiting, 
     for number in range(40):
         at_s += EVERY_S
         grown = LoadObserved(at_s, rate_hz * share, waiting=waiting * (number + 1), waiting_growth=waiting)
-        state, _ = scaler.step(state, grown)
+        state, _ = scaler.scale_replicas(state, grown)
         assert state.target >= before
     for _ in range(120):  # as many starts as it takes, and the queue stays
         at_s += EVERY_S
-        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz * share, waiting=waiting * 40, waiting_growth=0.0))
+        state, _ = scaler.scale_replicas(
+            state, LoadObserved(at_s, rate_hz * share, waiting=waiting * 40, waiting_growth=0.0)
+        )
     assert state.target >= min(limits.most, needed(waiting * 40 / limits.drain_s))
 
 

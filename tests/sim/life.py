@@ -218,7 +218,7 @@ class Life:
         state = self.core.state
         self._since_checkpoint = 0
         try:
-            self.journal.checkpoint(Checkpoint(state.revision, state.dump(), state.digest()))
+            self.journal.write_checkpoint(Checkpoint(state.revision, state.dump(), state.digest()))
         except JournalError:
             # Entries are still there.
             return

@@ -75,7 +75,7 @@ async def test_a_node_of_kubernetes_end_to_end(tmp_path):
     in_proc(
         tmp_path / "proc", 10, f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{ID}.scope"
     )
-    book = ProcessOwnerResolver(tmp_path / "proc", names=ContainerNameIndex(logs).find)
+    book = ProcessOwnerResolver(tmp_path / "proc", names=ContainerNameIndex(logs).find_container)
     socket = tmp_path / "kubelet.sock"
     async with kubelet.serving(socket):
         client = PodResourcesClient(socket, clock_s=lambda: 0.0)

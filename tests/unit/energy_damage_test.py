@@ -240,7 +240,7 @@ def test_rows_that_leave_take_their_checks_along(tmp_path):
     with closing(open_ledger(tmp_path)) as store:
         for hour in range(4):
             book(store, hour)
-        while store.forget(now_s=BEGIN_S + 3000 * 86_400):
+        while store.prune_rows(now_s=BEGIN_S + 3000 * 86_400):
             pass
         for table in ("hourly", "daily"):
             assert store._read(f"SELECT count(*) FROM {table}_check", ()) == [(0,)]

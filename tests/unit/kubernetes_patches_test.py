@@ -80,7 +80,7 @@ def test_plans_and_names_come_back_as_they_were():
 
 def test_one_owner_waits_twice_as_long_in_each_round():
     dog = UnboundPodWatchdog(unbound_s=10.0, most_s=25.0)
-    dog.watch("u", 0.0)
+    dog.watch_pod("u", 0.0)
     assert not list(dog.overdue_pods(9.0))
     assert list(dog.overdue_pods(10.0)) == [("u", 10.0)]
     assert dog.may_recreate("rs", 10.0, 10.0)
@@ -90,14 +90,14 @@ def test_one_owner_waits_twice_as_long_in_each_round():
     dog.record_recreation("rs", 20.0, 30.0)
     assert not dog.may_recreate("rs", 24.0, 54.0)
     assert dog.may_recreate("rs", 25.0, 55.0), "never longer than the most"
-    dog.forget("u")
+    dog.forget_pod("u")
     assert not list(dog.overdue_pods(99.0))
 
 
 def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
     dog = UnboundPodWatchdog(unbound_s=10.0)
     for uid in range(10):
-        dog.watch(f"u{uid}", uid / 10.0)
+        dog.watch_pod(f"u{uid}", uid / 10.0)
     due = [uid for uid, waited_s in dog.overdue_pods(11.0) if dog.may_recreate("rs", waited_s, 11.0)]
     assert len(due) == 10
     for _ in due:

@@ -319,7 +319,7 @@ async def test_a_watcher_that_falls_behind_is_told_to_begin_again() -> None:
     assert [item.revision for item in changes.changes_after(11)] == [12, 13, 14]
     with pytest.raises(Aborted, match="list the workloads and watch from"):
         changes.changes_after(10)
-    waiting = asyncio.create_task(changes.wait())
+    waiting = asyncio.create_task(changes.wait_change())
     await asyncio.sleep(0)
     changes.close()
     await waiting

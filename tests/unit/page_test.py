@@ -221,7 +221,7 @@ def test_the_journal_goes_on_where_the_list_of_this_run_begins():
 def test_rows_of_one_commit_are_forgotten_together():
     fleet = PageFleet(1)
     history = ChangeHistory(most=3)
-    history.begin({}, 0)
+    history.reset_history({}, 0)
     for number in range(2):
         fleet.place(f"w-{number}", "node-0000", [number])
     limits = [WorkloadLimited(time_ns=1, workload_id=f"w-{number}", power_limit_w=300.0) for number in range(2)]
@@ -252,7 +252,7 @@ def test_the_history_is_bounded_in_rows_and_in_differences():
     fleet = PageFleet(1)
     few, small = ChangeHistory(most=3), ChangeHistory(differences_most=4)
     for history in (few, small):
-        history.begin({}, 0)
+        history.reset_history({}, 0)
     for number in range(8):
         fleet.place(f"w-{number}", "node-0000", [number])
         event = WorkloadLimited(time_ns=1, workload_id=f"w-{number}", power_limit_w=300.0)

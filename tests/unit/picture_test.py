@@ -129,9 +129,9 @@ def test_the_scene_keeps_the_map_from_the_answers():
     g2 = next(node for node in nodes if node.gpu_model == "G2")
     chart = NodeMap.of(nodes)
     assert next(iter(chart.by_model)) == "G2"
-    chart.place(placed(g2.name, (0, 1), 1000))
-    chart.place(placed(g2.name, (2,), 500))
-    chart.place(placed("elsewhere", (0,), 1000))
+    chart.add_workload(placed(g2.name, (0, 1), 1000))
+    chart.add_workload(placed(g2.name, (2,), 500))
+    chart.add_workload(placed("elsewhere", (0,), 1000))
     shares = chart.shares()
     assert max(shares["G2"]) == pytest.approx(2.5 / 8)
     assert sum(map(sum, shares.values())) == pytest.approx(2.5 / 8)

@@ -19,7 +19,7 @@ BALANCED = OBJECTIVES["balanced"]
 
 
 def where(core, wanted):
-    decision = Planner().decide(core.snapshot(), wanted.spec, BALANCED)
+    decision = Planner().decide_placement(core.snapshot(), wanted.spec, BALANCED)
     return [(spot.node_name, spot.gpu_indexes) for spot in decision.placements]
 
 
@@ -40,7 +40,7 @@ def test_of_two_models_the_one_that_adds_fewer_watts_wins():
 def test_slots_follow_the_index_of_the_device_not_the_order_of_the_inventory():
     turned = replace(node("a", gpus=4), gpus=tuple(reversed(node("a", gpus=4).gpus)))
     core = core_with(turned)
-    decision = Planner().decide(core.snapshot(), request(gpus=2).spec, BALANCED)
+    decision = Planner().decide_placement(core.snapshot(), request(gpus=2).spec, BALANCED)
     (spot,) = decision.placements
     assert (spot.gpu_indexes, spot.gpu_uuids) == ((0, 1), ("GPU-a-0", "GPU-a-1"))
 
@@ -51,7 +51,9 @@ def test_slots_follow_the_index_of_the_device_not_the_order_of_the_inventory():
 def test_replicas_are_placed_all_or_none(gpus, milli, replicas, fits):
     core = core_with(node("a"), node("b"))
     before = [array.copy() for array in core.snapshot().nodes]
-    decision = Planner().decide(core.snapshot(), request(gpus=gpus, milli=milli, replicas=replicas).spec, BALANCED)
+    decision = Planner().decide_placement(
+        core.snapshot(), request(gpus=gpus, milli=milli, replicas=replicas).spec, BALANCED
+    )
     assert len(decision.placements) == (replicas if fits else 0)
     assert decision.room == (replicas if fits else 12)
     for was, now in zip(before, core.snapshot().nodes, strict=True):
@@ -68,7 +70,7 @@ def test_replicas_go_where_they_would_go_one_by_one():
     planner = Planner()
     trial = apart.snapshot().copy()
     for _ in range(7):
-        decision = planner.decide(trial.snapshot, request(gpus=1, milli=600).spec, BALANCED)
+        decision = planner.decide_placement(trial.snapshot, request(gpus=1, milli=600).spec, BALANCED)
         spots.append((decision.placements[0].node_name, decision.placements[0].gpu_indexes))
         row = list(trial.snapshot.names).index(spots[-1][0])
         trial.place_task(row, spots[-1][1], naive_task(request(gpus=1, milli=600).spec.request, {}))

@@ -196,7 +196,7 @@ def test_the_answer_tells_that_the_budget_holds_a_setting_down():
     rig.cycle(12)
     assert rig.status("GPU-0") == (ApplyStatus.APPLIED, "")
     result = next(result for result in rig.guard.applied.results)
-    assert "node-budget: held at" in rig.guard._answer().results[0].detail
+    assert "node-budget: held at" in rig.guard._build_answer().results[0].detail
     assert result.subject == "GPU-0"
 
 

@@ -312,12 +312,12 @@ def test_points_that_were_copied_change_apart():
     twin = known.copy()
     assert (dict(twin), twin.count) == (dict(known), 1)
     twin.add_points([replace(first, throughput_hz=2.0), second])
-    twin.forget("q")
+    twin.forget_profile("q")
     known.add_points([second])
     assert [point.throughput_hz for point in known["p"]] == [1.0]
     assert [point.throughput_hz for point in twin["p"]] == [2.0]
     assert (set(known), known.count, set(twin), twin.count) == ({"p", "q"}, 2, {"p"}, 1)
-    twin.forget("never there")
+    twin.forget_profile("never there")
     assert MeasuredPoints.load(twin.dump()).dump() == twin.dump()
 
 

@@ -136,7 +136,7 @@ def test_with_the_queueing_model_the_promise_is_kept():
     state, at_s = scaler.initial_state(1), 0.0
     for rate_hz in (5.0, 20.0, 20.0, 20.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0):
         at_s += 30.0
-        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz))
+        state, _ = scaler.scale_replicas(state, LoadObserved(at_s, rate_hz))
     assert latency_quantile(replica.replicated(state.target), ArrivalProcess(80.0), 0.95).upper_s <= 0.6
 
 

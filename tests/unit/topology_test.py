@@ -90,7 +90,7 @@ def test_links_change_no_cost_and_no_node():
     kinds = [request(gpus=2), request(gpus=1, milli=300), request(gpus=1), request(gpus=3), request(cpu=9)]
     for number in range(12):
         wanted = kinds[number % 5].spec
-        found = [Planner().decide(core.snapshot(), wanted, BALANCED) for core in (linked, plain)]
+        found = [Planner().decide_placement(core.snapshot(), wanted, BALANCED) for core in (linked, plain)]
         costs = [[(c.node_name, c.cost_w) for c in one.explanation[0].candidates] for one in found]
         assert costs[0] == costs[1]
         for core in (linked, plain):

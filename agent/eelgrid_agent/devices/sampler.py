@@ -248,7 +248,7 @@ class Sampler:
                 self._record_transition(uuid, time_ns, events, lost=True)
             elif self._lost and answered and not lost and uuid in self._lost:
                 self._record_transition(uuid, time_ns, events, lost=False)
-        self._departed(look, events, time_ns)
+        self._on_departure(look, events, time_ns)
         host_values, host_absences = _host_row(look.host)
         tick = SampleTick(
             time_ns=time_ns,
@@ -281,7 +281,7 @@ class Sampler:
             self._lost.discard(uuid)
             events.append(_event(NodeEventKind.GPU_RETURNED, time_ns, uuid, "the device answers again"))
 
-    def _departed(self, look: NodeSample, events: list[NodeEvent], time_ns: int) -> None:
+    def _on_departure(self, look: NodeSample, events: list[NodeEvent], time_ns: int) -> None:
         """A device that left the inventory is lost; its meter waits for it, within a bound, so that no total falls."""
         if len(self._meters) == len(look.gpus):
             return

@@ -162,7 +162,7 @@ class PodNameJoin:
                 fitting[owner.pod_uid] = fitting.get(owner.pod_uid, pods) & pods
                 if owner.container_id:
                     containers.setdefault(owner.container_id, set()).update(one.container for one in here if one.pod)
-        self._judge(fitting)
+        self._assign_names(fitting)
         for container_id, names in containers.items():
             if len(names) == 1:
                 self._containers[container_id] = names.pop()
@@ -180,7 +180,7 @@ class PodNameJoin:
         container = self._containers.get(owner.container_id, "")
         return replace(owner, namespace=name[0], pod=name[1], container=container)
 
-    def _judge(self, fitting: Mapping[str, set[_Pod]]) -> None:
+    def _assign_names(self, fitting: Mapping[str, set[_Pod]]) -> None:
         for uid, pods in fitting.items():
             known = self._names.get(uid)
             if known is not None and known not in pods:
@@ -288,13 +288,13 @@ class Attributor:
         glances = {one.gpu.uuid: self._observation(one, look, claims) for one in look.devices}
         self._join.observe(glances)
         for uuid, glance in glances.items():
-            self._meters.setdefault(uuid, _Meter()).glances.append(_named(glance, self._join))
-        self._forget(frozenset(glances))
+            self._meters.setdefault(uuid, _Meter()).glances.append(_name_holders(glance, self._join))
+        self._expire_meters(frozenset(glances))
         self._ledger.drain_ended(self._chargeable(), now_ns=look.monotonic_ns)
         shares = {}
         for device in look.devices:
             uuid = device.gpu.uuid
-            shares[uuid] = self._settle(device, look)
+            shares[uuid] = self._close_interval(device, look)
             self._ledger.add(uuid, shares[uuid])
         accounts, nobody = self._sorted_accounts()
         return Attribution(
@@ -313,7 +313,7 @@ class Attributor:
                 yield from (claim.owner for claim in glance.claims)
                 yield from (holder.owner for holder in glance.holders or ())
 
-    def _settle(self, device: DeviceInput, look: AttributionInput) -> tuple[EnergyShare, ...]:
+    def _close_interval(self, device: DeviceInput, look: AttributionInput) -> tuple[EnergyShare, ...]:
         """Closes the device's interval with its newest glance, if its total is known."""
         gpu, product = device.gpu, self._catalogue.products.get(device.gpu.catalogue_key)
         meter = self._meters[gpu.uuid]
@@ -427,7 +427,7 @@ class Attributor:
                 nobody.setdefault(uuid, {})[name] = energy_mj
         return owned, nobody
 
-    def _forget(self, present: frozenset[str]) -> None:
+    def _expire_meters(self, present: frozenset[str]) -> None:
         """A device that left keeps its meter within a bound; what was attributed of it stays in the ledger."""
         self._watch.forget_gpus(present)
         gone = [uuid for uuid in self._meters if uuid not in present]
@@ -473,7 +473,7 @@ def _holder(
     )
 
 
-def _named(glance: DeviceObservation, join: PodNameJoin) -> DeviceObservation:
+def _name_holders(glance: DeviceObservation, join: PodNameJoin) -> DeviceObservation:
     if glance.holders is None:
         return glance
     return replace(glance, holders=tuple(replace(one, owner=join.resolve_name(one.owner)) for one in glance.holders))

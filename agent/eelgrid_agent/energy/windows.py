@@ -246,7 +246,7 @@ def _sane(window: wire.EnergyWindow) -> wire.EnergyWindow:
 
 
 def _window(window: _Open, incarnation: int, number: int) -> wire.EnergyWindow:
-    return _packed(
+    return _pack_window(
         incarnation,
         number,
         begin_ns=window.begin_ns,
@@ -272,7 +272,7 @@ _Row = tuple[
 ]
 
 
-def _packed(
+def _pack_window(
     incarnation: int,
     number: int,
     *,
@@ -343,7 +343,9 @@ def merge_windows(one: wire.EnergyWindow, other: wire.EnergyWindow) -> wire.Ener
         for window in (one, other)
         for share in window.shares
     ]
-    return _packed(other.incarnation, other.number, begin_ns=one.begin_ns, end_ns=other.end_ns, spent=spent, rows=rows)
+    return _pack_window(
+        other.incarnation, other.number, begin_ns=one.begin_ns, end_ns=other.end_ns, spent=spent, rows=rows
+    )
 
 
 _LOST = (int(wire.EnergyPart.ACTIVE), int(wire.AttributionMethod.UNATTRIBUTED), int(wire.AttributionConfidence.LOW))
@@ -482,7 +484,7 @@ class EnergyOutbox:
     def close(self) -> None:
         """The agent stops: the open window ends now."""
         self.windows.close_window()
-        self._note()
+        self._record_marks()
 
     def _charge(
         self,
@@ -493,9 +495,9 @@ class EnergyOutbox:
         spent: Mapping[str, DeviceCharge] | None = None,
     ) -> None:
         self.windows.charge(shares, at_ns=at_ns, since_ns=since_ns, spent=spent)
-        self._note()
+        self._record_marks()
 
-    def _note(self) -> None:
+    def _record_marks(self) -> None:
         """When a window was closed, the counters of that moment belong to it."""
         if self.windows.number != self._number:
             self._number = self.windows.number
@@ -511,7 +513,7 @@ class EnergyOutbox:
             gap_j = self._first_j.pop(uuid) - self._before_j.pop(uuid)
             if 0.0 < gap_j <= seconds * _GAP_W_MOST:
                 found[uuid] = (
-                    _share(UNATTRIBUTED, round(1000.0 * gap_j), ShareMethod.UNATTRIBUTED, ShareConfidence.LOW),
+                    _make_share(UNATTRIBUTED, round(1000.0 * gap_j), ShareMethod.UNATTRIBUTED, ShareConfidence.LOW),
                 )
         if found:
             self._charge(found, at_ns=at_ns, since_ns=self._before_ns)
@@ -529,7 +531,7 @@ class EnergyOutbox:
             before_mj = self._totals_mj.get(uuid, 0)
             spent_mj = total_mj - (before_mj if total_mj >= before_mj else 0)
             self._totals_mj[uuid] = total_mj
-            shares[uuid] = _planned(spent_mj, assigned.get(uuid, {}))
+            shares[uuid] = _planned_shares(spent_mj, assigned.get(uuid, {}))
         if shares:
             self._charge(shares, at_ns=tick.time_ns)
 
@@ -544,10 +546,10 @@ def _by_device(assignments: Iterable[Assignment]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _planned(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, ...]:
+def _planned_shares(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, ...]:
     held = sum(holders.values())
     if not holders:
-        return (_share(UNALLOCATED, energy_mj, ShareMethod.EXCLUSIVE, ShareConfidence.HIGH, EnergyUse.BARE_IDLE),)
+        return (_make_share(UNALLOCATED, energy_mj, ShareMethod.EXCLUSIVE, ShareConfidence.HIGH, EnergyUse.BARE_IDLE),)
     method, confidence = (
         (ShareMethod.EXCLUSIVE, ShareConfidence.MEDIUM)
         if len(holders) == 1
@@ -556,15 +558,15 @@ def _planned(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, .
     free = max(0, GPU_MILLI_WHOLE - held)
     parts = apportion_total(energy_mj, [*map(float, holders.values()), float(free)])
     shares = [
-        _share(UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name), part, method, confidence)
+        _make_share(UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name), part, method, confidence)
         for name, part in zip(holders, parts, strict=False)
     ]
     if free:
-        shares.append(_share(UNALLOCATED, parts[-1], method, ShareConfidence.LOW, EnergyUse.BARE_IDLE))
+        shares.append(_make_share(UNALLOCATED, parts[-1], method, ShareConfidence.LOW, EnergyUse.BARE_IDLE))
     return tuple(shares)
 
 
-def _share(
+def _make_share(
     owner: UsageOwner,
     energy_mj: int,
     method: ShareMethod,

@@ -81,7 +81,7 @@ class CdiFolder:
 
     def declare_devices(self, uuids: Iterable[str]) -> None:
         """From now on our file names these, as far as no other does. Raises OSError."""
-        named = self._named()
+        named = self._read_named_devices()
         devices = [
             {"name": uuid, "containerEdits": {"env": [f"NVIDIA_VISIBLE_DEVICES={uuid}"]}}
             for uuid in sorted(set(uuids) - named)
@@ -95,7 +95,7 @@ class CdiFolder:
             replace_file(self._path, content)
             self._path.chmod(_CDI_FILE_MODE)
 
-    def _named(self) -> set[str]:
+    def _read_named_devices(self) -> set[str]:
         found: set[str] = set()
         for folder in self._folders:
             for path in sorted(folder.glob("*")) if folder.is_dir() else ():
@@ -194,7 +194,7 @@ class ClaimJournal:
         except OSError as error:
             raise ClaimJournalError(f"{self._path}: {error.strerror}; let the agent read it") from error
         try:
-            return _decoded(content)
+            return _decode_journal(content)
         except (ValueError, KeyError, TypeError) as error:
             self.problem = (
                 f"{self._path} is no journal of claims ({error}); it is kept as {self._put_aside(self._path)}"
@@ -209,7 +209,7 @@ class ClaimJournal:
             raise ClaimJournalError(f"{path}: is no journal, and {error.strerror}; remove it") from error
 
 
-def _decoded(content: bytes) -> ClaimJournalState:
+def _decode_journal(content: bytes) -> ClaimJournalState:
     if len(content) > _BYTES_MOST:
         raise ValueError(f"it has more than {_BYTES_MOST} bytes")
     found = json.loads(content)
@@ -334,7 +334,7 @@ class ClaimPreparer:
             devices = tuple(ClaimDevice(request=one.request, device=one.device) for one in results)
             entry = PreparedClaim(uid=asked.uid, namespace=asked.namespace, name=asked.name, devices=devices)
         held = [(other, place) for other, place in self._held(self._journal.state) if other.uid != entry.uid]
-        places = [self._placed(one.device) for one in entry.devices]
+        places = [self._parse_placement(one.device) for one in entry.devices]
         for (other, theirs), (_, ours) in product(held, places):
             if placements_overlap(theirs, ours):
                 who = f"{other.namespace}/{other.name}"
@@ -401,7 +401,7 @@ class ClaimPreparer:
     def _is_gone(self, name: str, held: Collection[GpuPlacement]) -> bool:
         """Whether a device that is left over is no more, or somebody's again."""
         try:
-            gpu, place = self._placed(name)
+            gpu, place = self._parse_placement(name)
         except ClaimUnpreparable:
             return True
         if place in held or find_instance(gpu, place) is None:
@@ -425,7 +425,7 @@ class ClaimPreparer:
         for entry in kept.claims.values():
             for one in entry.devices:
                 try:
-                    yield entry, self._placed(one.device)[1]
+                    yield entry, self._parse_placement(one.device)[1]
                 except ClaimUnpreparable:
                     # Its GPU is gone; nobody else can have it either.
                     continue
@@ -441,7 +441,7 @@ class ClaimPreparer:
         if self._cdi is not None:
             self._cdi.declare_devices(uuids)
 
-    def _placed(self, name: str) -> tuple[Gpu, GpuPlacement]:
+    def _parse_placement(self, name: str) -> tuple[Gpu, GpuPlacement]:
         index = parse_gpu_index(name)
         gpu = None if index is None else self._gpu_or_none(index)
         if gpu is None:

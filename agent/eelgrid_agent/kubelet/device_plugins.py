@@ -103,8 +103,8 @@ class ResourcePlugin:
         unary = grpc.unary_unary_rpc_method_handler
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "GetDevicePluginOptions": unary(self._options),
-            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch),
-            "GetPreferredAllocation": unary(self._preferred),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._list_and_watch),
+            "GetPreferredAllocation": unary(self._get_preferred_allocation),
             "Allocate": unary(self._allocate),
             "PreStartContainer": unary(self._nothing),
         }
@@ -127,13 +127,13 @@ class ResourcePlugin:
     async def _nothing(self, request: bytes, context: _Context) -> bytes:  # noqa: ARG002
         return encode_empty()
 
-    async def _watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:  # noqa: ARG002
+    async def _list_and_watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:  # noqa: ARG002
         while True:
             changed = self._changed
             yield encode_device_list(self._devices)
             await changed.wait()
 
-    async def _preferred(self, request: bytes, context: _Context) -> bytes:
+    async def _get_preferred_allocation(self, request: bytes, context: _Context) -> bytes:
         try:
             return encode_preferred_response([self._prefer(asked) for asked in parse_preferred_request(request)])
         except ContractError as error:
@@ -225,7 +225,7 @@ class DevicePlugins:
                 _LOG.info("event=devices_offered resource=%s devices=%d", resource, len(plugin.devices))
         kubelet = _identity(self._folder / _KUBELET)
         if kubelet is None:
-            return self._failed(
+            return self._log_failure(
                 f"{self._folder / _KUBELET} is not there; the kubelet is starting, or the folder is not mounted"
             )
         is_new, self._kubelet = kubelet != self._kubelet, kubelet
@@ -237,7 +237,7 @@ class DevicePlugins:
                 except (grpc.aio.AioRpcError, OSError, RuntimeError) as error:
                     self._kubelet = None
                     await plugin.stop()
-                    return self._failed(f"{plugin.resource} could not be registered: {_describe_error(error)}")
+                    return self._log_failure(f"{plugin.resource} could not be registered: {_describe_error(error)}")
         self.problem = ""
         return True
 
@@ -245,11 +245,11 @@ class DevicePlugins:
         socket = self._folder / f"eelgrid-{resource.rpartition('/')[2]}.sock"
         if len(str(socket).encode()) > _SOCKET_BYTES_MOST:
             socket = self._folder / f"eelgrid-{len(self.plugins)}.sock"
-        plugin = ResourcePlugin(resource, socket, prefer=self._preferred, give=self._give)
+        plugin = ResourcePlugin(resource, socket, prefer=self._choose_devices, give=self._give)
         self.plugins[resource] = plugin
         return plugin
 
-    def _preferred(self, asked: PreferredAllocationRequest) -> tuple[str, ...]:
+    def _choose_devices(self, asked: PreferredAllocationRequest) -> tuple[str, ...]:
         return choose_devices(asked, self._node())
 
     async def _register(self, plugin: ResourcePlugin) -> None:
@@ -261,7 +261,7 @@ class DevicePlugins:
         self.registrations_total += 1
         _LOG.info("event=registered resource=%s socket=%s", plugin.resource, plugin.socket.name)
 
-    def _failed(self, problem: str) -> bool:
+    def _log_failure(self, problem: str) -> bool:
         if problem != self.problem:
             _LOG.warning("event=not_registered reason=%r", problem)
         self.problem = problem

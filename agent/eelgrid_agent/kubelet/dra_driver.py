@@ -84,7 +84,7 @@ class ResourceSlicePublisher:
         """Brings the server to what `draw` says; how many objects were written. Raises ApiError."""
         for attempt in range(_ROUNDS):
             try:
-                written = self._published(draw)
+                written = self._publish(draw)
             except (ApiConflict, ApiNotFound):
                 if attempt + 1 == _ROUNDS:
                     raise
@@ -97,8 +97,8 @@ class ResourceSlicePublisher:
         """Takes all slices of this node away; how many there were. Raises ApiError."""
         return self.publish_slices(lambda _, __: ())
 
-    def _published(self, draw: BuildSlices) -> int:
-        standing = {str(one["metadata"]["name"]): one for one in self._listed()}
+    def _publish(self, draw: BuildSlices) -> int:
+        standing = {str(one["metadata"]["name"]): one for one in self._list_slices()}
         generation = max((int(one["spec"]["pool"]["generation"]) for one in standing.values()), default=0)
         owner = self._owner()
         wanted = {one["metadata"]["name"]: one for one in draw(max(1, generation), owner)}
@@ -118,7 +118,7 @@ class ResourceSlicePublisher:
             self._api.delete(f"{SLICES_PATH}/{name}")
         return len(wanted) + len(surplus)
 
-    def _listed(self) -> list[dict[str, Any]]:
+    def _list_slices(self) -> list[dict[str, Any]]:
         selector = f"spec.driver={DRA_DRIVER},spec.nodeName={self._node_name}"
         found = self._api.get(SLICES_PATH, fieldSelector=selector, limit=_SLICES_MOST)
         return list(found.get("items", ()))
@@ -277,7 +277,9 @@ class DraDriver:
             await self.start()
         except (OSError, RuntimeError) as error:
             await self.stop()
-            self._failed(f"nothing can be served in {self.registration.parent}: {error}; mount the kubelet's folder")
+            self._log_failure(
+                f"nothing can be served in {self.registration.parent}: {error}; mount the kubelet's folder"
+            )
 
     # Slices
 
@@ -302,7 +304,7 @@ class DraDriver:
             written = await self._threads.slices(lambda: self._publisher.publish_slices(draw))
         except ApiError as error:
             self._published = None
-            self._failed(f"slices could not be published: {error}")
+            self._log_failure(f"slices could not be published: {error}")
             return False
         if written:
             _LOG.info("event=slices_published objects=%d", written)
@@ -310,7 +312,7 @@ class DraDriver:
         self.problem = ""
         return True
 
-    def _failed(self, problem: str) -> None:
+    def _log_failure(self, problem: str) -> None:
         if problem != self.problem:
             _LOG.warning("event=dra_failed reason=%r", problem)
         self.problem = problem
@@ -331,7 +333,7 @@ class DraDriver:
             self._published = None
             self._registered.set()
         else:
-            self._failed(f"the kubelet does not take the driver: {told.error}")
+            self._log_failure(f"the kubelet does not take the driver: {told.error}")
         return encode_registration_response()
 
     async def _prepare(self, request: bytes, context: _Context) -> bytes:

@@ -134,7 +134,7 @@ class KubeApiClient:
                     self.close()
                     # An idle connection may have been cut; what came after our bytes left is not known.
                     if is_last or isinstance(error, ssl.SSLCertVerificationError):
-                        raise ApiUnreachable(f"{self._place()}: {_why(error)}; it is asked again later") from error
+                        raise ApiUnreachable(f"{self._base_url()}: {_why(error)}; it is asked again later") from error
                     self._sleep(_WAIT_S * 2**attempt)
                     continue
                 if status in (http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE) and not is_last:
@@ -177,7 +177,7 @@ class KubeApiClient:
         with (self._folder / "token").open("rb") as file:
             return file.read(_TOKEN_BYTES_MOST).decode("ascii", errors="replace").strip()
 
-    def _place(self) -> str:
+    def _base_url(self) -> str:
         return f"https://{self._host}:{self._port}"
 
 

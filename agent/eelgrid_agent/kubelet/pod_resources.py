@@ -104,7 +104,7 @@ class PodResourcesClient:
             while True:
                 failures = 0 if await self.refresh() else failures + 1
                 wait_s = self._limits.interval_s * 2.0 ** min(failures, 16)
-                await self._wait(min(wait_s, max(self._limits.interval_s, self._limits.backoff_most_s)))
+                await self._wait_or_hurry(min(wait_s, max(self._limits.interval_s, self._limits.backoff_most_s)))
         finally:
             await self.close()
 
@@ -113,7 +113,7 @@ class PodResourcesClient:
         self._hurries = self._limits.hurries
         self._hurried.set()
 
-    async def _wait(self, wait_s: float) -> None:
+    async def _wait_or_hurry(self, wait_s: float) -> None:
         if self._hurries == 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

@@ -117,7 +117,7 @@ class TimedDevice:
         self._times = times
         self._monotonic_ns = monotonic_ns
 
-    def _timed(self, name: str, call: Callable[[], _T]) -> _T:
+    def _time_call(self, name: str, call: Callable[[], _T]) -> _T:
         begun_ns = self._monotonic_ns()
         try:
             return call()
@@ -126,39 +126,39 @@ class TimedDevice:
 
     def driver_version(self) -> str:
         """See Device."""
-        return self._timed("driver_version", self._device.driver_version)
+        return self._time_call("driver_version", self._device.driver_version)
 
     def access(self) -> AccessLevel:
         """See Device."""
-        return self._timed("access", self._device.access)
+        return self._time_call("access", self._device.access)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """See Device."""
-        return self._timed("gpus", self._device.gpus)
+        return self._time_call("gpus", self._device.gpus)
 
     def read(self, uuid: str) -> RawReadings:
         """See Device."""
-        return self._timed("read", lambda: self._device.read(uuid))
+        return self._time_call("read", lambda: self._device.read(uuid))
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
         """See Device."""
-        return self._timed("read_slow", lambda: self._device.read_slow(uuid))
+        return self._time_call("read_slow", lambda: self._device.read_slow(uuid))
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
         """See Device."""
-        return self._timed("read_instances", lambda: self._device.read_instances(uuid))
+        return self._time_call("read_instances", lambda: self._device.read_instances(uuid))
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """See Device."""
-        return self._timed("processes", lambda: self._device.processes(uuid))
+        return self._time_call("processes", lambda: self._device.processes(uuid))
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """See Device."""
-        return self._timed("topology", self._device.topology)
+        return self._time_call("topology", self._device.topology)
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """See Device."""
-        return self._timed("take_events", self._device.take_events)
+        return self._time_call("take_events", self._device.take_events)
 
     def close(self) -> None:
         """See Device."""
@@ -286,7 +286,7 @@ class AgentCollector:
             if tick is not None:
                 looked = raw[gpu.uuid].values if gpu.uuid in raw else {}
                 quick = TimedValues(values={**looked, **_cells(tick, index)}, age_s=age_s)
-            attributed = {} if owned is None else _attributed(gpu.uuid, owned)
+            attributed = {} if owned is None else _attributed_fields(gpu.uuid, owned)
             gpus.append(_gpu_view(gpu, quick, slow, node, now_ns, attributed=attributed))
         return NodeMetricsView(
             name=inventory.node_name,
@@ -361,7 +361,7 @@ def _gpu_view(
     )
 
 
-def _attributed(uuid: str, owned: Attribution) -> Mapping[str, Any]:
+def _attributed_fields(uuid: str, owned: Attribution) -> Mapping[str, Any]:
     """Those fields of a device's view that come from its owners."""
     nobody = owned.nobody.get(uuid, {})
     found = {anomaly.subject.kind for anomaly in owned.anomalies if anomaly.subject.gpu_uuid == uuid}

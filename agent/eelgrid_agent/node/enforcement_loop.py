@@ -188,11 +188,11 @@ class Enforcement:
         rounds = 0
         while commands and rounds < MAX_ROUNDS:
             outcomes = yield lambda commands=commands: self._enforcer.execute_commands(commands)  # type: ignore[misc]
-            commands = self._node.guard.on_executed(self._executed(outcomes))
+            commands = self._node.guard.on_executed(self._executed_event(outcomes))
             rounds += 1
         self._node.flush_guard()
 
-    def _executed(self, outcomes: tuple[CommandOutcome, ...]) -> CommandsExecuted:
+    def _executed_event(self, outcomes: tuple[CommandOutcome, ...]) -> CommandsExecuted:
         return CommandsExecuted(now_ns=self._clock.monotonic_ns(), wall_ns=self._clock.wall_ns(), outcomes=outcomes)
 
 
@@ -229,7 +229,7 @@ class InlineEnforcementLoop:
         # Most simulated nodes never see a layout; the others are tended from the first on.
         self._laid: set[int] = set()
         for index, (enforcement, node, layouts) in enumerate(kept):
-            node.ordered = partial(self._order, index, enforcement)
+            node.ordered = partial(self._schedule, index, enforcement)
             node.returned = layouts.on_device_reset
             if any(gpu.gpu_instances for gpu in node.inventory.gpus):
                 self._lay(index)
@@ -254,9 +254,9 @@ class InlineEnforcementLoop:
             for index in sorted(self._laid):
                 enforcement, node, layouts = self._kept[index]
                 enforcement.on_layout_results(layouts.check_layouts())
-                _changed(node, layouts)
+                _report_layout_events(node, layouts)
 
-    def _order(self, index: int, enforcement: Enforcement) -> None:
+    def _schedule(self, index: int, enforcement: Enforcement) -> None:
         enforcement.schedule_now()
         self._busy.add(index)
 
@@ -271,7 +271,7 @@ class InlineEnforcementLoop:
                 enforcement.on_hold_result(uuids, is_kept=layouts.hold_devices(uuids))
             for layout in asked:
                 enforcement.on_layout_result(layout, layouts.apply_layout(layout))
-            _changed(node, layouts)
+            _report_layout_events(node, layouts)
         if not node.guard.has_work:
             self._busy.discard(index)
 
@@ -282,7 +282,7 @@ class InlineEnforcementLoop:
         _, node, layouts = self._kept[index]
         layouts.recover()
         node.stamp = layouts.stamp_gpus
-        _changed(node, layouts)
+        _report_layout_events(node, layouts)
 
 
 class NodeEnforcementLoop:
@@ -317,7 +317,7 @@ class NodeEnforcementLoop:
         self._end_s = end_s
         self._ordered = asyncio.Event()
         self._under_way: set[asyncio.Task[None]] = set()
-        node.ordered = self._order
+        node.ordered = self._schedule
         node.returned = lambda uuid: self._slowly(lambda: layouts.on_device_reset(uuid))
         node.stamp = layouts.stamp_gpus
 
@@ -331,7 +331,7 @@ class NodeEnforcementLoop:
                 now_ns = self._clock.monotonic_ns()
                 uuids = self._enforcement.pending_holds()
                 if uuids is not None:
-                    self._track(self._hold(uuids))
+                    self._track(self._hold_devices(uuids))
                 if self._enforcement.is_due(now_ns):
                     for layout in await self._drive(self._enforcement.cycle()):
                         self._track(self._lay_out(layout))
@@ -344,7 +344,7 @@ class NodeEnforcementLoop:
             ending = asyncio.ensure_future(self._drive(self._enforcement.stop_cycle()))
             await asyncio.wait([ending], timeout=self._end_s)
 
-    def _order(self) -> None:
+    def _schedule(self) -> None:
         self._enforcement.schedule_now()
         self._ordered.set()
 
@@ -377,9 +377,9 @@ class NodeEnforcementLoop:
         results = await asyncio.wrap_future(self._slow_driver.call(work))
         if isinstance(results, tuple):
             self._enforcement.on_layout_results(results)
-        _changed(self._node, self._layouts)
+        _report_layout_events(self._node, self._layouts)
 
-    async def _hold(self, uuids: tuple[str, ...]) -> None:
+    async def _hold_devices(self, uuids: tuple[str, ...]) -> None:
         is_kept = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.hold_devices(uuids)))
         self._enforcement.on_hold_result(uuids, is_kept=bool(is_kept))
 
@@ -387,10 +387,10 @@ class NodeEnforcementLoop:
         result = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.apply_layout(layout)))
         assert isinstance(result, ApplyResult)
         self._enforcement.on_layout_result(layout, result)
-        _changed(self._node, self._layouts)
+        _report_layout_events(self._node, self._layouts)
 
 
-def _changed(node: AgentNode, layouts: LayoutService) -> None:
+def _report_layout_events(node: AgentNode, layouts: LayoutService) -> None:
     """What befell is told, and the inventory follows."""
     events = layouts.drain_events()
     if events:

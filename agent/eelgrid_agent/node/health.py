@@ -70,7 +70,7 @@ class HealthMonitor:
         found: dict[str, str] = dict.fromkeys(self._hung, _HUNG)
         for (uuid, reading), value in self._last.items():
             if value and reading is Reading.RECOVERY_ACTION:
-                found[uuid] = _told(reading, 0.0, value)
+                found[uuid] = _describe_change(reading, 0.0, value)
             elif value and reading is Reading.ROW_REMAP_FAILED:
                 found.setdefault(uuid, _STATES[reading])
         return found
@@ -96,7 +96,7 @@ class HealthMonitor:
                     continue
                 before = self._last.get((uuid, reading))
                 self._last[uuid, reading] = value
-                detail = _told(reading, before, value)
+                detail = _describe_change(reading, before, value)
                 if detail:
                     told.append(_event(NodeEventKind.HEALTH, uuid, detail, wall_ns))
         for key in [key for key in self._last if key[0] not in gpus]:
@@ -104,7 +104,7 @@ class HealthMonitor:
         return tuple(told)
 
 
-def _told(reading: Reading, before: float | None, value: float) -> str:
+def _describe_change(reading: Reading, before: float | None, value: float) -> str:
     """The sentence for this change, empty where there is nothing to tell."""
     if reading in _COUNTS:
         rise = 0.0 if before is None else value - before

@@ -111,7 +111,7 @@ class MachineLoop:
         while True:
             interval_ns = int(self._node.cadence.sample_interval_s * 1e9)
             uuids = self._node.gpu_uuids
-            looks = await self._within(lambda: self._timed("quick", self._quickly), interval_ns)
+            looks = await self._within(lambda: self._time_collection("quick", self._quickly), interval_ns)
             now_ns = self._clock.monotonic_ns()
             found = missing_gpu_readings(uuids, AbsenceReason.TIMED_OUT) if looks is None else looks
             turned = self._node.record_tick(found, monotonic_ns=now_ns)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class MachineLoop:
                     self._node.update_inventory(answer)
             if now_ns - slow_ns >= SLOW_S * 1e9:
                 slow_ns = now_ns
-                slow = await self._within(lambda: self._timed("slow", self._slowly), interval_ns)
+                slow = await self._within(lambda: self._time_collection("slow", self._slowly), interval_ns)
                 if slow is not None:
                     self._node.observe_slow(*slow)  # type: ignore[misc]
             if self._node.is_stalled(now_ns=now_ns):
@@ -134,7 +134,7 @@ class MachineLoop:
                 self._retimed.clear()
                 due_ns = self._clock.monotonic_ns()
 
-    def _timed(self, kind: str, look: Callable[[], object]) -> object:
+    def _time_collection(self, kind: str, look: Callable[[], object]) -> object:
         began_ns = self._clock.monotonic_ns()
         try:
             return look()
@@ -202,7 +202,7 @@ class SimulatedNodesLoop:
             while self._heap and self._heap[0][0] <= now_ns and now_ns - begun_ns < SLICE_S * 1e9:
                 due_ns, index = heapq.heappop(self._heap)
                 if due_ns == self._due_ns[index]:
-                    self._turn(index, due_ns)
+                    self._run_tick(index, due_ns)
                     now_ns = self._clock.monotonic_ns()
             delay_s = GRAIN_S if not self._heap else (self._heap[0][0] - self._clock.monotonic_ns()) / 1e9
             # Never shorter than the grain: the stream's own work needs its turn too.
@@ -221,7 +221,7 @@ class SimulatedNodesLoop:
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (due_ns, index))
 
-    def _turn(self, index: int, due_ns: int) -> None:
+    def _run_tick(self, index: int, due_ns: int) -> None:
         node, device = self._nodes[index]
         now_ns = self._clock.monotonic_ns()
         turned = node.record_tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=now_ns)

@@ -118,7 +118,7 @@ class Uplink:
             self._report(reason)
             await asyncio.sleep(bound_s * self._jitter())
 
-    def drop(self, reason: str) -> None:
+    def drop_connection(self, reason: str) -> None:
         """Ends the connection in use; the next one sends what was not acknowledged."""
         if self._active is not None:
             self._active.end(reason)
@@ -137,13 +137,13 @@ class Uplink:
                 if fresh == stamp or fresh is None or (0, 0) in fresh or not session.welcomed.is_set():
                     continue
                 stamp = fresh
-                session = await self._succeed(session)
+                session = await self._open_successor(session)
         finally:
             await session.close()
             if self._active is session:
                 self._active = None
 
-    async def _succeed(self, session: "_Session") -> "_Session":
+    async def _open_successor(self, session: "_Session") -> "_Session":
         """A successor with the new certificates, once it is welcomed; until then the session stays."""
         successor = self._start()
         welcomed = asyncio.ensure_future(successor.welcomed.wait())
@@ -163,9 +163,9 @@ class Uplink:
         return session
 
     def _start(self) -> "_Session":
-        return _Session(self._node, self._open_channel, self._gate, self._limits, self._take_over)
+        return _Session(self._node, self._open_channel, self._gate, self._limits, self._switch_session)
 
-    def _take_over(self, session: "_Session") -> None:
+    def _switch_session(self, session: "_Session") -> None:
         """The session that was welcomed last is the one that sends."""
         if self._active is not None:
             self._active.retire()
@@ -319,7 +319,7 @@ class UplinkPool:
 
     def drop_stalled(self, node: AgentNode) -> None:
         """Ends the stream of a node whose batches nobody acknowledges."""
-        self._uplinks[node.name].drop("no acknowledgement in time")
+        self._uplinks[node.name].drop_connection("no acknowledgement in time")
 
     async def run(self) -> None:
         """Until cancelled."""

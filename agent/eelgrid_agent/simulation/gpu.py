@@ -230,7 +230,7 @@ class SimGpu:
         """The device starts anew: what ran on it dies, its handles too, and settings and counter are as at first."""
         self.generation += 1
         self.mig.reset()
-        self._forget(now_ns)
+        self._reset_settings(now_ns)
 
     def reload(self, now_ns: int, *, reboot: bool = False) -> None:
         """The driver, or with `reboot` the machine, came back."""
@@ -239,9 +239,9 @@ class SimGpu:
             self.mig.reboot()
         else:
             self.mig.reload()
-        self._forget(now_ns)
+        self._reset_settings(now_ns)
 
-    def _forget(self, now_ns: int) -> None:
+    def _reset_settings(self, now_ns: int) -> None:
         self.limit_mw = to_milliwatts(self.product.power_default_w)
         self.locked_mhz = None
         self.profiles = frozenset()

@@ -345,7 +345,7 @@ class SimulatedNode(SimulatedControl):
         self.driver_version()
         found: dict[str, Gpu] = {}
         for gpu in self.devices:
-            self._take_time("gpus")
+            self._delay_call("gpus")
             if gpu.health is SimHealth.OK:
                 found[gpu.uuid] = gpu.identity
             elif gpu.health is SimHealth.HUNG:
@@ -355,7 +355,7 @@ class SimulatedNode(SimulatedControl):
 
     def access(self) -> AccessLevel:
         """The rights that the simulation gives."""
-        self._listed()
+        self._require_listing()
         return self.operations.rights
 
     def read(self, uuid: str) -> RawReadings:
@@ -364,7 +364,7 @@ class SimulatedNode(SimulatedControl):
         if self.operations.pause is not None:
             self.operations.pause("read")
         if gpu.health is not SimHealth.OK or not self.driver_loaded:
-            return _TIMED_OUT if self._stalled(gpu) else _LOST
+            return _TIMED_OUT if self._is_hung(gpu) else _LOST
         now_ns = self.monotonic_ns()
         instant_mw = gpu.power_instant_mw(now_ns) if self._fields else None
         usage_mw = gpu.power_usage_mw(now_ns) if instant_mw is None or gpu.product.sensor.averaged else None
@@ -392,9 +392,9 @@ class SimulatedNode(SimulatedControl):
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
         """What is dear, or seldom different."""
         gpu = self._found(uuid)
-        self._take_time("read_slow")
+        self._delay_call("read_slow")
         if gpu.health is not SimHealth.OK or not self.driver_loaded:
-            return _SLOW_TIMED_OUT if self._stalled(gpu) else _SLOW_LOST
+            return _SLOW_TIMED_OUT if self._is_hung(gpu) else _SLOW_LOST
         return self._sensors.read_slow(gpu, self.monotonic_ns(), self.operations.rights)
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
@@ -413,7 +413,7 @@ class SimulatedNode(SimulatedControl):
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before; the first call begins to listen."""
-        self._listed()
+        self._require_listing()
         if not self._listening:
             self._listening = True
             self.announcements.clear()
@@ -430,13 +430,13 @@ class SimulatedNode(SimulatedControl):
         self._sensors.reset()
         self._listening = False
 
-    def _listed(self) -> None:
+    def _require_listing(self) -> None:
         """Sees that the driver is there and that devices were listed once."""
         self.driver_version()
         if not self._seen:
             self.gpus()
 
-    def _take_time(self, call: str) -> None:
+    def _delay_call(self, call: str) -> None:
         """What a call to the driver takes, where somebody made it slow."""
         if self.operations.pause is not None:
             self.operations.pause(call)
@@ -449,7 +449,7 @@ class SimulatedNode(SimulatedControl):
                 raise UnknownGpu(f"{self.spec.node_name} has no GPU {uuid}; list its GPUs")
         return self._by_uuid[uuid]
 
-    def _stalled(self, gpu: SimGpu) -> bool:
+    def _is_hung(self, gpu: SimGpu) -> bool:
         """Whether a silent device is hung rather than lost; its caller waits."""
         if gpu.health is not SimHealth.HUNG or not self.driver_loaded:
             return False
@@ -459,10 +459,10 @@ class SimulatedNode(SimulatedControl):
     def _answering(self, uuid: str, call: str) -> SimGpu:
         """A device that answers."""
         gpu = self._found(uuid)
-        self._take_time(call)
+        self._delay_call(call)
         self.driver_version()
         if gpu.health is not SimHealth.OK:
-            if self._stalled(gpu):
+            if self._is_hung(gpu):
                 raise DeviceTimeout(f"{uuid} did not answer in time; wait, or reset it")
             raise GpuLostError(f"{uuid} answers nothing any more; reset it or reboot the node")
         return gpu

@@ -68,7 +68,9 @@ def load_node_state(node: SimulatedNode, path: Path) -> None:
         raise NodeStateFileError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
     try:
         problem = (
-            f"has more than {_BYTES_MOST} bytes" if len(content) > _BYTES_MOST else _take(node, json.loads(content))
+            f"has more than {_BYTES_MOST} bytes"
+            if len(content) > _BYTES_MOST
+            else _restore_node(node, json.loads(content))
         )
     except (ValueError, TypeError, LookupError, DriverRefused, RecursionError) as error:
         problem = f"describes no such node ({error})"
@@ -76,7 +78,7 @@ def load_node_state(node: SimulatedNode, path: Path) -> None:
         raise NodeStateFileError(f"{path}: {problem}; correct it, or remove it to begin with the fleet file again")
 
 
-def _take(node: SimulatedNode, document: dict[str, Any]) -> str:
+def _restore_node(node: SimulatedNode, document: dict[str, Any]) -> str:
     """Brings the node there; returns what is wrong with the document, or nothing."""
     if document["schema"] != _SCHEMA:
         return f"is no state of schema {_SCHEMA}"

@@ -88,7 +88,7 @@ class DeviceOperations:
     def set_power_limit(self, gpu: SimGpu, limit_mw: int) -> None:
         """Asks for a power limit."""
         self._check(AccessLevel.ROOT)
-        self._begin(gpu, OperationKind.SET_POWER)
+        self._raise_planned_refusal(gpu, OperationKind.SET_POWER)
         low, high = gpu.limits_w
         if not low * 1000.0 <= limit_mw <= high * 1000.0 or limit_mw <= 0:
             raise DriverRefused(DriverRefusal.INVALID)
@@ -99,7 +99,7 @@ class DeviceOperations:
         if gpu.product.architecture in _UNLOCKABLE:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         self._check(AccessLevel.ROOT)
-        self._begin(gpu, OperationKind.SET_CLOCKS)
+        self._raise_planned_refusal(gpu, OperationKind.SET_CLOCKS)
         if clocks_mhz is not None:
             low, high = clocks_mhz
             if not gpu.product.sm_clock_min_mhz <= low <= high <= gpu.product.sm_clock_max_mhz:
@@ -119,7 +119,7 @@ class DeviceOperations:
     def set_profiles(self, gpu: SimGpu, profiles: frozenset[int]) -> None:
         """Asks for exactly these workload power profiles."""
         offered = self.supported_profiles(gpu)
-        self._begin(gpu, OperationKind.SET_PROFILE)
+        self._raise_planned_refusal(gpu, OperationKind.SET_PROFILE)
         if not profiles <= set(offered):
             raise DriverRefused(DriverRefusal.INVALID)
         gpu.profiles = profiles
@@ -131,50 +131,50 @@ class DeviceOperations:
         if gpu.mig.geometry is None:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         self._check(AccessLevel.ROOT)
-        self._begin(gpu, OperationKind.SET_MODE)
+        self._raise_planned_refusal(gpu, OperationKind.SET_MODE)
         before, current = gpu.mig.changes, gpu.mig.enabled
         activation = gpu.mig.set_mode(enabled=enabled, other_sessions=other_sessions)
         if gpu.mig.enabled != current and gpu.mig.geometry.reset_to_change_mode:
             gpu.reset(self._monotonic_ns())
         if gpu.mig.changes != before:
-            self._changed(gpu)
+            self._on_mig_changed(gpu)
         return activation
 
     def create_instance(self, gpu: SimGpu, profile_id: int, start: int | None = None) -> SimInstance:
         """Makes a GPU instance."""
         self._check(AccessLevel.MIG_CONFIG)
         gpu.mig.get_profile(profile_id)
-        self._begin(gpu, OperationKind.CREATE_INSTANCE)
+        self._raise_planned_refusal(gpu, OperationKind.CREATE_INSTANCE)
         instance = gpu.mig.create_instance(profile_id, start)
-        self._changed(gpu, instance.id)
+        self._on_mig_changed(gpu, instance.id)
         return instance
 
     def destroy_instance(self, gpu: SimGpu, instance_id: int) -> None:
         """Removes a GPU instance."""
         self._check(AccessLevel.MIG_CONFIG)
         gpu.mig.get_instance(instance_id)
-        self._begin(gpu, OperationKind.DESTROY_INSTANCE)
+        self._raise_planned_refusal(gpu, OperationKind.DESTROY_INSTANCE)
         gpu.mig.destroy_instance(instance_id)
-        self._changed(gpu, instance_id)
+        self._on_mig_changed(gpu, instance_id)
 
     def create_compute(self, gpu: SimGpu, instance_id: int, profile_id: int, start: int | None = None) -> SimCompute:
         """Makes a compute instance."""
         self._check(AccessLevel.MIG_CONFIG)
         gpu.mig.get_instance(instance_id)
-        self._begin(gpu, OperationKind.CREATE_COMPUTE)
+        self._raise_planned_refusal(gpu, OperationKind.CREATE_COMPUTE)
         compute = gpu.mig.create_compute(instance_id, profile_id, start)
-        self._changed(gpu, instance_id)
+        self._on_mig_changed(gpu, instance_id)
         return compute
 
     def destroy_compute(self, gpu: SimGpu, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance."""
         self._check(AccessLevel.MIG_CONFIG)
         gpu.mig.get_compute(instance_id, compute_id)
-        self._begin(gpu, OperationKind.DESTROY_COMPUTE)
+        self._raise_planned_refusal(gpu, OperationKind.DESTROY_COMPUTE)
         gpu.mig.destroy_compute(instance_id, compute_id)
-        self._changed(gpu, instance_id)
+        self._on_mig_changed(gpu, instance_id)
 
-    def _changed(self, gpu: SimGpu, instance_id: int | None = None) -> None:
+    def _on_mig_changed(self, gpu: SimGpu, instance_id: int | None = None) -> None:
         gpu.apply_mig_change(self._monotonic_ns())
         self.announce_event(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
 
@@ -182,7 +182,7 @@ class DeviceOperations:
         if not self.has_right(level):
             raise DriverRefused(DriverRefusal.NO_PERMISSION)
 
-    def _begin(self, gpu: SimGpu, act: OperationKind) -> None:
+    def _raise_planned_refusal(self, gpu: SimGpu, act: OperationKind) -> None:
         refusals = self._refusals.get((gpu.identity.uuid, act))
         if refusals:
             raise DriverRefused(refusals.popleft())

@@ -165,14 +165,14 @@ class DeviceSensors:
     # Health
 
     @property
-    def _sliced(self) -> bool:
+    def _has_instances(self) -> bool:
         mig = self._gpu.mig
         return mig.enabled and bool(mig.instances)
 
     def ecc_volatile(self, *, corrected: bool) -> int | None:
         """Errors since the driver was loaded; not told of the whole while it has instances."""
         wear = self._gpu.wear
-        return None if self._sliced else wear.ecc_corrected if corrected else wear.ecc_uncorrected
+        return None if self._has_instances else wear.ecc_corrected if corrected else wear.ecc_uncorrected
 
     def ecc_aggregate(self, *, corrected: bool) -> int:
         """Errors over the life of the part."""
@@ -182,7 +182,7 @@ class DeviceSensors:
     def remapped_rows(self) -> tuple[int, int, int, int] | None:
         """Correctable, uncorrectable, pending, failed; from Ampere on, and not while there are instances."""
         wear = self._gpu.wear
-        if not self.traits.row_remapping or self._sliced:
+        if not self.traits.row_remapping or self._has_instances:
             return None
         return wear.remapped_correctable, wear.remapped_uncorrectable, int(wear.remap_pending), int(wear.remap_failed)
 

@@ -227,7 +227,7 @@ class Core:
         waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns, owner=owner)
         if is_sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
-        quoted = self._quoted(now_ns)
+        quoted = self._quote_if_due(now_ns)
         decision = self._chooser.decide_start(
             spec, quoted[0].quotes if quoted else None, workload_id=request.workload_id
         )
@@ -236,7 +236,7 @@ class Core:
         if request.dry_run:
             return CoreStep((), replace(preview_workload(key, spec, decision, now_ns), owner=owner), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec, owner=owner)
-        return self._changed((*quoted, submitted), key, now_ns, last=make_outcome_event(key, decision, now_ns))
+        return self._finish_step((*quoted, submitted), key, now_ns, last=make_outcome_event(key, decision, now_ns))
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Work stands so, as its engine says; see admission.py. Saying it again is harmless. Raises AdoptionRefused."""
@@ -244,7 +244,7 @@ class Core:
             self._refuse_too_many()
         events = plan_adoption(self.state, request, adoption, now_ns=now_ns)
         frees = bool(events) and adoption.frees_capacity(request.spec.request)
-        return self._changed(events, request.workload_id, now_ns, frees=frees)
+        return self._finish_step(events, request.workload_id, now_ns, frees=frees)
 
     def _refuse_too_many(self) -> None:
         if self.state.live_workloads >= self._live_most:
@@ -259,9 +259,9 @@ class Core:
         key = workload.workload_id
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
         deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
-        return self._changed((submitted, deferred), key, now_ns)
+        return self._finish_step((submitted, deferred), key, now_ns)
 
-    def _quoted(self, now_ns: int) -> tuple[PricesQuoted, ...]:
+    def _quote_if_due(self, now_ns: int) -> tuple[PricesQuoted, ...]:
         """New quotes where they are due, not yet applied."""
         quotes = self._chooser.quote_prices()
         if quotes is None:
@@ -275,9 +275,11 @@ class Core:
             ),
         )
 
-    def _decide(self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()) -> PlacementDecision:
+    def _decide_placement(
+        self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()
+    ) -> PlacementDecision:
         """Where a workload goes, by quotes that are about to be in force."""
-        return self._chooser.decide(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
+        return self._chooser.decide_placement(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
 
     def cancel(self, workload_id: str, *, now_ns: int) -> CoreStep[Workload]:
         """Ends a workload; ending it again is harmless. Raises NotFound."""
@@ -300,14 +302,14 @@ class Core:
 
         def decided(spec: WorkloadSpec) -> PlacementDecision:
             nonlocal quoted
-            quoted = quoted or self._quoted(now_ns)
-            return self._decide(spec, workload_id, quoted)
+            quoted = quoted or self._quote_if_due(now_ns)
+            return self._decide_placement(spec, workload_id, quoted)
 
         event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
             return CoreStep((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
-        return self._changed(events, workload_id, now_ns, frees=bool(event.released))
+        return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
 
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> CoreStep[Workload]:
         """Asks each GPU of running work to keep a limit, or its default; raises FailedPrecondition where it cannot."""
@@ -322,7 +324,7 @@ class Core:
         event = WorkloadLimited(time_ns=now_ns, workload_id=workload_id, power_limit_w=power_limit_w)
         # Lowered or raised: until it is read from the GPUs, what was before may be in force.
         self._chooser.allowance.record_lowered_limit(workload_id, workload.power_limit_w)
-        return self._changed((event,), workload_id, now_ns)
+        return self._finish_step((event,), workload_id, now_ns)
 
     def record_points(self, points: Sequence[MeasuredPoint], *, now_ns: int) -> CoreStep[int]:
         """Keeps measured points; how many are new or changed. Raises ResourceExhausted."""
@@ -358,7 +360,7 @@ class Core:
         if record is None or not record.matches_inventory(inventory) or plan_epoch > record.plan_epoch:
             joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
             nodes |= self._apply(joined)
-            events += [joined, *self._joined(name, before, now_ns)]
+            events += [joined, *self._node_joined_events(name, before, now_ns)]
         events += compared
         for event in events:
             if not isinstance(event, NodeJoined):
@@ -368,10 +370,10 @@ class Core:
             if events:
                 self._retrying.on_capacity_freed()
             return CoreStep(tuple(events), None, frozenset())
-        more, touched = self._freed(now_ns)
+        more, touched = self._on_capacity_freed(now_ns)
         return CoreStep((*gone, *events, *more), None, nodes | touched)
 
-    def _joined(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
+    def _node_joined_events(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
         """What goes with a node's joining, not yet applied: so that nothing is placed there in between."""
         if before is None:
             closed = NodeOccupied(time_ns=now_ns, node_name=node_name, others=UNREPORTED_USAGE)
@@ -436,7 +438,7 @@ class Core:
         """Forgets a node, and ends what it holds if forced; raises NotFound and FailedPrecondition."""
         removal = self.preview_node_removal(node_name, force=force, is_connected=is_connected, now_ns=now_ns)
         nodes = frozenset[str]().union(*map(self._apply, removal.events))
-        more, touched = self._freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
+        more, touched = self._on_capacity_freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
         return CoreStep((*removal.events, *more), removal, (nodes | touched) - {node_name})
 
     def preview_node_removal(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> NodeRemoval:
@@ -534,7 +536,7 @@ class Core:
         """Moves running work, or takes moves back, all or nothing; then waiting work is tried. Raises MoveRefused."""
         events = plan_migration(self.state, moves, now_ns=now_ns, is_back=is_back)
         nodes = frozenset[str]().union(*map(self._apply, events))
-        more, touched = self._freed(now_ns) if events else ([], frozenset[str]())
+        more, touched = self._on_capacity_freed(now_ns) if events else ([], frozenset[str]())
         return CoreStep((*events, *more), sum(len(move.replicas) for move in moves), nodes | touched)
 
     def correct_devices(
@@ -581,7 +583,7 @@ class Core:
         self._chooser.refresh(touched)
         return touched
 
-    def _settle(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
+    def _apply_outcome(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
         """Applies an outcome; where the ledger refuses the place that the planner found, the workload waits."""
         check_readable(event)
         try:
@@ -591,7 +593,7 @@ class Core:
             waits = WorkloadDeferred(time_ns=event.time_ns, workload_id=event.workload_id, reason=CONTRADICTED_REASON)
             return waits, self._apply_event(waits)
 
-    def _changed(
+    def _finish_step(
         self,
         events: Sequence[Event],
         workload_id: str,
@@ -606,19 +608,19 @@ class Core:
             check_readable(event)
         nodes = frozenset[str]().union(*map(self._apply_event, events))
         if last is not None:
-            settled, touched = self._settle(last)
+            settled, touched = self._apply_outcome(last)
             events, nodes = (*events, settled), nodes | touched
         result = self.state.workloads[workload_id]
-        more, touched = self._freed(now_ns) if frees else ([], frozenset[str]())
+        more, touched = self._on_capacity_freed(now_ns) if frees else ([], frozenset[str]())
         return CoreStep((*events, *more), result, nodes | touched)
 
     def _with_retry(self, event: Event, result: _Result, nodes: frozenset[str], now_ns: int) -> CoreStep[_Result]:
-        events, more = self._freed(now_ns)
+        events, more = self._on_capacity_freed(now_ns)
         return CoreStep((event, *events), result, nodes | more)
 
-    def _freed(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
+    def _on_capacity_freed(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
         self._retrying.on_capacity_freed()
         return self._retry(now_ns)
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
-        return self._retrying.step(self._apply, self._settle, self._quoted, now_ns)
+        return self._retrying.retry_step(self._apply, self._apply_outcome, self._quote_if_due, now_ns)

@@ -43,7 +43,7 @@ class RetryRounds:
         """Everything that waits is to be tried once more."""
         self._again = True
 
-    def step(
+    def retry_step(
         self, apply: ApplyEvent, settle: SettleDecision, quoted: QuotePrices, now_ns: int
     ) -> tuple[list[Event], frozenset[str]]:
         """Tries from where the last step stopped, up to the bounds; the events, already applied, and their nodes."""
@@ -78,7 +78,7 @@ class RetryRounds:
                     apply(quotes)
                     events.append(quotes)
                 searches = self._chooser.searches
-                decision = self._chooser.decide(spec, workload_id=ticket[2])
+                decision = self._chooser.decide_placement(spec, workload_id=ticket[2])
                 tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
                 if decision.placements:
                     event, touched = settle(make_outcome_event(ticket[2], decision, now_ns))

@@ -64,7 +64,7 @@ class NodeMap:
             {model: tuple(row.name for row in rows) for model, rows in ordered},
         )
 
-    def place(self, workload: Workload) -> None:
+    def add_workload(self, workload: Workload) -> None:
         """Adds what a workload holds."""
         for placement in workload.placements:
             held = workload.spec.request.gpu_milli * len(placement.gpu_indexes)
@@ -109,7 +109,7 @@ class DemoView:
         """Takes the answer to one submission."""
         self.report = report
         if workload is not None:
-            self.nodes.place(workload)
+            self.nodes.add_workload(workload)
 
     def show_phase(self, act: str) -> None:
         """Says what is being done now."""

@@ -216,11 +216,11 @@ class DemoRun:
                 f"{_window_s(len(self.trace.nodes)):g}",
             )
             children = (controller, fleet)
-            stack.push_async_callback(_cancel, asyncio.create_task(self._watch(client)))
-            await self._joined(client, children)
+            stack.push_async_callback(_cancel, asyncio.create_task(self._watch_summary(client)))
+            await self._wait_for_nodes(client, children)
             joined_s = time.monotonic()
             submitted = await self._submit(client, children)
-            steady = await self._settle(children)
+            steady = await self._wait_for_power(children)
             self.scene.summary = summary = await self._summary(client)
             times = StartupTimes(
                 controller_s=ready_s - begun_s, fleet_s=joined_s - ready_s, total_s=time.monotonic() - begun_s
@@ -318,7 +318,7 @@ class DemoRun:
             self.scene.tick()
             await asyncio.sleep(_POLL_S)
 
-    async def _watch(self, client: Any) -> None:
+    async def _watch_summary(self, client: Any) -> None:
         """Keeps the newest summary in the scene, also across a restart of the controller."""
         while True:
             with suppress(faults.Fault):
@@ -327,7 +327,7 @@ class DemoRun:
                     self.scene.tick()
             await asyncio.sleep(_WATCH_S)
 
-    async def _joined(self, client: Any, children: tuple[DemoProcess, ...]) -> None:
+    async def _wait_for_nodes(self, client: Any, children: tuple[DemoProcess, ...]) -> None:
         wanted = len(self.trace.nodes)
         self.scene.show_phase(f"waiting for {wanted:,} nodes")
         deadline_s = time.monotonic() + _JOIN_S
@@ -366,7 +366,7 @@ class DemoRun:
             await _cancel(work)
         return work.result()
 
-    async def _settle(self, children: tuple[DemoProcess, ...]) -> dict[str, float]:
+    async def _wait_for_power(self, children: tuple[DemoProcess, ...]) -> dict[str, float]:
         """Until the measured watts have caught up; the CPU share of each child meanwhile."""
         self.scene.show_phase("measuring")
         before = {child.name: child.usage() for child in children}

@@ -85,7 +85,7 @@ class PlanPowerDraw:
         if snapshot is not self._snapshot:
             self._read_snapshot(snapshot)
         for name in self._stale:
-            self._weigh(name, snapshot)
+            self._update_node(name, snapshot)
         self._stale.clear()
         self.power_w = float(self._node_w.sum())
 
@@ -107,7 +107,7 @@ class PlanPowerDraw:
         self._nodes = snapshot.nodes._replace(cpu_free=views[0], gpu_free=views[1])
         self._snapshot = snapshot
 
-    def _weigh(self, name: str, snapshot: Snapshot) -> None:
+    def _update_node(self, name: str, snapshot: Snapshot) -> None:
         record, row = self._records[name], self._mirror.row(name)
         others, held = record.others, self._gpu_milli.get(name, {})
         cpu_free, gpu_free = self._arrays
@@ -237,7 +237,7 @@ class BestFitCluster:
         self._roomier: set[str] = set()
         self._stale: set[str] = set()  # what the mirror does not show yet
 
-    def place(self, key: str, replica: int) -> ReplicaLocation | None:
+    def get_place(self, key: str, replica: int) -> ReplicaLocation | None:
         """Where a replica stands; None if it does not."""
         job = self._jobs.get(key)
         return job.places.get(replica) if job else None
@@ -262,23 +262,23 @@ class BestFitCluster:
             record = self.nodes[name] = NodeRecord(inventory=inventory)
         record.update_inventory(inventory)
         record.set_partitioned(partitioned=partitioned)
-        self._turned(name)
+        self._mark_stale(name)
 
     def mark_node_lost(self, name: str) -> None:
         """A node fell silent; what it holds stays."""
         self.nodes[name].state = NodeState.LOST
-        self._turned(name)
+        self._mark_stale(name)
 
     def update_external_usage(self, name: str, others: ExternalUsage) -> None:
         """What others hold on a node."""
         self.nodes[name].others = others
-        self._turned(name)
+        self._mark_stale(name)
 
     def set_gpu_lost(self, name: str, uuid: str, *, is_lost: bool) -> None:
         """A device answers nothing any more, or answers again."""
         lost = self.nodes[name].lost_gpus
         (lost.add if is_lost else lost.discard)(uuid)
-        self._turned(name)
+        self._mark_stale(name)
 
     def set_partitioned_pools(self, is_partitioned: Callable[[str], bool]) -> None:
         """Pools are the partition planner's, or not."""
@@ -286,14 +286,14 @@ class BestFitCluster:
             wanted = is_partitioned(record.inventory.pool)
             if wanted != record.partitioned:
                 record.set_partitioned(partitioned=wanted)
-                self._turned(name)
+                self._mark_stale(name)
 
     def set_layout(self, name: str, layout: GpuLayout) -> None:
         """The partition planner has a GPU; what stands there stays."""
         self.nodes[name].layouts[layout.gpu_uuid] = layout
-        self._turned(name)
+        self._mark_stale(name)
 
-    def _turned(self, name: str) -> None:
+    def _mark_stale(self, name: str) -> None:
         self._stale.add(name)
         self._roomier.add(name)
 
@@ -303,12 +303,12 @@ class BestFitCluster:
         """New work, which is placed or waits."""
         self._arrivals += 1
         self._jobs[key] = _Job(spec, self._arrivals)
-        self._begin(key, replicas)
+        self._place_or_wait(key, replicas)
 
     def add_replicas(self, key: str, replicas: Iterable[int]) -> None:
         """More replicas of work that is here, each for itself."""
         for replica in replicas:
-            self._begin(key, (replica,))
+            self._place_or_wait(key, (replica,))
 
     def pin_replicas(self, key: str, spec: WorkloadSpec, places: Mapping[int, ReplicaLocation]) -> None:
         """Work that is not best fit's to place stands here, in the stead of where it stood."""
@@ -316,7 +316,7 @@ class BestFitCluster:
         self._arrivals += 1
         job = self._jobs[key] = _Job(spec, self._arrivals)
         for replica, place in places.items():
-            self._hold(key, job, replica, place)
+            self._allocate(key, job, replica, place)
 
     def remove_replicas(self, key: str, replicas: Iterable[int] | None = None) -> None:
         """Work ends, or some replicas of it."""
@@ -330,7 +330,7 @@ class BestFitCluster:
                 self._stop_waiting(job, entry)
                 left = tuple(other for other in entry.replicas if other not in gone)
                 if left:
-                    self._wait(job, entry._replace(replicas=left))
+                    self._enqueue(job, entry._replace(replicas=left))
                     self._roomier.update(self.nodes)  # a smaller gang may fit anywhere
             place = job.places.pop(replica, None)
             if place is not None:
@@ -361,13 +361,13 @@ class BestFitCluster:
             if following and (rooms is None or any(room and room.fits(kind) for room in rooms.values())):
                 heapq.heappush(tries, (following, kind))
 
-    def _begin(self, key: str, replicas: tuple[int, ...]) -> None:
+    def _place_or_wait(self, key: str, replicas: tuple[int, ...]) -> None:
         job = self._jobs[key]
         # What waits fits nowhere, and so does what is like it.
         if job.kind(replicas) in self.waiting or not self._put(key, job, replicas):
-            self._wait(job, WaitingEntry(-job.spec.priority, job.number, replicas, key))
+            self._enqueue(job, WaitingEntry(-job.spec.priority, job.number, replicas, key))
 
-    def _wait(self, job: _Job, entry: WaitingEntry) -> None:
+    def _enqueue(self, job: _Job, entry: WaitingEntry) -> None:
         self.waiting.add(job.kind(entry.replicas), entry)
         job.waits.update(dict.fromkeys(entry.replicas, entry))
 
@@ -394,7 +394,7 @@ class BestFitCluster:
                 return False
         for replica in replicas:
             snapshot = self._snapshot()
-            found = self._find(snapshot, job.spec, traits)
+            found = self._find_candidate(snapshot, job.spec, traits)
             if found is None:
                 assert len(replicas) == 1, "replica_room is exact"
                 return False
@@ -402,10 +402,10 @@ class BestFitCluster:
             place = ReplicaLocation(
                 snapshot.names[found.node], tuple(uuids[slot] for slot in found.slots), request.gpu_milli
             )
-            self._hold(key, job, replica, place)
+            self._allocate(key, job, replica, place)
         return True
 
-    def _find(self, snapshot: Snapshot, spec: WorkloadSpec, traits: set[str]) -> NodeCandidate | None:
+    def _find_candidate(self, snapshot: Snapshot, spec: WorkloadSpec, traits: set[str]) -> NodeCandidate | None:
         most = _LOOKED_AT if traits else 1
         while True:
             found = self._planner.rank_places(snapshot, spec.request, BEST_FIT_POLICY, most)
@@ -416,7 +416,7 @@ class BestFitCluster:
                 return None
             most *= _LOOKED_AT
 
-    def _hold(self, key: str, job: _Job, replica: int, place: ReplicaLocation) -> None:
+    def _allocate(self, key: str, job: _Job, replica: int, place: ReplicaLocation) -> None:
         request = job.spec.request
         assignment = Assignment(
             workload_id=key,

@@ -127,8 +127,8 @@ class PlacementSavings:
         for workload in beginning.workloads:
             key, spec = workload.workload_id, workload.spec
             standing = tuple(one.replica for one in workload.placements)
-            self._submitted(key, spec, standing or tuple(range(spec.replicas)))
-            self._placed(key, workload.placements)
+            self._on_submitted(key, spec, standing or tuple(range(spec.replicas)))
+            self._on_placed(key, workload.placements)
             self._limit(key, workload.power_limit_w)
         self._best_fit.place_waiting()
         self.advance_to(beginning.now_ns)
@@ -137,20 +137,20 @@ class PlacementSavings:
         """Takes in what happened, and lets best fit decide what there is to decide; `advance` weighs it."""
         match event:
             case WorkloadSubmitted(workload_id=key, spec=spec):
-                self._submitted(key, spec, tuple(range(spec.replicas)))
+                self._on_submitted(key, spec, tuple(range(spec.replicas)))
             case WorkloadPlaced() | WorkloadMoved():
-                self._placed(event.workload_id, event.placements)
+                self._on_placed(event.workload_id, event.placements)
             case WorkloadScaled():
-                self._scaled(event)
+                self._on_scaled(event)
             case WorkloadCancelled(workload_id=key):
-                self._ended(key)
+                self._on_ended(key)
             case WorkloadLimited(workload_id=key, power_limit_w=limit_w):
                 self._limit(key, limit_w)
             case PartitionsPlanned():
-                self._partitioned(event)
+                self._on_partitioned(event)
             case DevicesCorrected(replicas=replicas):
                 for one in replicas:
-                    self._placed(one.workload_id, (one.placement,))
+                    self._on_placed(one.workload_id, (one.placement,))
             case _:
                 self._of_nodes(event)
         self._best_fit.place_waiting()
@@ -209,21 +209,21 @@ class PlacementSavings:
         for draw in self._draws.values():
             draw.mark_node_changed(name)
 
-    def _submitted(self, key: str, spec: WorkloadSpec, replicas: tuple[int, ...]) -> None:
+    def _on_submitted(self, key: str, spec: WorkloadSpec, replicas: tuple[int, ...]) -> None:
         work = self._works[key] = _Work(spec)
         if not work.is_sliced:
             self._best_fit.add_workload(key, spec, replicas)
 
-    def _placed(self, key: str, placements: Iterable[Placement]) -> None:
+    def _on_placed(self, key: str, placements: Iterable[Placement]) -> None:
         """Replicas of the real plan stand here, in the stead of where they stood."""
         work = self._works[key]
         for one in placements:
-            work.places[one.replica] = _place(work.spec, one)
+            work.places[one.replica] = _replica_location(work.spec, one)
             self._changed.append((key, one.replica))
         if work.is_sliced:
             self._best_fit.pin_replicas(key, work.spec, work.places)
 
-    def _scaled(self, event: WorkloadScaled) -> None:
+    def _on_scaled(self, event: WorkloadScaled) -> None:
         key = event.workload_id
         work = self._works[key]
         for replica in event.released:
@@ -232,9 +232,9 @@ class PlacementSavings:
         if not work.is_sliced:
             self._best_fit.remove_replicas(key, event.released)
             self._best_fit.add_replicas(key, [one.replica for one in event.placements])
-        self._placed(key, event.placements)
+        self._on_placed(key, event.placements)
 
-    def _ended(self, key: str) -> None:
+    def _on_ended(self, key: str) -> None:
         work = self._works.pop(key)
         self._limited.discard(key)
         self._changed.extend((key, replica) for replica in work.places)
@@ -244,14 +244,14 @@ class PlacementSavings:
         self._works[key].limit_w = limit_w
         (self._limited.discard if limit_w is None else self._limited.add)(key)
 
-    def _partitioned(self, event: PartitionsPlanned) -> None:
+    def _on_partitioned(self, event: PartitionsPlanned) -> None:
         for planned in event.layouts:
             self._best_fit.set_layout(planned.node_name, planned.layout)
         for service in event.services:
             work = self._works[service.workload_id]
             self._changed.extend((service.workload_id, replica) for replica in work.places)
             work.places.clear()
-            self._placed(service.workload_id, service.placements)
+            self._on_placed(service.workload_id, service.placements)
 
     def _recount(self, key: str, replica: int) -> None:
         was = self._counted.pop((key, replica), None)
@@ -260,7 +260,7 @@ class PlacementSavings:
         work = self._works.get(key)
         if work is None:
             return
-        now = _Counted(self._best_fit.place(key, replica), work.places.get(replica), work.spec.request.cpu_milli)
+        now = _Counted(self._best_fit.get_place(key, replica), work.places.get(replica), work.spec.request.cpu_milli)
         if now.here or now.there:
             self._counted[key, replica] = now
             self._count(now, 1)
@@ -287,7 +287,7 @@ class PlacementSavings:
         return sum(max(0.0, busy_w - max(work.limit_w, idle_w)) for idle_w, busy_w in watts)
 
 
-def _place(spec: WorkloadSpec, placement: Placement) -> ReplicaLocation:
+def _replica_location(spec: WorkloadSpec, placement: Placement) -> ReplicaLocation:
     part = placement.gpu_instance
     milli = spec.request.gpu_milli if part is None else part.gpu_milli
     return ReplicaLocation(placement.node_name, placement.gpu_uuids, milli)

@@ -155,10 +155,10 @@ def spread_window(
         cost, carbon_g = prices[hour]
         spent = LedgerAmount(bare_mj, context_mj, active_mj, cost * energy_j, carbon_g * energy_j)
         entries.append(LedgerEntry(_hour_of(hours[hour][0]), place, holder, spent))
-    return WindowSpread(entries, _measured(window, places, hours, cuts, drawn))
+    return WindowSpread(entries, _measured_by_hour(window, places, hours, cuts, drawn))
 
 
-def _measured(
+def _measured_by_hour(
     window: EnergyWindow,
     places: Mapping[str, LedgerPlace],
     hours: list[tuple[float, float]],

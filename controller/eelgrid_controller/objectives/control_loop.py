@@ -301,7 +301,7 @@ class ControlLoop:
             answered=self._early, seconds=self._durations.division, perf_s=clock.perf_s, log=log
         )
         for workload in loop.core.state.workloads.values():
-            self._note(workload.workload_id, workload)
+            self._track_workload(workload.workload_id, workload)
         loop.listeners.append(self._on_commit)
 
     @property
@@ -397,7 +397,7 @@ class ControlLoop:
 
     # Reading
 
-    def _note(self, workload_id: str, workload: Workload) -> None:
+    def _track_workload(self, workload_id: str, workload: Workload) -> None:
         spec = workload.spec
         is_promised = spec.service is not None or spec.training is not None
         if is_promised and workload.phase is not WorkloadPhase.CANCELLED:
@@ -422,7 +422,7 @@ class ControlLoop:
             self._log.warning("promised=%d steered=%d reason=too_many", len(promised), most)
         self._left_out = max(0, len(promised) - most)
         for ids in iter_batches(promised[:most]):
-            await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
+            await self._loop.read(lambda core, ids=ids: _gather_workloads(core, ids, workloads, nodes, points))  # type: ignore[misc]
             await asyncio.sleep(0)
         await self._telling.read_changed_points(points)
         if self._desk.needs_related_points:
@@ -511,7 +511,7 @@ class ControlLoop:
         try:
             recorded = await self._loop.record_points(points[:POINTS_A_CALL_MOST])
         except Exception as error:  # noqa: BLE001  # what was not learned is learned again
-            self._refused("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
+            self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
             return
         self.counts.done["record"] += 1
         self._log.info("points=%d recorded=%d source=telemetry", len(points), recorded)
@@ -520,7 +520,7 @@ class ControlLoop:
         try:
             workload = await self._loop.scale(scale.name, scale.replicas)
         except Exception as error:  # noqa: BLE001  # one command's fault stops no other
-            self._refused("scale", "workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
+            self._log_refusal("scale", "workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
             return
         self.counts.done["scale"] += 1
         self._log.info(
@@ -540,21 +540,21 @@ class ControlLoop:
                 lambda core: {name: core.state.nodes[name].plan_epoch for name in nodes if name in core.state.nodes}
             )
         except Exception as error:  # noqa: BLE001
-            self._refused("limit", "workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
+            self._log_refusal("limit", "workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
             self._desk.record_refusal(limit, at_s)
             return
         self.counts.done["limit"] += 1
         self._log.info("workload=%s limit_w=%g reason=%s", limit.name, limit.limit_w, limit.reason)
         self._desk.record_request(limit, epochs, at_s)
 
-    def _refused(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
+    def _log_refusal(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
         """A refusal is told, a fault of ours with its trace."""
         self.counts.refused[command, refusal_rule(error)] += 1
         is_refusal = isinstance(error, Fault | ContractError)
         self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)
 
 
-def _gather(
+def _gather_workloads(
     core: Core,
     ids: Sequence[str],
     workloads: dict[str, Workload],

@@ -186,10 +186,10 @@ class ForecastService:
             told = first | {name: points[name] for name in sorted(points.keys() - wanted)}
             profiles = build_store(told)
             kept = {name: of for name, of in told.items() if name in profiles.profiles}
-            self._answer(profiles, kept, questions)
+            self._answer_questions(profiles, kept, questions)
             families = {profiles.profiles[name].workload.family for name in first.keys() & kept.keys()}
-            if self._learn(profiles, kept, families):
-                self._answer(profiles, kept, questions)
+            if self._learn_families(profiles, kept, families):
+                self._answer_questions(profiles, kept, questions)
             self._again_s = min((one.again_s for one in self._tried.values() if one.again_s > 0.0), default=math.inf)
         except Exception:  # noqa: BLE001  # the next turn tries again
             self._log.exception("forecasts=failed")
@@ -197,7 +197,7 @@ class ForecastService:
             with self._lock:
                 self._mail.is_running = False
 
-    def _learn(
+    def _learn_families(
         self, profiles: "ProfileStore", points: Mapping[str, tuple[Point, ...]], families: Iterable[str]
     ) -> bool:
         """Learns the families that are due; whether anything was."""
@@ -237,7 +237,7 @@ class ForecastService:
             )
         return learned
 
-    def _answer(
+    def _answer_questions(
         self, profiles: "ProfileStore", points: Mapping[str, tuple[Point, ...]], questions: Iterable[ForecastQuestion]
     ) -> None:
         from eelgrid_controller.profiles.prediction import ProfilePredictor
@@ -247,13 +247,13 @@ class ForecastService:
         for question in questions:
             before = self._answers.get(question)
             try:
-                found = self._answered(predictor, profiles, points, question)
+                found = self._forecast(predictor, profiles, points, question)
             except ControllerError as error:
                 found = ProfileForecast(why_none=str(error))
             made[question] = before if before is not None and _alike(before, found) else found
         self._answers = made
 
-    def _answered(
+    def _forecast(
         self,
         predictor: "ProfilePredictor",
         profiles: "ProfileStore",
@@ -277,15 +277,15 @@ class ForecastService:
         count = max(surface.learned_from for surface in learned.surfaces.values())
         match question:
             case ServiceQuestion():
-                found = _served(predictor, of, question)
+                found = _forecast_service(predictor, of, question)
             case JobQuestion():
-                found = _trained(predictor, of, question)
+                found = _forecast_job(predictor, of, question)
             case ScaleQuestion():
-                found = _counted(predictor, of, question)
+                found = _forecast_scale(predictor, of, question)
         return found._replace(learned_from=count)
 
 
-def _served(predictor: "ProfilePredictor", of: Sequence[Point], question: ServiceQuestion) -> ProfileForecast:
+def _forecast_service(predictor: "ProfilePredictor", of: Sequence[Point], question: ServiceQuestion) -> ProfileForecast:
     """What was measured there is not asked for."""
     known = {point.configuration for point in of}
     ways = [
@@ -301,7 +301,7 @@ def _served(predictor: "ProfilePredictor", of: Sequence[Point], question: Servic
     return ProfileForecast(points) if points else ProfileForecast(why_none=reasons[0])
 
 
-def _trained(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQuestion) -> ProfileForecast:
+def _forecast_job(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQuestion) -> ProfileForecast:
     how = usual_configuration(of, question.gpu_model, question.gpus)
     if how is None:
         return ProfileForecast(why_none="its watts were measured nowhere")
@@ -321,7 +321,7 @@ def _trained(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQu
     return ProfileForecast(bend=LimitCurve(times, energies))
 
 
-def _counted(predictor: "ProfilePredictor", of: Sequence[Point], question: ScaleQuestion) -> ProfileForecast:
+def _forecast_scale(predictor: "ProfilePredictor", of: Sequence[Point], question: ScaleQuestion) -> ProfileForecast:
     """From the first number, which was measured, by ratios: they hold no level that nobody measured."""
     how = usual_configuration(of, question.gpu_model, question.gpus[0])
     base = next((point for point in of if point.configuration == how), None)

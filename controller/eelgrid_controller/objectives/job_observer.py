@@ -286,7 +286,7 @@ class JobObserver:
             job_promise(workload),
             stand.limits_w,
             stand.holdings,
-            relatives=self._related(stand.gpu_model, world),
+            relatives=self._related_curves(stand.gpu_model, world),
             held_w=tuple(limits_w.get(holding.node, default_w) for holding in stand.holdings),
             shown=limit_history(
                 workload,
@@ -297,7 +297,7 @@ class JobObserver:
             past=JobPast(0.0 if job.progress is None else job.progress.work, ran_s, earned_s),
         )
 
-    def _related(self, gpu_model: str, world: ClusterObservation) -> tuple[PowerCurve, ...]:
+    def _related_curves(self, gpu_model: str, world: ClusterObservation) -> tuple[PowerCurve, ...]:
         at_s, known = self._relatives
         if at_s != world.at_s:
             known = {}

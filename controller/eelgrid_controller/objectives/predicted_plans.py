@@ -97,17 +97,17 @@ class PredictedPlans:
                 made[model] = question, found.points, found.learned_from
             else:
                 why_none = f"no prediction: {found.why_none}"
-        scaled = (_scaled(one, self._withdrawn.get(question)) for question, of, _ in made.values() for one in of)
+        scaled = (_scale_point(one, self._withdrawn.get(question)) for question, of, _ in made.values() for one in of)
         whole = (*points, *scaled)
         stands = slowest_gpu_model(workload, on, whole)
-        planned = self._planned(promise, whole, stands, made)._replace(why_none=why_none)
+        planned = self._build_plan(promise, whole, stands, made)._replace(why_none=why_none)
         if planned.in_use is None:
             self._services.pop(name, None)
         elif name not in self._services or self._services[name].in_use != planned.in_use:
             self._services[name] = _ServiceCheck(planned.in_use)
         return planned
 
-    def _planned(
+    def _build_plan(
         self,
         promise: ServicePromise,
         points: tuple[Point, ...],
@@ -228,7 +228,7 @@ def _is_whole(workload: Workload) -> bool:
     return workload.spec.request.gpu_milli == GPU_MILLI_WHOLE
 
 
-def _scaled(one: ConservativePoint, factor: float | None) -> Point:
+def _scale_point(one: ConservativePoint, factor: float | None) -> Point:
     """The point on the safe side; once withdrawn as slow as what was served."""
     if factor is None:
         return one.point

@@ -92,14 +92,14 @@ def related_curves(points: Iterable[Point], gpu_model: str) -> tuple[PowerCurve,
         and point.power_w is not None
     ]
     made: list[PowerCurve] = []
-    for _, group in itertools.groupby(sorted(fit, key=lambda point: _order(*apart(point))), key=apart):
+    for _, group in itertools.groupby(sorted(fit, key=lambda point: _sort_key(*apart(point))), key=apart):
         curve = _curve(list(group))
         if curve is not None and len(made) < _RELATIVES_MOST:
             made.append(curve)
     return tuple(made)
 
 
-def _order(name: str, running: Configuration) -> tuple[str, int, int, int, int, str]:
+def _sort_key(name: str, running: Configuration) -> tuple[str, int, int, int, int, str]:
     return name, running.gpus, running.batch, running.processes, running.clock_mhz or 0, running.label
 
 

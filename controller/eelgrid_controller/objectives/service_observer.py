@@ -112,7 +112,7 @@ class ServiceObserver:
     def observe_service(self, name: str, workload: Workload, world: ClusterObservation) -> list[ControlEvent]:
         """What is to be told of one service in this cycle."""
         service = self._services.setdefault(name, _Service())
-        made = self._promised(name, service, workload, world)
+        made = self._start_events(name, service, workload, world)
         self._metrics(service, workload, world.pages.get(name))
         if isinstance(service.promised, str):
             return made
@@ -139,7 +139,7 @@ class ServiceObserver:
         made += self._window(name, service, outcome, world.at_s)
         return made
 
-    def _promised(
+    def _start_events(
         self, name: str, service: _Service, workload: Workload, world: ClusterObservation
     ) -> list[ControlEvent]:
         promise = workload.spec.service

@@ -94,7 +94,7 @@ def explain_workload(state: ClusterState, workload_id: str, chooser: WorkloadPla
     if is_sliced(workload):
         return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
     decision, snapshot, planner = (
-        chooser.decide(workload.spec, workload_id=workload_id),
+        chooser.decide_placement(workload.spec, workload_id=workload_id),
         chooser.snapshot(),
         chooser.planner,
     )

@@ -143,7 +143,7 @@ class Gang:
         left[rows] = counts
         return left
 
-    def _added(self) -> Floats:
+    def _added_boundaries(self) -> Floats:
         """Boundaries that the next replica adds on each node (N,)."""
         added = np.zeros(len(self._rank))
         if self._opened:
@@ -162,7 +162,7 @@ class Gang:
 
     def place_next(self, most: int) -> list[NodeCandidate]:
         """The node that takes the next replica, then those that cost least; the term is the last of their terms."""
-        added = self._added()
+        added = self._added_boundaries()
         costs = self._candidates.node_costs(self._kind) + self._case.locality_w * added
         chosen = self._cheapest(costs if self._left is None else np.where(self._left > 0, costs, np.inf), 1)[0]
         others = [row for row in self._cheapest(costs, most) if row != chosen]

@@ -81,7 +81,7 @@ class WorkloadPlacer:
         policy = self._state.policy
         return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
 
-    def decide(
+    def decide_placement(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
         """Where a workload goes, by quotes that are about to be in force, within all budgets."""
@@ -97,7 +97,7 @@ class WorkloadPlacer:
             there, snapshot = snapshot.nodes.available, snapshot.with_open(view.is_open, is_lasting=True)
         policy = self._state.policy
         rebuilt = planner.rebuilt
-        decision = planner.decide(snapshot, spec, policy.weights, policy.placement)
+        decision = planner.decide_placement(snapshot, spec, policy.weights, policy.placement)
         self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
             return _without_traits(decision, int((there & ~view.is_open).sum()))
@@ -113,7 +113,7 @@ class WorkloadPlacer:
         hold = self._state.spending.blocking_limit(spec)
         if hold is not None:
             return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
-        return self.decide(spec, quotes, workload_id=workload_id)
+        return self.decide_placement(spec, quotes, workload_id=workload_id)
 
     def uses_engine_rules(self, workload_id: str) -> bool:
         """Whether an engine is asked where a workload may go."""
@@ -188,7 +188,7 @@ class WorkloadPlacer:
                 - (closed if not placed else frozenset()),
             )
             self.searches += 1
-            found = self._within.decide(here.with_open(is_open), one, policy.weights, policy.placement)
+            found = self._within.decide_placement(here.with_open(is_open), one, policy.weights, policy.placement)
             if not found.placements:
                 found = _without_traits(found, int((here.nodes.available & ~is_open).sum()))
                 return replace(found, room=replica, explanation=(*explanation[:1], *found.explanation))
@@ -224,7 +224,7 @@ class WorkloadPlacer:
             if not is_open.any():
                 break
             self.searches += 1
-            found = self._within.decide(snapshot.with_open(is_open), spec, policy.weights, policy.placement)
+            found = self._within.decide_placement(snapshot.with_open(is_open), spec, policy.weights, policy.placement)
             if not found.placements:
                 break
             lacks = self.allowance.list_exceeded_budgets(found.placements)

@@ -137,20 +137,20 @@ class Planner:
         self.rebuilt = 0
         self._memory: _Memory | None = None
 
-    def decide(
+    def decide_placement(
         self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = DEFAULT_PLACEMENT_POLICY
     ) -> PlacementDecision:
         """All replicas or none, by the placement policy of that name, and on no node more than its plan carries."""
         task = make_task(spec.request)
         allows = snapshot.allowed_models(spec.request.gpu_models)
         if spec.replicas == 1 or not snapshot.is_plan_limited(task, allows, spec.replicas):
-            return self._decide(snapshot, task, spec, weights, placement)
+            return self._place_replicas(snapshot, task, spec, weights, placement)
         # Rare; by an engine of its own, since what this one remembers is of other nodes.
         self.rebuilt += 1
         limited, task = snapshot.limit_to_plan_size(task)
-        return Planner(gang_work_most=self._gang_work_most)._decide(limited, task, spec, weights, placement)  # noqa: SLF001
+        return Planner(gang_work_most=self._gang_work_most)._place_replicas(limited, task, spec, weights, placement)  # noqa: SLF001
 
-    def _decide(
+    def _place_replicas(
         self, snapshot: Snapshot, task: Task, spec: WorkloadSpec, weights: Weights, placement: str
     ) -> PlacementDecision:
         prices = make_prices(weights)
@@ -162,7 +162,7 @@ class Planner:
         if spec.replicas > 1 and found:
             room = int(replica_room(snapshot.nodes, task, call.allows, spec.replicas))
         if room < spec.replicas:
-            explained = self._explained(snapshot, call, 0, found, counts)
+            explained = self._explain_replica(snapshot, call, 0, found, counts)
             return PlacementDecision(placements=(), explanation=(explained,), room=room, removals=explained.removals)
         gang = None
         if placement == DEFAULT_PLACEMENT_POLICY and has_locality_preference(spec, weights):
@@ -171,7 +171,7 @@ class Planner:
             gang = Gang(case, candidates, candidates.register_kind(task, call.allows))
             found, counts = self._find_candidates(candidates, snapshot, call, gang)
         placements = [self._placement(snapshot, found[0], 0)]
-        explanation = [self._explained(snapshot, call, 0, found, counts)]
+        explanation = [self._explain_replica(snapshot, call, 0, found, counts)]
         if spec.replicas > 1:
             trial = snapshot.copy()
             for replica in range(1, spec.replicas):
@@ -181,7 +181,7 @@ class Planner:
                 assert found, "replica_room is exact"
                 placements.append(self._placement(trial.snapshot, found[0], replica))
                 if replica < EXPLAINED_REPLICAS_MOST:
-                    explanation.append(self._explained(trial.snapshot, call, replica, found, counts))
+                    explanation.append(self._explain_replica(trial.snapshot, call, replica, found, counts))
             # The last replica was not taken; the others are given back.
             self._update(candidates, snapshot, sorted(set(trial.snapshot.changes)))
         return PlacementDecision(placements=tuple(placements), explanation=tuple(explanation), room=room)
@@ -275,7 +275,7 @@ class Planner:
         )
 
     @staticmethod
-    def _explained(
+    def _explain_replica(
         snapshot: Snapshot, call: _Call, replica: int, found: Sequence[NodeCandidate], counts: Sequence[int]
     ) -> ReplicaExplanation:
         candidates = []

@@ -80,7 +80,7 @@ class PowerAdmission:
                 if name in self._state.nodes:
                     self._count(self._state.nodes[name])
                 else:
-                    self._forget(name)
+                    self._remove_node(name)
 
     def record_lowered_limit(self, workload_id: str, before_w: float | None) -> None:
         """The journal has another limit for a workload: until somebody reads it, the one before may be in force."""
@@ -137,7 +137,7 @@ class PowerAdmission:
         least_w = gpu_count * min(known, default=0.0)
         return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
 
-    def _forget(self, name: str) -> None:
+    def _remove_node(self, name: str) -> None:
         """What a node counted for counts no more."""
         old = self._shares.pop(name, _Share((), 0))
         for key in old.above:
@@ -145,7 +145,7 @@ class PowerAdmission:
 
     def _count(self, record: NodeRecord) -> None:
         name = record.inventory.node_name
-        self._forget(name)
+        self._remove_node(name)
         for gpu in record.inventory.gpus:
             more_w = (self._default(gpu) - self._idle(gpu)) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))

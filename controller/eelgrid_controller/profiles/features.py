@@ -177,11 +177,11 @@ class FeatureFrame(NamedTuple):
     ) -> GpSites:
         """Places of workloads as arrays; a trait that is not known is at its centre."""
         return GpSites(
-            _scaled(self.numbers, [one.numbers for one in places], dict(self.fixed)),
+            _scale_rows(self.numbers, [one.numbers for one in places], dict(self.fixed)),
             np.array(
                 [[_code(one.names.get(name, "")) for name in self.names] for one in places], dtype=np.int64
             ).reshape(len(places), len(self.names)),
-            _scaled(self.traits, traits, {column.name: column.centre for column in self.traits}),
+            _scale_rows(self.traits, traits, {column.name: column.centre for column in self.traits}),
             np.array([_code(name) for name in workloads], dtype=np.int64),
         )
 
@@ -190,7 +190,7 @@ def _code(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def _scaled(
+def _scale_rows(
     columns: Sequence[FeatureColumn], rows: Sequence[Mapping[str, float]], absent: Mapping[str, float]
 ) -> Floats:
     found = [

@@ -71,7 +71,7 @@ def build_grid(
     if not any(_same(one, own) for one in slices):
         slices = (own,)
     limits = _limits(example, measured, catalogue) if "limit" in varied else (example.numbers["limit"],)
-    places = tuple(_moved(example, one, limit) for one in slices for limit in limits)
+    places = tuple(_move_point(example, one, limit) for one in slices for limit in limits)
     return PredictionGrid(slices, limits, places)
 
 
@@ -79,7 +79,7 @@ def _same(one: SliceShare, other: SliceShare) -> bool:
     return abs(one.compute - other.compute) < 1e-6 and abs(one.memory - other.memory) < 1e-6
 
 
-def _moved(example: FeaturePoint, to: SliceShare, limit: float) -> FeaturePoint:
+def _move_point(example: FeaturePoint, to: SliceShare, limit: float) -> FeaturePoint:
     numbers = dict(example.numbers)
     numbers.update(compute=float(np.log2(to.compute)), memory=float(np.log2(to.memory)), limit=limit)
     numbers["load"] = numbers["batch"] + numbers["processes"] - numbers["gpus"] - numbers["compute"]

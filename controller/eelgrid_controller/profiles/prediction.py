@@ -279,7 +279,7 @@ class ProfilePredictor:
         """One quantity of every configuration: an estimate, or why there is none."""
         learned = self._learned.get(profile.workload.family)
         if learned is None or name not in learned.surfaces:
-            return [self._unlearned(profile, name, one) for one in configurations]
+            return [self._estimate_without_model(profile, name, one) for one in configurations]
         answers = self._learned_answers(profile, name, places)
         if name == POWER:
             return [
@@ -288,7 +288,9 @@ class ProfilePredictor:
             ]
         return answers
 
-    def _unlearned(self, profile: WorkloadProfile, name: str, configuration: Configuration) -> ProfileEstimate | str:
+    def _estimate_without_model(
+        self, profile: WorkloadProfile, name: str, configuration: Configuration
+    ) -> ProfileEstimate | str:
         """From readings of this very configuration, or from the catalogue."""
         cell = profile.cells.get(configuration)
         tally: ReadingTally | None = None if cell is None or profile.is_stale(cell) else cell.tallies.get(name)

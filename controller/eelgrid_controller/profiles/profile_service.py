@@ -196,13 +196,13 @@ class ProfileService:
     def families_due(self) -> tuple[str, ...]:
         """Families never learned that could be, or with a quantity that has grown by GROWTH since; by name."""
         held = self._profiles.profiles
-        self._counts = {name: self._counted(name, profile) for name, profile in held.items()}
+        self._counts = {name: self._count_configurations(name, profile) for name, profile in held.items()}
         families: dict[str, Counter[str]] = {}
         for name, (_, counts) in self._counts.items():
             families.setdefault(held[name].workload.family, Counter()).update(counts)
         return tuple(family for family in sorted(families) if self._grown(family, families[family]))
 
-    def _counted(self, name: str, profile: WorkloadProfile) -> tuple[WorkloadProfile, Counter[str]]:
+    def _count_configurations(self, name: str, profile: WorkloadProfile) -> tuple[WorkloadProfile, Counter[str]]:
         """Configurations by quantity that levels can be learned from; counted again only where something changed."""
         before = self._counts.get(name)
         if before is not None and before[0] is profile:

@@ -136,7 +136,7 @@ def _variance(profile: WorkloadProfile, name: str, stated: float) -> float:
     return max(profile.noise.get(name, ReadingNoise()).variance, stated * stated)
 
 
-def _tallied(profile: WorkloadProfile, reading: ProfileReading, values: Mapping[str, float]) -> ProfileCell:
+def _add_reading(profile: WorkloadProfile, reading: ProfileReading, values: Mapping[str, float]) -> ProfileCell:
     """The cell with one more reading; an old epoch's cell begins anew.
 
     Once the noise is known, a reading moves the mean as if it were at most CLIP deviations off: otherwise one wild
@@ -190,7 +190,7 @@ def _kept(
 
 def _plain(profile: WorkloadProfile, reading: ProfileReading) -> WorkloadProfile:
     """The reading without the drift test."""
-    cell = _tallied(profile, reading, log_quantities(reading.point))
+    cell = _add_reading(profile, reading, log_quantities(reading.point))
     return replace(profile, cells=_kept(profile.cells, cell, profile.epoch), readings=profile.readings + 1)
 
 

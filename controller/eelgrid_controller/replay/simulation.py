@@ -255,7 +255,7 @@ class _Play:
             heappush(self.events, (now_s + self.duration_s[task], _LEAVES, task, self.attempt[task]))
         return True
 
-    def wait(self, task: int, now_s: float) -> None:
+    def enqueue_task(self, task: int, now_s: float) -> None:
         self.fate[task], self.since_s[task] = WAITING, now_s
         self.queue.push(task, spec=self.spec[task], priority=int(self.schedule.priority[task]))
 
@@ -263,7 +263,7 @@ class _Play:
         if not self.ever[self.spec[task]]:
             self.fate[task] = REFUSED
         elif not self.try_to_place(task, now_s):
-            self.wait(task, now_s)
+            self.enqueue_task(task, now_s)
 
     def leave(self, task: int) -> int:
         """Takes a task off its node; returns the node."""
@@ -285,7 +285,7 @@ class _Play:
             self.lost_gpu_s += float(self.demand[spec]) / 1000.0 * (now_s - self.since_s[task])
             self.leave(task)
             self.restarts[task] += 1
-            self.wait(task, now_s)
+            self.enqueue_task(task, now_s)
         return {self.spec[task] for task, _ in victims}
 
     def come_back(self, node: int) -> None:
@@ -328,7 +328,7 @@ class _Play:
         if freed or specs:
             self.retry(freed, specs, now_s)
 
-    def note(self, now_s: float) -> None:
+    def record_state(self, now_s: float) -> None:
         """The state from this moment on; of several rows of one moment the last counts."""
         if self.rows and self.rows[-1][0] == now_s:
             self.rows.pop()
@@ -352,7 +352,7 @@ def simulate_policy(
     play.events = [event for event in play.events if event[0] <= end_s]
     heapify(play.events)
     arrival_s, coming = schedule.arrival_s.tolist(), 0
-    play.note(schedule.begin_s)
+    play.record_state(schedule.begin_s)
     while True:
         next_s = arrival_s[coming] if coming < len(arrival_s) else math.inf
         now_s = min(next_s, play.events[0][0]) if play.events else next_s
@@ -362,7 +362,7 @@ def simulate_policy(
         while coming < len(arrival_s) and arrival_s[coming] == now_s:
             play.arrive(coming, now_s)
             coming += 1
-        play.note(now_s)
+        play.record_state(now_s)
     return _outcome(play, end_s)
 
 

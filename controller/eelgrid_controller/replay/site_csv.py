@@ -102,7 +102,7 @@ def _node(line: CsvLine, catalogue: Catalogue) -> TraceNode:
     )
 
 
-def _share(line: CsvLine, gpus: int) -> int:
+def _gpu_share_milli(line: CsvLine, gpus: int) -> int:
     """Thousandths of each GPU."""
     if not line.text("gpu_share"):
         return GPU_MILLI_WHOLE if gpus else 0
@@ -129,7 +129,7 @@ def _task(line: CsvLine) -> TraceTask:
         cpu_milli=cpu_milli,
         memory_bytes=memory_mib * MIB,
         gpu_count=gpus,
-        gpu_milli=_share(line, gpus),
+        gpu_milli=_gpu_share_milli(line, gpus),
         gpu_models=tuple(dict.fromkeys(models)),
         arrival_s=line.decimal("arrival_s", SECONDS_MOST),
         duration_s=line.decimal("duration_s", SECONDS_MOST) if line.text("duration_s") else None,

@@ -511,9 +511,9 @@ class ControllerLoop:
                 self._wake.set()
             if now_s >= self._files_at_s and self._journal_fault is None:
                 self._files_at_s = now_s + _FILES_EVERY_S
-                self._look_after_files()
+                self._watch_files()
 
-    def _look_after_files(self) -> None:
+    def _watch_files(self) -> None:
         """Accept nothing more once the journal's files are gone, also where nobody asks for anything."""
         try:
             self.journal.check_files()

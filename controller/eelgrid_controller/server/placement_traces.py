@@ -253,20 +253,20 @@ class PlacementTraces:
         for revision, event in enumerate(committed.events, first):
             match event:
                 case WorkloadSubmitted() if event.workload_id in self._decided:
-                    self._begin(event, commit_ns, now_ns)
+                    self._start_trace(event, commit_ns, now_ns)
                 case WorkloadDeferred() if event.workload_id in self._followed:
                     self._defer(event, now_ns)
                 case WorkloadPlaced() if event.workload_id in self._followed:
                     said = decision_attributes(event.placements, event.explanation, revision)
                     pods = self.has_pod(event.workload_id)
-                    self._place(
+                    self._on_placed(
                         event.workload_id, event.placements, said, (event.time_ns, commit_ns, now_ns), pods=pods
                     )
                 case PartitionsPlanned():
                     for one in event.services:
                         if one.workload_id in self._followed and one.placements:
                             said = decision_attributes(one.placements, (), revision)
-                            self._place(one.workload_id, one.placements, said, (event.time_ns, commit_ns, now_ns))
+                            self._on_placed(one.workload_id, one.placements, said, (event.time_ns, commit_ns, now_ns))
                 case WorkloadCancelled() if event.workload_id in self._followed:
                     self._end(event.workload_id, "cancelled", now_ns)
                 case _:
@@ -285,7 +285,7 @@ class PlacementTraces:
                 self._sent(self._followed[workload_id], message, now_ns)
         else:
             for workload_id in list(waiting):
-                self._answered(workload_id, node_name, message, now_ns)
+                self._on_applied(workload_id, node_name, message, now_ns)
 
     def on_pod_patched(self, workload_id: str, replica: int, node_name: str, start_ns: int) -> None:
         """The pod of a replica was pinned to its node, by a patch that began then."""
@@ -295,11 +295,11 @@ class PlacementTraces:
         now_ns = self._now_ns()
         said: AttributeValues = {"eelgrid.node": node_name, "eelgrid.replica": replica}
         self._span("patch", followed.root, (start_ns, now_ns), said, kind=PlacementSpanKind.CLIENT)
-        self._arrived(workload_id, replica, now_ns)
+        self._on_arrival(workload_id, replica, now_ns)
 
     # Spans
 
-    def _begin(self, event: WorkloadSubmitted, commit_ns: int, now_ns: int) -> None:
+    def _start_trace(self, event: WorkloadSubmitted, commit_ns: int, now_ns: int) -> None:
         decided = self._decided.pop(event.workload_id)
         if len(self._followed) >= self._bounds.placements_most:
             self._end(next(iter(self._followed)), "given_up", now_ns)
@@ -320,7 +320,7 @@ class PlacementTraces:
         if followed.reasons <= self._bounds.reasons_most:
             followed.queue.events.append((now_ns, "waits", {"eelgrid.reason": event.reason}))
 
-    def _place(
+    def _on_placed(
         self,
         workload_id: str,
         placements: Sequence[Placement],
@@ -363,7 +363,7 @@ class PlacementTraces:
         span = self._open("apply", followed.root, now_ns, said, kind=PlacementSpanKind.CLIENT)
         followed.sent[plan.node_name] = plan.epoch, span
 
-    def _answered(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
+    def _on_applied(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
         sent = self._followed[workload_id].sent
         epoch, span = sent.get(node_name, (0, None))
         if span is None or applied.epoch < epoch:
@@ -375,13 +375,13 @@ class PlacementTraces:
         if own and own.status in _BAD:
             span.error = own.detail[:_DETAIL_MOST]
         self._close(span, now_ns)
-        self._arrived(workload_id, node_name, now_ns)
+        self._on_arrival(workload_id, node_name, now_ns)
 
-    def _arrived(self, workload_id: str, where: _Awaited, now_ns: int) -> None:
+    def _on_arrival(self, workload_id: str, where: _Awaited, now_ns: int) -> None:
         followed = self._followed[workload_id]
         followed.awaited.discard(where)
         if isinstance(where, str):
-            self._forget(where, workload_id)
+            self._forget_waiting(where, workload_id)
         if not followed.awaited:
             self._end(workload_id, "finished", now_ns)
 
@@ -398,13 +398,13 @@ class PlacementTraces:
         followed = self._followed[workload_id]
         for name in followed.awaited:
             if isinstance(name, str):
-                self._forget(name, workload_id)
+                self._forget_waiting(name, workload_id)
         followed.awaited.clear()
         for _, span in followed.sent.values():
             self._close(span, now_ns)
         followed.sent.clear()
 
-    def _forget(self, node_name: str, workload_id: str) -> None:
+    def _forget_waiting(self, node_name: str, workload_id: str) -> None:
         waiting = self._waiting[node_name]
         del waiting[workload_id]
         if not waiting:

@@ -91,7 +91,7 @@ class SpendingMonitor:
         self._rows_most = rows_most
         self._seen = _SpendingReview()
         self._wake = asyncio.Event()
-        loop.listeners.append(self._committed)
+        loop.listeners.append(self._on_commit)
 
     async def run(self) -> None:
         """A look now, then every while, and after each change of the policy."""
@@ -99,7 +99,7 @@ class SpendingMonitor:
             self._wake.clear()
             failures = self.failures
             try:
-                await self._look()
+                await self._review_spending()
             except Fault as error:
                 self.failures += 1
                 self._log.warning("spending=not_judged reason=%s", error)
@@ -114,7 +114,7 @@ class SpendingMonitor:
             except TimeoutError:
                 continue
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
             if isinstance(event, PolicyChanged):
                 self._wake.set()
@@ -122,7 +122,7 @@ class SpendingMonitor:
                 spent = ", ".join(limit_name(one.limit) for one in event.over) or "none"
                 self._log.info("spending=judged spent=%s", spent)
 
-    async def _look(self) -> None:
+    async def _review_spending(self) -> None:
         state = self._loop.core.state
         if not state.policy.spending and not state.spending.over:
             self._seen = _SpendingReview()

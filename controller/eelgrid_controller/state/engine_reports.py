@@ -48,13 +48,13 @@ class ExternalUsage:
 
     def add(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
         """These and the amounts of others, or of one replica."""
-        return self._shifted(amounts, 1)
+        return self._shift(amounts, 1)
 
     def subtract(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
         """These without them; never less than nothing."""
-        return self._shifted(amounts, -1)
+        return self._shift(amounts, -1)
 
-    def _shifted(self, amounts: "ExternalUsage | ResourceRequest", sign: int) -> "ExternalUsage":
+    def _shift(self, amounts: "ExternalUsage | ResourceRequest", sign: int) -> "ExternalUsage":
         named = set(amounts.gpu_indexes) if isinstance(amounts, ExternalUsage) else set[int]()
         indexes = named.union(self.gpu_indexes) if sign > 0 else set(self.gpu_indexes) - named
         return replace(
@@ -145,7 +145,7 @@ class EngineOverrides:
     pages: dict[str, Mapping[int, str]] = field(default_factory=dict)  # where each replica's metrics are
     grown: dict[str, frozenset[int]] = field(default_factory=dict)  # replicas that served before they were told of
 
-    def forget(self, workload_id: str) -> None:
+    def forget_workload(self, workload_id: str) -> None:
         """A workload that is no more."""
         for words in (self.advised, self.bounds, self.pages, self.grown):
             words.pop(workload_id, None)

@@ -119,7 +119,7 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
             told[make_point_key(point)] = point
             self._made.pop(point.profile, None)
 
-    def forget(self, profile: str) -> None:
+    def forget_profile(self, profile: str) -> None:
         """A profile is no more."""
         self._count -= len(self._told.pop(profile, ()))
         self._made.pop(profile, None)

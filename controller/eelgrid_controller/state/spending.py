@@ -363,11 +363,11 @@ def spending_remedy(over: OverspentLimit, policy: Policy) -> str:
     return (
         f"{describe_subject(limit)} has spent {spent} of {most} {describe_unit(limit.quantity, currency)} of "
         f"{describe_period(limit.period, stretch, offset)}; it goes on {describe_moment(over.end_s, offset)}, or when "
-        f"the limit is raised: eelctl policy set --spend '{format_limit(limit, _raised(max(over.spent, limit.most), QUANTITY_UNITS[limit.quantity].size))}'."
+        f"the limit is raised: eelctl policy set --spend '{format_limit(limit, _raise_limit(max(over.spent, limit.most), QUANTITY_UNITS[limit.quantity].size))}'."
     )
 
 
-def _raised(amount: float, size: float) -> float:
+def _raise_limit(amount: float, size: float) -> float:
     """A quarter more, on two digits of units of that size."""
     wanted = 1.25 * amount / size
     step = 10.0 ** (math.floor(math.log10(wanted)) - 1)

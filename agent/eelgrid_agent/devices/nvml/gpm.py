@@ -58,7 +58,7 @@ class GpmSampler:
             before = self._samples.get(key)
             if before is not None and now_ns - before.taken_ns < _APART_LEAST_NS:
                 return _nothing(AbsenceReason.NOT_SAMPLED)
-            self._samples[key] = _Sample(now_ns, _take(handle, instance_id))
+            self._samples[key] = _Sample(now_ns, _take_sample(handle, instance_id))
         except pynvml.NVMLError as error:
             reason = get_absence_reason(error)
             if reason in SILENT_REASONS:
@@ -113,7 +113,7 @@ class GpmSampler:
         return values
 
 
-def _take(handle: Any, instance_id: int | None) -> Any:
+def _take_sample(handle: Any, instance_id: int | None) -> Any:
     sample = pynvml.nvmlGpmSampleAlloc()
     try:
         if instance_id is None:

@@ -65,12 +65,12 @@ class PortServer:
             # Whoever asks is told.
             self._opened = None
         while (request := self._next()) is not None:
-            identity, operations = _checked(request)
+            identity, operations = _check_request(request)
             answers = []
             self._board.begin_request(identity)
             for index, operation in enumerate(operations):
                 self._board.begin_operation(index)
-                answer = self._answer(operation)
+                answer = self._answer_operation(operation)
                 self._board.add_answer(answer)
                 answers.append(answer)
             self._connection.sendall(pack_json_frame(b"[%d,[%b]]" % (identity, b",".join(answers))))
@@ -86,7 +86,7 @@ class PortServer:
                     return None
                 self._reader.feed_data(data)
 
-    def _answer(self, operation: Sequence[Any]) -> bytes:
+    def _answer_operation(self, operation: Sequence[Any]) -> bytes:
         """The JSON of one answer: [0, value, seconds] or [1, class, message, seconds]."""
         name, *arguments = operation
         began_s = time.perf_counter()
@@ -136,7 +136,7 @@ class PortServer:
         return opened
 
 
-def _checked(request: Any) -> tuple[int, list[Any]]:
+def _check_request(request: Any) -> tuple[int, list[Any]]:
     """A request in its parts; raises FrameError."""
     match request:
         case [int(identity), list(operations)] if len(operations) <= MAX_OPERATIONS:

@@ -173,16 +173,16 @@ class DriverProcess:
                 answers = self._receive(remaining_s)
             except (OSError, EOFError, FrameError) as error:
                 self.under_way = False
-                return self._stopped(RequestOutcome.DIED, str(error) or "its connection is closed")
+                return self._stopped_reply(RequestOutcome.DIED, str(error) or "its connection is closed")
             if answers is not None:
                 self.under_way = False
                 return RequestReply(outcome=RequestOutcome.DONE, answers=answers)
             now_s = time.monotonic()
             if now_s >= self._check_s and self._is_late(now_s):
                 self.under_way = False
-                return self._stopped(RequestOutcome.LATE, "an operation is over its time")
+                return self._stopped_reply(RequestOutcome.LATE, "an operation is over its time")
             if now_s >= until_s:
-                return self._stopped(RequestOutcome.PENDING, "it did not answer in time")
+                return self._stopped_reply(RequestOutcome.PENDING, "it did not answer in time")
 
     def close(self, grace_s: float = 0.5) -> bool:
         """Lets it close the driver and end; ends it when it does not. False where the kernel cannot."""
@@ -198,7 +198,7 @@ class DriverProcess:
         if self._process.poll() is None:
             self._kill(self._process.pid, signal.SIGKILL)
         ended = self._ended_within(_REAP_S)
-        self.last = self._stopped(RequestOutcome.DIED, "it was ended")
+        self.last = self._stopped_reply(RequestOutcome.DIED, "it was ended")
         self._board.close()
         return ended
 
@@ -236,7 +236,7 @@ class DriverProcess:
             self._check_s = due_s = progress.since_s + self._deadlines.get_deadline_s(pace)
         return now_s >= due_s
 
-    def _stopped(self, outcome: RequestOutcome, detail: str) -> RequestReply:
+    def _stopped_reply(self, outcome: RequestOutcome, detail: str) -> RequestReply:
         """What the board says of a request that was not answered."""
         progress = self._board.progress()
         if progress.request != self._request:
@@ -344,7 +344,7 @@ class DriverSupervisor:
         if alone:
             self._call_off_probe(now_s)
         elif self._probe is not None:
-            self._hear_probe(now_s)
+            self._poll_probe(now_s)
         elif (place := self.watchdog.probe_due(now_s)) is not None:
             probe = self._start(_PLACES - {place})
             if probe is None:
@@ -390,7 +390,7 @@ class DriverSupervisor:
             if reply.outcome is RequestOutcome.PENDING:
                 return DeviceTimeout("the driver's worker is busy with an earlier call; ask again")
             if reply.outcome is RequestOutcome.DONE:
-                self._opened(reply)
+                self._on_opened(reply)
                 continue
             self._condemn(reply)
             if time.monotonic() >= until_s:
@@ -425,7 +425,7 @@ class DriverSupervisor:
         self.starts_total += 1
         return child
 
-    def _opened(self, reply: RequestReply) -> None:
+    def _on_opened(self, reply: RequestReply) -> None:
         """The first listing of a new child, or the end of a call that nobody waits for any more."""
         if self._opening and reply.answers:
             listing = self._decode(_OPENING[0], reply.answers[0])
@@ -458,7 +458,7 @@ class DriverSupervisor:
         blamed = None
         if reply.began:
             stopped_in = self._sent[min(reply.progress.operation, len(self._sent) - 1)]
-            blamed = self._blamed(reply, stopped_in)
+            blamed = self._find_culprit(reply, stopped_in)
             self.latencies.add_call(stopped_in[0], self._deadlines.get_deadline_s(PORT_CALLS[stopped_in[0]].pace))
         unending = self._end(child)
         self.watchdog.on_failure(blamed, time.monotonic(), unending=unending)
@@ -467,7 +467,7 @@ class DriverSupervisor:
         # A late call may have come back at the last moment, and the one after it begun.
         return self._without_extra(child.last)
 
-    def _blamed(self, reply: RequestReply, operation: PortOperation) -> int | None:
+    def _find_culprit(self, reply: RequestReply, operation: PortOperation) -> int | None:
         """The place of the device that was being asked.
 
         A listing inside a call leaves the place that it asked last on the board,
@@ -510,7 +510,7 @@ class DriverSupervisor:
         """The value or the DeviceError in an answer; an answer that is neither condemns the child that gave it."""
         name = operation[0]
         try:
-            decoded, elapsed_s = _decoded(name, answer)
+            decoded, elapsed_s = _decode_answer(name, answer)
         except (FrameError, InvalidMessage, ValueError, TypeError, LookupError) as error:
             self._nonsense = True
             if PORT_CALLS[name].changes:
@@ -528,7 +528,7 @@ class DriverSupervisor:
         ]
         self.watchdog.on_answers(answered, time.monotonic())
 
-    def _hear_probe(self, now_s: float) -> None:
+    def _poll_probe(self, now_s: float) -> None:
         assert self._probe is not None
         child, place = self._probe
         reply = child.wait_reply(now_s)
@@ -575,7 +575,7 @@ def _unheard(operation: PortOperation, outcome: RequestOutcome) -> DeviceTimeout
     return DeviceTimeout(f"{name}{where} {what}; ask again")
 
 
-def _decoded(name: str, answer: Any) -> tuple[PortResult, float]:
+def _decode_answer(name: str, answer: Any) -> tuple[PortResult, float]:
     """The value or the DeviceError in an answer, and the seconds that it took."""
     match answer:
         case [0, value, float(elapsed_s)]:

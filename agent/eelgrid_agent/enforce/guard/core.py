@@ -89,14 +89,14 @@ def step_guard(state: GuardState, event: GuardEvent, limits: GuardLimits) -> Gua
         case GuardTick():
             return _tick(state, event, limits)
         case CommandsExecuted():
-            return _executed(state, event, limits)
+            return _on_executed(state, event, limits)
         case PlanInForce():
             return _plan(state, event), ()
         case PlanExpired():
             gone = {uuid: _wishing(device, _NO_WISH, ()) for uuid, device in state.devices.items()}
             return replace(state, devices=gone), ()
         case DeviceLossChanged():
-            return _turned(state, event, limits)
+            return _on_device_loss(state, event, limits)
         case GuardStarted():
             return _put_back(state, {record.gpu_uuid: record for record in event.records})
         case GuardStopped():
@@ -143,7 +143,7 @@ def _put_back(state: GuardState, found: Mapping[str, DeviceRecord]) -> GuardStep
     return replace(state, devices=devices), tuple(commands)
 
 
-def _turned(state: GuardState, event: DeviceLossChanged, limits: GuardLimits) -> GuardStep:
+def _on_device_loss(state: GuardState, event: DeviceLossChanged, limits: GuardLimits) -> GuardStep:
     device = state.device(event.gpu_uuid)
     announced: tuple[GuardCommand, ...] = ()
     if event.lost == device.is_lost:  # told twice
@@ -157,7 +157,7 @@ def _turned(state: GuardState, event: DeviceLossChanged, limits: GuardLimits) ->
     return replace(state, devices={**state.devices, event.gpu_uuid: device}), announced
 
 
-def _executed(state: GuardState, event: CommandsExecuted, limits: GuardLimits) -> GuardStep:
+def _on_executed(state: GuardState, event: CommandsExecuted, limits: GuardLimits) -> GuardStep:
     devices, words = apply_outcomes(state.devices, event, limits)
     state = replace(state, devices=devices)
     announced = tuple(_announce(kind, event.wall_ns, uuid, word) for kind, uuid, word in words)

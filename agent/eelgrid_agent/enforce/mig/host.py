@@ -63,7 +63,7 @@ class CapabilityNodes:
 
     def find_missing(self, gpu: Gpu) -> tuple[CapabilityNode, ...]:
         """What the instances of a device need and lack; nothing where the driver does not tell."""
-        return tuple(node for node in self._needed(gpu) if not (self._root / node.device.lstrip("/")).exists())
+        return tuple(node for node in self._required_nodes(gpu) if not (self._root / node.device.lstrip("/")).exists())
 
     def create_missing(self, gpu: Gpu) -> str:
         """Makes what is missing and looks again; what is still missing and why, or nothing."""
@@ -79,7 +79,7 @@ class CapabilityNodes:
         why = problem or f"{_PROGRAM} says that it made them"
         return f"containers cannot open {names}: {why}; run `{' '.join(words)}` as root"
 
-    def _needed(self, gpu: Gpu) -> Iterator[CapabilityNode]:
+    def _required_nodes(self, gpu: Gpu) -> Iterator[CapabilityNode]:
         number = self._gpu_minor(gpu)
         if number is None:
             return
@@ -204,7 +204,7 @@ def make_boot_key(boot_id: str, driver_start: str) -> str:
 def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | None) -> Iterator[MigHost]:
     """The node's devices for as long as the block runs; raises SiteError and what fleet files raise."""
     if simulate is not None:
-        with _simulated(simulate, node, seed, state) as site:
+        with _open_simulated(simulate, node, seed, state) as site:
             yield site
         return
     if node:
@@ -231,7 +231,7 @@ def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | 
 
 
 @contextmanager
-def _simulated(file: Path, name: str, seed: int, state: Path | None) -> Iterator[MigHost]:
+def _open_simulated(file: Path, name: str, seed: int, state: Path | None) -> Iterator[MigHost]:
     from eelgrid_agent.devices.nvml.control import NvmlControl
     from eelgrid_agent.devices.nvml.device import NvmlDevice
     from eelgrid_agent.simulation import nvml_library

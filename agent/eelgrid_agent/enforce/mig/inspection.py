@@ -107,12 +107,12 @@ class MigInspection:
             target = resolve_layout(wish.layout, geometry)
             steps = self.executor.plan_layout(wish.layout)
         except InvalidLayout as error:
-            return _refused(wish, format_layout(target, geometry), "geometry", str(error))
+            return _refused_plan(wish, format_layout(target, geometry), "geometry", str(error))
         except TransitionRefused as refused:
-            return _refused(wish, format_layout(target, geometry), refused.rule.value, refused.detail)
+            return _refused_plan(wish, format_layout(target, geometry), refused.rule.value, refused.detail)
         except DeviceError as error:
             said = str(error).removeprefix(f"{wish.subject.gpu.uuid}: ")
-            return _refused(wish, format_layout(target, geometry), "device", said)
+            return _refused_plan(wish, format_layout(target, geometry), "device", said)
         spelled = describe_steps(steps, wish.subject.gpu, target, geometry)
         return LayoutPlan(wish=wish, target=format_layout(target, geometry), steps=spelled, needs=_needs(steps))
 
@@ -203,7 +203,7 @@ def _needs(steps: Sequence[MigStep]) -> AccessLevel:
     return AccessLevel.ROOT if any(isinstance(step, SetMigMode) for step in steps) else AccessLevel.MIG_CONFIG
 
 
-def _refused(wish: LayoutRequest, target: str, rule: str, detail: str) -> LayoutPlan:
+def _refused_plan(wish: LayoutRequest, target: str, rule: str, detail: str) -> LayoutPlan:
     return LayoutPlan(wish=wish, target=target, rule=rule, detail=detail)
 
 

@@ -75,12 +75,12 @@ class LayoutReconciler:
 
     def check_layouts(self) -> tuple[ApplyResult, ...]:
         """Tends every device once; a result for each on which something was to be done. Raises DriverUnavailable."""
-        results = [self._served(gpu.uuid, partial(self._tend, gpu.uuid)) for gpu in self._device.gpus()]
+        results = [self._serve_request(gpu.uuid, partial(self._tend, gpu.uuid)) for gpu in self._device.gpus()]
         return tuple(result for result in results if result is not None)
 
     def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there from now on; the result says what was read back."""
-        result = self._served(layout.gpu_uuid, lambda: self._apply(layout))
+        result = self._serve_request(layout.gpu_uuid, lambda: self._apply(layout))
         assert result is not None, "whoever asks is answered"
         return result
 
@@ -98,7 +98,7 @@ class LayoutReconciler:
         for gpu in self._device.gpus():
             try:
                 with self._alone(gpu.uuid):
-                    self._observed(gpu.uuid)
+                    self._observe_record(gpu.uuid)
             except (TransitionRefused, DeviceTimeout):
                 # It answers nothing, or is being changed and so looked at: the next round sees it.
                 continue
@@ -111,7 +111,7 @@ class LayoutReconciler:
         for gpu in self._device.gpus():
             with self._alone(gpu.uuid):
                 try:
-                    record, look = self._observed(gpu.uuid)
+                    record, look = self._observe_record(gpu.uuid)
                 except (TransitionRefused, DeviceTimeout):
                     # It answers nothing: what was listed last is what the work was given.
                     self._ledger.put(self._ledger.get(gpu.uuid).with_leases(gpu, uuids))
@@ -125,7 +125,7 @@ class LayoutReconciler:
     def adopt_instances(self, uuid: str) -> None:
         """Takes over the foreign instances of a device, because an operator says so; raises as `look` does."""
         with self._alone(uuid):
-            record, _ = self._observed(uuid)
+            record, _ = self._observe_record(uuid)
             self._ledger.put(record.with_adoption())
 
     def release_device(self, uuid: str) -> None:
@@ -173,7 +173,7 @@ class LayoutReconciler:
         finally:
             lock.release()
 
-    def _served(self, uuid: str, serve: Callable[[], ApplyResult | None]) -> ApplyResult | None:
+    def _serve_request(self, uuid: str, serve: Callable[[], ApplyResult | None]) -> ApplyResult | None:
         """An answer in every case."""
         try:
             with self._alone(uuid):
@@ -189,7 +189,7 @@ class LayoutReconciler:
         except DeviceError as error:
             return _result(uuid, ApplyStatus.FAILED, str(error), RefusalRule.DEVICE)
 
-    def _observed(self, uuid: str) -> tuple[MigRecord, MigObservation]:
+    def _observe_record(self, uuid: str) -> tuple[MigRecord, MigObservation]:
         gpu = self._runner.observe_device(uuid).gpu
         record = self._ledger.put(self._ledger.get(uuid).with_observation(gpu, self._boot_id()))
         return record, self._runner.observe_device(uuid)
@@ -201,7 +201,7 @@ class LayoutReconciler:
 
     def _apply(self, layout: GpuLayout) -> ApplyResult:
         uuid = layout.gpu_uuid
-        record, look = self._observed(uuid)
+        record, look = self._observe_record(uuid)
         goal = self._goal(layout, look.gpu)
         record = replace(record, repairs=0, gave_up=False)
         if record.has_layout(look.gpu, goal):
@@ -209,9 +209,9 @@ class LayoutReconciler:
             return _result(uuid, ApplyStatus.APPLIED, f"stands already: {_spell(look.gpu)}")
         # Refused before anything is written or changed.
         self._runner.plan_transition(uuid, look, goal)
-        return self._begin(record, look, goal)
+        return self._begin_transition(record, look, goal)
 
-    def _begin(self, record: MigRecord, look: MigObservation, goal: MigLayout) -> ApplyResult:
+    def _begin_transition(self, record: MigRecord, look: MigObservation, goal: MigLayout) -> ApplyResult:
         self._told.pop(record.uuid, None)
         record = self._ledger.put(record.begin_transition(record.own_layout(look.gpu), goal))
         return self._forward(record)
@@ -228,12 +228,12 @@ class LayoutReconciler:
         except TransitionRefused as refused:
             if refused.rule is RefusalRule.LOST:
                 raise
-            return self._undo(self._ledger.get(uuid).with_phase(TransitionPhase.UNDO), refused)
+            return self._roll_back(self._ledger.get(uuid).with_phase(TransitionPhase.UNDO), refused)
         self._ledger.put(self._ledger.get(uuid).end_transition(gpu, intent.wanted))
         self._announce(NodeEventKind.LAYOUT_CHANGED, uuid, f"read back: {_spell(gpu)}")
         return _result(uuid, ApplyStatus.APPLIED, f"read back: {_spell(gpu)}")
 
-    def _undo(self, record: MigRecord, cause: TransitionRefused) -> ApplyResult:
+    def _roll_back(self, record: MigRecord, cause: TransitionRefused) -> ApplyResult:
         uuid = record.uuid
         self._ledger.put(record)
         try:
@@ -262,7 +262,7 @@ class LayoutReconciler:
     def _tend(self, uuid: str) -> ApplyResult | None:
         anew = self._ledger.get(uuid).boot_id != self._boot_id()
         try:
-            record, look = self._observed(uuid)
+            record, look = self._observe_record(uuid)
         except (TransitionRefused, DeviceTimeout) as silent:
             if isinstance(silent, DeviceTimeout) or silent.rule is RefusalRule.LOST:
                 return None
@@ -282,7 +282,7 @@ class LayoutReconciler:
         if intent.phase is TransitionPhase.PENDING and look.gpu.mig_pending:
             return None
         if intent.phase is TransitionPhase.UNDO:
-            return self._undo(
+            return self._roll_back(
                 record, TransitionRefused(RefusalRule.DEVICE, "the change was cut off while it was undone")
             )
         if intent.tries >= self._limits.tries_most:
@@ -296,15 +296,15 @@ class LayoutReconciler:
         try:
             self._runner.plan_transition(uuid, look, target)
         except TransitionRefused as refused:
-            return self._tell_once(uuid, f"{drift}; not repaired: {refused.detail}", refused.rule)
+            return self._report_drift_once(uuid, f"{drift}; not repaired: {refused.detail}", refused.rule)
         if anew:
-            result = self._begin(record, look, target)
+            result = self._begin_transition(record, look, target)
         elif record.repairs >= self._limits.repairs_most:
             return self._give_up(record, f"{drift}, after {record.repairs} repairs")
         else:
             self._announce(NodeEventKind.SETTING_DRIFT, uuid, drift)
             self._steady_since.pop(uuid, None)
-            result = self._begin(replace(record, repairs=record.repairs + 1), look, target)
+            result = self._begin_transition(replace(record, repairs=record.repairs + 1), look, target)
         if result.status is ApplyStatus.APPLIED:
             why = "after a reboot or reset" if anew else "after somebody changed it"
             self._announce(NodeEventKind.SETTING_RESTORED, uuid, f"MIG layout made anew {why}: {result.detail}")
@@ -336,7 +336,7 @@ class LayoutReconciler:
         self._announce(NodeEventKind.ENFORCEMENT_SUSPENDED, record.uuid, detail)
         return _result(record.uuid, ApplyStatus.FAILED, detail, RefusalRule.DRIFT)
 
-    def _tell_once(self, uuid: str, detail: str, rule: RefusalRule) -> ApplyResult | None:
+    def _report_drift_once(self, uuid: str, detail: str, rule: RefusalRule) -> ApplyResult | None:
         if self._told.get(uuid) == detail:
             return None
         self._told[uuid] = detail
@@ -412,13 +412,13 @@ class MigService:
 
     def recover(self) -> tuple[ApplyResult, ...]:
         """Once at start: adopts what is found, finishes or undoes what was under way, makes anew what a boot took."""
-        results = self._tended(self.executor.recover)
+        results = self._run_upkeep(self.executor.recover)
         self.is_recovered = True
         return results
 
     def check_layouts(self) -> tuple[ApplyResult, ...]:
         """Now and then: goes on with what was cut off, and repairs drift, boundedly; a result where it did anything."""
-        return self._tended(self.executor.check_layouts)
+        return self._run_upkeep(self.executor.check_layouts)
 
     def observe(self) -> None:
         """In place of `recover` and `check` where nothing may be changed."""
@@ -476,7 +476,7 @@ class MigService:
         own, self._own_events = self._own_events, []
         return (*own, *self.executor.drain_events())
 
-    def _tended(self, tend: Callable[[], tuple[ApplyResult, ...]]) -> tuple[ApplyResult, ...]:
+    def _run_upkeep(self, tend: Callable[[], tuple[ApplyResult, ...]]) -> tuple[ApplyResult, ...]:
         results: list[ApplyResult] = []
         # Repairs of a device whose reset is not known would be counted as somebody's doing.
         if not self._pass_on_resets():
@@ -484,7 +484,7 @@ class MigService:
         if self._done(lambda: results.extend(tend())):
             problem = next((result.detail for result in results if result.rule == RefusalRule.JOURNAL), "")
             if problem:
-                self._tell(problem)
+                self._report_suspension(problem)
             else:
                 self._told = ""
         self._open(results)
@@ -518,13 +518,13 @@ class MigService:
         try:
             act()
         except MigJournalError as error:
-            self._tell(str(error))
+            self._report_suspension(str(error))
             return False
         except (DeviceError, TransitionRefused):
             return False
         return True
 
-    def _tell(self, detail: str) -> None:
+    def _report_suspension(self, detail: str) -> None:
         if detail == self._told:
             return
         self._told = detail

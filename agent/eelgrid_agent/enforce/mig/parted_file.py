@@ -232,7 +232,7 @@ class _Reader:
                 path = f"{field}.{name}" if field else name
                 raise self.bad(node, path, "is no field", f"correct the spelling; there are: {', '.join(known)}")
 
-    def spend(self, node: Any) -> None:
+    def count_items(self, node: Any) -> None:
         self._items_left -= 1 + len(node.value)
         if self._items_left < 0:
             problem = f"has more than {_ITEMS_MOST} items with its aliases written out"
@@ -241,7 +241,7 @@ class _Reader:
     def mapping(self, node: Any, field: str, depth: int = 0) -> dict[str, Any]:
         if node is None or node.id != "mapping":
             raise self.bad(node, field, f"is {_kind(node)}", "write a mapping, name: value")
-        self.spend(node)
+        self.count_items(node)
         merged: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for key, value in node.value:
@@ -261,7 +261,7 @@ class _Reader:
     def sequence(self, node: Any, field: str, remedy: str = "write a list, [a, b]") -> list[Any]:
         if node.id != "sequence":
             raise self.bad(node, field, f"is {_kind(node)}", remedy)
-        self.spend(node)
+        self.count_items(node)
         return list(node.value)
 
     def text(self, node: Any, field: str, remedy: str = "write a text, in quotes") -> str:

@@ -304,7 +304,7 @@ class TransitionRunner:
         if taken:
             raise UnexpectedLayout(f"somebody was faster: {taken}")
         self._ledger.put(self._ledger.get(uuid).with_new_instance(part))
-        number = self._called(uuid, lambda: self._control.create_gpu_instance(uuid, profile_id, start), part)
+        number = self._call_driver(uuid, lambda: self._control.create_gpu_instance(uuid, profile_id, start), part)
         for pause in (0.0, *self._limits.pauses_s):
             self._sleep(pause)
             look = self.observe_device(uuid)
@@ -319,7 +319,7 @@ class TransitionRunner:
                 )
         raise UnexpectedLayout(f"the driver says that it made {profile.name} at {start}, and it is not listed")
 
-    def _called(self, uuid: str, call: Callable[[], int], part: InstancePart) -> int | None:
+    def _call_driver(self, uuid: str, call: Callable[[], int], part: InstancePart) -> int | None:
         """What the driver says; None where it did not answer in time and the instance stands nevertheless."""
         try:
             return call()

@@ -127,7 +127,7 @@ class PowerExecutor:
         if refusal:
             return CommandOutcome(command=command, failure=CommandFailure.JOURNAL, detail=refusal)
         try:
-            self._ask(command)
+            self._write_setting(command)
             settings = self._control.power_settings(command.gpu_uuid)
         except DeviceError as error:
             return CommandOutcome(command=command, failure=_failure(error), detail=str(error))
@@ -144,7 +144,7 @@ class PowerExecutor:
             unwinding = plan_restore(command.record, settings, self._origin(), tolerance_w=self._limits.tolerance_w)
             for write in unwinding.writes:
                 try:
-                    self._ask(write)
+                    self._write_setting(write)
                 except NotSupported as error:
                     if not isinstance(write, UnlockClocks):  # where no clock can be locked, none is
                         failure = CommandFailure.NOT_SUPPORTED
@@ -166,7 +166,7 @@ class PowerExecutor:
             return CommandOutcome(command=command, failure=failure, detail="; ".join(problems), settings=settings)
         return CommandOutcome(command=command, detail=unwinding.detail, foreign=unwinding.foreign, settings=settings)
 
-    def _ask(self, command: SettingWrite) -> None:
+    def _write_setting(self, command: SettingWrite) -> None:
         match command:
             case SetDeviceLimit(gpu_uuid=uuid, limit_w=limit_w):
                 self._control.set_power_limit(uuid, limit_w)

@@ -131,7 +131,7 @@ class ExporterMarks:
         self._connection.execute("DELETE FROM exporters WHERE name = ?", (name,))
         self._connection.execute("DELETE FROM changes WHERE exporter = ?", (name,))
 
-    def forget(self, before_s: int) -> None:
+    def forget_hours(self, before_s: int) -> None:
         """Lets go of the numbers of hours that have no rows any more."""
         self._connection.execute("DELETE FROM hours WHERE hour < ?", (before_s,))
 
@@ -177,7 +177,7 @@ class RevisionMark:
         except (OSError, ValueError):
             self._file = None
 
-    def note(self, revision: int) -> None:
+    def save_revision(self, revision: int) -> None:
         """Writes it down, where that can be done: a ledger without its mark is as good."""
         if self._file is not None:
             with suppress(OSError):
@@ -256,7 +256,7 @@ class LedgerStore:
             self.losses = (
                 f"{lost} transactions of before it was opened: its log was damaged, or an older copy put back",
             )
-        self._mark.note(self.marks.revision)
+        self._mark.save_revision(self.marks.revision)
         self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
 
     def _drop_damaged(self, table: str) -> int:
@@ -314,7 +314,7 @@ class LedgerStore:
             self._places.clear()
             self._holders.clear()
             raise
-        self._settle(*added)
+        self._after_commit(*added)
 
     def add_each(
         self, parts: Mapping[str, NodeEntries], worked: Iterable[WorkEntry] = (), *, now_s: int
@@ -347,7 +347,7 @@ class LedgerStore:
             self._places.clear()
             self._holders.clear()
             raise
-        self._settle(namespaces, is_behind)
+        self._after_commit(namespaces, is_behind)
         return WriteOutcome(refused, failed)
 
     def _add(
@@ -373,9 +373,9 @@ class LedgerStore:
         hours = {one.hour_s for many in (entries, measured, worked) for one in many}
         return after, self.marks.record_changed_hours(hours, now_s=now_s)
 
-    def _settle(self, namespaces: NamespaceSums, is_behind: bool) -> None:
+    def _after_commit(self, namespaces: NamespaceSums, is_behind: bool) -> None:
         """A transaction is on the disk."""
-        self._mark.note(self.marks.revision)
+        self._mark.save_revision(self.marks.revision)
         self.namespaces = namespaces
         if is_behind:
             self._read_marks()
@@ -431,7 +431,7 @@ class LedgerStore:
         spent = [
             (
                 one.hour_s,
-                self._place(one.place),
+                self._place_id(one.place),
                 self._holder(one.holder),
                 one.spent.bare_mj,
                 one.spent.context_mj,
@@ -442,7 +442,8 @@ class LedgerStore:
             for one in entries
         ]
         drawn = [
-            (one.hour_s, self._place(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s) for one in measured
+            (one.hour_s, self._place_id(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s)
+            for one in measured
         ]
         amount = f"min(?, {CELL_MJ_MOST})"
         for table, span_s in SPANS:
@@ -490,7 +491,7 @@ class LedgerStore:
                 rows,
             )
 
-    def _place(self, place: LedgerPlace) -> int:
+    def _place_id(self, place: LedgerPlace) -> int:
         return self._id(self._places, place, "places", place)
 
     def _holder(self, holder: EnergyHolder) -> int:
@@ -521,7 +522,7 @@ class LedgerStore:
         assert isinstance(found, int)
         return found
 
-    def forget(self, *, now_s: int) -> int:
+    def prune_rows(self, *, now_s: int) -> int:
         """Lets go of some rows that are too old, and of holders without rows; how many rows went. Raises LedgerError."""
         gone, connection = 0, self._connection
         untils_s = [one.until_s for one in self.marks.exporters.values()]
@@ -540,7 +541,7 @@ class LedgerStore:
             connection.execute(
                 "DELETE FROM works WHERE until < ? AND id NOT IN (SELECT work FROM daily_work)", (now_s - DAYS_KEPT_S,)
             )
-            self.marks.forget(now_s - DAYS_KEPT_S)
+            self.marks.forget_hours(now_s - DAYS_KEPT_S)
         except sqlite3.Error as error:
             raise LedgerError(self.path, str(error), _DISK) from error
         return gone

@@ -174,7 +174,7 @@ class LedgerWriter:
         forget_s = self._clock.monotonic_s() + _FORGET_S
         try:
             while True:
-                if self._store is None and not await self._opened():
+                if self._store is None and not await self._open_store():
                     await asyncio.sleep(_AGAIN_S)
                     continue
                 await self._wake.wait()
@@ -182,7 +182,7 @@ class LedgerWriter:
                 await self._flush()
                 if self._clock.monotonic_s() >= forget_s:
                     forget_s = self._clock.monotonic_s() + _FORGET_S
-                    await self._forget()
+                    await self._prune_store()
         finally:
             if self._store is not None:
                 await self._write()
@@ -190,7 +190,7 @@ class LedgerWriter:
             self._thread.shutdown(wait=False)
             self._readers.shutdown(wait=False)
 
-    async def _opened(self) -> bool:
+    async def _open_store(self) -> bool:
         def begin() -> tuple[LedgerStore, _Found]:
             store = open_ledger(self._folder)
             return store, _Found(
@@ -204,7 +204,7 @@ class LedgerWriter:
         try:
             store, found = await asyncio.get_running_loop().run_in_executor(self._thread, begin)
         except LedgerError as error:
-            self._failed(error)
+            self._on_failure(error)
             return False
         self._store, self._newest, self._taken = store, found.newest, dict(found.newest)
         self._until_s = found.until_s
@@ -226,7 +226,7 @@ class LedgerWriter:
         self.fault = ""
         return True
 
-    def _failed(self, error: LedgerError) -> None:
+    def _on_failure(self, error: LedgerError) -> None:
         self.failures += 1
         if self.fault != str(error):
             self._log.error("ledger=failed error=%s", error)
@@ -426,7 +426,7 @@ class LedgerWriter:
                 self._thread, _written, store, batch, self._now_s()
             )
         except LedgerError as error:
-            self._failed(error)
+            self._on_failure(error)
             self._batch, self._writing = batch.then(self._batch), _Batch()
             return False
         self.fault, self._writing = "", _Batch()
@@ -436,7 +436,7 @@ class LedgerWriter:
         if outcome.failed:
             # Rows that these nodes add to are damaged: others are on disk, and these are tried again.
             reason = next(iter(outcome.failed.values()))
-            self._failed(LedgerError(store.path, reason, "see docs/how-to/runbooks/EelgridLedgerFailing.md"))
+            self._on_failure(LedgerError(store.path, reason, "see docs/how-to/runbooks/EelgridLedgerFailing.md"))
             self._batch = batch.only(outcome.failed).then(self._batch)
         self._confirm(batch, outcome)
         return not outcome.failed
@@ -471,14 +471,14 @@ class LedgerWriter:
         counters_mj = {} if store is None else store.namespaces.counters_mj()
         return {name: energy_mj / 1000.0 for name, energy_mj in counters_mj.items()}
 
-    async def _forget(self) -> None:
+    async def _prune_store(self) -> None:
         store, now_s, bytes_most = self._store, self._now_s(), self.bytes_most
         if store is None:
             return
 
         def forget() -> tuple[int, int, int]:
             store.scrub()
-            by_age, by_size = store.forget(now_s=store.witnessed_s(now_s)), 0
+            by_age, by_size = store.prune_rows(now_s=store.witnessed_s(now_s)), 0
             for _ in range(_SHRUNK_ONCE):
                 gone = store.shrink(now_s=now_s, bytes_most=bytes_most)
                 by_size += gone
@@ -489,7 +489,7 @@ class LedgerWriter:
         try:
             by_age, by_size, self.used_bytes = await asyncio.get_running_loop().run_in_executor(self._thread, forget)
         except LedgerError as error:
-            self._failed(error)
+            self._on_failure(error)
             return
         self.forgotten = {"age": self.forgotten["age"] + by_age, "size": self.forgotten["size"] + by_size}
         if store.damage != self._damage:

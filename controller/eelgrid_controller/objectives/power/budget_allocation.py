@@ -91,28 +91,28 @@ class _Allocation:
 
     def allocate_options(self, want: AllocationGoal, shortfalls: dict[str, BudgetShortfall]) -> list[_Option]:
         """One option for each job by a division; what is short is written down."""
-        options = [_promised(one) if one.curve is not None else _held(one) for one in self.asking]
+        options = [_feasible_options(one) if one.curve is not None else _held(one) for one in self.asking]
         for relax in (_unknown, _any):
             lacks = self.shortages_w([min(one.charge_w for one in each) for each in options])
             if max(lacks, default=0.0) <= _HAIR_W:
                 break
             if relax is _any:
-                self._note(lacks, _PROMISES, shortfalls)
+                self._record_shortfalls(lacks, _PROMISES, shortfalls)
             touched = self.affected_jobs(lacks)
             options = [
                 relax(one, each) if hit else each for one, each, hit in zip(self.asking, options, touched, strict=True)
             ]
         lacks = self.shortages_w([min(one.charge_w for one in each) for each in options])
-        self._note(lacks, _LEAST, shortfalls)
+        self._record_shortfalls(lacks, _LEAST, shortfalls)
         room = [max(0.0, free, free + lack) for free, lack in zip(self.room, lacks, strict=True)]
-        return self._divided(options, room, want)
+        return self._allocate_within(options, room, want)
 
-    def _note(self, lacks: Sequence[float], reason: str, shortfalls: dict[str, BudgetShortfall]) -> None:
+    def _record_shortfalls(self, lacks: Sequence[float], reason: str, shortfalls: dict[str, BudgetShortfall]) -> None:
         for budget, lack in zip(self.budgets.all, lacks, strict=True):
             if lack > _HAIR_W:
                 shortfalls[budget.name] = BudgetShortfall(lack, reason)
 
-    def _divided(
+    def _allocate_within(
         self, options: Sequence[Sequence[_Option]], room: Sequence[float], want: AllocationGoal
     ) -> list[_Option]:
         jobs = [_job(one, each, want) for one, each in zip(self.asking, options, strict=True)]
@@ -174,11 +174,11 @@ def _at(one: AllocationRequest, limit_w: float) -> _Option:
     limit_w, charge_w = one.limits_w[at], one.charges_w[at]
     if one.curve is None:
         return _Option(limit_w, charge_w, (one.limits_w[0] / limit_w) ** _SLOWS, limit_w)
-    found = _estimated(one.curve, limit_w)
+    found = _estimate_point(one.curve, limit_w)
     return _Option(limit_w, charge_w, found.time_s, min(charge_w, found.power_w / one.curve.gpus))
 
 
-def _estimated(curve: PowerCurve, limit_w: float) -> LimitPoint:
+def _estimate_point(curve: PowerCurve, limit_w: float) -> LimitPoint:
     """The job at a limit. A shape says nothing above the largest measured limit if that binds, nor by two points."""
     low, top = curve.points[0], curve.largest
     inside = low.limit_w - _SAME_W <= limit_w <= top.limit_w + _SAME_W
@@ -198,7 +198,7 @@ def _options_up_to(one: AllocationRequest) -> list[float]:
     return [limit_w for limit_w in one.limits_w if limit_w <= one.wish_w + _SAME_W] or [one.limits_w[-1]]
 
 
-def _promised(one: AllocationRequest) -> list[_Option]:
+def _feasible_options(one: AllocationRequest) -> list[_Option]:
     """Limits up to the wish that keep the promise; all up to the wish where none does."""
     curve, upto = one.curve, _options_up_to(one)
     assert curve is not None, "it is known"

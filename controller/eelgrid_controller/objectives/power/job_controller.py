@@ -177,28 +177,28 @@ class JobController:
             ledger = self.search.ledger
             self.search = replace(self.search, ledger=ledger._replace(all_time_s=ledger.all_time_s + self.started_s))
         self.window_s = self.heard_s = event.at_s
-        self._step(event.window)
+        self._step_search(event.window)
 
     def set_prior(self, prior: LimitPrior | None) -> None:
         """What a model says of its limits."""
-        self._step(PriorSet(prior))
+        self._step_search(PriorSet(prior))
 
     def add_missed_window(self, at_s: float, reason: MissedWindowReason) -> None:
         """A window without a measurement."""
         self.heard_s = at_s
-        self._step(WindowMissed(reason))
+        self._step_search(WindowMissed(reason))
 
     def set_ceiling(self, ceiling_w: float | None) -> None:
         """What budgets allow from now on."""
         if ceiling_w != self.ceiling_w:
             self.ceiling_w, self.plan = ceiling_w, None
-            self._step(CeilingSet(ceiling_w))
+            self._step_search(CeilingSet(ceiling_w))
 
     def set_price_weight(self, weight: float) -> None:
         """Energy weighs so much more than in the mean from now on."""
         self.priced = weight
         self.search = replace(self.search, promise=weighted_promise(self.began.promise, weight))
-        self._step(CeilingSet(self.ceiling_w))
+        self._step_search(CeilingSet(self.ceiling_w))
 
     def update_promise(self, event: JobStarted) -> None:
         """The job promises something else; what was measured stays."""
@@ -260,15 +260,15 @@ class JobController:
             return Deadline(work, time_s) if min(work, time_s) > 0.0 else BestEffort(0.0)
         return promise
 
-    def _step(self, event: MeasurementWindow | WindowMissed | CeilingSet | PriorSet) -> None:
+    def _step_search(self, event: MeasurementWindow | WindowMissed | CeilingSet | PriorSet) -> None:
         phase = self.search.phase
         self.search, self.decision = step_search(self.search, event)
         if self.search.phase != phase:
             self.curve = self.plan = None
         if self.curve is not None or self.decision.settled:
-            self._learned()
+            self._update_curve()
 
-    def _learned(self) -> None:
+    def _update_curve(self) -> None:
         """The curve from what was measured; made anew when the windows of a limit have doubled."""
         made_of = tuple(arm.windows.bit_length() for arm in self.search.arms)
         if self.curve is not None and made_of == self.curve_of:

@@ -111,7 +111,7 @@ class PowerCapController:
                     return "a job that came twice"
                 known.update_promise(event)
                 self._stale = True
-                return self._aimed(known, event.at_s)
+                return self._offer_target(known, event.at_s)
         names = [holding.name for holding in event.holdings]
         held_w = event.held_w or (max(event.limits_w, default=0.0),) * len(names)
         if len(set(names)) < len(names) or not names or len(held_w) != len(names) or not min(held_w) > 0.0:
@@ -129,7 +129,7 @@ class PowerCapController:
         made = [] if known is None else self.end_job(event.name)
         assert not isinstance(made, str), "it was known"
         for holding, limit_w in zip(event.holdings, held_w, strict=True):
-            self.changes.add_holding(self._placed(holding), LimitSetting(limit_w, holding.gpus * limit_w))
+            self.changes.add_holding(self._known_budgets(holding), LimitSetting(limit_w, holding.gpus * limit_w))
             self._owner[holding.name] = event.name
         self.jobs[event.name] = job
         if len(self.budgets):
@@ -137,7 +137,7 @@ class PowerCapController:
             job.set_ceiling(min((one for one in event.limits_w if one >= max(held_w) - 0.5), default=None))
             self._urgent |= bool(self.changes.shortfalls())
         self._stale = True
-        return [*made, *self._aimed(job, event.at_s)]
+        return [*made, *self._offer_target(job, event.at_s)]
 
     def end_job(self, name: str) -> list[SetPowerLimit] | str:
         """Forgets a job; its watts are free."""
@@ -172,7 +172,7 @@ class PowerCapController:
         before = job.allocation_signature
         job.add_window(event)
         self._stale |= job.allocation_signature != before
-        return self._aimed(job, event.at_s)
+        return self._offer_target(job, event.at_s)
 
     def add_missed_window(self, at_s: float, name: str, reason: MissedWindowReason) -> list[SetPowerLimit] | str:
         """A window without a measurement."""
@@ -180,7 +180,7 @@ class PowerCapController:
         if job is None or at_s <= job.heard_s:
             return "a missed window that is old, or of what is not known"
         job.add_missed_window(at_s, reason)
-        return self._aimed(job, at_s)
+        return self._offer_target(job, at_s)
 
     def confirm_command(
         self, at_s: float, number: int, limit_w: float | None, *, done: bool
@@ -202,8 +202,8 @@ class PowerCapController:
             )
             self._stale = True
             self._urgent |= bool(self.changes.shortfalls())
-            made += self._aimed(job, at_s)
-        return made + self._retried(at_s)
+            made += self._offer_target(job, at_s)
+        return made + self._retry_waiting(at_s)
 
     def mark_node_lost(self, node: str) -> list[SetPowerLimit] | str:
         """Nothing is known of the node: its holdings keep their claims."""
@@ -221,7 +221,7 @@ class PowerCapController:
             return "a node without jobs"
         self.changes.handle_event(RolloutLeaseEnded(node))
         self._stale = self._urgent = True
-        return self._retried(at_s)
+        return self._retry_waiting(at_s)
 
     def mark_node_returned(self, at_s: float, node: str, limits_w: Mapping[str, float]) -> list[SetPowerLimit] | str:
         """The node tells what it has; holdings that it does not tell of stay lost."""
@@ -232,19 +232,19 @@ class PowerCapController:
         for name in sorted(back):
             job = self.jobs[name]
             job.since_s, job.pinned_w = at_s, None
-            made += self._aimed(job, at_s)
-        return made + self._retried(at_s)
+            made += self._offer_target(job, at_s)
+        return made + self._retry_waiting(at_s)
 
     def set_budgets(self, at_s: float, budgets: BudgetTree) -> list[SetPowerLimit]:
         """Other budgets: watts are shared at once."""
         self.budgets = budgets
         self._divide_until_s = None  # what is under way is of budgets that are no more
         self._budget_names = frozenset(one.name for one in budgets.all)
-        drawn = {one.name: self._placed(one).budgets for job in self.jobs.values() for one in job.began.holdings}
+        drawn = {one.name: self._known_budgets(one).budgets for job in self.jobs.values() for one in job.began.holdings}
         made = self._sent(self.changes.set_budgets(budgets, drawn))
         self.shortfalls = {}
         self._stale = self._urgent = True
-        return made + self._retried(at_s)
+        return made + self._retry_waiting(at_s)
 
     def set_tariff(self, at_s: float, tariff: EnergyTariff | None) -> list[SetPowerLimit]:
         """Other prices."""
@@ -252,7 +252,7 @@ class PowerCapController:
         made = []
         for job in self.jobs.values():
             job.plan = None
-            made += self._weighed(job, at_s, force=True)
+            made += self._reprice_job(job, at_s, force=True)
         return made
 
     def on_tick(self, at_s: float) -> list[SetPowerLimit]:
@@ -261,10 +261,10 @@ class PowerCapController:
         for job in self.jobs.values():
             if at_s - job.heard_s > self.settings.stale_after_s:
                 job.add_missed_window(at_s, MissedWindowReason.NO_PROGRESS)
-                made += self._aimed(job, at_s)
+                made += self._offer_target(job, at_s)
             else:
-                made += self._weighed(job, at_s, force=job.pinned_w is not None and at_s >= job.pinned_until_s)
-        return made + self._retried(at_s)
+                made += self._reprice_job(job, at_s, force=job.pinned_w is not None and at_s >= job.pinned_until_s)
+        return made + self._retry_waiting(at_s)
 
     def allocate_if_due(self, at_s: float) -> list[SetPowerLimit] | list[SolveAllocation]:
         """New ceilings, or the question for them, if they are due: at once where a budget may be passed."""
@@ -276,10 +276,10 @@ class PowerCapController:
         self._stale = self._urgent = False
         self._shared_s, self._divide_until_s = at_s, None
         if not len(self.budgets):
-            return self._allowed(at_s, BudgetAllocation(dict.fromkeys(self.jobs), self.shortfalls))
-        problem = self._problem(at_s, self.budgets, lambda holding: self._placed(holding).budgets)
+            return self._set_ceilings(at_s, BudgetAllocation(dict.fromkeys(self.jobs), self.shortfalls))
+        problem = self._problem(at_s, self.budgets, lambda holding: self._known_budgets(holding).budgets)
         if len(self.jobs) <= self.settings.divided_inside:
-            return self._allowed(at_s, solve_allocation(problem))
+            return self._set_ceilings(at_s, solve_allocation(problem))
         self._divides += 1
         self._divide_until_s = at_s + self.settings.divided_within_s
         return [SolveAllocation(self._divides, problem)]
@@ -292,16 +292,16 @@ class PowerCapController:
         if shared is None:
             self._stale = True
             return []
-        return self._allowed(at_s, shared)
+        return self._set_ceilings(at_s, shared)
 
-    def _allowed(self, at_s: float, shared: BudgetAllocation) -> list[SetPowerLimit]:
+    def _set_ceilings(self, at_s: float, shared: BudgetAllocation) -> list[SetPowerLimit]:
         """Every job under its ceiling; one that began since the question keeps what it has."""
         self.shortfalls = shared.shortfalls
         made: list[SetPowerLimit] = []
         for name, job in self.jobs.items():
             job.set_ceiling(shared.ceilings_w.get(name, job.ceiling_w))
-            made += self._aimed(job, at_s)
-        return made + self._retried(at_s)
+            made += self._offer_target(job, at_s)
+        return made + self._retry_waiting(at_s)
 
     def initial_limit_w(self, limits_w: Iterable[float], holdings: Iterable[Holding]) -> float | None:
         """The largest limit that a new job could begin with now; None where not even the least has room.
@@ -313,10 +313,10 @@ class PowerCapController:
         for job in self.jobs.values():
             back_w = job.reclaimable_w()
             for holding in job.began.holdings if back_w > 0.0 else ():
-                for place in self.budgets.chain_indices(self._placed(holding).budgets):
+                for place in self.budgets.chain_indices(self._known_budgets(holding).budgets):
                     room[place] -= holding.gpus * back_w
         for holding in holdings:
-            for place in self.budgets.chain_indices(self._placed(holding).budgets):
+            for place in self.budgets.chain_indices(self._known_budgets(holding).budgets):
                 gpus[place] += holding.gpus
         for limit_w in sorted(limits_w, reverse=True):
             if all(
@@ -331,21 +331,21 @@ class PowerCapController:
         """How each holding of a job stands."""
         return {holding: self.changes.holding_status(holding.name) for holding in job.began.holdings}
 
-    def _placed(self, holding: Holding) -> Holding:
+    def _known_budgets(self, holding: Holding) -> Holding:
         """The holding with those of its budgets that there are."""
         there = tuple(name for name in holding.budgets if name in self._budget_names)
         return Holding(holding.name, holding.node, holding.gpus, there, holding.restored_w)
 
-    def _weighed(self, job: JobController, at_s: float, *, force: bool) -> list[SetPowerLimit]:
+    def _reprice_job(self, job: JobController, at_s: float, *, force: bool) -> list[SetPowerLimit]:
         """The job at the price of now; nothing where that has hardly changed."""
         weight = self.prices.price_weight(at_s)
         if abs(weight - job.priced) > self.settings.reprice * job.priced:
             job.set_price_weight(weight)
         elif not force and (job.plan is None or at_s < job.plan_until_s):
             return []
-        return self._aimed(job, at_s)
+        return self._offer_target(job, at_s)
 
-    def _aimed(self, job: JobController, at_s: float) -> list[SetPowerLimit]:
+    def _offer_target(self, job: JobController, at_s: float) -> list[SetPowerLimit]:
         """The limit that the job should have now, offered to all its holdings."""
         aim = job.target_limit(self.prices, at_s)
         limit_w, job.reason = aim.limit_w, aim.reason
@@ -363,14 +363,14 @@ class PowerCapController:
                 limit_w = least_w
             job.reason = "a holding refuses another limit, and the slowest paces the rest"
         job.target_w = limit_w
-        commands = self._offered(job, limit_w, refusing)
+        commands = self._offer_limit(job, limit_w, refusing)
         if commands is None:
             self._waiting[job.began.name] = None
             commands = []
             if not any(one.under_way for one in known.values()):
                 # A gang that is uneven and has no room comes down to its least: that frees watts and costs no time.
                 least_w = min([limit_w, *(one.limit_w for one in known.values())])
-                commands = self._offered(job, least_w, refusing) or []
+                commands = self._offer_limit(job, least_w, refusing) or []
         else:
             self._waiting.pop(job.began.name, None)
         return self._sent(commands)
@@ -378,19 +378,21 @@ class PowerCapController:
     def _is_short(self, job: JobController) -> bool:
         """Whether a budget that the job draws from is exceeded, or will be."""
         lacks = self.changes.shortfalls()
-        places = {at for one in job.began.holdings for at in self.budgets.chain_indices(self._placed(one).budgets)}
+        places = {
+            at for one in job.began.holdings for at in self.budgets.chain_indices(self._known_budgets(one).budgets)
+        }
         return any(self.budgets.all[at].name in lacks for at in places)
 
-    def _offered(self, job: JobController, limit_w: float, refusing: set[str]) -> list[LimitCommand] | None:
+    def _offer_limit(self, job: JobController, limit_w: float, refusing: set[str]) -> list[LimitCommand] | None:
         settings = {name: one for name, one in job.holding_settings(limit_w).items() if name not in refusing}
         return self.changes.offer_settings(settings)
 
-    def _retried(self, at_s: float) -> list[SetPowerLimit]:
+    def _retry_waiting(self, at_s: float) -> list[SetPowerLimit]:
         """Jobs that wait for room, a few of many; those that wait on go to the end."""
         made = []
         for name in list(self._waiting)[:_LOOKS]:
             self._waiting.pop(name)
-            made += self._aimed(self.jobs[name], at_s)
+            made += self._offer_target(self.jobs[name], at_s)
         return made
 
     def _sent(self, commands: Iterable[LimitCommand]) -> list[SetPowerLimit]:

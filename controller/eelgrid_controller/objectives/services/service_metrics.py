@@ -221,7 +221,7 @@ def _mine(samples: Iterable[MetricSample], label: str, model: str) -> Iterable[M
     return (sample for sample in samples if not label or not model or sample.label(label) in {model, None})
 
 
-def _restarted(pair: ScrapePair) -> bool:
+def _has_restarted(pair: ScrapePair) -> bool:
     """Whether the page's one process started anew in between."""
     before, after = pair.before.samples_of(_STARTED), pair.after.samples_of(_STARTED)
     return len(before) == len(after) == 1 and before[0].value != after[0].value
@@ -266,7 +266,7 @@ class _Reader(NamedTuple):
         name = self.find_name(wanted.names)
         if name is None:
             return None
-        return wanted.factor * sum(sum(self._gained(pair, name).values()) for pair in self.pairs)
+        return wanted.factor * sum(sum(self._series_gain(pair, name).values()) for pair in self.pairs)
 
     def has_fallen(self, wanted: SumNames) -> bool:
         """Whether a counter shows less than before."""
@@ -279,9 +279,9 @@ class _Reader(NamedTuple):
                 return True
         return False
 
-    def _gained(self, pair: ScrapePair, name: str) -> dict[SampleLabels, float]:
+    def _series_gain(self, pair: ScrapePair, name: str) -> dict[SampleLabels, float]:
         before, after = self._series(pair.before, name), self._series(pair.after, name)
-        return _grown(before, after, restarted=_restarted(pair))
+        return _grown(before, after, restarted=_has_restarted(pair))
 
     def gauge_sum(self, wanted: SumNames, *, growth: bool = False) -> float | None:
         """The gauges' sum at the end, or what it grew by, over all replicas."""
@@ -306,7 +306,7 @@ class _Reader(NamedTuple):
     def _histogram(self, name: str, factor: float) -> LiveDistribution:
         counts: dict[float, float] = {}
         for pair in self.pairs:
-            for labels, value in self._gained(pair, name).items():
+            for labels, value in self._series_gain(pair, name).items():
                 upto = dict(labels).get("le")
                 if upto is not None:
                     counts[float(upto)] = counts.get(float(upto), 0.0) + value
@@ -325,7 +325,7 @@ class _Reader(NamedTuple):
         """What the sums of a histogram gained; None where a page has none."""
         if not all(self._series(pair.after, name) for pair in self.pairs):
             return None
-        return sum(sum(self._gained(pair, name).values()) for pair in self.pairs)
+        return sum(sum(self._series_gain(pair, name).values()) for pair in self.pairs)
 
     def _summary(self, name: str, factor: float) -> LiveDistribution:
         """The worst replica's quantile at each level: quantiles cannot be added up."""
@@ -382,5 +382,7 @@ def served_increment(names: ServerNames, pair: ScrapePair, model: str = "") -> S
     requests = reader.counter_gain(names.finished)
     if requests is None:
         requests = reader.counter_gain(names.arrived)
-    is_whole = not _restarted(pair) and not any(reader.has_fallen(one) for one in (names.finished, names.output_tokens))
+    is_whole = not _has_restarted(pair) and not any(
+        reader.has_fallen(one) for one in (names.finished, names.output_tokens)
+    )
     return ServedIncrement(requests, reader.counter_gain(names.output_tokens), is_whole)

@@ -119,7 +119,7 @@ def _between(at: float, places: tuple[float, ...], values: tuple[float, ...]) ->
     return values[above - 1] + (at - low) / (high - low) * (values[above] - values[above - 1])
 
 
-def _measured(curve: TokenCurve, quantile: float) -> tuple[float, ...]:
+def _measured_times(curve: TokenCurve, quantile: float) -> tuple[float, ...]:
     exact = curve.inter_token_s.get(quantile)
     if exact is not None:
         return exact
@@ -137,7 +137,7 @@ def token_rate_hz(curve: TokenCurve, sequences: float) -> float:
 
 def inter_token_latency(curve: TokenCurve, token_hz: float, quantile: float) -> LatencyEstimate:
     """Inter-token latency of an instance that gives `token_hz`; infinite where it cannot."""
-    times = _measured(curve, quantile)
+    times = _measured_times(curve, quantile)
     if token_hz > curve.token_hz[-1]:
         return LatencyEstimate(math.inf, CURVE_ERROR)
     held = _between(token_hz, curve.token_hz, curve.sequences)

@@ -201,7 +201,7 @@ class AgentService:
         for event in committed.events:
             if isinstance(event, NodesRemoved):
                 for name in event.node_names:
-                    self._forget(name)
+                    self._forget_node(name)
         policy = self._loop.core.state.policy
         if policy.revision != self._policy.revision:
             self._policy = policy
@@ -211,7 +211,7 @@ class AgentService:
                 session.ack_every = batches_per_acknowledgement(session.cadence, policy.lease_s)
                 session.request_plan(not_before_s=not_before_s)
 
-    def _forget(self, node_name: str) -> None:
+    def _forget_node(self, node_name: str) -> None:
         """A node is no more; what its agent told is dropped, and an agent that is here begins anew."""
         if node_name in self._loop.core.state.nodes:
             # Joined again in the same commit.

@@ -89,7 +89,7 @@ class AuditTrail:
         method = path.rpartition("/")[2]
         if error is None:
             if method in AUDITED and request is not None:
-                await self._accepted(method, request, context)
+                await self._on_accepted(method, request, context)
             return
         if isinstance(error, RoleRefused) and request is not None:
             # Refused by whoever looked closer than the door.
@@ -98,7 +98,7 @@ class AuditTrail:
         if method in AUDITED or is_denied(code):
             call = self._unread(method, context) if request is None else self.describe_call(method, request, context)
             self._counts["refused"] += 1
-            self._tell(call, code, str(error))
+            self._record_call(call, code, str(error))
 
     async def run(self) -> None:
         """Writes what gathered, until cancelled."""
@@ -117,13 +117,13 @@ class AuditTrail:
         except Fault as error:
             self._log.debug("audit=later entries=%d reason=%s", len(entries), error)
             for entry in entries:
-                self._wait(entry)
+                self._enqueue(entry)
 
     def _unread(self, method: str, context: Context) -> AuditedCall:
         caller = None if self._caller_of is None else self._caller_of(context)
         return AuditedCall(method, caller, peer_address(context))
 
-    async def _accepted(self, method: str, request: Any, context: Context) -> None:
+    async def _on_accepted(self, method: str, request: Any, context: Context) -> None:
         if getattr(request, "dry_run", False):
             return
         self._counts["accepted"] += 1
@@ -131,11 +131,11 @@ class AuditTrail:
             return
         call = self.describe_call(method, request, context)
         if method in REPORTS:
-            self._tell(call, "OK", "")
+            self._record_call(call, "OK", "")
         else:
             await self._loop.audit((call.entry(time_ns=self._clock.now_ns(), code="OK"),))
 
-    def _tell(self, call: AuditedCall, code: str, reason: str) -> None:
+    def _record_call(self, call: AuditedCall, code: str, reason: str) -> None:
         """An entry now, or one call more for the next."""
         who = call.peer.rpartition(":")[0] if call.caller is None else call.caller.subject
         key = who, call.method, code
@@ -145,7 +145,7 @@ class AuditTrail:
         found = self._alike.get(key)
         if found is None:
             self._alike[key] = _RepeatedRefusal(now_s + _ALIKE_S, call)
-            self._wait(call.entry(time_ns=self._clock.now_ns(), code=code, reason=reason))
+            self._enqueue(call.entry(time_ns=self._clock.now_ns(), code=code, reason=reason))
             return
         found.call, found.reason, found.calls = call, reason, found.calls + 1
 
@@ -158,12 +158,12 @@ class AuditTrail:
             if not found.calls:
                 del self._alike[key]
                 continue
-            self._wait(
+            self._enqueue(
                 found.call.entry(time_ns=self._clock.now_ns(), code=key[2], reason=found.reason, calls=found.calls)
             )
             found.until_s, found.calls = now_s + _ALIKE_S, 0
 
-    def _wait(self, entry: AuditEntry) -> None:
+    def _enqueue(self, entry: AuditEntry) -> None:
         if len(self._waiting) < _WAITING_MOST:
             self._waiting.append(entry)
         else:

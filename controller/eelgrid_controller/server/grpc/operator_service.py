@@ -160,7 +160,7 @@ class WorkloadChanges:
         found.reverse()
         return found
 
-    async def wait(self) -> None:
+    async def wait_change(self) -> None:
         """Return after the next publication."""
         if not self._closed:
             await self._more.wait()
@@ -426,7 +426,7 @@ class OperatorService:
                     yield WatchWorkloadsResponse(workload=workload)
                     revision = workload.revision
                 if not self._changes.changes_after(revision):
-                    await self._changes.wait()
+                    await self._changes.wait_change()
         finally:
             self._watchers -= 1
 

@@ -116,7 +116,7 @@ class _Elements:
 
     def add(self, name: str, element: Any) -> bool:
         """Takes an element in, or leaves it out where it cannot be sent; False where the page is full."""
-        data = self._encoded(name, element)
+        data = self._encode_element(name, element)
         if data is None:
             return True
         if self.chunks and self.size + len(data) > PAGE_BYTES_MOST:
@@ -125,7 +125,7 @@ class _Elements:
         self.size += len(data)
         return True
 
-    def _encoded(self, name: str, element: Any) -> bytes | None:
+    def _encode_element(self, name: str, element: Any) -> bytes | None:
         try:
             data = encode_element(self.response, name, element)
         except ContractError:

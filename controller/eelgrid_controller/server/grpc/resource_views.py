@@ -134,7 +134,7 @@ class ResourceViews:
             allocated_gpu_milli=record.allocated_gpu_milli,
             workloads=len({workload_id for workload_id, _ in record.assignments}),
             power_w=tick.power_w if tick else None,
-            sample_age_s=_bounded(age_s),
+            sample_age_s=_bound_age(age_s),
             plan_epoch=record.plan_epoch,
             applied_epoch=applied.epoch if applied else 0,
             samples_received=received,
@@ -159,7 +159,7 @@ class ResourceViews:
             utilization_ratio=readings.utilization_ratio,
             memory_used_bytes=readings.memory_used_bytes,
             temperature_c=readings.temperature_c,
-            sample_age_s=_bounded(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
+            sample_age_s=_bound_age(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
         )
 
     def plan(self, core: Core, node_name: str) -> PlanStatus:
@@ -240,6 +240,6 @@ def list_devices(records: Iterator[NodeRecord]) -> Iterator[tuple[NodeRecord, Gp
             yield record, gpu
 
 
-def _bounded(age_s: float | None) -> float | None:
+def _bound_age(age_s: float | None) -> float | None:
     """A clock that was never set may put a sample decades back; the contract ends at 1e9 s."""
     return None if age_s is None else min(age_s, 1e9)

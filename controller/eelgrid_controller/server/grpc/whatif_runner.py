@@ -118,12 +118,12 @@ class WhatIfRunner:
                 record_decision(journal.read_history(), spec, workload_id, self._catalogue), separators=(",", ":")
             )
 
-        async with self._admitted():
+        async with self._admit_question():
             workload = await self._loop.read(lambda core: core.workload(workload_id))
             return await asyncio.to_thread(export, workload.spec)
 
     @contextlib.asynccontextmanager
-    async def _admitted(self) -> AsyncIterator[None]:
+    async def _admit_question(self) -> AsyncIterator[None]:
         """One question at a time, and few that wait."""
         if self._waiting >= _WAITING_MOST:
             raise ResourceExhausted(f"{self._waiting} questions of this kind wait already; ask again later")
@@ -137,7 +137,7 @@ class WhatIfRunner:
     async def _on_a_copy(self, ask: Callable[[ClusterState, ScenarioContext], _Result]) -> tuple[_Result, float, float]:
         """The answer, the longest time in seconds that the loop was held for the copy, and all the time."""
         given_up = threading.Event()
-        async with self._admitted():
+        async with self._admit_question():
             try:
                 start_s = self._clock.perf_s()
                 state, held_s = await run_on_copy(self._loop, self._clock, lambda _, copied: copied)

@@ -117,18 +117,18 @@ class LiveHub:
     def close(self) -> None:
         """Let every viewer go."""
         self._closed = True
-        self._tell()
+        self._notify_viewers()
 
     async def _beat(self) -> None:
         source = self._source
         power = source.telemetry.fresh_power(now_s=source.now_s(), now_ns=source.now_ns())
         self.board.add_power_point(power, now_ns=source.now_ns())
         if self.viewers:
-            await self._turn()
+            await self._refresh()
         else:
             await source.read(self.board.sync_nodes)
 
-    async def _turn(self, *, unless_s: float = 0.0) -> None:
+    async def _refresh(self, *, unless_s: float = 0.0) -> None:
         """Look at every node, and tell what changed; not if that was done less than so many seconds ago."""
         async with self._turning:
             source, board = self._source, self.board
@@ -138,7 +138,7 @@ class LiveHub:
             await source.read(board.sync_nodes)
             names = await source.read(lambda state: list(state.nodes))
             for part in _slices(names):
-                await source.read(lambda state, part=part: self._look(state, part))  # type: ignore[misc]
+                await source.read(lambda state, part=part: self._update_nodes(state, part))  # type: ignore[misc]
                 await asyncio.sleep(0)
             # Nothing may come between: viewers number their frames by this.
             frame = await source.read(lambda state: board.delta_frame(state, now_ns=source.now_ns()))
@@ -146,9 +146,9 @@ class LiveHub:
             body = self._whole_now() if is_whole else _event("delta", board.frame, frame)
             self._frames.append((board.frame, body))
             self._turned_s = source.now_s()
-            self._tell()
+            self._notify_viewers()
 
-    def _look(self, state: ClusterState, names: Sequence[str]) -> None:
+    def _update_nodes(self, state: ClusterState, names: Sequence[str]) -> None:
         source = self._source
         now_s, now_ns = source.now_s(), source.now_ns()
         fresh = source.telemetry.fresh_tick
@@ -158,7 +158,7 @@ class LiveHub:
             if (record := state.nodes.get(name)) is not None
         )
 
-    def _tell(self) -> None:
+    def _notify_viewers(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
@@ -173,7 +173,7 @@ class LiveHub:
     async def full_frame(self) -> tuple[int, EventBytes]:
         """Everything, and the number of the frame that it is; as of a second ago at most."""
         # Many may come at once, as after a restart: one of them looks for all.
-        await self._turn(unless_s=2.0 * self._every_s)
+        await self._refresh(unless_s=2.0 * self._every_s)
         return self.board.frame, self._whole_now()
 
     async def read_earlier_changes(self, before: int) -> dict[str, Any]:

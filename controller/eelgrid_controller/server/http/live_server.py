@@ -142,13 +142,13 @@ class LiveServer:
             raise ControllerConfigError(
                 f"--page {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:8443"
             )
-        context = self._secured(address)
+        context = self._tls_context(address)
         application = web.Application(client_max_size=1024)
         application.on_response_prepare.append(_with_headers)
         application.middlewares.append(self._guard)
         application.router.add_get("/", self._file)
         application.router.add_get("/events", self._events)
-        application.router.add_get("/data/{what}", self._answer)
+        application.router.add_get("/data/{what}", self._answer_query)
         application.router.add_get("/{name}", self._file)
         self._runner = web.AppRunner(
             application, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_KEPT_S
@@ -194,7 +194,7 @@ class LiveServer:
 
     # Who may come in
 
-    def _secured(self, address: str) -> ssl.SSLContext | None:
+    def _tls_context(self, address: str) -> ssl.SSLContext | None:
         if self._tls is None:
             self._only_local = is_loopback(address)
             if not self._only_local and not self._insecure:
@@ -278,7 +278,7 @@ class LiveServer:
             self._seats.release_slot(seat)
         return response
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer_query(self, request: web.Request) -> web.Response:
         if self._at_once >= _ANSWERS_AT_ONCE_MOST:
             return web.Response(status=503, text="too many questions at once; ask again\n")
         given = {key: value[:_TEXT_MOST] for key, value in request.query.items()}

@@ -268,7 +268,7 @@ class ControllerMetricsServer:
                 status, kind, body = http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"too many connections\n"
             else:
                 request, *fields = head.decode("latin-1").split("\r\n")
-                status, kind, body = await self._answer(request.split(" "), fields)
+                status, kind, body = await self._answer_request(request.split(" "), fields)
             writer.write(
                 f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
@@ -286,7 +286,7 @@ class ControllerMetricsServer:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, request: list[str], fields: Sequence[str]) -> tuple[http.HTTPStatus, str, bytes]:
+    async def _answer_request(self, request: list[str], fields: Sequence[str]) -> tuple[http.HTTPStatus, str, bytes]:
         if not all(map(self._hosts.allows, _values(fields, "host"))):
             said = b"this Host is none of ours; name it with --metrics-host if it is\n"
             return http.HTTPStatus.MISDIRECTED_REQUEST, "text/plain", said

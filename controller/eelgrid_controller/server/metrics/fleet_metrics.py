@@ -189,7 +189,7 @@ def model_watts(snapshot: Snapshot, seen: PowerReadings, is_ready: Bools) -> dic
     placed = np.array([rows.get(name, -1) for name in seen.names], np.int64)
     columns = np.array([snapshot.models.get(model, -1) for model in seen.models], np.int64)
     row, column = placed[seen.row], columns[seen.model]
-    modelled_w, devices, are_whole = _modelled(snapshot)
+    modelled_w, devices, are_whole = _model_power(snapshot)
     is_known = is_ready[seen.row] & (row >= 0) & (column >= 0)
     same = is_known & are_whole[row, column] & (devices[row, column] == seen.gpus)
     row, column, size = row[same], column[same], len(snapshot.models)
@@ -199,7 +199,7 @@ def model_watts(snapshot: Snapshot, seen: PowerReadings, is_ready: Bools) -> dic
     return {model: (measured[at], expected[at]) for model, at in snapshot.models.items() if at in there}
 
 
-def _modelled(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], NDArray[np.bool_]]:
+def _model_power(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], NDArray[np.bool_]]:
     """Watts, devices and whether none of them is cut, by node and model (N, M)."""
     nodes, models = snapshot.nodes, max(1, len(snapshot.models))
     there = (nodes.gpu_state != GPU_ABSENT) & (nodes.gpu_model >= 0)

@@ -40,8 +40,8 @@ class ObjectiveMetrics:
         yield from self._turns(steering.ignored)
         yield from _phases(steering.services, steering.jobs, standing.unsteered, workloads)
         yield from self._services(steering.services, workloads, steering.at_s)
-        yield from _jobs(_worst(steering.jobs, _owed), workloads)
-        yield from _budgets(_worst(steering.budgets, _filled), standing.drawn)
+        yield from _jobs(_worst(steering.jobs, _debt_key), workloads)
+        yield from _budgets(_worst(steering.budgets, _fill_key), standing.drawn)
         yield build_family(
             "eelgrid_promise_series_left_out", {kind: max(0, count - SERIES_MOST) for kind, count in left_out.items()}
         )
@@ -112,11 +112,11 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _owed(one: JobControlStatus) -> tuple[float, ...]:
+def _debt_key(one: JobControlStatus) -> tuple[float, ...]:
     return (math.inf if one.earned_s is None else one.earned_s,)
 
 
-def _filled(one: BudgetControlStatus) -> tuple[float, ...]:
+def _fill_key(one: BudgetControlStatus) -> tuple[float, ...]:
     level = 0.0 if "/" not in one.name else 1.0 if one.name.startswith("rack/") else 2.0
     return level, -one.claim_w / one.room_w if one.room_w > 0.0 else -math.inf
 

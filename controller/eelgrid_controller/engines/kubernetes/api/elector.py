@@ -114,13 +114,13 @@ class Elector:
                     self._log.warning("lease=%s/%s led=no reason=%s", self._namespace, self._name, why)
                     self._notify_listeners(None)
                 case election.ReadLease() | election.WriteLease():
-                    self._request = asyncio.create_task(self._asked(one))
+                    self._request = asyncio.create_task(self._execute_request(one))
 
     def _notify_listeners(self, term: LeadershipTerm | None) -> None:
         for callback in self._heard:
             callback(term)
 
-    async def _asked(self, asked: election.ReadLease | election.WriteLease) -> election.ElectionEvent:
+    async def _execute_request(self, asked: election.ReadLease | election.WriteLease) -> election.ElectionEvent:
         """Carry out a request; whatever comes of it is an event."""
         sent_s = self._clock.monotonic_s()
         is_write = isinstance(asked, election.WriteLease)

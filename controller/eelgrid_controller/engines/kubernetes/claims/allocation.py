@@ -130,13 +130,13 @@ def allocate_claims(
     for members in groups.values():
         made: list[BundleAllocation] = []
         for number in members:
-            answer = search.find(bundles[number])
+            answer = search.find_devices(bundles[number])
             answers[number] = answer
             if isinstance(answer, BundleAllocation):
                 made.append(answer)
                 continue
             search.give_back(made)
-            waits = f"{_named(answer.bundle)} of its group has no devices: {answer.reason}"
+            waits = f"{_claim_names(answer.bundle)} of its group has no devices: {answer.reason}"
             answers |= {
                 other: UnallocatedBundle(bundle=bundles[other], reason=waits) for other in members if other != number
             }
@@ -150,7 +150,7 @@ class _Search:
         self._room = room
         self._begin: dict[tuple[Hashable, int], int] = {}
 
-    def find(self, bundle: ClaimBundle) -> BundleAllocation | UnallocatedBundle:
+    def find_devices(self, bundle: ClaimBundle) -> BundleAllocation | UnallocatedBundle:
         """Devices for a bundle, taken; or why there are none."""
         kind = bundle.kind if bundle.kind is not None else tuple((one.variants, one.same) for one in bundle.claims)
         variants = list(islice(product(*(one.variants for one in bundle.claims)), MAX_VARIANTS))
@@ -328,7 +328,7 @@ def _size(pool: DevicePool, want: DeviceRequest) -> int:
     return min((sum(count for _, count in one.takes) for one in pool.matching_devices(want.choices)), default=0)
 
 
-def _named(bundle: ClaimBundle) -> str:
+def _claim_names(bundle: ClaimBundle) -> str:
     return ", ".join(one.name for one in bundle.claims)
 
 

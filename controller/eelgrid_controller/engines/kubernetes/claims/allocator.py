@@ -97,7 +97,7 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
                 devices += [one.device for one in held if one.driver == DRIVER_NAME]
                 decided = state.book.decided.get(uid)
                 if decided is not None:
-                    status = _reserved(state, member, found, decided.status)
+                    status = _with_reservation(state, member, found, decided.status)
                     writes[uid] = ClaimStatusWrite(
                         uid, key, {"metadata": found["metadata"], "spec": found["spec"], "status": status}
                     )
@@ -106,7 +106,7 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
     return ClaimGrant(wanted.unit.name, state.epoch, tuple(writes.values()), tuple(releases))
 
 
-def _reserved(state: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
+def _with_reservation(state: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
     """The reservation that kube-scheduler would add, for a claim that is this pod's alone."""
     owners = {one["uid"] for one in found["metadata"].get("ownerReferences") or ()}
     if not state.settings.is_reserving or owners != {member.pod.uid}:
@@ -187,7 +187,7 @@ class ClaimAllocator:
         told: list[ClaimInstruction] = list(self._slices())
         if self.epoch is not None and self._is_fresh:
             told += self._conflicts()
-            told += self._looked(at_s, stamp)
+            told += self._evaluate_marked(at_s, stamp)
         tells, self._tells = self._tells, []
         return [*told, *tells]
 
@@ -196,7 +196,7 @@ class ClaimAllocator:
     def _apply(self, event: ClaimEvent, at_s: float) -> None:
         match event:
             case ClaimPodUpdated():
-                self._seen(event, at_s)
+                self._on_pod_updated(event, at_s)
             case PodDeleted(uid):
                 self._gone(uid)
             case ClaimNodeUpdated(node):
@@ -232,7 +232,7 @@ class ClaimAllocator:
             case LeadershipAcquired() | LeadershipLost() | ClaimsListed():
                 self._term(event, at_s)
             case GrantWritten(name):
-                self._ended(name, 0.0)
+                self._on_grant_ended(name, 0.0)
             case GrantFailed(name, uid, failure, why):
                 self._grant_failed(name, uid, failure, why, at_s)
             case DeallocationFailed(uid):
@@ -259,7 +259,7 @@ class ClaimAllocator:
                 self._is_fresh = True
                 self._marked.update(dict.fromkeys(self.units))
 
-    def _seen(self, event: ClaimPodUpdated, at_s: float) -> None:
+    def _on_pod_updated(self, event: ClaimPodUpdated, at_s: float) -> None:
         self.room.put_pod(event.uid, event.found, event.where)
         claimant = event.claimant
         if claimant is None:
@@ -312,7 +312,7 @@ class ClaimAllocator:
         is_lost = self.book.put_claim(found)
         if not allocation_results(found) and before is not None and allocation_results(before):
             self._marked.update(self._starved)
-            self._settle(key, at_s)
+            self._on_claim_freed(key, at_s)
         if metadata["uid"] in self._freeing:
             if self._freeing[metadata["uid"]] != metadata["resourceVersion"]:
                 del self._freeing[metadata["uid"]]
@@ -349,17 +349,17 @@ class ClaimAllocator:
             for member in unit.active_members:
                 self.room.reserve_pod(member.pod, "")
             for member in unit.active_members[:1]:
-                self._tell(member, f"cannot be given its devices: {why}", is_warning=True)
-        self._ended(name, at_s + wait_s)
+                self._record_event(member, f"cannot be given its devices: {why}", is_warning=True)
+        self._on_grant_ended(name, at_s + wait_s)
 
-    def _ended(self, name: str, retry_s: float) -> None:
+    def _on_grant_ended(self, name: str, retry_s: float) -> None:
         unit = self.units.get(name)
         if unit is not None:
             unit.is_granting = False
             unit.retry_s = max(unit.retry_s, retry_s)
             self._marked[name] = None
 
-    def _settle(self, key: PodKey, at_s: float) -> None:
+    def _on_claim_freed(self, key: PodKey, at_s: float) -> None:
         """A claim was freed: bindings of its pods that are under way are to fail before it is given others."""
         for uid in self.book.users.get(key, ()):
             member = self.units[self._unit_of[uid]].members[uid]
@@ -403,7 +403,7 @@ class ClaimAllocator:
                 self.conflicts += 1
                 yield from self._free(found, "its devices are another's, too")
 
-    def _looked(self, at_s: float, stamp: str) -> Iterator[ClaimInstruction]:
+    def _evaluate_marked(self, at_s: float, stamp: str) -> Iterator[ClaimInstruction]:
         marked, self._marked = self._marked, {}
         self._starved = {name: None for name in self._starved if name not in marked and name in self.units}
         wanted: list[ClaimDemand] = []
@@ -421,14 +421,14 @@ class ClaimAllocator:
                         yield from self._free(found, why)
                     case _:
                         yield told
-        wanted.sort(key=lambda one: one.order)
-        yield from self._granted(separate_demands(wanted, self._marked), stamp)
+        wanted.sort(key=lambda one: one.sort_key)
+        yield from self._grant_demands(separate_demands(wanted, self._marked), stamp)
         if self._is_tick:
             self._is_tick = False
             for found in orphaned_allocations(self.book, self._orphans, at_s, self.settings.orphan_s):
                 yield from self._free(found, "no pod needs it")
 
-    def _granted(self, wanted: list[ClaimDemand], stamp: str) -> Iterator[ClaimInstruction]:
+    def _grant_demands(self, wanted: list[ClaimDemand], stamp: str) -> Iterator[ClaimInstruction]:
         assert self.epoch is not None
         self.room.burdens = {token: burden for one in wanted for token, burden in one.burdens.items()}
         answers = iter(allocate_claims(self.pools, [bundle for one in wanted for bundle in one.bundles], self.room))
@@ -439,7 +439,7 @@ class ClaimAllocator:
                 self._starved[one.unit.name] = None
                 refused = next(answer for answer in found if not isinstance(answer, BundleAllocation))
                 for member in one.members[:1]:
-                    self._tell(member, f"waits: {refused.reason}")
+                    self._record_event(member, f"waits: {refused.reason}")
                 for claim in surrendered_claims(self.book, one):
                     yield from self._free(claim, "its gang has no room")
                 continue
@@ -463,7 +463,7 @@ class ClaimAllocator:
                 metadata["uid"], PodKey(metadata["namespace"], metadata["name"]), body, self.epoch, why
             )
 
-    def _tell(self, member: ClaimMember, text: str, *, is_warning: bool = False) -> None:
+    def _record_event(self, member: ClaimMember, text: str, *, is_warning: bool = False) -> None:
         if member.told != text:
             member.told = text
             self._tells.append(RecordEvent(member.pod.uid, member.key, text, is_warning))

@@ -110,7 +110,7 @@ class ClaimStore:
         )
         if self._needs.get(pod.uid) == needs:
             return
-        self._unneed(pod.uid)
+        self._remove_needs(pod.uid)
         if needs:
             self._needs[pod.uid] = needs
         for key in needs:
@@ -120,14 +120,14 @@ class ClaimStore:
 
     def remove_pod(self, uid: str) -> None:
         """A pod that is no more."""
-        self._unneed(uid)
+        self._remove_needs(uid)
         self._lay(uid)
 
     def claims_of(self, uid: str) -> Sequence[PodKey]:
         """The claims of a pod."""
         return self._needs.get(uid, ())
 
-    def _unneed(self, uid: str) -> None:
+    def _remove_needs(self, uid: str) -> None:
         for key in self._needs.pop(uid, ()):
             users = self.users[key]
             users.pop(uid, None)

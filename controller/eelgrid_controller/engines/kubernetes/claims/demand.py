@@ -92,7 +92,7 @@ class ClaimDemand:
         return [member for part in self.parts for member in part.members]
 
     @property
-    def order(self) -> tuple[int, float, str]:
+    def sort_key(self) -> tuple[int, float, str]:
         """Who is served first: by priority, then by age."""
         first = self.members[0]
         return (-first.claimant.priority, first.pod.created_s or 0.0, self.unit.name)
@@ -132,7 +132,7 @@ def evaluate_unit(
             if error.is_released and member.pod.is_gated:
                 yield RemoveGate(member.pod.uid, member.key, member.pod.resource_version, state.epoch, str(error))
             elif not error.is_quiet or at_s - member.seen_s > _PATIENCE_S:
-                yield from _told(member, str(error), is_warning=error.is_warning)
+                yield from _event_if_new(member, str(error), is_warning=error.is_warning)
             continue
         if told:
             yield from told
@@ -144,14 +144,14 @@ def evaluate_unit(
             todo.append(member)
     present = sum(not one.pod.is_deleting for one in unit.active_members)
     if gated and present < unit.size:
-        yield from _told(gated[0], f"waits for its gang: {present} of {unit.size} members are here")
+        yield from _event_if_new(gated[0], f"waits for its gang: {present} of {unit.size} members are here")
     elif not is_blocked:
         todo += gated
     if todo:
-        yield from _wanted(state, unit, todo, at_s)
+        yield from _unit_demand(state, unit, todo, at_s)
 
 
-def _told(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
+def _event_if_new(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
     if member.told != text:
         member.told = text
         yield RecordEvent(member.pod.uid, member.key, text, is_warning)
@@ -234,7 +234,7 @@ def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> I
             if member.pod.owner is not None:
                 yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
             else:
-                yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
+                yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
             return
 
 
@@ -247,7 +247,7 @@ def _stuck(state: ClaimState, member: ClaimMember, node_name: str, at_s: float) 
         return
     why = f"pinned to {node_name}, where kube-scheduler cannot put it: {member.pod.unscheduled_message}"
     if owner is None:
-        yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
+        yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
     elif state.watchdog.may_recreate(owner.uid, at_s - since_s, at_s):
         state.watchdog.record_recreation(owner.uid, at_s - since_s, at_s)
         member.unscheduled_s = at_s
@@ -291,7 +291,7 @@ def _lacks(state: ClaimState, member: ClaimMember) -> bool:
 # All pods that lack something
 
 
-def _wanted(
+def _unit_demand(
     state: ClaimState, unit: ClaimUnit, todo: list[ClaimMember], at_s: float
 ) -> Iterator[ClaimInstruction | ClaimDemand | UnfitAllocation]:
     wanted = ClaimDemand(unit)
@@ -299,7 +299,7 @@ def _wanted(
         try:
             part = _part(state, wanted, members, at_s)
         except _Blocked as error:
-            yield from _told(members[0], str(error), is_warning=error.is_warning)
+            yield from _event_if_new(members[0], str(error), is_warning=error.is_warning)
             return
         if part is None:
             assert state.epoch is not None

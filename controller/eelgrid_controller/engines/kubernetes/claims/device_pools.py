@@ -231,7 +231,7 @@ def _fill(pool: DevicePool, specs: Iterable[Mapping[str, Any]]) -> None:
         for one in spec.get("sharedCounters") or ():
             for name, counter in one["counters"].items():
                 pool.free[one["name"], name] = _whole(counter["value"])
-        offers += [_offer(spec, one) for one in spec.get("devices") or ()]
+        offers += [_parse_device(spec, one) for one in spec.get("devices") or ()]
     by_set: dict[str, list[PooledDevice]] = defaultdict(list)
     for one in offers:
         by_set[one.counter_set].append(one)
@@ -241,7 +241,7 @@ def _fill(pool: DevicePool, specs: Iterable[Mapping[str, Any]]) -> None:
             pool.offers[one.name] = one._replace(cost=cost)
 
 
-def _offer(spec: Mapping[str, Any], one: Mapping[str, Any]) -> PooledDevice:
+def _parse_device(spec: Mapping[str, Any], one: Mapping[str, Any]) -> PooledDevice:
     driver = spec["driver"]
     uses = one.get("consumesCounters") or ()
     takes = tuple(

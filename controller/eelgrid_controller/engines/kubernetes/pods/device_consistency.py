@@ -160,7 +160,7 @@ def planned_pod(member: UnitMember, held: ReplicaPlace | None) -> PlannedPod | N
     count = pod.requested.count(RESOURCE_GPU)
     if not node_name or not count:
         return None
-    devices, epoch = _named(member, node_name), 0 if member.sight.plan is None else member.sight.plan.epoch
+    devices, epoch = _planned_devices(member, node_name), 0 if member.sight.plan is None else member.sight.plan.epoch
     if not member.target_node and sent is not None:
         devices = member.devices_of(sent)
     known = held.devices if held is not None else ()
@@ -174,7 +174,7 @@ def compare_plan(member: UnitMember, place: ReplicaPlace, others: ExternalUsageT
     plan = member.sight.plan
     if not place.devices or place.profile or plan is None or not plan.devices or plan.node_name != place.node_name:
         return PlanAgreement.SAME
-    own = _named(member, place.node_name)
+    own = _planned_devices(member, place.node_name)
     if own and set(place.devices).issuperset(own):
         member.agreed = tuple(sorted(own))
         return PlanAgreement.SAME
@@ -199,7 +199,7 @@ def fence_pod(member: UnitMember, epoch: int) -> AnnotatePod:
     return AnnotatePod(member.uid, member.sight.key, version, epoch, {ANNOTATION_FENCE: f"{epoch}/{version}"})
 
 
-def _named(member: UnitMember, node_name: str) -> tuple[int, ...]:
+def _planned_devices(member: UnitMember, node_name: str) -> tuple[int, ...]:
     """The devices of a pod's plan, if they can be those that it holds on a node: no more than it asks for."""
     plan, count = member.sight.plan, member.sight.pod.requested.count(RESOURCE_GPU)
     if plan is None or plan.profile or plan.node_name != node_name:

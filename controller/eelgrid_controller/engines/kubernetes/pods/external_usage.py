@@ -298,7 +298,7 @@ class ExternalUsageTracker:
         for name, again in dirty.items():
             node = self._nodes.get(name)
             if node is not None:
-                yield from self._tell(node, again=again)
+                yield from self._report_node(node, again=again)
             elif name in self._known and self._told.get(name) != engine_reports.NO_EXTERNAL_USAGE:
                 # Of the core's nodes one that this cluster does not have: no pod can be there.
                 self._told[name] = engine_reports.NO_EXTERNAL_USAGE
@@ -307,7 +307,7 @@ class ExternalUsageTracker:
     def _mark(self, name: str, *, again: bool = False) -> None:
         self._dirty[name] = again or self._dirty.get(name, False)
 
-    def _tell(self, node: KubeNode, *, again: bool) -> Iterator[RegisterNode | ReportUsage]:
+    def _report_node(self, node: KubeNode, *, again: bool) -> Iterator[RegisterNode | ReportUsage]:
         name = node.name
         if name in self._agents:
             self._joined.pop(name, None)

@@ -124,7 +124,7 @@ class Gate:
         for name in marked:
             unit = self.units.get(name)
             if unit is not None:
-                self._look(unit, at_s)
+                self._reconcile_unit(unit, at_s)
         told += self.others.flush_reports()
         # What stands, stands: before anything is placed beside it.
         self._submits.sort(key=lambda one: (isinstance(one, SubmitUnit), -one.request.spec.priority))
@@ -152,7 +152,7 @@ class Gate:
     def _apply(self, event: GateEvent, at_s: float) -> None:
         match event:
             case PodUpdated():
-                self._seen(event, at_s)
+                self._on_pod_updated(event, at_s)
             case PodDeleted(uid):
                 self._adopted.pop(uid, None)
                 self._gone(uid)
@@ -169,13 +169,13 @@ class Gate:
                 self._mark_places(name)
             case NodeAcknowledged(name):
                 self.others.on_node_acknowledged(name)
-                self._rested(name, at_s)
+                self._on_node_known(name, at_s)
             case ClaimGpusUpdated(name, gpu_count):
                 self.others.set_claim_gpus(name, gpu_count)
             case NodeReportFailed(name):
                 self.others.on_report_failed(name)
             case RelatedUpdated() | RelatedSynced():
-                self._related(event)
+                self._on_related_objects(event)
             case GateSynced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
@@ -207,9 +207,9 @@ class Gate:
             case DeleteFailed(uid, failure, why):
                 self._delete_failed(uid, failure, why, at_s)
             case GateTicked():
-                self._ticked(at_s)
+                self._on_tick(at_s)
 
-    def _seen(self, event: PodUpdated, at_s: float) -> None:
+    def _on_pod_updated(self, event: PodUpdated, at_s: float) -> None:
         sight = event.pod
         uid = sight.pod.uid
         if not sight.unit:
@@ -235,12 +235,12 @@ class Gate:
             # The gate is gone, or what the patch failed on is another object now.
             member.is_patching = False
             self._later.pop(uid, None)
-        unit = self.units.get(sight.unit) or self._begin(sight.unit)
+        unit = self.units.get(sight.unit) or self._start_unit(sight.unit)
         unit.members[uid] = member
         self._wants(member)
         if member.is_over:
             self._marked.update(dict.fromkeys(self.flights.record_end(uid)))
-        self._watch(member, at_s)
+        self._watch_pinned(member, at_s)
         self._account(unit, member)
         self._marked[unit.name] = None
 
@@ -249,14 +249,14 @@ class Gate:
         if member is None or member.is_waiting:
             self._adopted[uid] = name
             if member is not None:
-                self._seen(PodUpdated(member.sight), at_s)
+                self._on_pod_updated(PodUpdated(member.sight), at_s)
 
     def _gone(self, uid: str) -> None:
         self._unfenced.pop(uid, None)
         self._plan(uid, None)
         self.others.remove_pod(uid)
         self.others.rules.remove_pod(uid)
-        self.watchdog.forget(uid)
+        self.watchdog.forget_pod(uid)
         self._marked.update(dict.fromkeys(self.flights.record_end(uid)))
         self._later.pop(uid, None)
         self.others.release_demand(self._traits.pop(uid, ""))
@@ -278,20 +278,20 @@ class Gate:
         if self.settings.moves and member.target_node:
             self.others.register_mobile_pod(member.sight.pod)
 
-    def _watch(self, member: UnitMember, at_s: float) -> None:
+    def _watch_pinned(self, member: UnitMember, at_s: float) -> None:
         pod = member.sight.pod
         is_stuck = bool(member.sight.pinned) and not pod.node_name and pod.unscheduled == "Unschedulable"
         if is_stuck and not pod.gates and not member.is_over:
-            self.watchdog.watch(member.uid, at_s)
+            self.watchdog.watch_pod(member.uid, at_s)
         else:
-            self.watchdog.forget(member.uid)
+            self.watchdog.forget_pod(member.uid)
 
     def _account(self, unit: PlacementUnit, member: UnitMember) -> None:
         """Count a pod as what others hold, at the devices of its plan, unless the core counts it where it is."""
         planned = None if member.is_over else planned_pod(member, unit.held_place(member))
         self._plan(member.uid, planned)
         self._put(unit, member)
-        self._place(unit, member)
+        self._count_for_rules(unit, member)
 
     def _put(self, unit: PlacementUnit, member: UnitMember) -> None:
         sent = "" if member.sent is None or member.is_over else member.sent.node_name
@@ -307,7 +307,7 @@ class Gate:
                 self._put(unit, member)
                 self._marked[unit.name] = None
 
-    def _place(self, unit: PlacementUnit, member: UnitMember) -> None:
+    def _count_for_rules(self, unit: PlacementUnit, member: UnitMember) -> None:
         """Where a pod is, was planned, or may be by a pin that was sent counts for the rules of other pods."""
         place = (unit.place_of(member) or member.sent) if member.is_waiting else None
         self.others.rules.put_pod(member.sight.pod, member.target_node if place is None else place.node_name)
@@ -316,7 +316,7 @@ class Gate:
         for member in unit.members.values():
             self._account(unit, member)
 
-    def _begin(self, name: str, attempt: int = 1) -> PlacementUnit:
+    def _start_unit(self, name: str, attempt: int = 1) -> PlacementUnit:
         unit = self.units[name] = PlacementUnit(name, attempt)
         if unit.elastic is not None:
             unit.elastic.service = self._services.get(name)
@@ -342,7 +342,7 @@ class Gate:
         if unit is None:
             if isinstance(event, UnitCancelled | UnitRefused):
                 return
-            unit = self._begin(name, attempt)
+            unit = self._start_unit(name, attempt)
         if attempt > unit.attempt and unit.stand is PlacementPhase.UNKNOWN:
             unit.attempt = attempt
         if attempt != unit.attempt:
@@ -353,10 +353,10 @@ class Gate:
         said = apply_answer(unit, event, at_s, self.settings)
         self._judge_again(unit)
         if said is not None and (waiting := unit.waiting_members):
-            self._tell(waiting[0], said.text, is_warning=said.is_warning)
+            self._record_event(waiting[0], said.text, is_warning=said.is_warning)
         self._account_all(unit)
 
-    def _related(self, event: RelatedUpdated | RelatedSynced) -> None:
+    def _on_related_objects(self, event: RelatedUpdated | RelatedSynced) -> None:
         rules = self.others.rules
         if isinstance(event, RelatedSynced):
             rules.set_readable(event.kind, is_readable=event.is_readable)
@@ -384,7 +384,7 @@ class Gate:
             self._account(self.units[member.sight.unit], member)
         setback = on_patch_failure(member, failure, why, self.settings)
         if setback.text:
-            self._tell(member, setback.text, is_warning=True)
+            self._record_event(member, setback.text, is_warning=True)
         if setback.wait_s is None:
             self._marked[member.sight.unit] = None
         else:
@@ -396,7 +396,7 @@ class Gate:
             self.watchdog.restart_wait(uid, at_s)
         member = self._members.get(uid)
         if member is not None and failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN):
-            self._tell(member, f"cannot be made anew: {why}", is_warning=True)
+            self._record_event(member, f"cannot be made anew: {why}", is_warning=True)
 
     def _annotate_failed(self, uid: str, failure: WriteFailure, at_s: float) -> None:
         if failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN, WriteFailure.GONE):
@@ -440,7 +440,7 @@ class Gate:
         if not self._unfenced:
             self._marked.update(dict.fromkeys(self.units))
 
-    def _rested(self, node_name: str, at_s: float) -> None:
+    def _on_node_known(self, node_name: str, at_s: float) -> None:
         """The core knows a node now: what it refused of pods that stand there is asked for at once."""
         for name in self._resting:
             unit = self.units[name]
@@ -451,7 +451,7 @@ class Gate:
 
     # Time
 
-    def _ticked(self, at_s: float) -> None:
+    def _on_tick(self, at_s: float) -> None:
         for uid in [uid for uid, due_s in self._later.items() if due_s <= at_s]:
             del self._later[uid]
             late = self._members[uid]
@@ -491,14 +491,14 @@ class Gate:
             if isinstance(told, RecreatePod) and told.uid == member.uid:
                 self.others.rules.refusals.record_refusal(member.sight.pod, member.sight.pinned)
             if isinstance(told, RecordEvent):
-                self._tell(self._members[told.uid], told.text, is_warning=told.is_warning)
+                self._record_event(self._members[told.uid], told.text, is_warning=told.is_warning)
             else:
                 self._marked[unit.name] = None
                 self._writes.append(told)
 
     # Looking
 
-    def _look(self, unit: PlacementUnit, at_s: float) -> None:
+    def _reconcile_unit(self, unit: PlacementUnit, at_s: float) -> None:
         before = unit.stand
         for told in reconcile_unit(unit, self.others, self.flights, self._deciding, at_s):
             match told:
@@ -512,7 +512,7 @@ class Gate:
                 case SubmitUnit() | AdoptUnit():
                     self._submits.append(told)
                 case RecordEvent(uid, _, text, is_warning):
-                    self._tell(self._members[uid], text, is_warning=is_warning)
+                    self._record_event(self._members[uid], text, is_warning=is_warning)
                 case RemoveGate(uid, key, _, _, why):
                     self._left[uid] = ReportPlacement(uid, key, left_condition(self._members[uid], why))
                     self._writes.append(told)
@@ -523,7 +523,7 @@ class Gate:
         elif unit.stand is PlacementPhase.PLACED:
             for member in unit.members.values():
                 if member.is_waiting:
-                    self._place(unit, member)
+                    self._count_for_rules(unit, member)
         self._report(unit, at_s)
         self._resting.pop(unit.name, None)
         if unit.stand is PlacementPhase.REFUSED or unit.retry_s > at_s:
@@ -586,7 +586,7 @@ class Gate:
             if place is not None and place.node_name == node_name:
                 self._marked[unit.name] = None
 
-    def _tell(self, member: UnitMember, text: str, *, is_warning: bool = False) -> None:
+    def _record_event(self, member: UnitMember, text: str, *, is_warning: bool = False) -> None:
         if member.told != text:
             member.told = text
             self._tells.append(RecordEvent(member.uid, member.sight.key, text, is_warning))

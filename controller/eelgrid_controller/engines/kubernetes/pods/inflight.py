@@ -119,11 +119,11 @@ class UnboundPodWatchdog:
         """How many wait."""
         return len(self._since_s)
 
-    def watch(self, uid: str, at_s: float) -> None:
+    def watch_pod(self, uid: str, at_s: float) -> None:
         """A pinned pod cannot be scheduled."""
         self._since_s.setdefault(uid, at_s)
 
-    def forget(self, uid: str) -> None:
+    def forget_pod(self, uid: str) -> None:
         """It is bound, gone, or may be scheduled again."""
         self._since_s.pop(uid, None)
 

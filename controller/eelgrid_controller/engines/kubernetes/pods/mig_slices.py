@@ -205,7 +205,7 @@ class SlicePodScheduler:
         at_s: float,
     ) -> list[GateInstruction]:
         """What is to be done now; `offers` take no account of what was given and is not seen yet."""
-        self._forget(pods, at_s)
+        self._forget_missing(pods, at_s)
         list(self.flights.expire_overdue(at_s))
         open_ = {one.node_name: one for one in offers if one.node_name in nodes}
         for uid, given in self._given.items():
@@ -224,10 +224,10 @@ class SlicePodScheduler:
                     for name in open_
                     if not closed_reason(nodes[name]) and not find_unmet_rule(one.pod.constraint, nodes[name])
                 ]
-            told += self._look(one, open_, right[one.pod.constraint], epoch, at_s)
+            told += self._schedule_pod(one, open_, right[one.pod.constraint], epoch, at_s)
         return told
 
-    def _look(
+    def _schedule_pod(
         self, one: SlicePod, offers: dict[str, SliceOffer], right: list[str], epoch: int, at_s: float
     ) -> Iterator[GateInstruction]:
         pod, intent = one.pod, one.intent
@@ -239,10 +239,10 @@ class SlicePodScheduler:
                 self._later[pod.uid] = at_s + _RETRY_S[WriteFailure.BUSY]
                 yield RemoveGate(pod.uid, key, pod.resource_version, epoch, str(intent))
                 return
-            yield from self._tell(one, f"not placed: {intent}", is_warning=True)
+            yield from self._event_if_new(one, f"not placed: {intent}", is_warning=True)
             return
         if intent.waits_for:
-            yield from self._tell(one, f"waits for the gates of others: {', '.join(intent.waits_for)}")
+            yield from self._event_if_new(one, f"waits for the gates of others: {', '.join(intent.waits_for)}")
             return
         wanted = requested_slices(pod)
         unit = f"{SLICE_UNIT_PREFIX}{pod.uid}"
@@ -255,7 +255,7 @@ class SlicePodScheduler:
         if choice is None:
             if len(free) == len(right):
                 text = ", ".join(f"{count} of {name}" for name, count in wanted)
-                yield from self._tell(one, f"waits: no node that it may go to has room and {text} free")
+                yield from self._event_if_new(one, f"waits: no node that it may go to has room and {text} free")
             return
         for resource, _ in wanted:
             self.flights.record_start(unit, pod.uid, key, DeviceLane(choice.node_name, resource), at_s)
@@ -273,7 +273,7 @@ class SlicePodScheduler:
         )
         yield UngatePod(pod.uid, key, pod.resource_version, choice.node_name, format_plan(plan), epoch)
 
-    def _forget(self, pods: Mapping[str, SlicePod], at_s: float) -> None:
+    def _forget_missing(self, pods: Mapping[str, SlicePod], at_s: float) -> None:
         for uid in [uid for uid in self._told if uid not in pods]:
             del self._told[uid]
         for uid in [uid for uid in self._later if uid not in pods]:
@@ -295,24 +295,24 @@ class SlicePodScheduler:
         for uid, one in pods.items():
             is_stuck = bool(one.pinned) and not one.pod.node_name and one.pod.unscheduled == "Unschedulable"
             if is_stuck and not one.pod.gates and not one.pod.is_deleting:
-                self._watchdog.watch(uid, at_s)
+                self._watchdog.watch_pod(uid, at_s)
             else:
-                self._watchdog.forget(uid)
+                self._watchdog.forget_pod(uid)
         for uid, waited_s in self._watchdog.overdue_pods(at_s):
             if uid not in pods:
-                self._watchdog.forget(uid)
+                self._watchdog.forget_pod(uid)
                 continue
             one = pods[uid]
             why = f"{one.pinned} does not take it: {one.pod.unscheduled_message or 'it cannot be scheduled there'}"
             if one.pod.owner is None:
-                yield from self._tell(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
+                yield from self._event_if_new(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
             elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s, at_s):
                 self._watchdog.record_recreation(one.pod.owner.uid, waited_s, at_s)
                 self._watchdog.restart_wait(uid, at_s)
-                yield from self._tell(one, f"made anew: {why}", is_warning=True)
+                yield from self._event_if_new(one, f"made anew: {why}", is_warning=True)
                 yield RecreatePod(uid, PodKey(one.pod.namespace, one.pod.name), epoch, why)
 
-    def _tell(self, one: SlicePod, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
+    def _event_if_new(self, one: SlicePod, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
         if self._told.get(one.pod.uid) != text:
             self._told[one.pod.uid] = text
             yield RecordEvent(one.pod.uid, PodKey(one.pod.namespace, one.pod.name), text, is_warning)

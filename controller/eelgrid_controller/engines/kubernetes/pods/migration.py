@@ -131,7 +131,7 @@ def next_surge_step(note: MoveNote, scene: SurgeState, pace: MoveTimeouts, now_s
     if deployment is None or deployment.is_going:
         return MoveEnded(is_done=False, why="its Deployment is gone")
     if deployment.note is None or deployment.note.uid != note.uid:
-        return _begin(note, deployment, scene, pace, now_s)
+        return _begin_move(note, deployment, scene, pace, now_s)
     match deployment.note.step:
         case "surge":
             return _surging(deployment, deployment.note, scene, pace, now_s)
@@ -142,7 +142,9 @@ def next_surge_step(note: MoveNote, scene: SurgeState, pace: MoveTimeouts, now_s
     return ScaleDeployment(deployment, None, None)
 
 
-def _begin(note: MoveNote, deployment: Deployment, scene: SurgeState, pace: MoveTimeouts, now_s: float) -> MoveStep:
+def _begin_move(
+    note: MoveNote, deployment: Deployment, scene: SurgeState, pace: MoveTimeouts, now_s: float
+) -> MoveStep:
     old = _old(note, scene)
     told = parse_move_note(old.annotations) if old is not None else None
     if old is None or old.is_deleting:
@@ -151,7 +153,7 @@ def _begin(note: MoveNote, deployment: Deployment, scene: SurgeState, pace: Move
         return MoveEnded(is_done=is_done, why="moved" if is_done else "the pod went by itself")
     if told is not None and told.uid == note.uid and told.step == "over":
         return MoveEnded(is_done=False, why=told.cause or "it was undone")
-    if refused := _refused(deployment, scene):
+    if refused := _find_surge_obstacle(deployment, scene):
         return MoveEnded(is_done=False, why=refused)
     if busy := _busy(note, deployment, scene):
         # Status lags behind: what has just ended looks as if it went on.
@@ -164,7 +166,7 @@ def _begin(note: MoveNote, deployment: Deployment, scene: SurgeState, pace: Move
     return ScaleDeployment(deployment, begun, deployment.replicas + 1)
 
 
-def _refused(deployment: Deployment, scene: SurgeState) -> str:
+def _find_surge_obstacle(deployment: Deployment, scene: SurgeState) -> str:
     """Why a Deployment may not be scaled."""
     if deployment.is_paused:
         return "its Deployment is paused"

@@ -274,7 +274,7 @@ class PlacementUnit:
         for member in self.members.values():
             plan = member.sight.plan
             if plan is not None and plan.workload == self.workload_id and not member.is_waiting and not member.is_over:
-                self._take(member, plan.replica)
+                self._adopt_member(member, plan.replica)
         if self.elastic is not None:
             self._settle_by_node(self.elastic)
         free = self._stay([replica for replica in sorted(self.places) if not self._is_held(replica)])
@@ -318,7 +318,7 @@ class PlacementUnit:
             fits.remove(chosen)
             self.slots[chosen] = member.uid
 
-    def _take(self, member: UnitMember, replica: int) -> None:
+    def _adopt_member(self, member: UnitMember, replica: int) -> None:
         place = self.places.get(replica)
         # Another leader's core may have used the same name for other replicas: who has a place here keeps it.
         if place is not None and place.node_name == member.target_node and not self._is_held(replica):

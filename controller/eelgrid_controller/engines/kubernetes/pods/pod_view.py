@@ -88,7 +88,7 @@ def view_pod(
         if unit.startswith(SERVICE_UNIT_PREFIX):
             unit = f"pod-{pod.uid}"  # its service is no more
         sight = GatePodView(pod, unit, 1 if unit.startswith("pod-") else 2, pinned=pinned, plan=plan)
-        return _recalled(sight, pod, holders) if recalls else (sight, None)
+        return _with_intent(sight, pod, holders) if recalls else (sight, None)
     intent = parse_intent(pod, holders)
     if isinstance(intent, WorkloadIntent):
         unit = unit_name(intent.unit)
@@ -103,7 +103,7 @@ def view_pod(
     ), intent.needs
 
 
-def _recalled(sight: GatePodView, pod: Pod, holders: OwnerTemplates) -> tuple[GatePodView, ObjectRef | None]:
+def _with_intent(sight: GatePodView, pod: Pod, holders: OwnerTemplates) -> tuple[GatePodView, ObjectRef | None]:
     intent = parse_intent(pod, holders)
     if isinstance(intent, WorkloadIntent):
         return sight._replace(size=intent.size, spec=intent.spec), None

@@ -73,7 +73,7 @@ def plan_adoption(unit: PlacementUnit, others: ExternalUsageTracker, at_s: float
         return []
     plans = [member.sight.plan for member in members if member.sight.plan is not None]
     unit.attempt = max(unit.attempt, *(attempt_of(plan.workload) for plan in plans))
-    ordered = _numbered(members)
+    ordered = _number_members(members)
     unit.slots = {replica: member.uid for replica, member in enumerate(ordered)}
     unit.stand = PlacementPhase.ASKED
     spec = merge_member_specs(
@@ -125,7 +125,7 @@ def _bound_members(unit: PlacementUnit) -> list[UnitMember]:
     return members
 
 
-def _numbered(members: Sequence[UnitMember]) -> list[UnitMember]:
+def _number_members(members: Sequence[UnitMember]) -> list[UnitMember]:
     """By the replicas of their plans; replicas of the core have no gaps, so who comes later moves up."""
     return sorted(members, key=lambda one: (one.sight.plan.replica if one.sight.plan else 0, one.sight.key, one.uid))
 
@@ -435,7 +435,7 @@ def _reconcile_placed_unit(
         return told
     # Who was let go first may be done before the last one is: the gang has begun, and waits for nobody.
     done = sum(member is not None and member.has_succeeded for member in standing.values())
-    return told + _pinned(unit, found, done, flights, _Now(epoch, at_s))
+    return told + _pin_members(unit, found, done, flights, _Now(epoch, at_s))
 
 
 class _Now(NamedTuple):
@@ -445,7 +445,7 @@ class _Now(NamedTuple):
     at_s: float
 
 
-def _pinned(
+def _pin_members(
     unit: PlacementUnit, found: Sequence[tuple[int, UnitMember]], done: int, flights: InflightPods, now: _Now
 ) -> list[GateInstruction]:
     """All members that wait go to their places, if every one is there; `done` members have been there already."""

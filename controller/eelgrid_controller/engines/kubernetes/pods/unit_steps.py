@@ -91,12 +91,12 @@ def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings:
             unit.release_command()
         case UnitRefused(why=why, is_taken=is_taken):
             if unit.stand is PlacementPhase.ASKED:
-                return _refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
+                return _on_refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
             unit.release_command()
     return None
 
 
-def _refused(unit: PlacementUnit, why: str, at_s: float, retry_s: float, *, is_taken: bool) -> AnswerNotice | None:
+def _on_refused(unit: PlacementUnit, why: str, at_s: float, retry_s: float, *, is_taken: bool) -> AnswerNotice | None:
     if is_taken:
         unit.attempt += 1
     unit.stand, unit.slots, unit.why = PlacementPhase.REFUSED, {}, why

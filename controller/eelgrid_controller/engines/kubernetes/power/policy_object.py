@@ -311,13 +311,16 @@ def _prices(found: Any) -> EnergyPrices:
         for begins in (day * _DAY_MINUTES + minute for day in days):
             # A time with a day is an exception to the same time on every day, wherever it stands.
             if match[1] is not None or begins not in periods:
-                periods[begins] = {"begins_minute": begins} | _renamed(row, _PERIOD, path, {"from"})
-    plain = {**_renamed(found, _PRICES, "spec.prices", {"periods"}), "periods": [periods[at] for at in sorted(periods)]}
+                periods[begins] = {"begins_minute": begins} | _rename_fields(row, _PERIOD, path, {"from"})
+    plain = {
+        **_rename_fields(found, _PRICES, "spec.prices", {"periods"}),
+        "periods": [periods[at] for at in sorted(periods)],
+    }
     prices: EnergyPrices = _read(EnergyPrices, plain, "spec.prices", {})
     return prices
 
 
-def _renamed(found: Mapping[str, Any], names: Mapping[str, str], path: str, others: set[str]) -> dict[str, Any]:
+def _rename_fields(found: Mapping[str, Any], names: Mapping[str, str], path: str, others: set[str]) -> dict[str, Any]:
     unknown = sorted(found.keys() - names.keys() - others)
     if unknown:
         raise KubernetesUnreadable(f"{path}.{unknown[0]}", "is not known", f"use {', '.join(names)}")

@@ -129,7 +129,7 @@ class ClaimWriter:
         async def call() -> Object:
             return await self._cluster.replace(RESOURCE_CLAIMS, body, subresource="status")
 
-        failed, told = await self._tried(call, epoch)
+        failed, told = await self._try_write(call, epoch)
         if failed is not None and failed[0] is WriteFailure.CONFLICT:
             try:
                 told = await self._cluster.get(RESOURCE_CLAIMS, name, namespace=namespace)
@@ -158,13 +158,13 @@ class ClaimWriter:
                 body["metadata"]["annotations"] = {ANNOTATION_PLAN: one.plan}
             return await self._cluster.patch(PODS, name, body, namespace=namespace)
 
-        failed, _ = await self._tried(call, epoch)
+        failed, _ = await self._try_write(call, epoch)
         if failed is not None:
             return (one.uid, *failed)
         self.released += 1
         return None
 
-    async def _tried(
+    async def _try_write(
         self, call: Callable[[], Awaitable[Object]], epoch: int
     ) -> tuple[tuple[WriteFailure, str] | None, Object | None]:
         """Makes a write in its turn and in its term: why it was not made, or what the server answered."""
@@ -265,7 +265,7 @@ class ClaimReconciler:
             async with asyncio.TaskGroup() as group:
                 for informer in informers[1:]:
                     group.create_task(informer.run())
-                await self._begin()
+                await self._start()
                 # Claims are read after pods: of each pod that is there, its claims are known.
                 group.create_task(informers[0].run())
                 group.create_task(self._ticks())
@@ -279,7 +279,7 @@ class ClaimReconciler:
             self._is_running = False
             await self._under_way.end()
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         """All pods and nodes that there are, and from now on what becomes of them."""
         self._seen = self._engine.pods, self._engine.nodes
         await self._engine.nodes.wait_synced()
@@ -313,7 +313,7 @@ class ClaimReconciler:
             self.feed(LeadershipLost())
         elif epoch != self._epoch:
             self.feed(LeadershipAcquired(epoch))
-            self._under_way.begin(self._list(epoch))
+            self._under_way.start_task(self._list(epoch))
         self._epoch = epoch
 
     async def _list(self, epoch: int) -> None:
@@ -345,7 +345,7 @@ class ClaimReconciler:
         member = event.claimant.member if event.claimant is not None else None
         if isinstance(member, IntentRefusal) and member.needs is not None:
             self._needing.setdefault(member.needs, {})[key] = None
-            self._under_way.begin(self._lookups.find_owner(member.needs))
+            self._under_way.start_task(self._lookups.find_owner(member.needs))
         self.feed(event)
 
     def _on_owner_found(self, ref: ObjectRef) -> None:
@@ -398,15 +398,15 @@ class ClaimReconciler:
     def _do(self, one: ClaimInstruction) -> None:
         match one:
             case ClaimGrant():
-                self._under_way.begin(self.writes.grant(one))
+                self._under_way.start_task(self.writes.grant(one))
             case ClaimDeallocation():
-                self._under_way.begin(self.writes.free(one))
+                self._under_way.start_task(self.writes.free(one))
             case ClaimGpusReported(name, count):
                 self._engine.feed(ClaimGpusUpdated(name, count))
             case RemoveGate():
-                self._under_way.begin(self._engine.writes.remove_gate(one))
+                self._under_way.start_task(self._engine.writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.begin(self._engine.writes.delete_for_recreation(one))
+                self._under_way.start_task(self._engine.writes.delete_for_recreation(one))
             case RecordEvent():
                 self._log.info("pod=%s told=%s", one.key, one.text)
                 if self._around.elector.term() is not None:

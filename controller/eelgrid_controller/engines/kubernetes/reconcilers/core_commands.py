@@ -190,14 +190,14 @@ class CoreCommandRunner:
             match asked:
                 case SubmitUnit(request):
                     self.submitted += 1
-                    await self._changed(request.workload_id, self._loop.submit(request))
+                    await self._run_change(request.workload_id, self._loop.submit(request))
                 case AdoptUnit(request, adoption):
                     self.adopted += 1
-                    await self._changed(request.workload_id, self._loop.adopt(request, adoption))
+                    await self._run_change(request.workload_id, self._loop.adopt(request, adoption))
                 case CancelUnit(workload_id):
                     await self._cancel(workload_id)
                 case ScaleUnit(workload_id, replicas):
-                    await self._changed(workload_id, self._loop.scale(workload_id, replicas))
+                    await self._run_change(workload_id, self._loop.scale(workload_id, replicas))
                 case RegisterNode(inventory):
                     self._loop.presence.mark_connected(inventory.node_name)
                     self.joined += 1
@@ -219,7 +219,7 @@ class CoreCommandRunner:
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeReportFailed(node_name))
 
-    async def _changed(self, workload_id: str, command: Awaitable[Workload]) -> None:
+    async def _run_change(self, workload_id: str, command: Awaitable[Workload]) -> None:
         """What stands afterwards is told, also where nothing changed."""
         try:
             workload = await command

@@ -187,11 +187,11 @@ class GateEngine:
         # What else has to be known before anything is decided; each wait is bounded.
         self.awaited: list[Callable[[], Awaitable[None]]] = []
         self.asked = CoreCommandRunner(loop, feed=self.feed, monotonic_s=clock.monotonic_s, log=log)
-        self._begin()
+        self._start()
         loop.listeners.append(self._on_event)
         elector.add_listener(self._term)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Everything that a run has of its own."""
         clock, log, rng, settings = self._clock, self._log, self._rng, self.settings
         self._is_running = False
@@ -251,7 +251,7 @@ class GateEngine:
             finally:
                 await self._under_way.end()
             await asyncio.sleep(_AGAIN_S)
-            self._begin()
+            self._start()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -319,7 +319,7 @@ class GateEngine:
         if term is None:
             self.feed(LeadershipLost(is_led=bool(self._elector.holder)))
         elif epoch != self._epoch:
-            self._under_way.begin(self._begin_term(term))
+            self._under_way.start_task(self._begin_term(term))
         if epoch != self._epoch:
             self._log.info("kubernetes=%s epoch=%s", "leading" if term else "following", epoch or "-")
         self._epoch = epoch
@@ -368,7 +368,7 @@ class GateEngine:
             self._recalls.uids.discard(pod.uid)
         else:
             self._needing.setdefault(needs, {})[key] = None
-            self._under_way.begin(self.lookups.find_owner(needs))
+            self._under_way.start_task(self.lookups.find_owner(needs))
         if needs is None or not sight.pod.is_gated:
             # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
@@ -397,13 +397,13 @@ class GateEngine:
             self._node(node)
 
     def _node(self, node: KubeNode) -> None:
-        seen = self._seen(node)
+        seen = self._node_event(node)
         before = self._nodes.get(node.name)
         if before is None or before[1:] != seen[1:] or not node.is_equivalent(before.node):
             self._nodes[node.name] = seen
             self.feed(seen)
 
-    def _seen(self, node: KubeNode) -> KubeNodeUpdated:
+    def _node_event(self, node: KubeNode) -> KubeNodeUpdated:
         name, awaits = node.name, False
         if self._awaits_agent(name):
             # What the journal has of a node is good for as long as its kubelet says nothing else.
@@ -419,7 +419,7 @@ class GateEngine:
         while True:
             await asyncio.sleep(self.settings.tick_s)
             for seen in list(self._nodes.values()):
-                if self._seen(seen.node)[1:] != seen[1:]:
+                if self._node_event(seen.node)[1:] != seen[1:]:
                     self._node(seen.node)
             self.lookups.expire_entries()
             self.feed(GateTicked())
@@ -450,24 +450,24 @@ class GateEngine:
                 if self._elector.term() is not None:
                     self.writes.record_event(one)
             case UngatePod():
-                self._under_way.begin(self.writes.ungate(one))
+                self._under_way.start_task(self.writes.ungate(one))
             case AnnotatePod():
-                self._under_way.begin(self.writes.annotate_pod(one))
+                self._under_way.start_task(self.writes.annotate_pod(one))
             case RemoveGate():
-                self._under_way.begin(self.writes.remove_gate(one))
+                self._under_way.start_task(self.writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.begin(self.writes.delete_for_recreation(one))
+                self._under_way.start_task(self.writes.delete_for_recreation(one))
             case ReportPlacement():
                 if self._elector.term() is not None:
                     self.writes.report_placement(one)
             case RetryPending():
-                self._under_way.begin(self.asked.reconsider())
+                self._under_way.start_task(self.asked.reconsider())
             case RereadPod():
                 if self._recalls.add_recall(one):
-                    self._under_way.begin(self._recalls.run())
+                    self._under_way.start_task(self._recalls.run())
             case RegisterNode(inventory) if self._has_agent(inventory.node_name):
                 pass  # it came a moment ago, and says what the node is
             case (
                 RegisterNode() | RemoveNode() | ReportUsage() | SubmitUnit() | AdoptUnit() | CancelUnit() | ScaleUnit()
             ):
-                self._under_way.begin(self.asked.execute_command(one))
+                self._under_way.start_task(self.asked.execute_command(one))

@@ -51,7 +51,7 @@ class HeldDeviceReconciler:
 
     def _on_nodes(self, node_name: str, report: DeviceReport) -> None:
         self.reports += 1
-        self._around.engine.feed(_seen(node_name, report.held))
+        self._around.engine.feed(_devices_event(node_name, report.held))
         self._marked[node_name] = None
         self._wake.set()
 
@@ -74,7 +74,7 @@ class HeldDeviceReconciler:
                 # A gate that was made anew has heard nothing.
                 self._gate = self._around.engine.gate
                 for name, report in self._around.devices.newest.items():
-                    self._around.engine.feed(_seen(name, report.held))
+                    self._around.engine.feed(_devices_event(name, report.held))
             now_s = self._clock.monotonic_s()
             if now_s >= again_s:
                 self._marked.update(dict.fromkeys(self._around.devices.newest))
@@ -191,7 +191,7 @@ class HeldDeviceReconciler:
         await self._around.engine.writes.delete_for_recreation(RecreatePod(pod.uid, member.sight.key, term.epoch, why))
 
 
-def _seen(node_name: str, held: HeldDevices) -> DevicesReported:
+def _devices_event(node_name: str, held: HeldDevices) -> DevicesReported:
     return DevicesReported(
         node_name, held.steers, {PodKey(one.namespace, one.pod): one.device_uuids for one in held.pods}
     )

@@ -88,9 +88,9 @@ class InferenceServiceReconciler:
         ] = {}  # by uid, with the version that was read
         self._is_known = asyncio.Event()
         around.engine.awaited.append(self._known)
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         around = self._around
 
         def informer(resource: Any, most: int, keep: Callable[[Object], Object] | None = None) -> Informer:
@@ -105,7 +105,7 @@ class InferenceServiceReconciler:
             )
 
         self._services = informer(INFERENCE_SERVICES, _SERVICES_MOST)
-        self._targets = {kind: informer(found, _TARGETS_MOST, _pruned) for kind, found in _KINDS.items()}
+        self._targets = {kind: informer(found, _TARGETS_MOST, _prune_object) for kind, found in _KINDS.items()}
 
     async def _known(self) -> None:
         """Until services have been read once; a cluster that serves none of them is not waited for."""
@@ -117,7 +117,7 @@ class InferenceServiceReconciler:
 
     async def run(self) -> None:
         """Look and write until cancelled."""
-        self._begin()
+        self._start()
         try:
             async with asyncio.TaskGroup() as group:
                 for one in (self._services, *self._targets.values()):
@@ -146,7 +146,7 @@ class InferenceServiceReconciler:
         read = {uid: self._service(uid, one) for uid, one in found.items()}
         around.engine.set_services([one for one in read.values() if isinstance(one, InferenceService)])
         for uid in self._kept.keys() - found.keys():
-            self._forget(uid)
+            self._forget_service(uid)
         standings = {one.workload_id: one for one in around.promises().services}
         for uid, one in read.items():
             kept = self._kept.get(uid)
@@ -165,7 +165,7 @@ class InferenceServiceReconciler:
             unit = around.engine.gate.units.get(one.unit_name)
             seen = count_replicas(unit)
             told_scale = kept.scaling.reconcile_replicas(one, self._version(one.target), seen, at_s)
-            self._tell_steering(one, unit, kept)
+            self._publish_overrides(one, unit, kept)
             facts = self._facts(unit, seen, kept, standings.get(kept.workload_id))
             told = build_service_status(one, kept.scaling, facts, kept.conditions, around.clock.now_ns())
             self._write(kept, found[uid], told, told_scale, at_s)
@@ -202,11 +202,11 @@ class InferenceServiceReconciler:
             kept.scaling.agreed = agreed if isinstance(agreed, int) else None
         return kept
 
-    def _tell_steering(self, service: InferenceService, unit: PlacementUnit | None, kept: _Kept) -> None:
+    def _publish_overrides(self, service: InferenceService, unit: PlacementUnit | None, kept: _Kept) -> None:
         outside = self._around.loop.outside
         workload_id = "" if unit is None else unit.workload_id
         if kept.workload_id and kept.workload_id != workload_id:
-            outside.forget(kept.workload_id)
+            outside.forget_workload(kept.workload_id)
         kept.workload_id = workload_id
         if unit is None:
             return
@@ -250,10 +250,10 @@ class InferenceServiceReconciler:
 
     def _silence(self, kept: _Kept) -> None:
         if kept.workload_id:
-            self._around.loop.outside.forget(kept.workload_id)
+            self._around.loop.outside.forget_workload(kept.workload_id)
             kept.workload_id = ""
 
-    def _forget(self, uid: str) -> None:
+    def _forget_service(self, uid: str) -> None:
         kept = self._kept.pop(uid)
         self._read.pop(uid, None)
         self._silence(kept)
@@ -304,11 +304,11 @@ class InferenceServiceReconciler:
             self._around.log.warning("service=%s scaled=no error=%s", name, error)
             await asyncio.sleep(_STATUS_S)
         if status is not None:
-            await self._tell(kept, found, status, name, epoch)
+            await self._write_status(kept, found, status, name, epoch)
 
     async def _mark(self, mark: SetDeletionCost, epoch: int) -> None:
         body = {"metadata": {"uid": mark.uid, "annotations": {DELETION_COST: mark.cost}}}
-        await self._repeated(
+        await self._call_in_term(
             epoch, lambda: self._around.cluster.patch(PODS, mark.key.name, body, namespace=mark.key.namespace)
         )
         self.marked += 1
@@ -316,7 +316,7 @@ class InferenceServiceReconciler:
     async def _set(self, asked: SetReplicas, kept: _Kept, name: str, epoch: int) -> None:
         target = asked.target
         body = {"metadata": {"resourceVersion": asked.version}, "spec": {"replicas": asked.replicas}}
-        written = await self._repeated(
+        written = await self._call_in_term(
             epoch,
             lambda: self._around.cluster.patch(
                 _KINDS[target.kind], target.name, body, namespace=target.namespace, subresource="scale"
@@ -328,11 +328,11 @@ class InferenceServiceReconciler:
         self.scaled += 1
         self._around.log.info("service=%s target=%s replicas=%d", name, target.name, asked.replicas)
 
-    async def _tell(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
+    async def _write_status(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
         metadata = found["metadata"]
         body = {"metadata": {"uid": metadata["uid"]}, "status": status}
         try:
-            await self._repeated(
+            await self._call_in_term(
                 epoch,
                 lambda: self._around.cluster.patch(
                     INFERENCE_SERVICES, metadata["name"], body, namespace=metadata["namespace"], subresource="status"
@@ -346,7 +346,7 @@ class InferenceServiceReconciler:
             kept.told = status
         kept.told_s = self._around.clock.monotonic_s()
 
-    async def _repeated(self, epoch: int, call: Callable[[], Awaitable[Object]]) -> Object:
+    async def _call_in_term(self, epoch: int, call: Callable[[], Awaitable[Object]]) -> Object:
         async def once() -> Object:
             if not is_of(self._around.elector.term(), epoch):
                 raise StaleTerm
@@ -368,7 +368,7 @@ def max_surge(kind: str, spec: Mapping[str, Any]) -> int:
     return int(most)
 
 
-def _pruned(found: Object) -> Object:
+def _prune_object(found: Object) -> Object:
     metadata, spec = found["metadata"], found.get("spec") or {}
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata},

@@ -70,32 +70,32 @@ class SlicePodReconciler:
             surroundings.cluster,
             pods=lambda: engine.pods.objects,
             leads=self._leads,
-            feed=self._fed,
+            feed=self._on_write_result,
             identity=surroundings.identity,
             at_once=_AT_ONCE,
             clock=surroundings.clock,
             rng=surroundings.rng,
             log=surroundings.log,
         )
-        engine.add_pod_listener(self._heard_pods)
-        surroundings.devices.listeners.append(self._heard_node)
+        engine.add_pod_listener(self._on_pods)
+        surroundings.devices.listeners.append(self._on_device_report)
 
     def _leads(self, epoch: int) -> bool:
         return is_of(self._around.elector.term(), epoch)
 
-    def _fed(self, event: GateEvent) -> None:
+    def _on_write_result(self, event: GateEvent) -> None:
         """What came of a write; deletions are repeated by the machine's own watchdog."""
         if isinstance(event, PatchFailed):
             self.machine.on_failure(event.uid, event.failure, self._around.clock.monotonic_s())
         if not isinstance(event, DeleteFailed):
             self._wake.set()
 
-    def _heard_node(self, node_name: str, report: DeviceReport) -> None:
+    def _on_device_report(self, node_name: str, report: DeviceReport) -> None:
         held = {PodKey(one.namespace, one.pod): one.device_uuids for one in report.held.pods}
         self.machine.on_devices_reported(node_name, held, steers=report.held.steers)
         self._wake.set()
 
-    def _heard_pods(self, deltas: Sequence[Delta]) -> None:
+    def _on_pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
                 assert delta.old is not None
@@ -122,7 +122,7 @@ class SlicePodReconciler:
             while True:
                 term = self._around.elector.term()
                 if term is not None and self._around.engine.gate.is_synced and self._pods:
-                    self._look(term.epoch)
+                    self._schedule_pods(term.epoch)
                 self._wake.clear()
                 await asyncio.sleep(_LOOK_S)
                 with contextlib.suppress(TimeoutError):
@@ -131,7 +131,7 @@ class SlicePodReconciler:
         finally:
             await self._under_way.end()
 
-    def _look(self, epoch: int) -> None:
+    def _schedule_pods(self, epoch: int) -> None:
         is_waiting = False
         for uid, one in self._pods.items():
             if one.is_waiting:
@@ -155,11 +155,11 @@ class SlicePodReconciler:
                 self._around.engine.writes.record_event(one)
             case UngatePod():
                 self._around.log.info("pod=%s node=%s plan=%s", one.key, one.node_name, one.plan)
-                self._under_way.begin(self._writes.ungate(one))
+                self._under_way.start_task(self._writes.ungate(one))
             case RemoveGate():
-                self._under_way.begin(self._writes.remove_gate(one))
+                self._under_way.start_task(self._writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.begin(self._writes.delete_for_recreation(one))
+                self._under_way.start_task(self._writes.delete_for_recreation(one))
 
     # What is on offer
 
@@ -261,9 +261,9 @@ class RepartitionTaintReconciler:
         while True:
             await asyncio.sleep(_TURN_S)
             if self._around.elector.term() is not None and self._around.engine.nodes.is_synced:
-                await self._turn()
+                await self._run_cycle()
 
-    async def _turn(self) -> None:
+    async def _run_cycle(self) -> None:
         around = self._around
         nodes = {key.name: node for key, node in around.engine.nodes.objects.items()}
         wanted = {name: why for name, why in nodes_with_pending_layout(around.loop.core).items() if name in nodes}

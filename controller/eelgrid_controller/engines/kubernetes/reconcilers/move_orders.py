@@ -82,13 +82,13 @@ class MoveOrders:
             member = unit.members.get(uid)
             if member is None:
                 continue
-            order = self._order(core, unit, member, unit.workload_id, "an operator's order")
+            order = self._make_order(core, unit, member, unit.workload_id, "an operator's order")
             if order is not None:
                 yield order
                 if order.manner is MoveMethod.EVICT:
                     return
 
-    def _order(
+    def _make_order(
         self, core: Core, unit: PlacementUnit, member: UnitMember, workload_id: str, cause: str
     ) -> MoveOrder | None:
         """The order for a pod, or for its whole gang; None where it is never moved."""
@@ -127,7 +127,7 @@ class MoveOrders:
         """Pods of services that stand where their places were: the next pod that comes gets the new one."""
         for unit in self._engine.gate.units.values():
             for uid in sorted(unit.elastic.moved & unit.members.keys()) if unit.elastic is not None else ():
-                order = self._order(core, unit, unit.members[uid], "", "an operator's order")
+                order = self._make_order(core, unit, unit.members[uid], "", "an operator's order")
                 if order is not None:
                     yield order
 
@@ -158,7 +158,7 @@ class MoveOrders:
     def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
         if not self.is_enforced(core, member.target_node):
             return "its pool is only observed"
-        order = self._order(core, unit, member, "", "its node is drained")
+        order = self._make_order(core, unit, member, "", "its node is drained")
         if order is None:
             return "fixed"
         if order.manner is MoveMethod.SURGE and unit.size > 1:
@@ -186,7 +186,7 @@ class MoveOrders:
                     continue
                 member = unit.members.get(unit.slots.get(replica, ""))
                 if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target_node):
-                    order = self._order(core, unit, member, "", "its GPU is lost")
+                    order = self._make_order(core, unit, member, "", "its GPU is lost")
                     if order is not None:
                         yield order
 

@@ -1,6 +1,7 @@
 """Reads and writes of a move at the API server, one call at a time."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from eelgrid_controller.engines.kubernetes.api.errors import (
@@ -60,25 +61,29 @@ class MoveWriter:
         owner = pod.owner
         if owner is None or owner.kind != "ReplicaSet":
             return ""
-        found = await self._tried(lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace))
+        found = await self._call_with_retries(
+            lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace)
+        )
         above = controller_of(found)
         return above.name if above is not None and above.kind == "Deployment" else ""
 
     async def deployment(self, namespace: str, name: str) -> Object | None:
         """A Deployment as it is; None if it is gone."""
         try:
-            return await self._tried(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
+            return await self._call_with_retries(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
         except ObjectNotFound:
             return None
 
     async def list_moving_deployments(self) -> Sequence[Object]:
         """Deployments that carry a move."""
-        return (await self._tried(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
+        return (await self._call_with_retries(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
 
     async def autoscaler(self, namespace: str, deployment: str) -> str:
         """Who else scales a Deployment; empty where nobody does."""
         try:
-            found = await self._tried(lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace))
+            found = await self._call_with_retries(
+                lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace)
+            )
         except NotServed:
             return ""
         except Forbidden:
@@ -92,7 +97,7 @@ class MoveWriter:
     async def job(self, namespace: str, name: str) -> Object | None:
         """A Job; None if it is gone."""
         try:
-            return await self._tried(lambda: self._cluster.get(JOBS, name, namespace=namespace))
+            return await self._call_with_retries(lambda: self._cluster.get(JOBS, name, namespace=namespace))
         except ObjectNotFound:
             return None
 
@@ -151,13 +156,15 @@ class MoveWriter:
 
     async def _forbidden(self, pods: Sequence[Pod]) -> str:
         namespace = pods[0].namespace
-        budgets = (await self._tried(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))).items
+        budgets = (
+            await self._call_with_retries(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))
+        ).items
         if not budgets:
             return ""
         labels = []
         for pod in pods:
             if pod.is_ready:
-                found = await self._tried(lambda pod=pod: self._cluster.get(PODS, pod.name, namespace=namespace))  # type: ignore[misc]
+                found = await self._call_with_retries(partial(self._cluster.get, PODS, pod.name, namespace=namespace))
                 labels.append(found["metadata"].get("labels") or {})
         return find_blocking_budget(budgets, labels)
 
@@ -199,9 +206,9 @@ class MoveWriter:
                 raise Conflict("the term is over", "another leads")
             return await call()
 
-        return await self._tried(led)
+        return await self._call_with_retries(led)
 
-    async def _tried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _call_with_retries(self, call: Callable[[], Awaitable[_T]]) -> _T:
         around = self._around
         return await call_with_retries(
             call, rng=around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=around.clock.monotonic_s

@@ -62,7 +62,7 @@ class OwnedPods:
                 kept.clear()
         for delta in deltas:
             if delta.old is not None and (delta.new is None or _uid(delta.new) != _uid(delta.old)):
-                self._drop(delta.old)
+                self._remove_pod(delta.old)
             if delta.new is not None:
                 self._put(delta.key, delta.new)
 
@@ -76,7 +76,7 @@ class OwnedPods:
         else:
             self.noted.pop(uid, None)
 
-    def _drop(self, found: Object) -> None:
+    def _remove_pod(self, found: Object) -> None:
         uid, owner = _uid(found), controller_of(found)
         self._keys.pop(uid, None)
         self.noted.pop(uid, None)
@@ -141,7 +141,7 @@ class MoveReconciler:
         self._look_s = 0.0
         self._said: dict[str, str] = {}  # of drained nodes
         around.engine.add_pod_listener(self._on_pods)
-        around.loop.listeners.append(self._committed)
+        around.loop.listeners.append(self._on_commit)
 
     # What happens
 
@@ -163,7 +163,7 @@ class MoveReconciler:
         if unit := self.mover.claim_place(pod):
             self._around.engine.feed(ReplacementStarted(pod.uid, unit))
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
             if isinstance(event, WorkloadMoved) and self._around.elector.term() is not None:
                 self.orders.on_moved(event, self._now_s())
@@ -180,14 +180,14 @@ class MoveReconciler:
                 self._epoch = None
                 continue
             if term.epoch != self._epoch:
-                await self._begin(term.epoch)
-            await self._turn()
+                await self._start_term(term.epoch)
+            await self._run_cycle()
 
-    async def _begin(self, epoch: int) -> None:
+    async def _start_term(self, epoch: int) -> None:
         """A new term: moves that were begun are found, and places that nobody will come to are let go."""
         self.mover = MoveQueue(self.mover.bounds)
         self._runs, self._said = {}, {}
-        found = {note.uid: note for _, note in self._noted()}
+        found = {note.uid: note for _, note in self._pods_with_notes()}
         for one in await self.writes.list_moving_deployments():
             deployment = parse_deployment(one)
             if deployment.note is None:
@@ -197,7 +197,7 @@ class MoveReconciler:
                 gone = Pod(uid=note.uid, namespace=deployment.namespace, name=note.pod, labels={}, annotations={})
                 self._resume(resumed_order(note, gone), (note,))
         gangs: dict[str, list[tuple[Pod, MoveNote]]] = {}
-        for pod, note in self._noted():
+        for pod, note in self._pods_with_notes():
             manner = MoveMethod.EVICT if note.evict_s else MoveMethod.SURGE
             gangs.setdefault(note.uid if moves_alone(note.unit, manner) else note.unit, []).append(
                 (pod, found[note.uid])
@@ -213,7 +213,7 @@ class MoveReconciler:
                     self._around.engine.feed(MoveFinished(unit.name, uid))
         self._epoch = epoch
 
-    def _noted(self) -> list[tuple[Pod, MoveNote]]:
+    def _pods_with_notes(self) -> list[tuple[Pod, MoveNote]]:
         pods = (self._pods.pod(uid) for uid in list(self._pods.noted))
         return [
             (pod, note)
@@ -229,14 +229,14 @@ class MoveReconciler:
             if pod.is_gated:
                 self._claim(pod)
 
-    async def _turn(self) -> None:
+    async def _run_cycle(self) -> None:
         core, now_s = self._around.loop.core, self._now_s()
         for order in self.orders.orders_from_core(core, now_s):
             if not self.mover.request_move(order, now_s):
                 await self._refuse(order, "too many moves are asked for, or it is being moved already")
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
-            await self._look()
+            await self._observe_orders()
         # A place that is kept is kept from others: what may not move now gives it back.
         bounds = self.mover.bounds
         late = dict.fromkeys(self.mover.overdue_orders(now_s), f"its turn has not come in {bounds.wait_s:g} s")
@@ -251,7 +251,7 @@ class MoveReconciler:
         for run in list(self._runs.values()):
             if run.next_s <= now_s:
                 try:
-                    await self._step(run)
+                    await self._advance_move(run)
                 except Conflict as error:  # looked at anew in the next turn
                     self._around.log.debug("move=%s step=again error=%s", run.order.unit, error)
                 except ClusterError as error:
@@ -261,7 +261,7 @@ class MoveReconciler:
                     run.next_s = now_s + 2.0
                     self._around.log.warning("move=%s step=failed error=%s", run.order.unit, error)
 
-    async def _look(self) -> None:
+    async def _observe_orders(self) -> None:
         core = self._around.loop.core
         orders, drained = self.orders.orders_from_drained_nodes(core)
         moved = list(self.orders.orders_from_services(core))
@@ -273,9 +273,9 @@ class MoveReconciler:
         for order in (*orders, *self.orders.orders_from_lost_gpus(core)):
             if not self.mover.has_order(order) and await has_room(self._around.loop, order):
                 self.mover.request_move(order, self._now_s())
-        await self._say(drained)
+        await self._annotate_drains(drained)
 
-    async def _say(self, drained: dict[str, DrainProgress]) -> None:
+    async def _annotate_drains(self, drained: dict[str, DrainProgress]) -> None:
         """On each drained node, how far it is; on one that is drained no more, nothing."""
         nodes = self._around.engine.nodes.objects
         for key, node in nodes.items():
@@ -349,10 +349,10 @@ class MoveReconciler:
                 return "its Job would fail: raise backoffLimit, or let podFailurePolicy ignore DisruptionTarget"
         return ""
 
-    async def _step(self, run: _MoveRun) -> None:
+    async def _advance_move(self, run: _MoveRun) -> None:
         if not run.is_told:
             run.is_told = True
-            await self._tell_begun(run)
+            await self._record_start(run)
         order = run.order
         if order.manner is MoveMethod.SURGE:
             await self._surge(run)
@@ -369,7 +369,7 @@ class MoveReconciler:
                 run.is_begun = run.is_begun or not run.last
                 if run.last:
                     run.next_s = self._now_s() + self.pace.retry_s
-                    await self._tell(run, f"not evicted yet: {run.last}", is_warning=True)
+                    await self._record_event(run, f"not evicted yet: {run.last}", is_warning=True)
             case MoveEnded():
                 await self._end(run, step)
 
@@ -411,7 +411,7 @@ class MoveReconciler:
 
     async def _refuse(self, order: MoveOrder, why: str) -> None:
         """An order that does not begin; a move of the same pods that is under way goes on."""
-        await self._tell(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
+        await self._record_event(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
         await self._give_back(order, is_done=False)
 
     async def _end(self, run: _MoveRun, over: MoveEnded) -> None:
@@ -421,7 +421,7 @@ class MoveReconciler:
         self.mover.withdraw_order(order.name)
         self.mover.finish_order(order, is_done=over.is_done)
         text = f"moved: {over.why}" if over.is_done else f"not moved: {over.why}"
-        await self._tell(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
+        await self._record_event(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
         try:
             if over.is_done and came is not None:
                 await self.writes.mark_arrival(came, self._now_s())
@@ -454,15 +454,17 @@ class MoveReconciler:
         others = [pod for pod in self._pods.pods_of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
         return max(others, key=lambda pod: (pod.created_s or 0.0, pod.name), default=None)
 
-    async def _tell_begun(self, run: _MoveRun) -> None:
+    async def _record_start(self, run: _MoveRun) -> None:
         order, going = run.order, run.order.goes[0]
         to = f" to {going.to}" if going.to else ""
         gang = f" with {len(order.goes) - 1} more of its gang" if len(order.goes) > 1 else ""
         grace = max(0.0, run.notes[0].evict_s - self._now_s())
         how = "another pod is made before" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
-        await self._tell(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
+        await self._record_event(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
 
-    async def _tell(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
+    async def _record_event(
+        self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None
+    ) -> None:
         going = run.order.goes[0]
         key, uid = (PodKey(pod.namespace, pod.name), pod.uid) if pod is not None else (going.key, going.uid)
         await self.writes.record_event("Pod", key, uid, text, is_warning=is_warning)

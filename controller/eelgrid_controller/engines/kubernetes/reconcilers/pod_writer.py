@@ -121,7 +121,7 @@ class PodWriter:
                 raise StaleTerm
             await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid, resource_version=asked.version)
 
-        failed = await self._tried(call)
+        failed = await self._try_write(call)
         if failed is not None:
             failure, text = failed
             self._log.warning("pod=%s recreated=no error=%s", asked.key, text)
@@ -132,7 +132,7 @@ class PodWriter:
 
     async def annotate_pod(self, asked: AnnotatePod) -> None:
         """Write annotations of a pod; that it was done is seen at the pod."""
-        failed = await self._patched(asked, lambda pod: annotation_patch(pod, asked.annotations), asked.epoch)
+        failed = await self._patch_pod(asked, lambda pod: annotation_patch(pod, asked.annotations), asked.epoch)
         if failed is not None:
             self._feed(AnnotateFailed(asked.uid, *failed))
         else:
@@ -141,14 +141,14 @@ class PodWriter:
     async def _patch(
         self, asked: UngatePod | RemoveGate, body: Callable[[Mapping[str, Any]], dict[str, Any]], epoch: int | None
     ) -> bool:
-        failed = await self._patched(asked, body, epoch)
+        failed = await self._patch_pod(asked, body, epoch)
         if failed is not None:
             self._feed(PatchFailed(asked.uid, *failed, epoch=epoch))
             return False
         self._feed(PatchDone(asked.uid))
         return True
 
-    async def _patched(
+    async def _patch_pod(
         self,
         asked: UngatePod | RemoveGate | AnnotatePod,
         body: Callable[[Mapping[str, Any]], dict[str, Any]],
@@ -170,7 +170,7 @@ class PodWriter:
                 is_open = is_open or not isinstance(error, ClusterUnreachable) or error.is_sent
                 raise
 
-        failed = await self._tried(call)
+        failed = await self._try_write(call)
         if failed is None:
             return None
         failure, text = failed
@@ -180,18 +180,18 @@ class PodWriter:
             self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), text)
         return failure, text
 
-    async def _tried(self, call: Callable[[], Awaitable[None]]) -> tuple[WriteFailure, str] | None:
+    async def _try_write(self, call: Callable[[], Awaitable[None]]) -> tuple[WriteFailure, str] | None:
         """Makes a write in its turn; None if it was made, else why not, which is counted."""
         try:
             async with self._turns:
-                await self._repeated(call)
+                await self._call_with_retries(call)
         except (ClusterError, StaleTerm) as error:
             failure = describe_failure(error)
             self.failed[failure] += 1
             return failure, str(error)
         return None
 
-    async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
+    async def _call_with_retries(self, call: Callable[[], Awaitable[None]]) -> None:
         await call_with_retries(
             call, rng=self._rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._clock.monotonic_s
         )

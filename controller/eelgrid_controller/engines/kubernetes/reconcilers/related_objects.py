@@ -132,9 +132,9 @@ class OwnerLookups:
         known = _KINDS.get((ref.group, ref.kind))
         if known is None:
             return None
-        if self._served is None or self._served.find(known, _VERSIONS) is None:
+        if self._served is None or self._served.find_served(known, _VERSIONS) is None:
             self._served = await self._cluster.discover()
-        return self._served.find(known, _VERSIONS)
+        return self._served.find_served(known, _VERSIONS)
 
 
 _PODS_MOST = 50_000
@@ -311,11 +311,11 @@ class RelatedObjects:
     def require_for(self, pod: Pod) -> None:
         """A gated pod is going to be judged."""
         if pod.relations.claims:
-            self._need(eligibility.VOLUMES)
+            self._require_kind(eligibility.VOLUMES)
         if needs_namespaces(pod):
-            self._need(eligibility.NAMESPACES)
+            self._require_kind(eligibility.NAMESPACES)
 
-    def _need(self, kind: str) -> None:
+    def _require_kind(self, kind: str) -> None:
         if kind not in self._begun:
             self._begun.add(kind)
             self._wanted.put_nowait(kind)

@@ -81,7 +81,7 @@ class PinRefusals:
         if not owner or not node_name or _is_room_only(pod.unscheduled_message):
             return
         if len(self._counts) >= _REMEMBERED_MOST:
-            self._forget(next(iter(self._counts)))
+            self._forget_refusal(next(iter(self._counts)))
         count = self._counts.pop((owner, node_name), 0) + 1
         self._counts[owner, node_name] = count
         if count >= MAX_PIN_REFUSALS:
@@ -91,7 +91,7 @@ class PinRefusals:
         """Nodes that are never tried again for a pod."""
         return frozenset(self._closed.get(_owner_key(pod), ())) if self._closed else frozenset()
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _forget_refusal(self, key: tuple[str, str]) -> None:
         del self._counts[key]
         owner, node_name = key
         closed = self._closed.get(owner, set())
@@ -224,7 +224,7 @@ class EligibleNodes:
 
     def is_reading(self, pods: Sequence[Pod]) -> bool:
         """Whether something that decides about these pods is still being read."""
-        return any(kind not in self.readable for pod in pods for kind in _wanted(pod))
+        return any(kind not in self.readable for pod in pods for kind in _required_kinds(pod))
 
     def unsupported_reason(self, pods: Sequence[Pod]) -> str:
         """Why pods have to be left to kube-scheduler; empty where they need not."""
@@ -234,7 +234,7 @@ class EligibleNodes:
 
     def _unread(self, pod: Pod) -> tuple[str, str]:
         """What has to be read first, or what cannot be."""
-        for kind in _wanted(pod):
+        for kind in _required_kinds(pod):
             readable = self.readable.get(kind)
             if readable is None:
                 return f"{kind} are being read", ""
@@ -254,7 +254,9 @@ class EligibleNodes:
         """Nodes for the next replica, once those before it are placed; with all that was decided a moment ago."""
         pods = self._judged[workload_id]
         planned = [placed_pod(_of_replica(pods, replica), name) for replica, name in placed.items()]
-        view = self.pods.with_overlay({pod.uid for pod in pods}, [*planned, *self._decided(workload_id, workloads)])
+        view = self.pods.with_overlay(
+            {pod.uid for pod in pods}, [*planned, *self._decided_pods(workload_id, workloads)]
+        )
         return self.evaluate_pod(_of_replica(pods, len(placed)), view).eligible
 
     def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
@@ -266,7 +268,7 @@ class EligibleNodes:
         same = [{name for name, found in one.items() if found == one.get(node_name)} for one in domains]
         return frozenset(same[0].intersection(*same[1:]))
 
-    def _decided(self, but: str, workloads: Mapping[str, Workload]) -> list[PlacedPod]:
+    def _decided_pods(self, but: str, workloads: Mapping[str, Workload]) -> list[PlacedPod]:
         """Pods whose places the core has decided and not told yet."""
         found: list[PlacedPod] = []
         for workload_id, pods in self._deciding.items():
@@ -277,7 +279,7 @@ class EligibleNodes:
         return found
 
 
-def _wanted(pod: Pod) -> list[str]:
+def _required_kinds(pod: Pod) -> list[str]:
     """What a pod is judged by beside pods and nodes."""
     return [VOLUMES] * bool(pod.relations.claims) + [NAMESPACES] * needs_namespaces(pod)
 

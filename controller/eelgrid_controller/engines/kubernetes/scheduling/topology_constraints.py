@@ -198,7 +198,7 @@ class _Overlay:
     def count_pods(self, query: _Query) -> Mapping[str, int]:
         found = self._base.count_pods(query)
         changes = [(pod.node_name, sign) for pod, sign in self._changes if _is_counted(self, query, pod)]
-        return _adjusted(found, changes) if changes else found
+        return _adjust_counts(found, changes) if changes else found
 
     def repelling_terms(self) -> Mapping[_Repelling, Mapping[str, int]]:
         changes: dict[_Repelling, list[tuple[str, int]]] = {}
@@ -206,13 +206,13 @@ class _Overlay:
             for one in _repelling_of(pod):
                 changes.setdefault(one, []).append((pod.node_name, sign))
         base = self._base.repelling_terms()
-        return {**base, **{one: _adjusted(base.get(one, {}), made) for one, made in changes.items()}}
+        return {**base, **{one: _adjust_counts(base.get(one, {}), made) for one, made in changes.items()}}
 
     def selects_pod(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
         return self._base.selects_pod(match, namespace, labels)
 
 
-def _adjusted(counts: Mapping[str, int], changes: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _adjust_counts(counts: Mapping[str, int], changes: Iterable[tuple[str, int]]) -> dict[str, int]:
     found = dict(counts)
     for name, sign in changes:
         found[name] = found.get(name, 0) + sign
@@ -256,14 +256,14 @@ class ClusterNodes:
         self._nodes[node.name] = node
         if before is not None and node.is_equivalent(before):
             return False
-        self._forget()
+        self._clear_caches()
         return True
 
     def remove_node(self, name: str) -> bool:
         """A node that is no more; whether it was there."""
         if self._nodes.pop(name, None) is None:
             return False
-        self._forget()
+        self._clear_caches()
         return True
 
     def __getitem__(self, name: str) -> KubeNode:
@@ -314,7 +314,7 @@ class ClusterNodes:
             found = self._sets[what, asked] = frozenset(name for name, node in self._nodes.items() if holds(node))
         return found
 
-    def _forget(self) -> None:
+    def _clear_caches(self) -> None:
         self._sets.clear()
         self._domains.clear()
 
@@ -383,12 +383,12 @@ def evaluate_pod_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView) -> Refu
     _evaluate_affinity(pod, nodes, pods, refused)
     for term in pod.relations.anti_affinity:
         match = _match_of(term, pod.namespace, pod.labels)
-        held = _occupied(nodes.domains_of(term.topology_key), pods.count_pods(_Query((match,))))
+        held = _occupied_domains(nodes.domains_of(term.topology_key), pods.count_pods(_Query((match,))))
         _refuse(refused, nodes.domains_of(term.topology_key), held, ANTI_AFFINITY_REFUSED)
     for one, counts in pods.repelling_terms().items():
         if pods.selects_pod(one.match, pod.namespace, pod.labels):
             domains = nodes.domains_of(one.topology_key)
-            _refuse(refused, domains, _occupied(domains, counts), REPELLED)
+            _refuse(refused, domains, _occupied_domains(domains, counts), REPELLED)
     return refused
 
 
@@ -410,7 +410,7 @@ def _evaluate_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView, refused: R
     matches = tuple(_match_of(term, pod.namespace, pod.labels) for term in terms)
     counts = pods.count_pods(_Query(matches))
     domains = [nodes.domains_of(term.topology_key) for term in terms]
-    occupied = [_occupied(one, counts) for one in domains]
+    occupied = [_occupied_domains(one, counts) for one in domains]
     # The first of a group that has affinity to itself may go anywhere that has the labels.
     is_first = not any(occupied) and all(pods.selects_pod(match, pod.namespace, pod.labels) for match in matches)
     for name in nodes:
@@ -421,7 +421,7 @@ def _evaluate_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView, refused: R
             refused.setdefault(name, AFFINITY_REFUSED)
 
 
-def _occupied(domains: Mapping[str, str], counts: Mapping[str, int]) -> frozenset[str]:
+def _occupied_domains(domains: Mapping[str, str], counts: Mapping[str, int]) -> frozenset[str]:
     """Domains in which pods are."""
     return frozenset(domains[name] for name, count in counts.items() if count > 0 and name in domains)
 

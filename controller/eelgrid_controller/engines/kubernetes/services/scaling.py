@@ -137,7 +137,7 @@ class ScaleSubresourceWriter:
         if wanted != self.agreed and wanted in tried:
             self.agreed = wanted  # our own write, of which no answer came
         elif wanted != self.agreed:
-            self._heard(wanted, at_s)
+            self._on_foreign_scale(wanted, at_s)
         if wanted == 0:
             return self._aside("ScaledToZero", f"{service.target} was scaled to 0 by somebody, and is left so")
         bounded = min(max(wanted, service.least), service.most)
@@ -173,7 +173,7 @@ class ScaleSubresourceWriter:
         self.advice_reason, self.advice = reason, text
         return []
 
-    def _heard(self, wanted: int, at_s: float) -> None:
+    def _on_foreign_scale(self, wanted: int, at_s: float) -> None:
         """Somebody else set the number."""
         if at_s - self.others_s > _QUIET_S:
             self._times = 0
@@ -239,7 +239,7 @@ def build_service_status(
     now, seen = before.retain(SERVICE_CONDITIONS), facts.seen
     for kind, (status, reason, message) in {
         "Accepted": (True, "Read", f"{service.target} is served by {service.mode}"),
-        "Placed": _placed(service, seen, facts),
+        "Placed": _placed_condition(service, seen, facts),
         "PromiseKept": _kept(service, facts),
         "ScalingActive": _active(scaling, facts),
         "ScaledByOthers": _others(service, scaling),
@@ -270,7 +270,9 @@ def desired_replicas(service: InferenceService, scaling: ScaleSubresourceWriter,
     return min(max(standing.replicas_wanted, service.least), service.most)
 
 
-def _placed(service: InferenceService, seen: ReplicaCounts, facts: ServiceFacts) -> tuple[bool | None, str, str]:
+def _placed_condition(
+    service: InferenceService, seen: ReplicaCounts, facts: ServiceFacts
+) -> tuple[bool | None, str, str]:
     if service.wanted is None:
         return False, "TargetMissing", f"{service.target} is not there; make it, or correct spec.targetRef"
     if seen.waiting:

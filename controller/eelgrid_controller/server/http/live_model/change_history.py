@@ -60,7 +60,7 @@ class ChangeHistory:
         self._differences = 0
         self._held: dict[str, HeldMilli] = {}
 
-    def begin(self, workloads: Mapping[str, Workload], revision: int) -> None:
+    def reset_history(self, workloads: Mapping[str, Workload], revision: int) -> None:
         """Where everything stands at a revision; what was before is forgotten."""
         self.changes.clear()
         self.number = self._begun = revision
@@ -120,7 +120,7 @@ def read_earlier_changes(
     """
     history = ChangeHistory(most=most, differences_most=differences_most)
     state = ClusterState.load(past.checkpoint.state) if past.checkpoint else ClusterState()
-    history.begin(state.workloads, state.revision)
+    history.reset_history(state.workloads, state.revision)
     for number, entry in past.entries:
         if number >= before:
             break

@@ -261,7 +261,7 @@ class BudgetRows:
     def rows(self, state: ClusterState, fleet: FleetCells) -> list[list[Any]]:
         """[name, limit in W, measured W, GPUs with a reading, GPUs], the fullest first; the cluster's before all."""
         if self._policy is not state.policy or self._era != fleet.era:
-            self._find(state, fleet)
+            self._index_budgets(state, fleet)
         power_w = fleet.power_w
         found: list[tuple[str, float, int, int, int]] = []
         for name, cells in self._cells.items():
@@ -271,7 +271,7 @@ class BudgetRows:
         found.sort(key=lambda row: (row[0] != "cluster", -row[2] / max(row[1], 1.0), row[0]))
         return [list(row) for row in found[:BUDGETS_MOST]]
 
-    def _find(self, state: ClusterState, fleet: FleetCells) -> None:
+    def _index_budgets(self, state: ClusterState, fleet: FleetCells) -> None:
         self._policy, self._era = state.policy, fleet.era
         places = BudgetHierarchy(state.policy)
         self._limits_w = places.limits_w
@@ -304,7 +304,7 @@ class LiveView:
         """Brings cells and history up to a state; whether viewers need the whole picture for it."""
         if self._state is not state:
             self._state = state
-            self.history.begin(state.workloads, state.revision)
+            self.history.reset_history(state.workloads, state.revision)
             self.fleet.build(state.nodes)
             return True
         if self.fleet.has_nodes(state.nodes):
@@ -332,7 +332,7 @@ class LiveView:
         self.frame += 1
         new = self.history.changes_after(self._told_number)
         self._told_number = self.history.number
-        glance = self._glanced(state)
+        glance = self._summary_fields(state)
         changed = {key: value for key, value in glance.items() if self._glance.get(key) != value}
         self._glance = glance
         frame: dict[str, Any] = {
@@ -362,7 +362,7 @@ class LiveView:
             "changes_from": self.history.oldest,
         }
 
-    def _glanced(self, state: ClusterState) -> dict[str, Any]:
+    def _summary_fields(self, state: ClusterState) -> dict[str, Any]:
         return {
             "counts": count_cluster(state),
             "queue": list_queue(state),
