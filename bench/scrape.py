@@ -211,8 +211,8 @@ def _steward(promised: int) -> ObjectiveMetrics:
         unsteered={},
         drawn={one.name: BudgetUsage(6000.0, 1) for one in budgets},
     )
-    steward = SimpleNamespace(standing=standing, counts=counts, cycles=9, failures=0)
-    return ObjectiveMetrics(cast("Any", steward), cast("Any", SimpleNamespace(wanted=0, pages=0, failures={})))
+    steward = SimpleNamespace(objectives_status=standing, counts=counts, cycles=9, failures=0)
+    return ObjectiveMetrics(cast("Any", steward), cast("Any", SimpleNamespace(target_count=0, pages=0, failures={})))
 
 
 def _composed(world: _World, promised: int) -> ControllerMetrics:
@@ -234,7 +234,7 @@ def _composed(world: _World, promised: int) -> ControllerMetrics:
         dropped=0,
         failures=0,
         newest_ns=1,
-        by_namespace=sums.counters_mj,
+        joules_by_namespace=sums.counters_mj,
         exporters=marks,
         forgotten={"age": 0, "size": 0},
         used_bytes=1,

@@ -306,8 +306,8 @@ async def test_discovery_tells_version_kinds_and_their_parts(rig):
     assert served.has(PODS, "binding")
     assert served.has(RESOURCE_CLAIMS, "status")
     assert not served.has(THINGS)
-    assert served.find(MUTATING_ADMISSION_POLICIES, ("v1", "v1beta1", "v1alpha1")) is not None
-    assert served.find(THINGS, ("v1", "v2")) is None
+    assert served.find_served(MUTATING_ADMISSION_POLICIES, ("v1", "v1beta1", "v1alpha1")) is not None
+    assert served.find_served(THINGS, ("v1", "v2")) is None
 
 
 async def test_kinds_of_our_own(rig):

@@ -23,7 +23,7 @@ def config(name, labels=None, **data):
 async def watched(cluster, space, count, **how):
     """The first so many changes, bookmarks apart."""
     found = []
-    async with asyncio.timeout(20.0), aclosing(cluster.watch(CONFIG_MAPS, namespace=space, **how)) as changes:
+    async with asyncio.timeout(20.0), aclosing(cluster.watch_changes(CONFIG_MAPS, namespace=space, **how)) as changes:
         async for change in changes:
             if change.told is not WatchEventType.BOOKMARK:
                 found.append(change)
@@ -66,7 +66,7 @@ async def test_a_watch_ends_in_its_time_and_bookmarks_how_far_it_is(rig):
     last = await rig.add(CONFIG_MAPS, config("a"))
     marks = [
         change
-        async for change in rig.cluster.watch(
+        async for change in rig.cluster.watch_changes(
             CONFIG_MAPS, resource_version=version, namespace=rig.space, fields="metadata.name=b", timeout_s=3.0
         )
     ]
@@ -78,7 +78,7 @@ async def test_a_watch_ends_in_its_time_and_bookmarks_how_far_it_is(rig):
 async def test_a_version_that_is_too_old_is_expired(rig):
     if rig.fake is not None:
         rig.fake.store.compact()
-    watch = rig.cluster.watch(CONFIG_MAPS, resource_version="1", timeout_s=2.0)
+    watch = rig.cluster.watch_changes(CONFIG_MAPS, resource_version="1", timeout_s=2.0)
     try:
         told = [change async for change in watch]
     except errors.Expired:
@@ -89,7 +89,7 @@ async def test_a_version_that_is_too_old_is_expired(rig):
 
 async def test_a_version_of_the_future_is_told_nothing_by_a_watch_and_expired_in_a_list(rig):
     version = str(10**12)
-    watch = rig.cluster.watch(CONFIG_MAPS, resource_version=version, namespace=rig.space, timeout_s=2.0)
+    watch = rig.cluster.watch_changes(CONFIG_MAPS, resource_version=version, namespace=rig.space, timeout_s=2.0)
     assert [change async for change in watch] == []
     with pytest.raises(errors.Expired):
         await rig.cluster.list(CONFIG_MAPS, resource_version=version)

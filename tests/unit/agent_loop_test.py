@@ -156,7 +156,7 @@ async def test_a_fleet_that_cannot_be_sampled_in_time_leaves_the_streams_a_turn(
             now_ns[0] += 5_000_000
             return tick(looks, monotonic_ns=monotonic_ns)
 
-        node.tick = slowly
+        node.record_tick = slowly
     wheel = SimulatedNodesLoop(pairs, clock=HandClock(), stalled=lambda _: None)
     task = asyncio.ensure_future(wheel.run())
     try:

@@ -270,7 +270,7 @@ async def test_a_device_that_failed_since_is_refused_with_the_reason(machine):
     async with machine.running():
         await machine.sees("nvidia.com/gpu", "GPU-0", "GPU-1")
         plugin = machine.plugins.plugins["nvidia.com/gpu"]
-        plugin.offer = lambda _: False  # the next look does not put it right
+        plugin.update_devices = lambda _: False  # the next look does not put it right
         plugin._devices = (OfferedDevice(device_id="GPU-0", is_healthy=False),)  # and the kubelet has not heard yet
         with pytest.raises(Refused, match="gone or unhealthy"):
             await machine.kubelet.admit("pod", "nvidia.com/gpu", 2)

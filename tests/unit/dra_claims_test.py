@@ -175,14 +175,14 @@ def test_devices_of_other_drivers_are_not_ours(node):
 
 def test_a_pod_ends_though_the_driver_is_away_and_its_slice_goes_when_it_is_back(node):
     node.ready("a", "gpu-0-1g-4")
-    lease, node.devices.lease = node.devices.lease_gpus, lambda _: False
+    lease, node.devices.lease_gpus = node.devices.lease_gpus, lambda _: False
     node.undo("a")
     assert node.readying.prepared_claims() == {}
     with pytest.raises(ClaimUnpreparable, match="could not be leased"):
         node.ready("b", "gpu-0-1g-5")
     node.undo("b")
     assert node.standing(0) == [("1g.10gb", 4), ("1g.10gb", 5)]
-    node.devices.lease = lease
+    node.devices.lease_gpus = lease
     node.readying.tidy()
     assert node.standing(0) == []
     assert node.layouts.executor.leased() == set()

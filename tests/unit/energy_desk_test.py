@@ -252,10 +252,10 @@ async def test_a_ledger_beyond_its_size_lets_go_and_says_so(tmp_path):
         for number in range(1, 6):
             site.take(window(number))
         await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
-        await site.desk._forget()
+        await site.desk._prune_store()
         assert site.desk.forgotten == {"age": 0, "size": 0}
         site.desk.bytes_most = 1
-        await site.desk._forget()
+        await site.desk._prune_store()
         # The hour and the day: of the holder and of what was measured.
         assert site.desk.forgotten == {"age": 0, "size": 4}
         assert (await site.total()).measured_mj == 0

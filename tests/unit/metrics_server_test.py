@@ -161,7 +161,7 @@ class SlowPage(OnePage):
     def build_response(self, path, **headers):
         self.asked.release()
         assert self.let.wait(20.0)
-        return super().answer(path, **headers)
+        return super().build_response(path, **headers)
 
 
 def test_more_at_once_than_the_bound_are_turned_away(serve):

@@ -121,7 +121,7 @@ def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
     for at, factor in enumerate(factors):
         run = run + 1 if factor in (0.3, 1.5) else 0
         first = at if first is None and run == OUTSIDE_WINDOWS else first
-        said = foreseen.served([standing(float(at), factor)], {"s": plan})
+        said = foreseen.check_services([standing(float(at), factor)], {"s": plan})
         assert bool(said) == (first == at)
         if said:
             again = foreseen.service("s", workload(service("s")), ["G2"], ELSEWHERE)
@@ -139,15 +139,15 @@ def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
 def test_one_window_counts_once_and_one_inside_begins_the_count_anew():
     foreseen, plan = of_service(WHOLE)
     for _ in range(3 * OUTSIDE_WINDOWS):
-        assert foreseen.served([standing(1.0, 2.0)], {"s": plan}) == []
+        assert foreseen.check_services([standing(1.0, 2.0)], {"s": plan}) == []
     for at in range(2, 5 * OUTSIDE_WINDOWS):
-        assert foreseen.served([standing(float(at), 2.0 if at % OUTSIDE_WINDOWS else 0.9)], {"s": plan}) == []
+        assert foreseen.check_services([standing(float(at), 2.0 if at % OUTSIDE_WINDOWS else 0.9)], {"s": plan}) == []
 
 
 def test_a_factor_that_is_unsure_is_no_witness():
     foreseen, plan = of_service(WHOLE)
     for at in range(3 * OUTSIDE_WINDOWS):
-        assert foreseen.served([standing(float(at), 1.4, error=0.4)], {"s": plan}) == []
+        assert foreseen.check_services([standing(float(at), 1.4, error=0.4)], {"s": plan}) == []
 
 
 QUESTION = JobQuestion("llm", "G2", 1, LIMITS_W)

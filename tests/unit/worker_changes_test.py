@@ -125,7 +125,7 @@ def test_a_change_that_nobody_waits_for_any_longer_may_take_hold_yet(rig_of):
 def test_changes_after_one_that_hangs_are_asked_of_the_next_child_and_those_before_it_stand(rig_of, tmp_path):
     rig = rig_of(3, scene={"state": str(tmp_path / "state.json")}, limits=SELDOM)
     rig.hang(1)
-    before, lost, after = rig.remote.batch([("set_power_limit", uuid, 450.0) for uuid in rig.uuids], LONG_S)
+    before, lost, after = rig.remote.call_batch([("set_power_limit", uuid, 450.0) for uuid in rig.uuids], LONG_S)
     assert (before, after) == (None, None)
     assert type(lost) is OutcomeUnknown
     assert rig.remote.power_settings(rig.uuids[2]).requested_w == 450.0

@@ -100,7 +100,7 @@ def test_a_child_that_is_killed_is_replaced_within_the_call(rig_of):
     os.kill(child, signal.SIGKILL)
     assert rig.silent() == []
     assert rig.remote.children != (child,)
-    assert (rig.remote.hung, rig.remote.starts_total) == ((), 2)
+    assert (rig.remote.hung_gpus, rig.remote.starts_total) == ((), 2)
 
 
 def test_a_device_whose_call_kills_the_child_is_set_apart(rig_of):
@@ -185,19 +185,19 @@ def test_children_that_cannot_be_ended_are_left_behind_and_bounded(rig_of):
     rig.hang(0)
     assert rig.silent() == [0]
     second = rig.remote.children
-    assert rig.remote.left_behind == 1
+    assert rig.remote.unkillable_count == 1
     with pytest.raises(DeviceInUse, match=str(first[0])):
-        rig.remote.release()
+        rig.remote.release_sessions()
     rig.hang(0, 1)
-    assert rig.silent(5.0) == [0, 1] or rig.remote.left_behind == 2
-    assert rig.remote.left_behind == 2
+    assert rig.silent(5.0) == [0, 1] or rig.remote.unkillable_count == 2
+    assert rig.remote.unkillable_count == 2
     with pytest.raises(DeviceTimeout, match="reboot the node"):
         rig.remote.topology()
     rig.scene.say()
     for pid in first + second:
         os.kill(pid, signal.SIGKILL)
     until(lambda: rig.silent() == [])
-    assert rig.remote.left_behind == 0
+    assert rig.remote.unkillable_count == 0
 
 
 def test_a_driver_that_never_opens_is_started_ever_later(tmp_path):
@@ -238,7 +238,7 @@ def test_release_lets_the_session_go_and_the_next_call_opens_it_again(steady):
 
 def test_an_order_that_the_simulation_does_not_know_is_refused(steady):
     with pytest.raises(NotSupported, match="scene"):
-        steady.remote.order("dance")
+        steady.remote.order_simulation("dance")
 
 
 def test_a_slow_look_is_one_round_trip_and_leaves_out_what_hangs(rig_of):
