@@ -263,6 +263,13 @@ def _device_plugins(
     return build_device_plugins(config, node, kubelet, given=reporter.on_allocated)
 
 
+def _node_energy(config: AgentConfig, kubelet: PodResourcesClient) -> NodeEnergy:
+    """The attribution of this machine's energy to pods, Slurm jobs and processes."""
+    names = ContainerNameIndex().find_container
+    sources = AttributionSources(ProcessOwnerResolver(names=names), kubelet=kubelet, slurm_folder=config.slurm_folder)
+    return NodeEnergy(load_catalogue(), sources)
+
+
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
     """Without a driver the node has no GPUs, says so and asks again. Raises NotEnforceable."""
     stack = ExitStack()
@@ -277,12 +284,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         if config.power_budget_w is not None:
             raise BudgetNotEnforceable(f"--power-budget cannot be kept: {observe_only}")
     kubelet = PodResourcesClient(config.kubelet, clock_s=time.monotonic)
-    sources = AttributionSources(
-        ProcessOwnerResolver(names=ContainerNameIndex().find_container),
-        kubelet=kubelet,
-        slurm_folder=config.slurm_folder,
-    )
-    energy = NodeEnergy(load_catalogue(), sources)
+    energy = _node_energy(config, kubelet)
     host = MachineHost()
     identity = NodeIdentity(
         node_name=config.node_name or host.name(), agent_version=__version__, pool=config.pool,

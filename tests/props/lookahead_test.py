@@ -276,7 +276,7 @@ PRINTED = """
 from tests.props.lookahead_test import generated, fleet_of
 scene = generated()
 fleet = fleet_of(scene, "lookahead")
-print([fleet.place(number) for number in scene.order[:120]], fleet.run.offers.tolist(), fleet.run.facts.tolist())
+print([fleet.place_task(number) for number in scene.order[:120]], fleet.engine.offers.tolist(), fleet.engine.facts.tolist())
 """
 
 

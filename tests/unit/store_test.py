@@ -256,7 +256,7 @@ _WRITER = textwrap.dedent(
         batch = [JournalEntry("bulk", {"number": number + i, "text": "y" * 500}) for i in range(1, 1 + number % 7 + 1)]
         number = journal.append(batch)
         if number % 5 == 0:
-            journal.checkpoint(Checkpoint(number, {"number": number}, str(number)))
+            journal.write_checkpoint(Checkpoint(number, {"number": number}, str(number)))
         sys.stdout.write(f"{number}\\n")
         sys.stdout.flush()
     """
