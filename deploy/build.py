@@ -217,7 +217,7 @@ def build(
     *,
     base: Path | None = None,
     wheelhouse: Path | None = None,
-    tag: str = "0.1.0",
+    tag: str = "0.2.0",
     level: int = 6,
 ) -> str:
     """Writes the image as an OCI layout in a tar file and returns its manifest's digest; raises BuildError."""
@@ -281,7 +281,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="the image's tar file")
     parser.add_argument("--base", type=Path, help="an OCI layout in a tar file (default: this machine's Python)")
     parser.add_argument("--wheelhouse", type=Path, help="take packages from these wheels, by their hashes")
-    parser.add_argument("--tag", default="0.1.0")
+    parser.add_argument("--tag", default="0.2.0")
     flags = parser.parse_args()
     try:
         digest = build(flags.program, flags.out, base=flags.base, wheelhouse=flags.wheelhouse, tag=flags.tag)

@@ -86,7 +86,7 @@ def test_a_clean_environment(wheel, tmp_path):
     code = "import kernels, eelgrid_agent; print(kernels.FOREIGN, eelgrid_agent.__file__)"
     assert _run(programs / "python", "-c", code, cwd=tmp_path, env=environment).startswith(f"True {site}")
     for program in ("eelgrid-agent", "eelgrid-controller", "eelctl"):
-        assert "0.1.0" in _run(programs / program, "--version", cwd=tmp_path, env=environment)
+        assert "0.2.0" in _run(programs / program, "--version", cwd=tmp_path, env=environment)
     _run(programs / "python", "-c", AGENT_ALONE, cwd=tmp_path, env=environment)
 
 
@@ -97,7 +97,7 @@ def test_the_agent_alone_from_the_index(wheel, tmp_path):
     _run(programs / "python", "-m", "pip", "install", "-q", f"{wheel}[agent]")
     installed = {path.name.partition("-")[0].lower() for path in site.glob("*.dist-info")}
     assert not {"numpy", "numba", "llvmlite", "scipy", "scikit_learn", "click", "rich"} & installed
-    assert "0.1.0" in _run(programs / "eelgrid-agent", "--version", cwd=tmp_path)
+    assert "0.2.0" in _run(programs / "eelgrid-agent", "--version", cwd=tmp_path)
 
 
 def test_generated_code_is_fresh():

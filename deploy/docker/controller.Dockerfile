@@ -1,5 +1,5 @@
 # The controller and eelctl.
-#   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/docker/controller.Dockerfile -t eelgrid-controller:0.1.0 .
+#   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/docker/controller.Dockerfile -t eelgrid-controller:0.2.0 .
 #
 # For a release give the base by its digest, which names its bytes: look it up (docker buildx imagetools inspect
 # python:3.13-slim-bookworm) and add --build-arg BASE=python:3.13-slim-bookworm@sha256:DIGEST --build-arg RELEASE=1.

@@ -6,4 +6,4 @@ the catalogue of GPU and MIG facts. Knows nothing of what either side does.
 Field numbers are never reused; unknown fields are passed over.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -121,7 +121,7 @@ def test_the_agent_starts_from_its_image_alone(tmp_path):
         return subprocess.run(inside, capture_output=True, text=True, check=False, env=environment, timeout=60)
 
     (program,) = config["config"]["Entrypoint"]
-    assert run(program, "--version").stdout.startswith("eelgrid-agent 0.1.0")
+    assert run(program, "--version").stdout.startswith("eelgrid-agent 0.2.0")
     # It builds its nodes and is refused by its own rule at last: every module that it needs is there.
     done = run(program, "--simulate", "/fleet.json", "--listen", "0.0.0.0:7444")
     assert done.returncode == 1
