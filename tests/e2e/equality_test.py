@@ -94,7 +94,7 @@ def feed(core, event):
         case NodeJoined():
             return core.register_node(event.inventory, plan_epoch=event.plan_epoch, now_ns=event.time_ns)
         case ControllerStarted():
-            return core.controller_started(now_ns=event.time_ns)
+            return core.record_controller_start(now_ns=event.time_ns)
         case NodeHeard():
             return core.register_node(core.state.nodes[event.node_name].inventory, now_ns=event.time_ns)
         case NodeLost():

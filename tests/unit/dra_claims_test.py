@@ -183,9 +183,9 @@ def test_a_pod_ends_though_the_driver_is_away_and_its_slice_goes_when_it_is_back
     node.undo("b")
     assert node.standing(0) == [("1g.10gb", 4), ("1g.10gb", 5)]
     node.devices.lease_gpus = lease
-    node.readying.tidy()
+    node.readying.collect_leftovers()
     assert node.standing(0) == []
-    assert node.layouts.executor.leased() == set()
+    assert node.layouts.executor.leased_devices() == set()
 
 
 def test_what_cannot_be_written_down_is_not_done(node):
