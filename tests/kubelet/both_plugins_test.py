@@ -174,7 +174,7 @@ async def test_slices_of_the_device_plugin_survive_another_layout(real, node):
         places = (("1g.5gb", 0), ("2g.10gb", 2), ("2g.10gb", 4))
         wanted = tuple(WantedInstance(profile=profile, start=start) for profile, start in places)
         result = await asyncio.to_thread(
-            node.layouts.apply, GpuLayout(gpu_uuid=gpu.uuid, mig_enabled=True, instances=wanted)
+            node.layouts.apply_layout, GpuLayout(gpu_uuid=gpu.uuid, mig_enabled=True, instances=wanted)
         )
         assert result.detail.startswith("read back")
         await real.until(lambda: real.allocatable().get(middle) == "2" and real.allocatable().get(large) == "0")

@@ -76,7 +76,7 @@ class Agent:
         """The GPU is cut anew, and the controller hears of it."""
         wanted = tuple(WantedInstance(profile=profile, start=start) for profile, start in places)
         layout = GpuLayout(gpu_uuid=gpu.uuid, mig_enabled=True, instances=wanted)
-        result = await asyncio.to_thread(self.node.layouts.apply, layout)
+        result = await asyncio.to_thread(self.node.layouts.apply_layout, layout)
         assert result.detail.startswith("read back")
         self.generation += 1
         await self.stream.say(self.inventory())
