@@ -58,7 +58,14 @@ from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.probes import Heartbeat, ProbeServer
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
-from eelgrid_protos.transport import TlsFiles, is_loopback, listen_on_address, server_options, standard_services
+from eelgrid_protos.transport import (
+    KeyPairFiles,
+    TlsFiles,
+    is_loopback,
+    listen_on_address,
+    server_options,
+    standard_services,
+)
 
 if TYPE_CHECKING:
     from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
@@ -155,10 +162,10 @@ class OptionalParts:
         """Answer the API server's admission reviews at once: that needs nothing of what else there is."""
         if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
             return None
-        from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook, WebhookFiles
+        from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
         from eelgrid_controller.server.metrics.kubernetes_metrics import webhook_families
 
-        files = WebhookFiles(wanted.certificate, wanted.key)
+        files = KeyPairFiles(wanted.certificate, wanted.key)
         webhook = AdmissionWebhook(wanted.rules, files, log=self.log.getChild("webhook"))
         self.metrics.add(lambda: webhook_families(webhook))
         await webhook.start(wanted.listen)

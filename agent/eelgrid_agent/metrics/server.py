@@ -23,7 +23,7 @@ from pathlib import Path
 from socket import SHUT_RDWR, socket
 from typing import Any, Protocol
 
-from eelgrid_agent.metrics.access import MetricsError, PasswordVerdict, ScrapeAccess
+from eelgrid_agent.metrics.access import AccessRules, MetricsError, PasswordVerdict, ScrapeAccess
 from eelgrid_agent.metrics.exposition import MetricsRenderer, RenderedMetrics
 from eelgrid_agent.metrics.snapshot import AgentSnapshot
 from eelgrid_agent.metrics.web_config import WebConfig
@@ -261,8 +261,7 @@ class _Server(ThreadingHTTPServer):
         until_s = time.monotonic() + self.request_s_most
         try:
             request.settimeout(self.request_s_most)
-            self.door.refresh()
-            connection = self._secure(request, until_s)
+            connection = self._secure(request, until_s, self.door.refresh())
             super().process_request_thread(connection, client_address)
         except OSError:
             self.shutdown_request(request)
@@ -300,9 +299,9 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is its own business."""
 
-    def _secure(self, request: socket, until_s: float) -> socket:
+    def _secure(self, request: socket, until_s: float, rules: AccessRules) -> socket:
         """The connection, encrypted where it should be; raises OSError, as SSLError is."""
-        context, tls = self.door.context, self.door.config.tls
+        context, tls = rules.context, rules.config.tls
         if context is None:
             self._open[threading.get_ident()] = request, until_s
             return request

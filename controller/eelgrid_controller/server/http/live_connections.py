@@ -16,7 +16,8 @@ from typing import Any
 from aiohttp import web
 
 from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
-from eelgrid_protos.transport import CertificateUnusable, TlsFiles, trusted_certificates
+from eelgrid_protos.file_reloader import build_listening_context, load_key_pair
+from eelgrid_protos.transport import MutualTlsReloader, TlsContents, TlsFiles
 
 ViewerAccount = bytes | str
 
@@ -91,43 +92,26 @@ class TlsContexts:
     """TLS contexts of the newest files, and under which of them each connection came in."""
 
     def __init__(self, files: TlsFiles, log: logging.Logger) -> None:
-        """Raises OSError (ssl.SSLError too)."""
-        self._files = files
-        self._log = log
-        self._stamp = files.stamp()
-        self._trusted = trusted_certificates(files.authority.read_bytes())
-        # How often a certificate has left the authority's file.
-        self._losses = 0
+        """Raises CertificateUnusable, and OSError (ssl.SSLError too)."""
+        self._reloader = MutualTlsReloader(files, _build_context, name="page_tls", log=log)
+        # How often a certificate had left the authority's file when the connection came.
         self._opened: weakref.WeakKeyDictionary[ssl.SSLObject, int] = weakref.WeakKeyDictionary()
         self._dates: OrderedDict[bytes, float] = OrderedDict()
-        self._current, self.listening = _context(files), _context(files)
-        # Called at each handshake, whether the client names a host or not.
-        self.listening.sni_callback = self._chosen
+        self.listening = build_listening_context(lambda: _build_context(files), self._choose_context)
 
-    def _chosen(self, held: ssl.SSLObject, _name: str | None, _context_of: ssl.SSLContext) -> None:
-        """Gives a handshake the newest certificate."""
-        self.refresh()
-        self._opened[held] = self._losses
-        held.context = self._current
+    def _choose_context(self, held: ssl.SSLObject) -> ssl.SSLContext:
+        context = self._reloader.refresh_configuration()
+        self._opened[held] = self._reloader.authority_losses
+        return context
 
     def refresh(self) -> None:
-        """Takes up files that changed."""
-        stamp = self._files.stamp()
-        if stamp == self._stamp:
-            return
-        try:
-            fresh = _context(self._files)
-            trusted = trusted_certificates(self._files.authority.read_bytes())
-        except (OSError, CertificateUnusable) as error:
-            # Files are replaced one after the other; the next handshake looks again.
-            self._log.warning("page_tls=kept reason=%s", error)
-            return
-        self._losses += not self._trusted <= trusted
-        self._current, self._trusted, self._stamp = fresh, trusted, stamp
+        """Loads files that changed."""
+        self._reloader.refresh()
 
     def why_over(self, held: ssl.SSLObject, now_s: float) -> str:
         """Why a connection may not go on, by seconds since 1970; empty where it may."""
-        if self._opened.get(held, self._losses) < self._losses:
+        losses = self._reloader.authority_losses
+        if self._opened.get(held, losses) < losses:
             return "authority"
         certificate = held.getpeercert(binary_form=True)
         return "expired" if certificate and self._ends_s(certificate) <= now_s else ""
@@ -146,13 +130,13 @@ class TlsContexts:
         return known
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
+def _build_context(files: TlsFiles, _contents: TlsContents | None = None) -> ssl.SSLContext:
     """For a server that takes only clients of the authority; raises OSError (ssl.SSLError too)."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.authority))
     # Before 1.3 a session may be resumed by its number, too, which cannot be turned off here.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    context.load_cert_chain(files.certificate, files.key)
+    load_key_pair(context, files.certificate, files.key)
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 

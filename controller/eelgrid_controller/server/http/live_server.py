@@ -36,7 +36,7 @@ from eelgrid_controller.server.http.live_model.details import (
 )
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.faults import PermissionDenied
-from eelgrid_protos.transport import TlsFiles, is_loopback
+from eelgrid_protos.transport import CertificateUnusable, TlsFiles, is_loopback
 
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _STYLE_LINK = b'<link rel="stylesheet" href="page.css">\n'
@@ -207,9 +207,9 @@ class LiveServer:
             return None
         try:
             self._contexts = TlsContexts(self._tls, self._log)
-        except OSError as error:
+        except (OSError, CertificateUnusable) as error:
             raise ControllerConfigError(
-                f"the page's certificate cannot be used ({error.strerror or error})",
+                f"the page's certificate cannot be used ({error})",
                 "name PEM files by --tls-certificate, --tls-key and --tls-authority",
             ) from error
         return self._contexts.listening

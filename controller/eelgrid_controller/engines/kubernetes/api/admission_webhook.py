@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import ssl
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +11,8 @@ from aiohttp import web
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
 from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_protos.file_reloader import FileReloader, WatchFile, build_listening_context, load_key_pair
+from eelgrid_protos.transport import KeyPairFiles
 
 # An object has 3 MiB at most, by etcd's limit on requests; a review wraps one.
 _BODY_BYTES_MOST = 4 * 1024 * 1024
@@ -21,47 +21,26 @@ _AT_ONCE_MOST = 64
 _PATHS = {"/gate/pods": False, "/gate/namespaces": True}
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookFiles:
-    """The server's certificate chain and its key, PEM."""
-
-    certificate: Path
-    key: Path
-
-    def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Changes when a file changes."""
-        stamps = []
-        for path in (self.certificate, self.key):
-            try:
-                status = path.stat()
-                stamps.append((status.st_mtime_ns, status.st_ino))
-            except OSError:
-                stamps.append((0, 0))
-        return tuple(stamps)
-
-    def context(self) -> ssl.SSLContext:
-        """For a server that asks no client for a certificate; raises OSError (ssl.SSLError too)."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self.certificate, self.key)
-        return context
+def _build_context(files: KeyPairFiles) -> ssl.SSLContext:
+    """For a server that asks no client for a certificate; raises OSError (ssl.SSLError too)."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_key_pair(context, files.certificate, files.key)
+    return context
 
 
 class AdmissionWebhook:
     """One replica's server of admission reviews."""
 
-    def __init__(self, rules: GateRules, files: WebhookFiles, *, log: logging.Logger) -> None:
+    def __init__(self, rules: GateRules, files: KeyPairFiles, *, log: logging.Logger) -> None:
         """`rules` are those of the chart's policy."""
         self.answers: dict[ReviewOutcome, int] = dict.fromkeys(ReviewOutcome, 0)
         self.refused = 0  # requests that were no review, too large, too slow or too many
-        self.reloads = 0
         self.port = 0
         self._rules = rules
         self._files = files
         self._log = log
         self._at_once = 0
-        self._stamp: tuple[tuple[int, int], ...] = ()
-        self._current: ssl.SSLContext | None = None
         self._runner: web.AppRunner | None = None
 
     async def start(self, address: str) -> int:
@@ -71,17 +50,15 @@ class AdmissionWebhook:
             raise ControllerConfigError(
                 f"--webhook-listen {address!r} is no address", "write HOST:PORT, for example 0.0.0.0:9443"
             )
-        self._stamp = self._files.stamp()
+        files = self._files
         try:
-            self._current = self._files.context()
+            self.certificates = FileReloader(self._load_context, name="webhook_tls", log=self._log)
+            context = build_listening_context(lambda: _build_context(files), lambda _: self.certificates.refresh())
         except OSError as error:
             raise ControllerConfigError(
                 f"the webhook's certificate cannot be used ({error.strerror or error})",
                 "name a certificate and its key in PEM by --webhook-certificate and --webhook-key",
             ) from error
-        context = self._files.context()
-        # Called at each handshake, whether the client names a host or not.
-        context.sni_callback = self._chosen
         application = web.Application(client_max_size=_BODY_BYTES_MOST)
         for path in _PATHS:
             application.router.add_post(path, self._reviewed)
@@ -107,21 +84,10 @@ class AdmissionWebhook:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _chosen(self, held: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Gives a handshake the newest certificate."""
-        stamp = self._files.stamp()
-        if stamp != self._stamp:
-            try:
-                self._current = self._files.context()
-            except OSError as error:
-                # Files are replaced one after the other; the next handshake looks again.
-                self._log.warning("webhook_tls=kept reason=%s", error)
-            else:
-                self._stamp = stamp
-                self.reloads += 1
-                self._log.info("webhook_tls=reloaded certificate=%s", self._files.certificate)
-        assert self._current is not None
-        held.context = self._current
+    def _load_context(self, watch: WatchFile) -> ssl.SSLContext:
+        watch(self._files.certificate)
+        watch(self._files.key)
+        return _build_context(self._files)
 
     async def _reviewed(self, request: web.Request) -> web.Response:
         if self._at_once >= _AT_ONCE_MOST:
