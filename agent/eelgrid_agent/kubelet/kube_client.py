@@ -31,7 +31,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from eelgrid_protos.file_reloader import FileReloader, WatchFile
 
-_LOG = logging.getLogger("eelgrid.agent.kubelet")
+_LOG = logging.getLogger("eelgrid.agent")
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ANSWER_BYTES_MOST = 16 * 2**20
