@@ -68,8 +68,8 @@ from eelgrid_protos.transport import (
 )
 
 if TYPE_CHECKING:
-    from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
     from eelgrid_controller.kubernetes_composition import KubernetesRuntime
+    from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,11 @@ class OptionalParts:
         """Answer the API server's admission reviews at once: that needs nothing of what else there is."""
         if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
             return None
-        from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
-        from eelgrid_controller.server.metrics.kubernetes_metrics import webhook_families
+        from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
         files = KeyPairFiles(wanted.certificate, wanted.key)
         webhook = AdmissionWebhook(wanted.rules, files, log=self.log.getChild("webhook"))
-        self.metrics.add(lambda: webhook_families(webhook))
+        self.metrics.add(webhook.families)
         await webhook.start(wanted.listen)
         self.stack.push_async_callback(webhook.stop)
         return webhook

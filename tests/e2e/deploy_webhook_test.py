@@ -20,8 +20,8 @@ from tests import deploy_rig
 from tests.admission_rig import GATED, MANAGED, OPTED_IN, RULES, TRIAL, UNTOUCHED, pod
 from tests.e2e.installed import KUBECONFIG, VALIDATE, apply, kubectl, needs_cluster, remove
 
-from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
 from eelgrid_controller.engines.kubernetes.pods.admission_review import ReviewOutcome
+from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 from eelgrid_protos.transport import KeyPairFiles
 
 pytestmark = needs_cluster

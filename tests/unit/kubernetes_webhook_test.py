@@ -14,11 +14,11 @@ from tests import admission_rig as rig
 from tests.controller_rig import running
 from tests.fakes.kubernetes.cluster import FakeCluster
 
-from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.runtime.config import KubernetesConfig, WebhookConfig
+from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 from eelgrid_protos.transport import KeyPairFiles
 
 LOG = logging.getLogger("test.webhook")

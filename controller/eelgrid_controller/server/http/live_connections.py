@@ -28,8 +28,6 @@ VIEWERS_EACH_MOST = 16
 VIEWER_S_MOST = 3600.0
 # Of all, whatever they ask: browsers open six each.
 CONNECTIONS_MOST = 512
-# From the connection to the end of its first request's head; TLS has as long before.
-FIRST_REQUEST_WITHIN_S = 10.0
 _LOOK_S = 1.0
 _DATES_KEPT = 256
 
@@ -144,52 +142,37 @@ def _build_context(files: TlsFiles, _contents: TlsContents | None = None) -> ssl
 # Connections
 
 
-@dataclass(slots=True)
-class _ConnectionRecord:
-    since_s: float
-    has_asked: bool = False
-
-
 async def supervise_connections(
     server: web.Server, contexts: TlsContexts | None, *, now_s: Callable[[], float], log: logging.Logger
 ) -> None:
     """Ends connections of a server that may not go on, until cancelled; `now_s` gives seconds since 1970."""
-    seen: dict[Any, _ConnectionRecord] = {}
+    since_s: dict[Any, float] = {}
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
             if contexts is not None:
                 await asyncio.to_thread(contexts.refresh)
-            here = [one for one in server.connections if one.transport is not None]
+            here: list[Any] = [one for one in server.connections if one.transport is not None]
             monotonic_s = time.monotonic()
-            seen = {one: seen.get(one) or _ConnectionRecord(monotonic_s) for one in here}
-            for one, known in seen.items():
-                known.has_asked |= one._request_count > 0  # noqa: SLF001  # aiohttp tells nobody
-                reason = _why_over(one, known, contexts, monotonic_s, now_s())
+            since_s = {one: since_s.get(one, monotonic_s) for one in here}
+            for one in here:
+                held = one.transport.get_extra_info("ssl_object")
+                reason = "" if contexts is None or held is None else contexts.why_over(held, now_s())
                 if reason:
                     log.info("page_connection=ended reason=%s", reason)
                     one.transport.abort()
-            for one in _crowding(seen):
+            for one in _crowding(since_s):
                 one.transport.abort()
         except Exception:  # connections are looked at again in a second
             log.exception("page_connections=failed")
 
 
-def _why_over(
-    one: Any, known: _ConnectionRecord, contexts: TlsContexts | None, monotonic_s: float, now_s: float
-) -> str:
-    if not known.has_asked and monotonic_s - known.since_s > FIRST_REQUEST_WITHIN_S:
-        return "silent"
-    held = one.transport.get_extra_info("ssl_object")
-    return "" if contexts is None or held is None else contexts.why_over(held, now_s)
-
-
-def _crowding(seen: dict[Any, _ConnectionRecord]) -> list[Any]:
+def _crowding(since_s: dict[Any, float]) -> list[Any]:
     """Those that go where too many are here: of the hosts that have most, what asks nothing first, then the oldest."""
-    excess = len(seen) - CONNECTIONS_MOST
+    excess = len(since_s) - CONNECTIONS_MOST
     if excess <= 0:
         return []
-    hosts = {one: (one.transport.get_extra_info("peername") or ("",))[0] for one in seen}
+    hosts = {one: (one.transport.get_extra_info("peername") or ("",))[0] for one in since_s}
     counts = Counter(hosts.values())
-    ordered = sorted(seen, key=lambda one: (-counts[hosts[one]], one._current_request is not None, seen[one].since_s))  # noqa: SLF001
+    ordered = sorted(since_s, key=lambda one: (-counts[hosts[one]], one._current_request is not None, since_s[one]))  # noqa: SLF001  # aiohttp tells nobody
     return ordered[:excess]

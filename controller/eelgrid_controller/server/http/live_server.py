@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -18,8 +18,9 @@ import msgspec
 from aiohttp import web
 
 from eelgrid_controller.errors import ControllerConfigError, JournalError
+from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
 from eelgrid_controller.server.http.live_connections import (
-    FIRST_REQUEST_WITHIN_S,
+    CONNECTIONS_MOST,
     VIEWER_S_MOST,
     TlsContexts,
     ViewerSlots,
@@ -36,7 +37,7 @@ from eelgrid_controller.server.http.live_model.details import (
 )
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.faults import PermissionDenied
-from eelgrid_protos.transport import CertificateUnusable, TlsFiles, is_loopback
+from eelgrid_protos.transport import CertificateUnusable, TlsFiles
 
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _STYLE_LINK = b'<link rel="stylesheet" href="page.css">\n'
@@ -80,6 +81,8 @@ def _file(kind: str, plain: bytes) -> StaticFile:
 
 
 _ANSWERS_AT_ONCE_MOST = 8
+# From the connection to the end of its first request's head; TLS has as long before.
+FIRST_REQUEST_WITHIN_S = 10.0
 _TEXT_MOST = 300
 _SEND_WITHIN_S = 10.0
 # Shorter than the usual minute of proxies; the page counts on something every second anyway.
@@ -96,12 +99,24 @@ _NOTHING_NEW = EventBytes(b": nothing new\n\n")
 _HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src {style_csp_source()}; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
     "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
 }
+_SETTINGS = EndpointSettings(
+    flag="--page",
+    name="the page",
+    example="127.0.0.1:8443",
+    methods=frozenset({"GET", "HEAD"}),
+    body_bytes_most=1024,
+    first_request_s=FIRST_REQUEST_WITHIN_S,
+    silent_connections_most=CONNECTIONS_MOST,
+    keepalive_s=_KEPT_S,
+    exposed_remedy="listen on loopback and look through `ssh -L`, give certificates, or say --insecure",
+)
 
 
 class LiveServer:
@@ -127,83 +142,59 @@ class LiveServer:
         self._log = log
         self._only_local = False
         self._at_once = 0
-        self._runner: web.AppRunner | None = None
+        self._endpoint: HttpEndpoint | None = None
         self._beating: asyncio.Task[None] | None = None
-        self._listening: asyncio.Server | None = None
         self._tending: asyncio.Task[None] | None = None
         self._contexts: TlsContexts | None = None
         self._seats = ViewerSlots()
         self._files = load_static_files()
 
     async def start(self, address: str) -> int:
-        """Listen and return the port; raises ConfigError."""
-        host, separator, port = address.rpartition(":")
-        if not separator or not port.isdigit() or int(port) > 65_535:
-            raise ControllerConfigError(
-                f"--page {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:8443"
-            )
-        context = self._secured(address)
-        application = web.Application(client_max_size=1024)
-        application.on_response_prepare.append(_with_headers)
-        application.middlewares.append(self._guard)
-        application.router.add_get("/", self._file)
-        application.router.add_get("/events", self._events)
-        application.router.add_get("/data/{what}", self._answer)
-        application.router.add_get("/{name}", self._file)
-        self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_KEPT_S
+        """Listens and returns the port; raises ControllerConfigError."""
+        settings = replace(_SETTINGS, first_request_s=FIRST_REQUEST_WITHIN_S)
+        context = self._build_context(settings, address)
+        routes = (
+            web.get("/", self._file),
+            web.get("/events", self._events),
+            web.get("/data/{what}", self._answer),
+            web.get("/{name}", self._file),
         )
-        await self._runner.setup()
-        assert self._runner.server is not None
-        try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                self._runner.server,
-                host.strip("[]") or None,
-                int(port),
-                ssl=context,
-                backlog=128,
-                ssl_handshake_timeout=None if context is None else FIRST_REQUEST_WITHIN_S,
-            )
-        except OSError as error:
-            await self._runner.cleanup()
-            raise ControllerConfigError(
-                f"cannot serve the page on {address} ({error.strerror or error})",
-                "choose another with --page, or end the program that has it",
-            ) from error
-        self.port = self._listening.sockets[0].getsockname()[1]
+        self._endpoint = HttpEndpoint(
+            settings,
+            routes,
+            log=self._log,
+            # With TLS the certificate says that the name is ours.
+            allows_host=_names_this_machine if self._only_local else None,
+            host_refusal="ask by the address of this machine, such as 127.0.0.1\n",
+            middleware=self._check_viewer,
+            headers=_HEADERS,
+        )
+        self.port = await self._endpoint.start(address, context)
         self._beating = asyncio.create_task(self._hub.run())
         self._tending = asyncio.create_task(
             supervise_connections(
-                self._runner.server, self._contexts, now_s=lambda: self._source.now_ns() / 1e9, log=self._log
+                self._endpoint.server, self._contexts, now_s=lambda: self._source.now_ns() / 1e9, log=self._log
             )
         )
+        host = address.rpartition(":")[0]
         self._log.info("page=open address=%s:%d tls=%s", host, self.port, "on" if context else "off")
         return self.port
 
     async def stop(self) -> None:
-        """Let viewers go and close the door."""
+        """Lets viewers go and closes the listening socket."""
         self._hub.close()
-        if self._listening is not None:
-            self._listening.close()
         for task in filter(None, (self._beating, self._tending)):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._endpoint is not None:
+            await self._endpoint.stop()
 
     # Who may come in
 
-    def _secured(self, address: str) -> ssl.SSLContext | None:
+    def _build_context(self, settings: EndpointSettings, address: str) -> ssl.SSLContext | None:
         if self._tls is None:
-            self._only_local = is_loopback(address)
-            if not self._only_local and not self._insecure:
-                raise ControllerConfigError(
-                    f"--page {address} can be reached from other machines and has no TLS",
-                    "listen on loopback and look through `ssh -L`, give certificates, or say --insecure",
-                )
-            if not self._only_local:
-                self._log.warning("page=%s tls=off warning=whoever reaches this address can read it", address)
+            self._only_local = check_exposure(settings, address, insecure=self._insecure, log=self._log)
             return None
         try:
             self._contexts = TlsContexts(self._tls, self._log)
@@ -215,11 +206,7 @@ class LiveServer:
         return self._contexts.listening
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if self._only_local and not _names_this_machine(request.host):
-            return web.Response(status=421, text="ask by the address of this machine, such as 127.0.0.1\n")
-        if request.method not in {"GET", "HEAD"}:
-            return web.Response(status=405, text="only GET is answered\n")
+    async def _check_viewer(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self._admit is not None:
             secured = request.get_extra_info("ssl_object")
             try:
@@ -338,11 +325,6 @@ def _read_or_leave(request: web.Request) -> None:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES_MOST)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         held.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS_MOST)
-
-
-async def _with_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(_HEADERS)
-    response.headers.setdefault("Cache-Control", "no-store")
 
 
 def _takes_gzip(request: web.Request) -> bool:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
 from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementPhase, PlacementUnit, UnitMember
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine
@@ -100,9 +99,3 @@ def device_families(devices: HeldDeviceReconciler) -> Iterator[MetricFamily]:
     became = {"corrected": devices.corrected, "refused": devices.refused, "recreated": devices.recreated}
     yield build_family("eelgrid_kubernetes_device_corrections_total", became)
     yield build_family("eelgrid_kubernetes_pods_wrong_devices", devices.wrong)
-
-
-def webhook_families(webhook: AdmissionWebhook) -> Iterator[MetricFamily]:
-    """What the webhook answered."""
-    answers = {answer.value: float(count) for answer, count in webhook.answers.items()}
-    yield build_family("eelgrid_kubernetes_reviews_total", answers | {"refused": webhook.refused})

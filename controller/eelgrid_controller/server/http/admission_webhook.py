@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ from aiohttp import web
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
 from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint
+from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
 from eelgrid_protos.file_reloader import FileReloader, WatchFile, build_listening_context, load_key_pair
 from eelgrid_protos.transport import KeyPairFiles
 
@@ -19,6 +22,17 @@ _BODY_BYTES_MOST = 4 * 1024 * 1024
 _READ_WITHIN_S = 5.0
 _AT_ONCE_MOST = 64
 _PATHS = {"/gate/pods": False, "/gate/namespaces": True}
+_SETTINGS = EndpointSettings(
+    flag="--webhook-listen",
+    name="the webhook",
+    example="0.0.0.0:9443",
+    methods=frozenset({"POST"}),
+    body_bytes_most=_BODY_BYTES_MOST,
+    # API servers keep connections open that they have not used yet.
+    first_request_s=90.0,
+    silent_connections_most=256,
+    keepalive_s=90.0,
+)
 
 
 def _build_context(files: KeyPairFiles) -> ssl.SSLContext:
@@ -41,15 +55,11 @@ class AdmissionWebhook:
         self._files = files
         self._log = log
         self._at_once = 0
-        self._runner: web.AppRunner | None = None
+        self._endpoint: HttpEndpoint | None = None
 
     async def start(self, address: str) -> int:
-        """Listen and return the port; raises ConfigError."""
-        host, separator, port = address.rpartition(":")
-        if not separator or not port.isdigit() or int(port) > 65_535:
-            raise ControllerConfigError(
-                f"--webhook-listen {address!r} is no address", "write HOST:PORT, for example 0.0.0.0:9443"
-            )
+        """Listens and returns the port; raises ControllerConfigError."""
+        endpoint = HttpEndpoint(_SETTINGS, [web.post(path, self._reviewed) for path in _PATHS], log=self._log)
         files = self._files
         try:
             self.certificates = FileReloader(self._load_context, name="webhook_tls", log=self._log)
@@ -59,30 +69,21 @@ class AdmissionWebhook:
                 f"the webhook's certificate cannot be used ({error.strerror or error})",
                 "name a certificate and its key in PEM by --webhook-certificate and --webhook-key",
             ) from error
-        application = web.Application(client_max_size=_BODY_BYTES_MOST)
-        for path in _PATHS:
-            application.router.add_post(path, self._reviewed)
-        self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, keepalive_timeout=90.0, shutdown_timeout=1.0
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host.strip("[]"), int(port), ssl_context=context)
-        try:
-            await site.start()
-        except OSError as error:
-            await self.stop()
-            raise ControllerConfigError(
-                f"cannot serve the webhook on {address} ({error.strerror or error})",
-                "choose another with --webhook-listen, or end the program that has it",
-            ) from error
-        self.port = self._runner.addresses[0][1]
-        self._log.info("webhook=serving listen=%s:%d certificate=%s", host, self.port, self._files.certificate)
+        self.port = await endpoint.start(address, context)
+        self._endpoint = endpoint
+        host = address.rpartition(":")[0]
+        self._log.info("webhook=serving listen=%s:%d certificate=%s", host, self.port, files.certificate)
         return self.port
 
     async def stop(self) -> None:
-        """Close the door; the API server lets pods by, or asks another replica."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        """Closes the listening socket; the API server lets pods by, or asks another replica."""
+        if self._endpoint is not None:
+            await self._endpoint.stop()
+
+    def families(self) -> Iterator[MetricFamily]:
+        """What it answered, as metrics."""
+        answers = {answer.value: float(count) for answer, count in self.answers.items()}
+        yield build_family("eelgrid_kubernetes_reviews_total", answers | {"refused": self.refused})
 
     def _load_context(self, watch: WatchFile) -> ssl.SSLContext:
         watch(self._files.certificate)
