@@ -40,7 +40,7 @@ from eelgrid_controller.server.grpc.partition_service import PartitionService
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, ShellGauges
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
 from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
 from eelgrid_controller.server.savings_monitor import SavingsMonitor
@@ -56,6 +56,7 @@ from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
 from eelgrid_protos.transport import (

@@ -18,14 +18,8 @@ from eelgrid_agent.metrics import document
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_agent.metrics.metric import MetricScope, attribute_metric
-from eelgrid_controller.server.metrics.catalogue import (
-    BUCKETS_S,
-    METRICS,
-    POOLS_MOST,
-    MetricDescription,
-    MetricType,
-    max_series,
-)
+from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, POOLS_MOST, max_series
+from eelgrid_protos.openmetrics import MetricDescription, MetricType
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 OF_CONTROLLER = (DOCS / "controller-metrics.md").read_text()

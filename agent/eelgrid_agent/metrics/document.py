@@ -15,11 +15,12 @@ from eelgrid_agent.devices.port import INSTANCE_READINGS, LATENCY_BUCKETS_S
 from eelgrid_agent.energy.anomalies import SUBJECTS_MOST, EnergyAnomalyKind
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.metrics.catalogue import CATALOGUE
-from eelgrid_agent.metrics.metric import Metric, MetricKind, MetricScope
+from eelgrid_agent.metrics.metric import Metric, MetricScope
 from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, REQUEST_S_MOST, SCRAPES_MOST
 from eelgrid_agent.metrics.snapshot import SHARES_MOST
 from eelgrid_agent.node.health import MAX_XIDS
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, INSTANCES_PER_GPU_MOST, AbsenceReason, Reading
+from eelgrid_protos.openmetrics import MetricType
 
 _COMPUTE_INSTANCES_MOST = 8
 _SUBJECTS: Mapping[MetricScope, int] = {
@@ -74,7 +75,7 @@ def count_series_most(metric: Metric) -> int:
     else:
         values = math.prod(_VALUES_MOST[label] for label in metric.labels)
     series = _SUBJECTS.get(metric.scope, 1) * values
-    return series * (len(LATENCY_BUCKETS_S) + 3) if metric.kind is MetricKind.HISTOGRAM else series
+    return series * (len(LATENCY_BUCKETS_S) + 3) if metric.kind is MetricType.HISTOGRAM else series
 
 
 _TITLES = {

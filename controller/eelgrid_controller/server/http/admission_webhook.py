@@ -13,8 +13,9 @@ from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnr
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos.file_reloader import FileReloader, WatchFile, build_listening_context, load_key_pair
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.transport import KeyPairFiles
 
 # An object has 3 MiB at most, by etcd's limit on requests; a review wraps one.

@@ -37,6 +37,7 @@ from eelgrid_controller.server.http.live_model.details import (
 )
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.faults import PermissionDenied
+from eelgrid_protos.openmetrics import accepts_gzip
 from eelgrid_protos.transport import CertificateUnusable, TlsFiles
 
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -328,12 +329,7 @@ def _read_or_leave(request: web.Request) -> None:
 
 
 def _takes_gzip(request: web.Request) -> bool:
-    """Whether the header Accept-Encoding names gzip, other than to refuse it (RFC 9110, 12.5.3)."""
-    for part in request.headers.get("Accept-Encoding", "").lower().split(","):
-        name, _, weight = part.partition(";")
-        if name.strip() == "gzip":
-            return weight.replace(" ", "").rstrip("0.") != "q="
-    return False
+    return accepts_gzip(request.headers.get("Accept-Encoding", ""))
 
 
 def _names_this_machine(host: str) -> bool:

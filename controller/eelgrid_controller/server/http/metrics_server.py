@@ -12,22 +12,22 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import Metric
 
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
-from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, MetricFamily, build_family
-from eelgrid_controller.server.metrics.openmetrics import (
-    CONTENT_OPENMETRICS,
-    CONTENT_PROMETHEUS,
-    render_openmetrics,
-    render_prometheus,
-)
+from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, build_family
 from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_protos import __version__
 from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.messages import Summary
+from eelgrid_protos.openmetrics import (
+    CONTENT_OPENMETRICS,
+    CONTENT_PROMETHEUS,
+    MetricFamily,
+    prefers_openmetrics,
+    render_openmetrics,
+    render_prometheus,
+)
 
 _LAG_EVERY_S = 0.25
 _SETTLED_WITHIN_S = 2.0
-# Of a request's header; a scraper lists four.
-_CHOICES_MOST = 32
 # The format's bound on names and values of an exemplar's labels, in characters.
 _EXEMPLAR_MOST = 128
 
@@ -268,20 +268,3 @@ class ControllerMetricsServer:
 
     async def _send_directions(self, _request: web.Request) -> web.Response:
         return web.Response(status=404, text="try /metrics, /livez or /readyz\n")
-
-
-def prefers_openmetrics(accept: str) -> bool:
-    """Whether an Accept field likes OpenMetrics 1.0 at least as well as plain text."""
-    liked = plain = 0.0
-    for choice in accept.split(",")[:_CHOICES_MOST]:
-        name, *rest = (part.strip().lower() for part in choice.split(";"))
-        parameters = {key.strip(): value.strip(' "') for key, _, value in (part.partition("=") for part in rest)}
-        try:
-            quality = float(parameters.get("q", "1"))
-        except ValueError:
-            continue
-        if name == "application/openmetrics-text" and parameters.get("version", "1.0.0") in ("1.0.0", "0.0.1"):
-            liked = max(liked, quality)
-        elif name == "text/plain":
-            plain = max(plain, quality)
-    return liked > 0.0 and liked >= plain

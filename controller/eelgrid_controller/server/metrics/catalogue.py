@@ -6,16 +6,13 @@
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from prometheus_client.samples import Sample
 
 from eelgrid_controller.energy.exporters import EXPORTERS_MOST
 from eelgrid_controller.energy.ledger import NAMESPACES_MOST, OTHER_NAMESPACES
 from eelgrid_protos.messages import SPENDING_LIMITS_MOST
+from eelgrid_protos.openmetrics import MetricDescription, MetricFamily, MetricType
 
 # Services, jobs and budgets that have series of their own; those that stand worst, where there are more.
 SERIES_MOST = 100
@@ -55,24 +52,6 @@ BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(
     ("eelgrid_steward_turn_duration_seconds", "eelgrid_steward_division_duration_seconds"),
     (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
-
-
-class MetricType(Enum):
-    """What a metric is to Prometheus."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-    INFO = "info"
-
-
-class MetricDescription(NamedTuple):
-    """One metric; `_total` and `_info` are in the name."""
-
-    name: str
-    kind: MetricType
-    help: str
-    labels: tuple[str, ...] = ()
 
 
 _C, _G, _H = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
@@ -613,43 +592,6 @@ def max_series(one: MetricDescription) -> int:
     """The most series that a metric can have, buckets and sums included; KeyError for a label without a bound."""
     series = math.prod(_VALUES_MOST[label] for label in one.labels)
     return series * (len(BUCKETS_S[one.name]) + 3) if one.kind is MetricType.HISTOGRAM else series
-
-
-class MetricFamily(NamedTuple):
-    """A metric and its numbers, by the values of its labels in the order in which they are described.
-
-    Only numbers change between scrapes, so no object is made of a series: a page is written from these. Readers that
-    want the client library's shape (its registry, its writers) find it in the properties.
-    """
-
-    about: MetricDescription
-    values: Mapping[tuple[str, ...], float]
-
-    @property
-    def name(self) -> str:
-        """As OpenMetrics names the family: without the suffix of its samples."""
-        return self.about.name.removesuffix("_total").removesuffix("_info")
-
-    @property
-    def type(self) -> str:
-        """The kind, in OpenMetrics' word."""
-        return self.about.kind.value
-
-    @property
-    def documentation(self) -> str:
-        """What it means."""
-        return self.about.help
-
-    @property
-    def unit(self) -> str:
-        """None beside that in the name."""
-        return ""
-
-    @property
-    def samples(self) -> Iterator[Sample]:
-        """Each series by itself."""
-        for key, value in self.values.items():
-            yield Sample(self.about.name, dict(zip(self.about.labels, key, strict=True)), value)
 
 
 def build_family(name: str, values: float | Mapping[str, float] | Mapping[tuple[str, str], float]) -> MetricFamily:

@@ -8,7 +8,8 @@ from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementPhase, PlacementUnit, UnitMember
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine
 from eelgrid_controller.engines.kubernetes.reconcilers.held_devices import HeldDeviceReconciler
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
+from eelgrid_protos.openmetrics import MetricFamily
 
 # Why a gated pod waits, the first that holds.
 WAIT_REASONS = ("unreadable", "denied", "other_gate", "gang", "room", "refused", "patch", "core")
