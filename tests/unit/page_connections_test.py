@@ -11,7 +11,7 @@ from bench.page_fleet import PageFleet
 from tests.certificates_rig import Authority
 
 from eelgrid_controller.server.http import live_server
-from eelgrid_controller.server.http.live_connections import ViewerSlot, ViewerSlots
+from eelgrid_controller.server.http.live_server import ViewerSlot, ViewerSlots
 
 
 @pytest.fixture(scope="module")

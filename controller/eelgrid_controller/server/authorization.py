@@ -15,7 +15,8 @@ from eelgrid_controller.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, ch
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.audit_entries import AuditedCall
-from eelgrid_protos.callers import CallerReader, RateLimitedLog
+from eelgrid_protos.callers import CallerReader
+from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.messages import CALLER_NODES_MOST, WhoAmIRequest, WhoAmIResponse
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, check_node
