@@ -6,12 +6,12 @@ import re
 import pytest
 import yaml
 from deploy.dashboards.reading import FOLDER
+from docs.metric_pages import list_agent_label_values
 from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy_rig import CHART, ROOT
 from tests.unit.metrics_lint_test import controllers_page
 
 from eelgrid_agent.enforce.rules import LAYOUT_ONLY_RULES, TRANSIENT_RULES, RefusalRule
-from eelgrid_agent.metrics import document
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
@@ -46,7 +46,7 @@ OF_CONTROLLER = {
 }
 # Of agents and of the controller.
 CLOSED = OF_CONTROLLER | {
-    (metric.name, label): values for metric in CATALOGUE for label, values in document.list_label_values(metric).items()
+    (metric.name, label): values for metric in CATALOGUE for label, values in list_agent_label_values(metric).items()
 }
 # Values that only the cluster or the driver knows; a scrape brings the last three.
 OPEN = {"budget", "gpu", "gpu_instance", "kind", "model", "namespace", "node", "pool", "workload", "xid"} | {

@@ -4,7 +4,6 @@ import math
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -15,14 +14,12 @@ from tests.metrics_rig import HOST_READINGS, frame, view
 from eelgrid_agent.devices.port import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, Missing
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
 from eelgrid_agent.metrics.catalogue import CATALOGUE, NOT_SHOWN
-from eelgrid_agent.metrics.document import main as document
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_agent.metrics.metric import MetricScope
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, HostView, NodeMetricsView, TimedValues
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Gpu, Reading
 from eelgrid_protos.openmetrics import MetricType
 
-ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("watts", "joules", "bytes", "bytes_per_second", "seconds", "hertz", "celsius", "ratio")
 # What has no unit counts things, or is a state.
 COUNTED = {
@@ -147,19 +144,6 @@ def test_every_reading_has_a_metric():
     assert sorted(shown[MetricScope.INSTANCE]) == sorted(INSTANCE_READINGS)
     assert sorted(shown[MetricScope.HOST]) == HOST_READINGS
     assert {*shown[MetricScope.GPU], *shown[MetricScope.HOST], Reading.UNSPECIFIED, *NOT_SHOWN} == set(Reading)
-
-
-def test_the_page_of_metrics_is_fresh(capsys, tmp_path):
-    assert document(["--check", "--out", str(ROOT / "docs" / "reference" / "agent-metrics.md")]) == 0, (
-        capsys.readouterr().err
-    )
-    page = tmp_path / "metrics.md"
-    assert document(["--check", "--out", str(page)]) == 1
-    assert document(["--out", str(page)]) == 0
-    assert page.read_bytes() == (ROOT / "docs" / "reference" / "agent-metrics.md").read_bytes()
-    page.write_text(page.read_text() + "more\n")
-    assert document(["--check", "--out", str(page)]) == 1
-    assert "stale" in capsys.readouterr().err
 
 
 # The renderer
