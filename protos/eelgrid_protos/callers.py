@@ -25,9 +25,6 @@ class CallerReader:
     """Reads the callers of one server under mutual TLS."""
 
     def __init__(self, rules: RoleRules) -> None:
-        # Here rather than in the first call, which would wait for 0.1 s of importing.
-        import cryptography.x509  # noqa: F401
-
         self._rules = rules
         self._known: dict[bytes, Caller] = {}
 

@@ -150,9 +150,12 @@ def test_damage_is_told_and_never_crashes(kind):
         assert all(isinstance(value, str) for _, value in (*found.subject, *found.alternatives))
 
 
-def test_cryptography_is_imported_on_the_first_read_alone():
+def test_an_agent_that_reads_no_certificate_does_not_import_cryptography():
     code = (
-        "import sys, eelgrid_protos.callers, eelgrid_protos.transport, eelgrid_protos.connection_limits; "
-        "sys.exit('cryptography' in sys.modules)"
+        "import logging, sys, time, eelgrid_agent.__main__, eelgrid_agent.composition\n"
+        "from eelgrid_agent.node.node_service import NodeAuthorizer\n"
+        "from eelgrid_protos.roles import RoleRules\n"
+        "NodeAuthorizer(RoleRules(), ['n'], now_s=time.time, monotonic_s=time.monotonic, log=logging.getLogger())\n"
+        "sys.exit('cryptography' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -38,7 +38,7 @@ class Served:
         self.gate = asyncio.Event()
         self.gate.set()
         self.began = 0
-        self.endpoint = HttpEndpoint(settings(**changes), [web.get("/thing", self.answer)], log=LOG, **options)
+        self.endpoint = HttpEndpoint(settings(**changes), [web.get("/thing", self.answer)], **options)
 
     async def answer(self, _request):
         self.began += 1

@@ -33,6 +33,9 @@ class Authorizer:
         self.rules = rules
         self._clock = clock
         self._log = RateLimitedLog(log, clock.monotonic_s)
+        # Here rather than in the first call, which would wait for 0.1 s of importing.
+        import cryptography.x509  # noqa: F401
+
         self._callers = CallerReader(rules)
         self._refused: Counter[tuple[str, str]] = Counter()
         self._roleless: Counter[str] = Counter()

@@ -60,7 +60,7 @@ class AdmissionWebhook:
 
     async def start(self, address: str) -> int:
         """Listens and returns the port; raises ControllerConfigError."""
-        endpoint = HttpEndpoint(_SETTINGS, [web.post(path, self._reviewed) for path in _PATHS], log=self._log)
+        endpoint = HttpEndpoint(_SETTINGS, [web.post(path, self._reviewed) for path in _PATHS])
         files = self._files
         try:
             self.certificates = FileReloader(self._load_context, name="webhook_tls", log=self._log)

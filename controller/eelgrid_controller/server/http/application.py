@@ -24,6 +24,8 @@ from eelgrid_protos.transport import is_loopback
 
 _BACKLOG = 128
 _SHUTDOWN_S = 1.0
+# Connections count only once TLS is established.
+_HANDSHAKE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class EndpointSettings:
     body_bytes_most: int
     # Of the request line and of each header, in bytes.
     line_bytes_most: int = 8190
-    # From the connection to the end of its first request's head; TLS has as long before.
+    # From the connection to the end of its first request's head; TLS has as long before, 10 s at most.
     first_request_s: float
     silent_connections_most: int
     # How long a connection stays open between requests; 0 closes it after each answer.
@@ -58,7 +60,6 @@ class HttpEndpoint:
         settings: EndpointSettings,
         routes: Iterable[web.RouteDef],
         *,
-        log: logging.Logger,
         allows_host: Callable[[str], bool] | None = None,
         host_refusal: str = "",
         middleware: Any = None,
@@ -70,7 +71,6 @@ class HttpEndpoint:
         """
         self.port = 0
         self._settings = settings
-        self._log = log
         self._allows_host = allows_host
         self._host_refusal = host_refusal
         self._headers = headers or {}
@@ -107,7 +107,7 @@ class HttpEndpoint:
             max_field_size=settings.line_bytes_most,
         )
         await self._runner.setup()
-        handshake_s = None if tls is None else settings.first_request_s
+        handshake_s = None if tls is None else min(_HANDSHAKE_S, settings.first_request_s)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 self._open_connection,

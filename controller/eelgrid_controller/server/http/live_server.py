@@ -319,7 +319,6 @@ class LiveServer:
         self._endpoint = HttpEndpoint(
             settings,
             routes,
-            log=self._log,
             # With TLS the certificate says that the name is ours.
             allows_host=_names_this_machine if self._only_local else None,
             host_refusal="ask by the address of this machine, such as 127.0.0.1\n",

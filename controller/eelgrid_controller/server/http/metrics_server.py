@@ -239,7 +239,6 @@ class ControllerMetricsServer:
         self._endpoint = HttpEndpoint(
             _SETTINGS,
             routes,
-            log=self._log,
             allows_host=HttpHosts(address, self._host_names).allows,
             host_refusal="this Host is none of ours; name it with --metrics-host if it is\n",
         )
