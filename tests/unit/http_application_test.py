@@ -10,6 +10,7 @@ from aiohttp import web
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
+from eelgrid_protos.http_hosts import HttpHosts, names_loopback
 
 LOG = logging.getLogger("test.http")
 
@@ -176,3 +177,22 @@ def test_an_address_that_others_reach_needs_a_word(caplog):
         check_exposure(settings(), "0.0.0.0:1", insecure=False, log=LOG)
     assert not check_exposure(settings(), "0.0.0.0:1", insecure=True, log=LOG)
     assert "things=0.0.0.0:1 tls=off" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback", "is_ours"),
+    [
+        ("localhost", True, True),
+        ("LOCALHOST:9464", True, True),
+        ("127.0.0.1:1", True, True),
+        ("[::1]:80", True, True),
+        ("10.0.0.1:9464", False, True),
+        ("listed.example:80", False, True),
+        ("", False, True),
+        ("localhost.evil.example", False, False),
+        ("evil.example:9464", False, False),
+    ],
+)
+def test_hosts_that_another_page_could_name_are_none_of_ours(host, is_loopback, is_ours):
+    assert names_loopback(host) is is_loopback
+    assert HttpHosts("127.0.0.1:9464", ("listed.example",)).allows(host) is is_ours

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import gzip
 import hashlib
-import ipaddress
 import logging
 import socket
 import ssl
@@ -39,6 +38,7 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
 from eelgrid_protos.faults import PermissionDenied
 from eelgrid_protos.file_reloader import build_listening_context, load_key_pair
+from eelgrid_protos.http_hosts import names_loopback
 from eelgrid_protos.openmetrics import accepts_gzip
 from eelgrid_protos.transport import CertificateUnusable, MutualTlsReloader, TlsContents, TlsFiles
 
@@ -320,7 +320,7 @@ class LiveServer:
             settings,
             routes,
             # With TLS the certificate says that the name is ours.
-            allows_host=_names_this_machine if self._only_local else None,
+            allows_host=names_loopback if self._only_local else None,
             host_refusal="ask by the address of this machine, such as 127.0.0.1\n",
             middleware=self._check_viewer,
             headers=_HEADERS,
@@ -485,15 +485,3 @@ def _read_or_leave(request: web.Request) -> None:
 
 def _takes_gzip(request: web.Request) -> bool:
     return accepts_gzip(request.headers.get("Accept-Encoding", ""))
-
-
-def _names_this_machine(host: str) -> bool:
-    """Whether a Host header is of the loopback: a name that leads here could be anybody's."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
-    name = name.strip("[]")
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
