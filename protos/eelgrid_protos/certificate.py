@@ -54,7 +54,7 @@ class Certificate:
         return tuple(value for kind, value in self.alternatives if kind in {"DNS", "IP"})
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The subject for people: one line without control characters, SUBJECT_SHOWN_MOST characters at most."""
         # One without a subject is identified by its alternative names (RFC 5280, 4.1.2.6).
         text = ",".join(f"{kind}={_escape_value(value)}" for kind, value in self.subject or self.alternatives)

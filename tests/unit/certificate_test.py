@@ -87,9 +87,9 @@ def test_names_of_other_kinds_are_left_out():
 
 def test_subject_is_shown_on_one_bounded_line():
     found = read_certificate(AUTHORITY.der(("CN", "a,b\n" + "x" * 60), ("O", "y" * 60), ("OU", "z" * 200)))
-    assert found.shown.startswith("CN=a\\,b\\0Ax")
-    assert len(found.shown) == SUBJECT_SHOWN_MOST
-    assert found.shown.isprintable()
+    assert found.display_name.startswith("CN=a\\,b\\0Ax")
+    assert len(found.display_name) == SUBJECT_SHOWN_MOST
+    assert found.display_name.isprintable()
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class AdmissionWebhook:
 
     async def start(self, address: str) -> int:
         """Listens and returns the port; raises ControllerConfigError."""
-        endpoint = HttpEndpoint(_SETTINGS, [web.post(path, self._reviewed) for path in _PATHS])
+        endpoint = HttpEndpoint(_SETTINGS, [web.post(path, self._review_request) for path in _PATHS])
         files = self._files
         try:
             self.certificates = FileReloader(self._load_context, name="webhook_tls", log=self._log)
@@ -91,7 +91,7 @@ class AdmissionWebhook:
         watch(self._files.key)
         return _build_context(self._files)
 
-    async def _reviewed(self, request: web.Request) -> web.Response:
+    async def _review_request(self, request: web.Request) -> web.Response:
         if self._at_once >= _AT_ONCE_MOST:
             return self._refusal(503, f"{_AT_ONCE_MOST} reviews are under way; ask again")
         self._at_once += 1

@@ -142,7 +142,7 @@ class HttpEndpoint:
         return _Arrival(self.server(), self._await_request)
 
     def _await_request(self, transport: asyncio.BaseTransport) -> None:
-        self._pending.came(transport)
+        self._pending.add_connection(transport)
         if self._sweep is None:
             self._sweep_later(self._settings.first_request_s)
 
@@ -160,7 +160,7 @@ class HttpEndpoint:
     @web.middleware
     async def _admit_request(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if request.transport is not None:
-            self._pending.asked(request.transport)
+            self._pending.discard_connection(request.transport)
         self._at_once += 1
         try:
             response: web.StreamResponse = self._refuse_request(request) or await handler(request)

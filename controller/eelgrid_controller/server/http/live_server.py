@@ -125,7 +125,7 @@ class ViewerSlots:
     def __len__(self) -> int:
         return len(self._taken)
 
-    def take(self, account: ViewerAccount, now_s: float, *, is_alone: bool = False) -> ViewerSlot | str:
+    def acquire_slot(self, account: ViewerAccount, now_s: float, *, is_alone: bool = False) -> ViewerSlot | str:
         """A seat, or why there is none; `is_alone` where all viewers have one account and nothing is to be shared."""
         counts = Counter(seat.account for seat in self._taken)
         if not is_alone and counts[account] >= self._each_most:
@@ -136,12 +136,12 @@ class ViewerSlots:
                 return f"{self._most} viewers are here already"
             oldest = next(seat for seat in self._taken if seat.account == greediest)
             oldest.is_over.set()
-            self.leave(oldest)
+            self.release_slot(oldest)
         seat = ViewerSlot(account, now_s)
         self._taken[seat] = None
         return seat
 
-    def leave(self, seat: ViewerSlot) -> None:
+    def release_slot(self, seat: ViewerSlot) -> None:
         """It is free; once is enough."""
         self._taken.pop(seat, None)
 
@@ -166,7 +166,7 @@ class TlsContexts:
         """Loads files that changed."""
         self._reloader.refresh()
 
-    def why_over(self, held: ssl.SSLObject, now_s: float) -> str:
+    def closing_reason(self, held: ssl.SSLObject, now_s: float) -> str:
         """Why a connection may not go on, by seconds since 1970; empty where it may."""
         losses = self._reloader.authority_losses
         if self._opened.get(held, losses) < losses:
@@ -214,7 +214,7 @@ async def supervise_connections(
             since_s = {one: since_s.get(one, monotonic_s) for one in here}
             for one in here:
                 held = one.transport.get_extra_info("ssl_object")
-                reason = "" if contexts is None or held is None else contexts.why_over(held, now_s())
+                reason = "" if contexts is None or held is None else contexts.closing_reason(held, now_s())
                 if reason:
                     log.info("page_connection=ended reason=%s", reason)
                     one.transport.abort()
@@ -313,7 +313,7 @@ class LiveServer:
         routes = (
             web.get("/", self._file),
             web.get("/events", self._events),
-            web.get("/data/{what}", self._answer),
+            web.get("/data/{what}", self._answer_query),
             web.get("/{name}", self._file),
         )
         self._endpoint = HttpEndpoint(
@@ -390,7 +390,7 @@ class LiveServer:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         hub, now_s = self._hub, self._source.now_s
         # Everybody on this machine has one address, and shares as people on one machine do.
-        seat = self._seats.take(viewer_account(request), now_s(), is_alone=self._only_local)
+        seat = self._seats.acquire_slot(viewer_account(request), now_s(), is_alone=self._only_local)
         if isinstance(seat, str):
             return web.Response(status=503, text=f"{seat}\n")
         is_packed = _takes_gzip(request)
@@ -402,7 +402,7 @@ class LiveServer:
             await response.prepare(request)
             if is_packed:
                 await response.write(PACKED_HEAD)
-            frame, whole = await hub.whole()
+            frame, whole = await hub.full_frame()
             bodies: Iterable[EventBytes] = (whole,)
             _read_or_leave(request)
             while now_s() - seat.taken_s < VIEWER_S_MOST and not seat.is_over.is_set():
@@ -410,7 +410,7 @@ class LiveServer:
                     await response.write(b"".join(body.packed if is_packed else body.plain for body in bodies))
                 try:
                     async with asyncio.timeout(_QUIET_MOST_S):
-                        frame, bodies = await hub.after(frame)
+                        frame, bodies = await hub.frames_after(frame)
                 except TimeoutError:
                     bodies = (_NOTHING_NEW,)
         except (ViewerBehind, TimeoutError, ConnectionError):
@@ -418,10 +418,10 @@ class LiveServer:
             pass
         finally:
             hub.viewers -= 1
-            self._seats.leave(seat)
+            self._seats.release_slot(seat)
         return response
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer_query(self, request: web.Request) -> web.Response:
         if self._at_once >= _ANSWERS_AT_ONCE_MOST:
             return web.Response(status=503, text="too many questions at once; ask again\n")
         given = {key: value[:_TEXT_MOST] for key, value in request.query.items()}
@@ -445,7 +445,7 @@ class LiveServer:
             case "gpu":
                 return await source.read(lambda state: self._gpu(state, given.get("node", ""), given.get("index", "")))
             case "workload":
-                explanation = await source.explain(given.get("id", ""))
+                explanation = await source.explain_workload(given.get("id", ""))
                 return None if explanation is None else workload_details(explanation, self._hub.board.fleet)
             case "search":
                 return await source.read(lambda state: search_workloads(state, given.get("text", "")))
@@ -456,7 +456,11 @@ class LiveServer:
                 return list_objectives(source.promises())
             case "past":
                 before = given.get("before", "")
-                return await self._hub.earlier(int(before)) if before.isdecimal() and len(before) < 20 else None
+                return (
+                    await self._hub.read_earlier_changes(int(before))
+                    if before.isdecimal() and len(before) < 20
+                    else None
+                )
         return None
 
     def _gpu(self, state: ClusterState, node_name: str, index: str) -> Any:

@@ -95,7 +95,7 @@ class ControllerMetrics:
         """Ask this one, too; a part that reads the state is not asked while that is ahead of the disk."""
         self._parts.append((part, reads_state))
 
-    def decided(self, duration_s: float, workload_id: str, trace_id: str = "") -> None:
+    def on_decision(self, duration_s: float, workload_id: str, trace_id: str = "") -> None:
         """A submission was decided on; the exemplar leads to its explanation and its trace. Empty ids for one without."""
         self.decision.observe(duration_s, _exemplar(workload_id, trace_id))
 
@@ -115,7 +115,7 @@ class ControllerMetrics:
             if self._is_settled or not reads_state:
                 yield from part()
 
-    async def page(self, *, opened: bool = False) -> bytes:
+    async def render_page(self, *, opened: bool = False) -> bytes:
         """The page of all values, as Prometheus' text or, with exemplars, as OpenMetrics."""
         families = await self._read()
         # Values are read in one go, where they belong together; making the text of them takes longer and needs nobody.
@@ -131,7 +131,7 @@ class ControllerMetrics:
             self._is_settled = False
         return list(self.collect())
 
-    async def watch_lag(self) -> None:
+    async def measure_loop_lag(self) -> None:
         """Measure how late the loop is, until cancelled."""
         while True:
             start_s = time.perf_counter()
@@ -253,7 +253,7 @@ class ControllerMetricsServer:
     async def _send_metrics(self, request: web.Request) -> web.Response:
         wanted = prefers_openmetrics(",".join(request.headers.getall("Accept", [])))
         try:
-            page = await self._metrics.page(opened=wanted)
+            page = await self._metrics.render_page(opened=wanted)
         except Exception:  # noqa: BLE001  # a fault in one number must not end the page for good
             self._log.exception("metrics=failed")
             return web.Response(status=500, text="see the controller's log\n")
