@@ -81,9 +81,7 @@ check: $(VENV)/installed-dev
 	@$(BIN)/lint-imports
 	@$(BIN)/buf lint
 	@$(BIN)/python protos/generate.py --check
-	@$(BIN)/python -m eelgrid_controller.server.metrics.catalogue --check
 	@$(BIN)/python deploy/dashboards/render.py --check
-	@$(BIN)/python -m eelgrid_agent.metrics.document --check
 	@$(BIN)/python docs/generate.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "check: all good"

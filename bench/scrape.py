@@ -60,16 +60,15 @@ from eelgrid_controller.replay.openb_protocol import csv_folder
 from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ShellGauges
-from eelgrid_controller.server.metrics.catalogue import MetricFamily
 from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
 from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
-from eelgrid_controller.server.metrics.openmetrics import render_openmetrics
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import Column, Gpu, Inventory, NodeEventKind, Reading, SampleBatch, Summary
+from eelgrid_protos.openmetrics import MetricFamily, render_openmetrics
 
 _SECOND_NS = 1_000_000_000
 _WAITING = 500
@@ -232,6 +231,9 @@ def _composed(world: _World, promised: int) -> ControllerMetrics:
         windows=9,
         again=1,
         dropped=0,
+        refused=0,
+        unplaced=0,
+        damaged_parts=0,
         failures=0,
         newest_ns=1,
         joules_by_namespace=sums.counters_mj,

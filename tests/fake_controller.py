@@ -87,7 +87,7 @@ class HandClock:
 class Agent:
     """A node whose time stands still unless it is told to tick."""
 
-    def __init__(self, port, *, ticks_most=100, tls_stamp=None, limits=None, jitter=lambda: 1.0):
+    def __init__(self, port, *, ticks_most=100, tls_version=None, limits=None, jitter=lambda: 1.0):
         self.clock = HandClock()
         spec = NodeSpec(
             node_name="n",
@@ -118,12 +118,12 @@ class Agent:
         self.reports = []
         self.uplink = Uplink(
             self.node,
-            open_channels(f"127.0.0.1:{port}", tls=None, insecure=False),
+            open_channels(f"127.0.0.1:{port}", certificates=None, insecure=False),
             gate=asyncio.Semaphore(1),
             jitter=jitter,
             report=self.reports.append,
             limits=limits or FAST,
-            tls_stamp=tls_stamp,
+            tls_version=tls_version,
         )
 
     def tick(self, count=1):

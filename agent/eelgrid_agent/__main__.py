@@ -27,7 +27,7 @@ from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
 from eelgrid_agent.node.config import AgentConfig, AgentConfigError, parse_flags
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.node.node_service import NodeAuthorizer, NodeServicer
-from eelgrid_agent.node.uplink import UplinkPool, open_channels
+from eelgrid_agent.node.uplink import UplinkCertificates, UplinkPool, open_channels
 from eelgrid_protos import __version__
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.log_lines import log_to_stderr
@@ -124,10 +124,11 @@ async def _run(config: AgentConfig) -> None:
         from eelgrid_agent.composition import open_machine
 
         hosted = await open_machine(config, clock, _draw_incarnation)
-    open_channel = open_channels(config.controller, tls=config.tls, insecure=config.insecure)
+    certificates = None if config.tls is None else UplinkCertificates(config.tls)
+    open_channel = open_channels(config.controller, certificates=certificates, insecure=config.insecure)
     # A forbidden or unusable address is the operator's to mend, so it fails here and not in the back-off.
     await open_channel().close()
-    links = UplinkPool(hosted.nodes, open_channel, jitter=random.SystemRandom().random, tls=config.tls)
+    links = UplinkPool(hosted.nodes, open_channel, jitter=random.SystemRandom().random, certificates=certificates)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

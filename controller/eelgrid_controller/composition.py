@@ -40,7 +40,7 @@ from eelgrid_controller.server.grpc.partition_service import PartitionService
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, ShellGauges
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
 from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
 from eelgrid_controller.server.savings_monitor import SavingsMonitor
@@ -56,13 +56,21 @@ from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
-from eelgrid_protos.transport import TlsFiles, is_loopback, listen_on_address, server_options, standard_services
+from eelgrid_protos.transport import (
+    KeyPairFiles,
+    TlsFiles,
+    is_loopback,
+    listen_on_address,
+    server_options,
+    standard_services,
+)
 
 if TYPE_CHECKING:
-    from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
     from eelgrid_controller.kubernetes_composition import KubernetesRuntime
+    from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +163,11 @@ class OptionalParts:
         """Answer the API server's admission reviews at once: that needs nothing of what else there is."""
         if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
             return None
-        from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook, WebhookFiles
-        from eelgrid_controller.server.metrics.kubernetes_metrics import webhook_families
+        from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
-        files = WebhookFiles(wanted.certificate, wanted.key)
+        files = KeyPairFiles(wanted.certificate, wanted.key)
         webhook = AdmissionWebhook(wanted.rules, files, log=self.log.getChild("webhook"))
-        self.metrics.add(lambda: webhook_families(webhook))
+        self.metrics.add(webhook.families)
         await webhook.start(wanted.listen)
         self.stack.push_async_callback(webhook.stop)
         return webhook

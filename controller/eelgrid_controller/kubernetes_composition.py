@@ -33,10 +33,10 @@ from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     run_with_restarts,
 )
 from eelgrid_controller.runtime.config import KubernetesConfig
-from eelgrid_controller.server.metrics.catalogue import MetricFamily
 from eelgrid_controller.server.metrics.kubernetes_metrics import cluster_families, device_families
 from eelgrid_controller.state.telemetry import DeviceReports
 from eelgrid_protos.messages import ListPromisesResponse
+from eelgrid_protos.openmetrics import MetricFamily
 
 _STOP_S = 3.0
 # By the names that `--kubernetes-abilities` knows, each from its surroundings.

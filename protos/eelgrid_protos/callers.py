@@ -6,8 +6,6 @@ Theory. It is asked before a call's message is read, on every call, so a certifi
 its own bytes; never by the address it came from, for a port is used again by somebody else.
 """
 
-import logging
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -58,23 +56,3 @@ class CallerReader:
 def peer_address(context: Context) -> str:
     """The address and port of the other side, on one line."""
     return context.peer()[:_PEER_MOST]
-
-
-class RateLimitedLog:
-    """Says each kind of line once in a while, with how many were left out: whoever knocks in a loop must not fill it."""
-
-    def __init__(self, log: logging.Logger, monotonic_s: Callable[[], float]) -> None:
-        self._log = log
-        self._monotonic_s = monotonic_s
-        # Of each kind of line: when it may be said again, and how many were not said since.
-        self._quiet: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def warn(self, kind: tuple[str, str], every_s: float, line: str, *words: object) -> None:
-        """Says the line unless one of its kind was said less than so long ago."""
-        now_s = self._monotonic_s()
-        again_s, unsaid = self._quiet.get(kind, (now_s, 0))
-        if now_s < again_s:
-            self._quiet[kind] = (again_s, unsaid + 1)
-            return
-        self._quiet[kind] = (now_s + every_s, 0)
-        self._log.warning(f"{line} more_since_last_line=%d", *words, unsaid)

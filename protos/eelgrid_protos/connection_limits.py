@@ -31,6 +31,7 @@ import grpc.aio
 
 from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
 from eelgrid_protos.faults import Fault, ResourceExhausted
+from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.rpc import Context, abort_call
 from eelgrid_protos.sockets import PeerAddress, end_accepted, list_accepted, list_descriptors, parse_peer
 
@@ -185,7 +186,7 @@ class PeerGuard:
         self.found = self._begun = 0
         self.is_wary = False
         self._wary_until_s = 0.0
-        self._quiet: dict[str, tuple[float, int]] = {}
+        self._limited_log = RateLimitedLog(log, time.monotonic)
         self._looks = 0
         self._wake = asyncio.Event()
 
@@ -264,8 +265,12 @@ class PeerGuard:
         bucket = account.bucket if account.name else connection.bucket
         is_full = not bucket.add(now_s, most=limits.strikes_most, per_s=limits.strikes_per_s)
         if is_full and self._condemn(connection, "flood"):
-            self._log_limited(
-                "flood", "peer=%s certificate=%r action=disconnected reason=flood", connection.key[0], account.name
+            self._limited_log.warn(
+                ("flood",),
+                _SAID_EVERY_S,
+                "peer=%s certificate=%r action=disconnected reason=flood",
+                connection.key[0],
+                account.name,
             )
 
     # Connections
@@ -332,18 +337,13 @@ class PeerGuard:
         idle = [peer for peer, since_s in self._seen_s.items() if now_s - since_s >= _IDLE_S]
         for peer in idle:
             self._end_soon(peer, "idle")
-        self._log_limited(
-            "crowded", "connections=%d idle=%d action=disconnect_idle reason=descriptors", len(here), len(idle)
+        self._limited_log.warn(
+            ("crowded",),
+            _SAID_EVERY_S,
+            "connections=%d idle=%d action=disconnect_idle reason=descriptors",
+            len(here),
+            len(idle),
         )
-
-    def _log_limited(self, kind: str, line: str, *words: object) -> None:
-        now_s = time.monotonic()
-        again_s, unsaid = self._quiet.get(kind, (now_s, 0))
-        if now_s < again_s:
-            self._quiet[kind] = (again_s, unsaid + 1)
-            return
-        self._quiet[kind] = (now_s + _SAID_EVERY_S, 0)
-        self._log.warning(f"{line} more_since_last_line=%d", *words, unsaid)
 
 
 def _account_of(key: bytes | str, pem: bytes, peer: PeerAddress) -> _Account:

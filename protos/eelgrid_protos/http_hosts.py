@@ -30,6 +30,17 @@ class HttpHosts:
         return not header.strip() or name in self._names or _is_address(name)
 
 
+def names_loopback(header: str) -> bool:
+    """Whether a Host header is `localhost` or a loopback address: the rule of an endpoint for this machine alone."""
+    name = _name_of(header.strip()).lower()
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 def _name_of(host: str) -> str:
     """The name or address without its port and brackets."""
     if host.startswith("["):

@@ -102,3 +102,23 @@ def log_to_stderr(
     """Everything of a logger goes to standard error in lines like `line`, and nowhere else."""
     logger.handlers[:] = [LineHandler(None, line, dates=dates, in_utc=in_utc)]
     logger.setLevel(level)
+
+
+class RateLimitedLog:
+    """Logs each kind of warning once in a while, with how many were left out: a client that calls in a loop must not fill it."""
+
+    def __init__(self, log: logging.Logger, monotonic_s: Callable[[], float]) -> None:
+        self._log = log
+        self._monotonic_s = monotonic_s
+        # Of each kind: when it may be logged again, and how many were left out since.
+        self._quiet: dict[tuple[str, ...], tuple[float, int]] = {}
+
+    def warn(self, kind: tuple[str, ...], every_s: float, line: str, *words: object) -> None:
+        """Logs the line unless one of its kind was logged less than so many seconds ago."""
+        now_s = self._monotonic_s()
+        again_s, unsaid = self._quiet.get(kind, (now_s, 0))
+        if now_s < again_s:
+            self._quiet[kind] = (again_s, unsaid + 1)
+            return
+        self._quiet[kind] = (now_s + every_s, 0)
+        self._log.warning(f"{line} more_since_last_line=%d", *words, unsaid)

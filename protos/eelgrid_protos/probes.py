@@ -54,13 +54,24 @@ class PendingConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[asyncio.BaseTransport, None] = {}
+        # When each came, by its loop's clock; the oldest first.
+        self._waiting: dict[asyncio.BaseTransport, float] = {}
 
     def add_connection(self, transport: asyncio.BaseTransport) -> None:
         """One more."""
-        self._waiting[transport] = None
+        self._waiting[transport] = asyncio.get_running_loop().time()
         if len(self._waiting) > self._most:
             self._end_oldest()
+
+    def end_older(self, seconds: float) -> float | None:
+        """Ends those that came so long ago; how long until the next has, None where nobody waits."""
+        now_s = asyncio.get_running_loop().time()
+        while self._waiting:
+            left_s = next(iter(self._waiting.values())) + seconds - now_s
+            if left_s > 0.0:
+                return left_s
+            self._end_oldest()
+        return None
 
     def end_all(self) -> None:
         """Nobody waits any more."""

@@ -1,9 +1,9 @@
 """Transport: how a connection is opened, secured and kept.
 
 Owns bind rules (loopback unless told; elsewhere mutual TLS, or `insecure` said
-aloud and logged), certificates that are read anew when their files change,
-keep-alive and flow-control options, and the standard health and reflection
-services. Knows nothing of messages.
+aloud and logged), the certificates of gRPC servers and channels (reloaded as
+`file_reloader` says), keep-alive and flow-control options, and the standard
+health and reflection services. Knows nothing of messages.
 
 ListenError                a server cannot listen
 ├── BindRefused            the address is not loopback and there is no mutual TLS
@@ -15,18 +15,22 @@ import ipaddress
 import logging
 import re
 import socket
-import threading
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
 from eelgrid_protos import codec
 from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
+from eelgrid_protos.file_reloader import FileReloader, WatchFile, load_key_pair
 from eelgrid_protos.rpc import RpcService, request_bytes_most
 from eelgrid_protos.sockets import count_connections_most
+
+T = TypeVar("T")
 
 
 class ListenError(Exception):
@@ -46,31 +50,53 @@ class CertificateUnusable(ListenError):
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """Paths in PEM: our certificate chain, its key, and the authority that the other side must come from."""
+class TlsContents:
+    """The bytes of TlsFiles, in PEM."""
+
+    key: bytes
+    chain: bytes
+    authority: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPairFiles:
+    """Paths in PEM: our certificate chain and its key."""
 
     certificate: Path
     key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles(KeyPairFiles):
+    """Paths in PEM: our certificate chain, its key, and the authority that the other side must come from."""
+
     authority: Path
 
-    def read(self) -> tuple[bytes, bytes, bytes]:
-        """Key, chain and authority; raises CertificateUnusable."""
+    def read_contents(self) -> TlsContents:
+        """Reads the three files; raises CertificateUnusable."""
         try:
-            return self.key.read_bytes(), self.certificate.read_bytes(), self.authority.read_bytes()
+            return TlsContents(self.key.read_bytes(), self.certificate.read_bytes(), self.authority.read_bytes())
         except OSError as error:
             raise CertificateUnusable(f"{error.filename}: {error.strerror}; name a readable PEM file") from error
 
-    def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Changes when a file changes; the owner of a channel compares it and reconnects."""
-        stamps = []
+    def load_contents(self, watch: WatchFile) -> TlsContents:
+        """Reads them for a FileReloader; raises CertificateUnusable, also where they do not fit each other."""
         for path in (self.certificate, self.key, self.authority):
-            try:
-                status = path.stat()
-                stamps.append((status.st_mtime_ns, status.st_ino))
-            except OSError:
-                # A file under replacement: no change until it is whole again.
-                stamps.append((0, 0))
-        return tuple(stamps)
+            watch(path)
+        contents = self.read_contents()
+        # gRPC takes any bytes, and each handshake would fail: OpenSSL says at once whether the key is the certificate's.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # How long a key must be is for the handshake to judge.
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
+        try:
+            load_key_pair(context, self.certificate, self.key)
+            context.load_verify_locations(self.authority)
+        except OSError as error:
+            raise CertificateUnusable(
+                f"{self.certificate}, {self.key} and {self.authority} do not fit each other ({error}); "
+                "name the PEM files of one certificate, its key and an authority"
+            ) from error
+        return contents
 
 
 # Pings every 30 s find a dead peer within a minute; the server must allow them,
@@ -178,59 +204,73 @@ def _probe(address: str) -> None:
         raise AddressInUse(f"cannot listen on {address}: {error.strerror or error}; {remedy}") from error
 
 
-class ServerCertificates:
-    """What a server shows and whom it trusts, read anew when the files change; used from any thread.
+@dataclass(frozen=True, slots=True)
+class _LoadedTls(Generic[T]):
+    configuration: T
+    trusted: frozenset[bytes]
 
-    gRPC asks for it at each handshake. A change makes a new TLS context there, so no session ticket of before is
-    taken any more.
+
+class MutualTlsReloader(FileReloader[_LoadedTls[T]]):
+    """What a server under mutual TLS shows, and whom it trusts, of the newest TlsFiles; used from any thread.
+
+    `build` makes a TLS library's form of the files, such as an `ssl.SSLContext`; what it raises for unusable files is
+    OSError, ValueError or CertificateUnusable.
+    """
+
+    def __init__(
+        self, files: TlsFiles, build: Callable[[TlsFiles, TlsContents], T], *, name: str, log: logging.Logger
+    ) -> None:
+        """Raises CertificateUnusable, and OSError."""
+        # How often a certificate has left the authority's file.
+        self.authority_losses = 0
+
+        def load(watch: WatchFile) -> _LoadedTls[T]:
+            contents = files.load_contents(watch)
+            return _LoadedTls(build(files, contents), trusted_certificates(contents.authority))
+
+        super().__init__(load, name=name, log=log, errors=(CertificateUnusable,))
+
+    def refresh_configuration(self) -> T:
+        """What `build` made of the newest files."""
+        return self.refresh().configuration
+
+    def on_reload(self, previous: _LoadedTls[T]) -> None:
+        """Counts a certificate that left the authority's file."""
+        self.authority_losses += not previous.trusted <= self.current.trusted
+
+
+class ServerCertificates:
+    """The certificates of one gRPC server; used from any thread.
+
+    gRPC asks for them at each handshake. A change makes a new TLS context there, so session tickets of before are
+    not accepted any more.
     """
 
     def __init__(self, tls: TlsFiles, log: logging.Logger) -> None:
         """Raises CertificateUnusable."""
-        self._tls = tls
-        self._log = log
-        self._lock = threading.Lock()
-        self._stamp = tls.stamp()
-        key, chain, authority = tls.read()
-        self.initial = self._newest = _configuration(key, chain, authority)
-        self._given = self.initial
-        self._trusted = trusted_certificates(authority)
-        self._has_lost = False
+        self._reloader: MutualTlsReloader[Any] = MutualTlsReloader(tls, _build_configuration, name="tls", log=log)
+        self.initial = self._given = self._reloader.current.configuration
+        self._losses_told = 0
 
     def fetch(self) -> Any:
-        """At each handshake; None keeps the last good certificates, and an exception would end them."""
-        with self._lock:
-            self._refresh()
-            if self._newest is self._given:
-                return None
-            self._given = self._newest
-            return self._newest
+        """The certificates for a handshake; None keeps those of before, and an exception would end them."""
+        newest = self._reloader.refresh_configuration()
+        if newest is self._given:
+            return None
+        self._given = newest
+        return newest
 
     def lost_authority(self) -> bool:
         """Whether a certificate left the authority's file since this was asked last; new handshakes know it already."""
-        with self._lock:
-            self._refresh()
-            lost, self._has_lost = self._has_lost, False
-            return lost
-
-    def _refresh(self) -> None:
-        stamp = self._tls.stamp()
-        if stamp == self._stamp:
-            return
-        try:
-            key, chain, authority = self._tls.read()
-            fresh = _configuration(key, chain, authority)
-        except CertificateUnusable as error:
-            self._log.warning("tls=kept reason=%s", error)
-            return
-        trusted = trusted_certificates(authority)
-        self._has_lost |= not self._trusted <= trusted
-        self._stamp, self._newest, self._trusted = stamp, fresh, trusted
-        self._log.info("tls=reloaded certificate=%s", self._tls.certificate)
+        self._reloader.refresh()
+        told, self._losses_told = self._losses_told, self._reloader.authority_losses
+        return self._losses_told > told
 
 
-def _configuration(key: bytes, chain: bytes, authority: bytes) -> Any:
-    return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
+def _build_configuration(_files: TlsFiles, contents: TlsContents) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(contents.key, contents.chain)], root_certificates=contents.authority
+    )
 
 
 _PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.*?)-----END", re.DOTALL)
@@ -277,12 +317,12 @@ async def listen_on_address(
     return port
 
 
-def _channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
-    key, chain, authority = tls.read()
-    return grpc.ssl_channel_credentials(authority, key, chain)
+def _channel_credentials(tls: TlsFiles | TlsContents) -> grpc.ChannelCredentials:
+    contents = tls.read_contents() if isinstance(tls, TlsFiles) else tls
+    return grpc.ssl_channel_credentials(contents.authority, contents.key, contents.chain)
 
 
-def _check_target(address: str, tls: TlsFiles | None, *, insecure: bool) -> None:
+def _check_target(address: str, tls: TlsFiles | TlsContents | None, *, insecure: bool) -> None:
     if tls is None and not insecure and not is_loopback(address):
         raise BindRefused(
             f"{address} is another machine; give --tls-certificate, --tls-key and --tls-authority, or say --insecure"
@@ -290,7 +330,11 @@ def _check_target(address: str, tls: TlsFiles | None, *, insecure: bool) -> None
 
 
 def open_channel(
-    address: str, *, tls: TlsFiles | None, insecure: bool = False, options: list[tuple[str, int]] | None = None
+    address: str,
+    *,
+    tls: TlsFiles | TlsContents | None,
+    insecure: bool = False,
+    options: list[tuple[str, int]] | None = None,
 ) -> grpc.aio.Channel:
     """A channel for asyncio; raises ListenError where the connection would be open to others."""
     _check_target(address, tls, insecure=insecure)

@@ -20,8 +20,9 @@ from tests import deploy_rig
 from tests.admission_rig import GATED, MANAGED, OPTED_IN, RULES, TRIAL, UNTOUCHED, pod
 from tests.e2e.installed import KUBECONFIG, VALIDATE, apply, kubectl, needs_cluster, remove
 
-from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook, WebhookFiles
 from eelgrid_controller.engines.kubernetes.pods.admission_review import ReviewOutcome
+from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
+from eelgrid_protos.transport import KeyPairFiles
 
 pytestmark = needs_cluster
 GATE = "eelgrid.io/placement"
@@ -71,7 +72,7 @@ def authority():
 def files(authority, tmp_path_factory):
     folder = tmp_path_factory.mktemp("webhook")
     leaf = authority.issue_cert("127.0.0.1")
-    found = WebhookFiles(folder / "tls.crt", folder / "tls.key")
+    found = KeyPairFiles(folder / "tls.crt", folder / "tls.key")
     found.certificate.write_bytes(leaf.cert_chain_pems[0].bytes())
     found.key.write_bytes(leaf.private_key_pem.bytes())
     return found

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from eelgrid_agent.metrics.access import BasicAuthenticator, PasswordVerdict
 from eelgrid_agent.metrics.exposition import MetricsRenderer
-from eelgrid_agent.metrics.server import accepts_gzip, prefers_openmetrics
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, AgentView
+from eelgrid_protos.openmetrics import accepts_gzip, prefers_openmetrics
 
 # A line ends where str.splitlines says to these parsers' readers; Prometheus itself ends one at a newline only.
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30)

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.controller_rig import inventory, running, wanted
 
 from eelgrid_controller.server.http import metrics_server
-from eelgrid_controller.server.http.metrics_server import prefers_openmetrics
 from eelgrid_protos.messages import ExplainWorkloadRequest
+from eelgrid_protos.openmetrics import prefers_openmetrics
 
 OF_PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

@@ -5,7 +5,6 @@ import logging
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,28 +14,14 @@ from tests.fakes.stewarded import job, node, points, service, stewarded
 from eelgrid_controller.objectives.status import refusal_rule
 from eelgrid_controller.runtime.scraper import FetchError, FetchFailure, Scraper
 from eelgrid_controller.server.metrics import objective_metrics
-from eelgrid_controller.server.metrics.catalogue import METRICS, build_family, main, render_reference_page
+from eelgrid_controller.server.metrics.catalogue import METRICS, build_family
 from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import BudgetScope, Column, EnergyPrices, PowerBudget, PricePeriod, Reading, SampleBatch
 
-ROOT = Path(__file__).parents[2]
 BUDGET = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=2000.0)
 PRICES = EnergyPrices(currency="CHF", periods=(PricePeriod(begins_minute=0, price_per_kwh=0.36),))
-
-
-def test_the_page_of_the_docs_is_that_of_the_list(tmp_path, capsys):
-    written = tmp_path / "page.md"
-    assert main(["--check", "--out", str(ROOT / "docs" / "reference" / "controller-metrics.md")]) == 0, (
-        capsys.readouterr().err
-    )
-    assert main(["--check", "--out", str(written)]) == 1
-    assert main(["--out", str(written)]) == 0
-    assert written.read_text() == render_reference_page()
-    written.write_text("old")
-    assert main(["--check", "--out", str(written)]) == 1
-    assert "stale" in capsys.readouterr().err
 
 
 def test_a_name_that_is_not_listed_cannot_be_told():

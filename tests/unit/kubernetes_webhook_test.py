@@ -14,11 +14,12 @@ from tests import admission_rig as rig
 from tests.controller_rig import running
 from tests.fakes.kubernetes.cluster import FakeCluster
 
-from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook, WebhookFiles
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules, ReviewOutcome, review_pod
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.runtime.config import KubernetesConfig, WebhookConfig
+from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
+from eelgrid_protos.transport import KeyPairFiles
 
 LOG = logging.getLogger("test.webhook")
 OURS = rig.GATED["a pod with the label"]
@@ -116,7 +117,7 @@ def write(files, authority, *names):
 
 @asynccontextmanager
 async def serving(folder, authority):
-    files = WebhookFiles(folder / "tls.crt", folder / "tls.key")
+    files = KeyPairFiles(folder / "tls.crt", folder / "tls.key")
     write(files, authority, "localhost", "127.0.0.1")
     hook = AdmissionWebhook(rig.RULES, files, log=LOG)
     port = await hook.start("127.0.0.1:0")
@@ -177,7 +178,7 @@ async def test_certificates_are_taken_up_anew_and_half_of_one_is_not(tmp_path):
         renewed = files.key.read_bytes()
         files.key.write_bytes(key)
         assert (await post(port, first, review))[0] == 200, "a key of another certificate"
-        assert hook.reloads == 0
+        assert hook.certificates.reloads == 0
         files.key.write_bytes(renewed)
         for host in ("localhost", "127.0.0.1"):
             assert (await post(port, second, review, host=host))[0] == 200
@@ -185,7 +186,7 @@ async def test_certificates_are_taken_up_anew_and_half_of_one_is_not(tmp_path):
             await post(port, first, review)
         files.key.unlink()
         assert (await post(port, second, review))[0] == 200
-        assert hook.reloads == 1
+        assert hook.certificates.reloads == 1
 
 
 async def test_too_many_at_once_are_sent_away(tmp_path):
@@ -213,14 +214,14 @@ async def test_too_many_at_once_are_sent_away(tmp_path):
 
 @pytest.mark.parametrize(("address", "told"), [("9443", "is no address"), ("127.0.0.1:x", "is no address")])
 async def test_an_address_that_is_none_is_told(tmp_path, address, told):
-    files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    files = KeyPairFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
     write(files, trustme.CA(), "localhost")
     with pytest.raises(ControllerConfigError, match=told):
         await AdmissionWebhook(rig.RULES, files, log=LOG).start(address)
 
 
 async def test_a_certificate_that_is_not_there_and_a_port_that_is_taken_are_told(tmp_path):
-    files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    files = KeyPairFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
     with pytest.raises(ControllerConfigError, match="certificate cannot be used"):
         await AdmissionWebhook(rig.RULES, files, log=LOG).start("127.0.0.1:0")
     async with serving(tmp_path, trustme.CA()) as (_, files, port):
@@ -240,7 +241,7 @@ current-context: x
 
 async def test_every_controller_serves_it_whoever_leads(tmp_path):
     authority = trustme.CA()
-    files = WebhookFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    files = KeyPairFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
     write(files, authority, "localhost")
     path = tmp_path / "kubeconfig"
     async with FakeCluster() as fake:

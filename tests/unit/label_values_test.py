@@ -6,21 +6,47 @@ import re
 import pytest
 import yaml
 from deploy.dashboards.reading import FOLDER
+from docs.metric_pages import list_agent_label_values
 from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy_rig import CHART, ROOT
 from tests.unit.metrics_lint_test import controllers_page
 
 from eelgrid_agent.enforce.rules import LAYOUT_ONLY_RULES, TRANSIENT_RULES, RefusalRule
-from eelgrid_agent.metrics import document
 from eelgrid_agent.metrics.catalogue import CATALOGUE
-from eelgrid_controller.server.metrics import label_values
-from eelgrid_controller.server.metrics.catalogue import METRICS
+from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.objectives.status import AttainmentVerdict
+from eelgrid_controller.server.metrics.catalogue import METRICS, PENDING_REASONS, PLAN_CHANGES
+from eelgrid_controller.server.metrics.kubernetes_metrics import WAIT_REASONS
 
 _METRIC = re.compile(r"(?<![\w:])(eelgrid_\w+)\{([^}]*)\}")
 _MATCHER = re.compile(r"""(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)\"""")
-# Of agents and of the controller, by metric and label.
-CLOSED = dict(label_values.LABEL_VALUES) | {
-    (metric.name, label): values for metric in CATALOGUE for label, values in document.list_label_values(metric).items()
+_VERDICTS = tuple(one.value for one in AttainmentVerdict)
+# Closed sets of label values of the controller's metrics, by metric and label.
+OF_CONTROLLER = {
+    ("eelgrid_nodes", "state"): ("ready", "lost"),
+    ("eelgrid_workloads", "phase"): ("pending", "placed", "cancelled"),
+    ("eelgrid_pending_workloads", "reason"): PENDING_REASONS,
+    ("eelgrid_plan_changes_total", "change"): PLAN_CHANGES,
+    ("eelgrid_saved_power_watts", "part"): ("placement", "limits"),
+    ("eelgrid_compared_power_watts", "plan"): (BEST_FIT, EELGRID),
+    ("eelgrid_compared_energy_joules_total", "plan"): (BEST_FIT, EELGRID),
+    ("eelgrid_compared_replicas", "plan"): (BOTH, EELGRID, BEST_FIT),
+    ("eelgrid_compared_gpus", "plan"): (BOTH, EELGRID, BEST_FIT),
+    ("eelgrid_ledger_windows_total", "result"): ("taken", "again", "dropped", "refused", "unplaced"),
+    ("eelgrid_ledger_forgotten_rows_total", "reason"): ("age", "size"),
+    ("eelgrid_ended_connections_total", "reason"): ("flood", "expired", "authority", "unread", "idle"),
+    ("eelgrid_traces_total", "result"): ("finished", "cancelled", "given_up"),
+    ("eelgrid_spans_total", "result"): ("exported", "failed", "dropped"),
+    ("eelgrid_promise_windows_total", "verdict"): _VERDICTS,
+    ("eelgrid_service_windows_total", "verdict"): _VERDICTS,
+    ("eelgrid_service_replicas", "state"): ("wanted", "serving"),
+    ("eelgrid_kubernetes_pods_waiting", "reason"): WAIT_REASONS,
+    ("eelgrid_kubernetes_writes_total", "result"): ("pinned", "opened", *(one.name.lower() for one in WriteFailure)),
+}
+# Of agents and of the controller.
+CLOSED = OF_CONTROLLER | {
+    (metric.name, label): values for metric in CATALOGUE for label, values in list_agent_label_values(metric).items()
 }
 # Values that only the cluster or the driver knows; a scrape brings the last three.
 OPEN = {"budget", "gpu", "gpu_instance", "kind", "model", "namespace", "node", "pool", "workload", "xid"} | {

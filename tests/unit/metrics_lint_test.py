@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from docs.metric_pages import count_agent_series_most, count_controller_series_most
 from prometheus_client.parser import text_string_to_metric_families
 from tests.controller_rig import batch, inventory, running, until, wanted
 from tests.fakes.stewarded import stewarded
@@ -14,18 +15,11 @@ from tests.metrics_lint import NO_LABELS, documented, faults
 from tests.metrics_rig import frame, share, view
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
 
-from eelgrid_agent.metrics import document
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_agent.metrics.metric import MetricScope, attribute_metric
-from eelgrid_controller.server.metrics.catalogue import (
-    BUCKETS_S,
-    METRICS,
-    POOLS_MOST,
-    MetricDescription,
-    MetricType,
-    max_series,
-)
+from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, POOLS_MOST
+from eelgrid_protos.openmetrics import MetricDescription, MetricType
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 OF_CONTROLLER = (DOCS / "controller-metrics.md").read_text()
@@ -47,7 +41,7 @@ async def controllers_page(tmp_path):
         for number in range(POOLS_MOST + 20):
             await rig.operators.submit_workload(wanted(f"task-{number}", namespace=f"team-{number}"))
         telemetry = rig.controller.agents._telemetry
-        await until(lambda: telemetry.received == POOLS_MOST + 9)
+        await until(lambda: telemetry.received == POOLS_MOST + 9, within_s=60.0)
         own = rig.controller.metrics._sources
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
         return (await rig.controller.metrics.render_page()).decode()
@@ -67,7 +61,7 @@ def said(text):
 
 async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_path):
     text = await controllers_page(tmp_path)
-    assert list(faults(text, OF_CONTROLLER, lambda name: max_series(METRICS[name]))) == []
+    assert list(faults(text, OF_CONTROLLER, lambda name: count_controller_series_most(METRICS[name]))) == []
     held = re.compile(r"(host|task|GPU-host|team)-\d+")
     told = {
         (sample.name, label)
@@ -84,7 +78,7 @@ async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_pat
 
 def test_the_agents_page_keeps_the_conventions():
     text = agents_page()
-    most = {metric.name: document.count_series_most(metric) for metric in CATALOGUE}
+    most = {metric.name: count_agent_series_most(metric) for metric in CATALOGUE}
     assert list(faults(text, OF_AGENT, most.__getitem__)) == []
     if shutil.which("promtool"):
         assert said(text) == (0, "")
@@ -99,7 +93,7 @@ def test_every_metric_of_both_is_in_the_docs_and_has_help_and_no_name_is_used_tw
 
 @pytest.mark.parametrize("one", METRICS.values(), ids=lambda one: one.name)
 def test_a_metric_of_the_controller_has_a_bound_that_the_docs_state(one):
-    most = max_series(one)
+    most = count_controller_series_most(one)
     assert 1 <= most <= 10_000
     assert f"| `{one.name}` | {one.kind.value} |" in OF_CONTROLLER
     assert f" | {most:,} | {one.help} |" in OF_CONTROLLER
@@ -109,21 +103,19 @@ def test_a_metric_of_the_controller_has_a_bound_that_the_docs_state(one):
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
 def test_a_metric_of_the_agent_has_a_bound_that_the_docs_state(metric):
-    most = document.count_series_most(metric)
+    most = count_agent_series_most(metric)
     assert 1 <= most <= 10_000
     assert re.search(rf"^\| `{metric.name}` \| {metric.kind.value} \| [^|]* \| {most:,} \| ", OF_AGENT, re.MULTILINE)
 
 
 def test_a_label_of_the_agent_without_a_bound_cannot_be_described():
     with pytest.raises(KeyError, match="pid"):
-        document.count_series_most(
-            attribute_metric("eelgrid_gpu_processes", MetricScope.GPU, "pids", "Processes.", "pid")
-        )
+        count_agent_series_most(attribute_metric("eelgrid_gpu_processes", MetricScope.GPU, "pids", "Processes.", "pid"))
 
 
 def test_a_label_without_a_bound_cannot_be_described():
     with pytest.raises(KeyError, match="pod"):
-        max_series(MetricDescription("eelgrid_pods", MetricType.GAUGE, "Pods", ("pod",)))
+        count_controller_series_most(MetricDescription("eelgrid_pods", MetricType.GAUGE, "Pods", ("pod",)))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import math
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -15,13 +14,12 @@ from tests.metrics_rig import HOST_READINGS, frame, view
 from eelgrid_agent.devices.port import FAST_READINGS, INSTANCE_READINGS, SLOW_READINGS, Missing
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
 from eelgrid_agent.metrics.catalogue import CATALOGUE, NOT_SHOWN
-from eelgrid_agent.metrics.document import main as document
 from eelgrid_agent.metrics.exposition import MetricsRenderer
-from eelgrid_agent.metrics.metric import MetricKind, MetricScope
+from eelgrid_agent.metrics.metric import MetricScope
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, HostView, NodeMetricsView, TimedValues
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Gpu, Reading
+from eelgrid_protos.openmetrics import MetricType
 
-ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("watts", "joules", "bytes", "bytes_per_second", "seconds", "hertz", "celsius", "ratio")
 # What has no unit counts things, or is a state.
 COUNTED = {
@@ -93,10 +91,10 @@ def test_a_metric_obeys_the_conventions(metric):
     name = metric.name
     assert re.fullmatch(r"(eelgrid|process)_[a-z0-9]+(_[a-z0-9]+)*", name)
     assert not NOT_BASE.search(name)
-    assert name.endswith("_total") is (metric.kind is MetricKind.COUNTER)
-    assert name.endswith("_info") is (metric.kind is MetricKind.INFO)
+    assert name.endswith("_total") is (metric.kind is MetricType.COUNTER)
+    assert name.endswith("_info") is (metric.kind is MetricType.INFO)
     bare = name.removesuffix("_total").removesuffix("_info")
-    if metric.kind is not MetricKind.INFO:
+    if metric.kind is not MetricType.INFO:
         unit_known = bare.endswith(tuple(f"_{unit}" for unit in UNITS))
         assert unit_known or bare.rpartition("_")[2] in COUNTED | STATES
     assert not re.search(r"gauge|counter|histogram|summary", name)
@@ -105,7 +103,7 @@ def test_a_metric_obeys_the_conventions(metric):
     assert len(set(labels)) == len(labels)
     assert not (NO_LABELS | {"command", "le"}) & set(labels)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in labels)
-    assert bool(metric.facts) is (metric.kind is MetricKind.INFO)
+    assert bool(metric.facts) is (metric.kind is MetricType.INFO)
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
@@ -130,7 +128,7 @@ def test_a_reading_is_shown_in_the_base_unit_of_its_name(metric):
 
 def test_names_are_given_once_and_labels_of_one_source_fit():
     names = [metric.name for metric in CATALOGUE]
-    families = [metric.family for metric in CATALOGUE if metric.kind is not MetricKind.INFO]
+    families = [metric.family for metric in CATALOGUE if metric.kind is not MetricType.INFO]
     assert len(set(names)) == len(names)
     assert len(set(families)) == len(families)
     for metric in CATALOGUE:
@@ -148,19 +146,6 @@ def test_every_reading_has_a_metric():
     assert {*shown[MetricScope.GPU], *shown[MetricScope.HOST], Reading.UNSPECIFIED, *NOT_SHOWN} == set(Reading)
 
 
-def test_the_page_of_metrics_is_fresh(capsys, tmp_path):
-    assert document(["--check", "--out", str(ROOT / "docs" / "reference" / "agent-metrics.md")]) == 0, (
-        capsys.readouterr().err
-    )
-    page = tmp_path / "metrics.md"
-    assert document(["--check", "--out", str(page)]) == 1
-    assert document(["--out", str(page)]) == 0
-    assert page.read_bytes() == (ROOT / "docs" / "reference" / "agent-metrics.md").read_bytes()
-    page.write_text(page.read_text() + "more\n")
-    assert document(["--check", "--out", str(page)]) == 1
-    assert "stale" in capsys.readouterr().err
-
-
 # The renderer
 
 
@@ -175,7 +160,7 @@ def test_every_metric_is_shown_with_its_labels_and_kind():
             for labels, _ in samples:
                 names.setdefault(name, set()).add(tuple(sorted(labels.keys() - {"le"})))
     for metric in CATALOGUE:
-        suffix = "_bucket" if metric.kind is MetricKind.HISTOGRAM else ""
+        suffix = "_bucket" if metric.kind is MetricType.HISTOGRAM else ""
         assert names[metric.name + suffix] == {tuple(sorted(metric.all_labels))}
     known = {metric.name for metric in CATALOGUE}
     assert {re.sub(r"(?<=duration_seconds)_(bucket|count|sum)$", "", name) for name in names} == known

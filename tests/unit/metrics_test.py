@@ -22,13 +22,14 @@ from eelgrid_agent.energy.metering import EnergyMeasurement, UncertainEnergy
 from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.metrics.access import MetricsError
 from eelgrid_agent.metrics.collector import AgentCollector, DriverProcessStatus, TimedDevice, summarize_latencies
-from eelgrid_agent.metrics.server import OPENMETRICS, PROMETHEUS, MetricsEndpoint, ScrapeHandler, prefers_openmetrics
+from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
 from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, missing_gpu_readings, read_each_gpu, survey_devices
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, ConnectResponse, NodePlan
+from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, prefers_openmetrics
 
 SECOND = 1_000_000_000
 
@@ -290,7 +291,7 @@ def test_the_timed_port_has_every_call_of_the_port():
 def test_the_format_is_what_the_scraper_likes(accept, wanted):
     assert prefers_openmetrics(accept) is wanted
     answer = Agent().page.build_response("/metrics", accept=accept)
-    assert answer.content_type == (OPENMETRICS if wanted else PROMETHEUS)
+    assert answer.content_type == (CONTENT_OPENMETRICS if wanted else CONTENT_PROMETHEUS)
     assert answer.body.endswith(b"# EOF\n") is wanted
 
 

@@ -10,8 +10,8 @@ import pytest
 from bench.page_fleet import PageFleet
 from tests.certificates_rig import Authority
 
-from eelgrid_controller.server.http import live_connections, live_server
-from eelgrid_controller.server.http.live_connections import ViewerSlot, ViewerSlots
+from eelgrid_controller.server.http import live_server
+from eelgrid_controller.server.http.live_server import ViewerSlot, ViewerSlots
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,6 @@ async def test_a_client_with_many_viewers_leaves_room_for_another(authority, tmp
 
 @pytest.mark.parametrize("is_secure", [False, True])
 async def test_a_connection_that_says_nothing_is_ended(authority, tmp_path, monkeypatch, is_secure):
-    monkeypatch.setattr(live_connections, "FIRST_REQUEST_WITHIN_S", 0.3)
     monkeypatch.setattr(live_server, "FIRST_REQUEST_WITHIN_S", 0.3)
     server = authority.write(tmp_path / "server", names=("127.0.0.1",)) if is_secure else None
     door = await PageFleet(1).open(tls=server)

@@ -10,8 +10,13 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from eelgrid_controller.server.metrics.catalogue import MetricDescription, MetricFamily, MetricType
-from eelgrid_controller.server.metrics.openmetrics import render_openmetrics, render_prometheus
+from eelgrid_protos.openmetrics import (
+    MetricDescription,
+    MetricFamily,
+    MetricType,
+    render_openmetrics,
+    render_prometheus,
+)
 
 # A line ends where str.splitlines says to these parsers' readers; Prometheus itself ends one at a newline only.
 TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")) | st.sampled_from('\n"\\'), max_size=20)

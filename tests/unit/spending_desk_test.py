@@ -12,7 +12,6 @@ from tests.fakes.stewarded import World, node
 
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace
 from eelgrid_controller.energy.store.ledger_store import open_ledger
-from eelgrid_controller.server.metrics.openmetrics import render_prometheus
 from eelgrid_controller.server.spending_monitor import SpendingMonitor
 from eelgrid_controller.state.events import SpendingJudged, event_from_plain
 from eelgrid_protos.faults import Unavailable
@@ -26,6 +25,7 @@ from eelgrid_protos.messages import (
     SpendingScope,
     WorkloadPhase,
 )
+from eelgrid_protos.openmetrics import render_prometheus
 
 # 22 November 2026, 12:00 UTC.
 NOON_S = 1_795_348_800

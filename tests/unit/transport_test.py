@@ -213,9 +213,7 @@ async def test_certificates_are_taken_up_anew(tmp_path):
         assert await ask(port, old_client) == "only"
         ours.key.unlink()
         assert await ask(port, old_client) == "only"
-        before = ours.stamp()
         write_tls(tmp_path / "server", new, "server")
-        assert ours.stamp() != before
         assert await ask(port, new_client) == "only"
         with pytest.raises(Unavailable):
             await ask(port, old_client)

@@ -50,7 +50,7 @@ def write(folder, text):
 
 
 class Served:
-    """A server on a free port; its own clock for re-reading is not waited for."""
+    """A server on a free port."""
 
     def __init__(self, path, *, address="127.0.0.1:0", insecure=False, log=None):
         self.server = MetricsEndpoint(
@@ -84,10 +84,6 @@ class Served:
             return answer.status, answer.headers, answer.read()
         finally:
             connection.close()
-
-    def look_again(self):
-        """As though the second between two looks at the files were over."""
-        self.server._server.door._looked_s -= 10.0
 
 
 # The file
@@ -213,7 +209,6 @@ def test_users_are_read_again_when_the_file_changes(folder):
     with Served(path) as served:
         assert served.get(user=("alice", "right"))[0] == 200
         write(folder, f"basic_auth_users: {{alice: '{OTHER}', bob: '{HASH}'}}\n")
-        served.look_again()
         assert served.get(user=("alice", "right"))[0] == 401, "a password that was right is not remembered"
         assert served.get(user=("alice", "other"))[0] == 200
         assert served.get(user=("bob", "right"))[0] == 200
@@ -225,15 +220,12 @@ def test_a_file_that_breaks_later_leaves_the_last_good_one(folder, caplog):
     with Served(path, log=log) as served, caplog.at_level(logging.INFO, logger=log.name):
         for text in ("basic_auth_users: {alice: right}\n", "a: ["):
             write(folder, text)
-            served.look_again()
             assert served.get(user=("alice", "right"))[0] == 200
             assert served.get()[0] == 401, "a broken file opens no door"
         path.unlink()
-        served.look_again()
         assert served.get()[0] == 401
         assert sum("web_config=kept" in record.message for record in caplog.records) == 3
         write(folder, "{}\n")
-        served.look_again()
         assert served.get()[0] == 200
 
 
@@ -244,10 +236,8 @@ def test_certificates_are_rotated_without_a_restart(folder, authority):
         certificate = following.issue_cert("localhost")
         shutil.copy(folder / "tls.crt", folder / "old.crt")
         certificate.cert_chain_pems[0].write_to_path(folder / "tls.crt")
-        served.look_again()
         assert served.get(trust=authority)[0] == 200, "a chain without its key is not taken"
         certificate.private_key_pem.write_to_path(folder / "tls.key")
-        served.look_again()
         assert served.get(trust=following)[0] == 200
         with pytest.raises(ssl.SSLError):
             served.get(trust=authority)

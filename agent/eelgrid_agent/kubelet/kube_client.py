@@ -20,6 +20,7 @@ ApiError                 the API server could not be asked, or did not do it; sa
 
 import http.client
 import json
+import logging
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -27,6 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
+
+from eelgrid_protos.file_reloader import FileReloader, WatchFile
+
+_LOG = logging.getLogger("eelgrid.agent")
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ANSWER_BYTES_MOST = 16 * 2**20
@@ -96,7 +101,8 @@ class KubeApiClient:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._connection: http.client.HTTPSConnection | None = None
-        self._authority_ns = -1
+        self._authority: FileReloader[ssl.SSLContext] | None = None
+        self._context: ssl.SSLContext | None = None
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
         """An object or a list."""
@@ -163,15 +169,20 @@ class KubeApiClient:
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
     def _open_connection(self) -> http.client.HTTPSConnection:
-        authority = self._folder / "ca.crt"
-        changed_ns = authority.stat().st_mtime_ns
-        if self._connection is not None and changed_ns == self._authority_ns:
+        if self._authority is None:
+            self._authority = FileReloader(self._load_authority, name="kubernetes_tls", log=_LOG)
+        context = self._authority.refresh()
+        if self._connection is not None and context is self._context:
             return self._connection
         self.close()
-        context = ssl.create_default_context(cafile=str(authority))
         self._connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
-        self._authority_ns = changed_ns
+        self._context = context
         return self._connection
+
+    def _load_authority(self, watch: WatchFile) -> ssl.SSLContext:
+        authority = self._folder / "ca.crt"
+        watch(authority)
+        return ssl.create_default_context(cafile=str(authority))
 
     def _token(self) -> str:
         with (self._folder / "token").open("rb") as file:

@@ -20,11 +20,13 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from eelgrid_agent.metrics.web_config import TlsSettings, WebConfig, WebConfigError, load_web_config
-from eelgrid_protos.transport import TlsFiles
+from eelgrid_protos.file_reloader import FileReloader, WatchFile, load_key_pair
+from eelgrid_protos.transport import CertificateUnusable, TlsFiles
 
 _ANSWERS_MOST = 100
 # New passwords tried in a second, all users together.
@@ -115,9 +117,6 @@ def _matches(hashed: str, password: bytes) -> bool:
     return bool(matches) and fits
 
 
-# How often files are asked whether they changed, at most.
-FRESH_S = 1.0
-
 _AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _VERSIONS = {
     "TLS10": ssl.TLSVersion.TLSv1,
@@ -135,82 +134,62 @@ class WebConfigUnusable(MetricsError):
     """The web configuration file, or a file that it names, is at fault."""
 
 
+@dataclass(frozen=True, slots=True)
+class AccessRules:
+    """What the files say: users, headers and client names, and the TLS context; None without TLS."""
+
+    config: WebConfig
+    context: ssl.SSLContext | None
+
+
 class ScrapeAccess:
-    """Who may come in now."""
+    """Who may come in now: by the web configuration file, or else by the files of the agent's TLS flags."""
 
     def __init__(self, path: Path | None, tls: TlsFiles | None, log: logging.Logger) -> None:
+        self.credentials = BasicAuthenticator(secret=secrets.token_bytes(32), monotonic_ns=time.monotonic_ns)
         self._path = path
         self._flags = tls
-        self._log = log
-        self._lock = threading.Lock()
-        self._looked_s = time.monotonic()
-        self._stamp: object = None
-        self.config = WebConfig()
-        self.context: ssl.SSLContext | None = None
-        self.credentials = BasicAuthenticator(secret=secrets.token_bytes(32), monotonic_ns=time.monotonic_ns)
+        name = "metrics_tls" if path is None else "web_config"
         try:
-            self._read()
+            self._reloader = FileReloader(self._load, name=name, log=log, errors=(WebConfigError, CertificateUnusable))
         except WebConfigError as error:
             raise WebConfigUnusable(f"--web-config {error}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, CertificateUnusable) as error:
             raise MetricsError(f"TLS of --metrics: {error}; name readable PEM files that fit each other") from None
 
     @property
+    def config(self) -> WebConfig:
+        """What the web configuration file says."""
+        return self._reloader.current.config
+
+    @property
     def is_encrypted(self) -> bool:
-        """Whether others than the client can not listen."""
-        return self.context is not None
+        """Whether nobody but the client can read along."""
+        return self._reloader.current.context is not None
 
-    def refresh(self) -> None:
-        """Reads what changed; the last that could be used stays otherwise."""
-        with self._lock:
-            now_s = time.monotonic()
-            if now_s - self._looked_s < FRESH_S:
-                return
-            self._looked_s = now_s
-            stamp = self._stamps()
-            if stamp == self._stamp:
-                return
-            try:
-                self._read()
-            except (WebConfigError, OSError, ValueError) as error:
-                self._stamp = stamp
-                self._log.warning("web_config=kept reason=%s", error)
-            else:
-                self._log.info("web_config=reloaded")
+    def refresh(self) -> AccessRules:
+        """Loads files that changed, and returns the rules in use."""
+        return self._reloader.refresh()
 
-    def _read(self) -> None:
-        # The stamp goes first: what changes while it is read is read again.
+    def _load(self, watch: WatchFile) -> AccessRules:
         if self._path is not None:
-            stamp = _stamp(self._path)
+            watch(self._path)
             config = load_web_config(self._path)
-            files = () if config.tls is None else config.tls.files
-            seen = (stamp, tuple(_stamp(file) for file in files))
-            context = None if config.tls is None else _context(config.tls, self._path)
-            self.config, self.context, self._stamp = config, context, seen
-        elif self._flags is not None:
-            seen_flags = self._flags.stamp()
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self._flags.authority))
-            context.load_cert_chain(self._flags.certificate, self._flags.key)
-            context.verify_mode = ssl.CERT_REQUIRED
-            self.context, self._stamp = context, seen_flags
-
-    def _stamps(self) -> object:
-        if self._path is None:
-            return None if self._flags is None else self._flags.stamp()
-        files = () if self.config.tls is None else self.config.tls.files
-        return _stamp(self._path), tuple(_stamp(file) for file in files)
+            if config.tls is None:
+                return AccessRules(config, None)
+            for file in config.tls.files:
+                watch(file)
+            return AccessRules(config, _build_context(config.tls, self._path))
+        if self._flags is None:
+            return AccessRules(WebConfig(), None)
+        self._flags.load_contents(watch)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self._flags.authority))
+        load_key_pair(context, self._flags.certificate, self._flags.key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return AccessRules(WebConfig(), context)
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Changes when the file does."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0, 0
-    return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _context(settings: TlsSettings, path: Path) -> ssl.SSLContext:
+def _build_context(settings: TlsSettings, path: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = _VERSIONS[settings.oldest], _VERSIONS[settings.newest]
     context.options |= ssl.OP_NO_COMPRESSION
@@ -227,7 +206,7 @@ def _context(settings: TlsSettings, path: Path) -> ssl.SSLContext:
         name = "tls_server_config: cipher_suites or curve_preferences"
         raise WebConfigError(f"{path}: {name}: OpenSSL here does not take it ({error}); choose others") from None
     try:
-        context.load_cert_chain(settings.certificate, settings.key)
+        load_key_pair(context, settings.certificate, settings.key)
     except OSError as error:
         files = f"{settings.certificate} and {settings.key}"
         raise WebConfigError(

@@ -12,7 +12,6 @@ the machine, or by the work on it: never a process id, command or user.
 
 from eelgrid_agent.metrics.metric import (
     Metric,
-    MetricKind,
     MetricScope,
     MetricSource,
     absence_metric,
@@ -24,8 +23,9 @@ from eelgrid_agent.metrics.metric import (
 )
 from eelgrid_agent.metrics.snapshot import HOLDER_LABELS, SHARE_LABELS
 from eelgrid_protos.messages import Reading
+from eelgrid_protos.openmetrics import MetricType
 
-_COUNTER = MetricKind.COUNTER
+_COUNTER = MetricType.COUNTER
 _HERTZ_PER_MHZ = 1e6
 # The devices of one module each tell the power of all of it, and nothing tells which devices those are.
 NOT_SHOWN = frozenset({Reading.MODULE_POWER_W})
@@ -208,7 +208,7 @@ HEALTH_METRICS = (
         "direction",
         {"sent": Reading.PCIE_SENT_BYTES_PER_S, "received": Reading.PCIE_RECEIVED_BYTES_PER_S},
         "PCIe traffic over the part's own window; it keeps no counter.",
-        kind=MetricKind.GAUGE,
+        kind=MetricType.GAUGE,
         scope=MetricScope.GPU,
     ),
     labelled_metric(
@@ -342,7 +342,7 @@ _AGENT = (
         "calls",
         "Time that calls to the device library took, by call of the device port.",
         "call",
-        kind=MetricKind.HISTOGRAM,
+        kind=MetricType.HISTOGRAM,
     ),
     attribute_metric(
         "process_cpu_seconds_total", MetricScope.PROCESS, "cpu_s", "CPU time of this process.", kind=_COUNTER
@@ -408,14 +408,14 @@ _NODE = (
     attribute_metric("eelgrid_host_memory_size_bytes", MetricScope.HOST, "memory_bytes", "Memory of the host."),
     Metric(
         name="eelgrid_host_cpu_utilization_ratio",
-        kind=MetricKind.GAUGE,
+        kind=MetricType.GAUGE,
         scope=MetricScope.HOST,
         help="Share of the host's CPUs in use.",
         sources=(MetricSource(of=Reading.HOST_CPU_UTILIZATION_RATIO),),
     ),
     Metric(
         name="eelgrid_host_memory_used_bytes",
-        kind=MetricKind.GAUGE,
+        kind=MetricType.GAUGE,
         scope=MetricScope.HOST,
         help="Memory of the host in use.",
         sources=(MetricSource(of=Reading.HOST_MEMORY_USED_BYTES),),

@@ -1,6 +1,7 @@
-"""Prometheus text format and OpenMetrics: renders a snapshot as the bytes of a scrape.
+"""Renders a snapshot of the agent as the bytes of a scrape, in Prometheus' text format and OpenMetrics.
 
-Owns both formats: heads, escapes, numbers, the order of families. Must not know
+Owns the lines that are kept between pages and the order of families; heads,
+escapes and numbers are those of `eelgrid_protos.openmetrics`. Must not know
 names or units (the catalogue's) nor who asks for a page.
 
 Theory. What a series is called changes only when a device or an instance
@@ -18,15 +19,18 @@ from typing import Any
 
 from eelgrid_agent.devices.port import FAST_READINGS, LATENCY_BUCKETS_S, InstanceReadings, Missing, ReadingValue
 from eelgrid_agent.metrics.catalogue import CATALOGUE, GPU_ABSENT, HOST_ABSENT, INSTANCE_ABSENT
-from eelgrid_agent.metrics.metric import Metric, MetricKind, MetricScope, MetricSource
+from eelgrid_agent.metrics.metric import Metric, MetricScope, MetricSource
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, LatencyDistribution, NodeMetricsView
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
-
-# Units that OpenMetrics' UNIT line names; a count has none.
-UNITS = ("watts", "joules", "bytes", "seconds", "hertz", "celsius", "ratio")
+from eelgrid_protos.openmetrics import (
+    MetricType,
+    format_labels,
+    format_number,
+    openmetrics_head,
+    prometheus_head,
+)
 
 _NOTHING: Mapping[Reading, ReadingValue] = {}
-_ODD_NUMBERS = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 _BUCKETS = (*(repr(bound) for bound in LATENCY_BUCKETS_S), "+Inf")
 # Names of series that are no readings, kept between pages: twice what the busiest node shows.
 _NAMES_MOST = 20_000
@@ -75,7 +79,7 @@ class MetricsRenderer:
 
     def __init__(self, metrics: Sequence[Metric] = CATALOGUE) -> None:
         self._metrics = tuple(metrics)
-        self._heads = tuple((_prometheus_head(metric), _openmetrics_head(metric)) for metric in metrics)
+        self._heads = tuple((prometheus_head(metric), openmetrics_head(metric, has_unit=True)) for metric in metrics)
         self._index = {metric.name: index for index, metric in enumerate(metrics)}
         self._attributes = {scope: self._attribute_cells(scope) for scope in MetricScope}
         gpu_cells = self._reading_cells(MetricScope.GPU)
@@ -179,7 +183,7 @@ class MetricsRenderer:
                 continue
             absent.append(f'reading="{cell.label}",reason="{reason}"}} 1.0\n')
         if absent:
-            head = f"{absent_name}{{{_pairs(scope.labels, subject)}{',' if subject else ''}"
+            head = f"{absent_name}{{{format_labels(scope.labels, subject)}{',' if subject else ''}"
             page[self._index[absent_name]].extend([head + line for line in absent])
 
     def _states(self, cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
@@ -221,7 +225,7 @@ class MetricsRenderer:
             elif is_mapping:
                 self._mapping(page[index], index, subject, found, scale)
             else:
-                page[index].append(f"{self._name(index, subject)}{_number(float(found) * scale)}\n")
+                page[index].append(f"{self._name(index, subject)}{format_number(float(found) * scale)}\n")
 
     def _mapping(
         self, lines: list[str], index: int, subject: tuple[str, ...], found: Mapping[Any, Any], scale: float
@@ -234,7 +238,7 @@ class MetricsRenderer:
             if value.__class__ is LatencyDistribution:
                 lines.extend(_buckets(name, value))
             else:
-                lines.append(f"{name}{_number(value * scale)}\n")
+                lines.append(f"{name}{format_number(value * scale)}\n")
 
     def _name(self, index: int, values: tuple[str, ...]) -> str:
         """Name and labels of one series, made once."""
@@ -270,7 +274,7 @@ class MetricsRenderer:
         for index, metric in enumerate(self._metrics):
             if metric.scope is not scope:
                 continue
-            if metric.kind is MetricKind.INFO:
+            if metric.kind is MetricType.INFO:
                 take = attrgetter(*(path for _, path in metric.facts))
                 cells.append((index, True, take if len(metric.facts) > 1 else _alone(take), 1.0))
             cells += [(index, False, attrgetter(s.of), s.scale) for s in metric.sources if isinstance(s.of, str)]
@@ -316,14 +320,8 @@ def _buckets(series: str, value: LatencyDistribution) -> list[str]:
         for bound, below in zip(_BUCKETS, value.below, strict=True)
     ]
     lines.append(f"{name}_count{{{labels}}} {float(value.below[-1])!r}\n")
-    lines.append(f"{name}_sum{{{labels}}} {_number(float(value.sum_s))}\n")
+    lines.append(f"{name}_sum{{{labels}}} {format_number(float(value.sum_s))}\n")
     return lines
-
-
-def _number(value: float) -> str:
-    """A float as both formats write it."""
-    text = repr(value)
-    return _ODD_NUMBERS.get(text, text)
 
 
 def _text(value: object) -> str:
@@ -332,29 +330,5 @@ def _text(value: object) -> str:
 
 def _series(metric: Metric, values: tuple[str, ...]) -> str:
     """Name and labels of one series, up to its number."""
-    labels = _pairs(metric.all_labels, values)
+    labels = format_labels(metric.all_labels, values)
     return f"{metric.name}{{{labels}}} " if labels else f"{metric.name} "
-
-
-def _pairs(labels: tuple[str, ...], values: tuple[str, ...]) -> str:
-    return ",".join(f'{label}="{escape_label(value)}"' for label, value in zip(labels, values, strict=True))
-
-
-def escape_label(value: str) -> str:
-    """A label's value as both formats write it."""
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _prometheus_head(metric: Metric) -> str:
-    kind = "gauge" if metric.kind is MetricKind.INFO else metric.kind.value
-    text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n"
-
-
-def _openmetrics_head(metric: Metric) -> str:
-    family = metric.family
-    unit = family.rpartition("_")[2]
-    lines = [f"# HELP {family} {escape_label(metric.help)}\n", f"# TYPE {family} {metric.kind.value}\n"]
-    if unit in UNITS and metric.kind is not MetricKind.INFO:
-        lines.append(f"# UNIT {family} {unit}\n")
-    return "".join(lines)

@@ -1,7 +1,7 @@
-"""What a metric is, as data: its name, kind, help and labels, and where its numbers come from.
+"""Where the numbers of a metric of the agent come from, as data: its subject, and readings or attributes of that.
 
-Owns the vocabulary of the catalogue. Must not know a single metric, nor how
-any is written down.
+Owns the vocabulary of the catalogue, on top of `eelgrid_protos.openmetrics`.
+Must not know a single metric, nor how any is written down.
 
 Theory. A metric has one subject (its scope), and the scope's labels name the
 subject in every series; a metric's own labels come after them. Numbers come
@@ -16,15 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from eelgrid_protos.messages import Reading
-
-
-class MetricKind(Enum):
-    """How Prometheus takes the number."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    INFO = "info"
-    HISTOGRAM = "histogram"
+from eelgrid_protos.openmetrics import MetricDescription, MetricType
 
 
 class MetricScope(Enum):
@@ -68,30 +60,19 @@ class MetricSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric; `name` is that of its samples, so a counter's ends in _total.
+class Metric(MetricDescription):
+    """One metric of the agent.
 
     `states` turns a code into one series for each state and `bits` a mask into
     one for each bit; what neither names is `other`. `facts` are the label and
     the attribute of each part of an info metric.
     """
 
-    name: str
-    kind: MetricKind
-    help: str
     scope: MetricScope
     sources: tuple[MetricSource, ...] = ()
-    labels: tuple[str, ...] = ()
     states: tuple[tuple[int, str], ...] = ()
     bits: tuple[tuple[int, str], ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def family(self) -> str:
-        """The name that OpenMetrics gives the family: without the suffix of its samples."""
-        if self.kind is MetricKind.COUNTER:
-            return self.name.removesuffix("_total")
-        return self.name.removesuffix("_info") if self.kind is MetricKind.INFO else self.name
 
     @property
     def all_labels(self) -> tuple[str, ...]:
@@ -109,7 +90,7 @@ def gpu_metric(
     reading: Reading,
     text: str,
     *,
-    kind: MetricKind = MetricKind.GAUGE,
+    kind: MetricType = MetricType.GAUGE,
     scale: float = 1.0,
     states: tuple[tuple[int, str], ...] = (),
     bits: tuple[tuple[int, str], ...] = (),
@@ -129,7 +110,7 @@ def gpu_metric(
 
 
 def labelled_metric(
-    name: str, label: str, sources: dict[str, Reading], text: str, *, kind: MetricKind, scope: MetricScope
+    name: str, label: str, sources: dict[str, Reading], text: str, *, kind: MetricType, scope: MetricScope
 ) -> Metric:
     """Readings that are one quantity told apart by one label."""
     return Metric(
@@ -148,7 +129,7 @@ def attribute_metric(
     path: str,
     text: str,
     *labels: str,
-    kind: MetricKind = MetricKind.GAUGE,
+    kind: MetricType = MetricType.GAUGE,
 ) -> Metric:
     """An attribute of a view."""
     return Metric(name=name, kind=kind, help=text, scope=scope, labels=labels, sources=(MetricSource(of=path),))
@@ -156,19 +137,19 @@ def attribute_metric(
 
 def info_metric(name: str, scope: MetricScope, text: str, **facts: str) -> Metric:
     """What a subject is; each fact is a label and the attribute that it shows."""
-    return Metric(name=name, kind=MetricKind.INFO, help=text, scope=scope, facts=tuple(facts.items()))
+    return Metric(name=name, kind=MetricType.INFO, help=text, scope=scope, facts=tuple(facts.items()))
 
 
 def absence_metric(name: str, scope: MetricScope, text: str) -> Metric:
     """Why readings of a subject have no series; the renderer knows."""
-    return Metric(name=name, kind=MetricKind.GAUGE, help=text, scope=scope, labels=("reading", "reason"))
+    return Metric(name=name, kind=MetricType.GAUGE, help=text, scope=scope, labels=("reading", "reason"))
 
 
 def instance_metric(name: str, reading: Reading, text: str) -> Metric:
     """One reading of a GPU instance."""
     return Metric(
         name=f"eelgrid_gpu_instance_{name}",
-        kind=MetricKind.GAUGE,
+        kind=MetricType.GAUGE,
         help=text,
         scope=MetricScope.INSTANCE,
         sources=(MetricSource(of=reading),),

@@ -23,24 +23,19 @@ from pathlib import Path
 from socket import SHUT_RDWR, socket
 from typing import Any, Protocol
 
-from eelgrid_agent.metrics.access import MetricsError, PasswordVerdict, ScrapeAccess
+from eelgrid_agent.metrics.access import AccessRules, MetricsError, PasswordVerdict, ScrapeAccess
 from eelgrid_agent.metrics.exposition import MetricsRenderer, RenderedMetrics
 from eelgrid_agent.metrics.snapshot import AgentSnapshot
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.http_hosts import HttpHosts
+from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, accepts_gzip, prefers_openmetrics
 from eelgrid_protos.transport import TlsFiles, is_loopback
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 # The event loop is taken for dead when nothing was sampled for this long and four intervals.
 SILENCE_S_MOST = 60.0
 SILENCE_INTERVALS = 4.0
 
-_OPENMETRICS_TYPE = "application/openmetrics-text"
-_OPENMETRICS_VERSIONS = ("", "0.0.1", "1.0.0")
-# A header that lists more than any client does is not read to its end.
-_CHOICES_MOST = 32
 # Labels repeat: the first level makes 20 kB of 500, and the higher ones little less for a lot more.
 _GZIP_LEVEL = 1
 
@@ -88,7 +83,9 @@ class ScrapeHandler:
             case "/metrics":
                 openmetrics, gzipped = prefers_openmetrics(accept), accepts_gzip(accept_encoding)
                 body = self._metrics(openmetrics=openmetrics, gzipped=gzipped)
-                return ScrapeResponse(200, OPENMETRICS if openmetrics else PROMETHEUS, body, "gzip" if gzipped else "")
+                return ScrapeResponse(
+                    200, CONTENT_OPENMETRICS if openmetrics else CONTENT_PROMETHEUS, body, "gzip" if gzipped else ""
+                )
             case "/livez":
                 return self._live()
             case "/readyz":
@@ -128,39 +125,6 @@ class ScrapeHandler:
                 body = self._rendered.openmetrics() if openmetrics else self._rendered.prometheus()
             self._forms[form] = body
         return body
-
-
-def prefers_openmetrics(accept: str) -> bool:
-    """Whether an Accept header likes OpenMetrics at least as well as plain text."""
-    liked, plain = 0.0, 0.0
-    for name, parameters, quality in _choices(accept):
-        if name == _OPENMETRICS_TYPE and parameters.get("version", "") in _OPENMETRICS_VERSIONS:
-            liked = max(liked, quality)
-        elif name == "text/plain":
-            plain = max(plain, quality)
-    return liked > 0.0 and liked >= plain
-
-
-def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether an Accept-Encoding header takes gzip."""
-    qualities = {name: quality for name, _, quality in _choices(accept_encoding)}
-    return qualities.get("gzip", qualities.get("*", 0.0)) > 0.0
-
-
-def _choices(header: str) -> list[tuple[str, dict[str, str], float]]:
-    """The choices of a header: name, parameters and quality, 0 where the quality is no number."""
-    choices = []
-    for choice in header.split(",")[:_CHOICES_MOST]:
-        name, *rest = (part.strip() for part in choice.split(";"))
-        parameters = {
-            key.strip().lower(): value.strip(' "') for key, _, value in (part.partition("=") for part in rest)
-        }
-        try:
-            quality = float(parameters.get("q", "1"))
-        except ValueError:
-            quality = 0.0
-        choices.append((name.lower(), parameters, quality if 0.0 <= quality <= 1.0 else 0.0))
-    return choices
 
 
 SCRAPES_MOST = 8
@@ -261,8 +225,7 @@ class _Server(ThreadingHTTPServer):
         until_s = time.monotonic() + self.request_s_most
         try:
             request.settimeout(self.request_s_most)
-            self.door.refresh()
-            connection = self._secure(request, until_s)
+            connection = self._secure(request, until_s, self.door.refresh())
             super().process_request_thread(connection, client_address)
         except OSError:
             self.shutdown_request(request)
@@ -300,9 +263,9 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is its own business."""
 
-    def _secure(self, request: socket, until_s: float) -> socket:
+    def _secure(self, request: socket, until_s: float, rules: AccessRules) -> socket:
         """The connection, encrypted where it should be; raises OSError, as SSLError is."""
-        context, tls = self.door.context, self.door.config.tls
+        context, tls = rules.context, rules.config.tls
         if context is None:
             self._open[threading.get_ident()] = request, until_s
             return request

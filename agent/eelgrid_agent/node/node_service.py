@@ -16,9 +16,10 @@ import grpc.aio
 
 from eelgrid_agent.energy.report import build_energy_response
 from eelgrid_agent.node.node import AgentClock, AgentNode
-from eelgrid_protos.callers import CallerReader, RateLimitedLog
+from eelgrid_protos.callers import CallerReader
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, NotFound
+from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.messages import (
     EnergyStatus,
     GetInventoryRequest,

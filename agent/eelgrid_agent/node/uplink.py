@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc.aio
 
@@ -26,9 +26,10 @@ from eelgrid_agent.node.node import AgentNode, ForeignSequence
 from eelgrid_protos.codec import digest_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
+from eelgrid_protos.file_reloader import FileReloader
 from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, Inventory, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_client
-from eelgrid_protos.transport import ListenError, TlsFiles, open_channel
+from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, open_channel
 
 _LOG = logging.getLogger("eelgrid.agent")
 
@@ -87,7 +88,7 @@ class Uplink:
         jitter: Callable[[], float],
         report: Callable[[str], None],
         limits: UplinkLimits | None = None,
-        tls_stamp: Callable[[], Any] | None = None,
+        tls_version: Callable[[], int] | None = None,
     ) -> None:
         self._node = node
         self._open_channel = open_channel
@@ -95,7 +96,8 @@ class Uplink:
         self._jitter = jitter
         self._report = report
         self._limits = limits or UplinkLimits()
-        self._tls_stamp = tls_stamp
+        # Changes when there are new certificates to connect with.
+        self._tls_version = tls_version
         self._active: _Session | None = None
         self._failures = 0
         self.connections_total = 0
@@ -126,17 +128,16 @@ class Uplink:
     async def _connection(self) -> tuple[bool, str, float]:
         """One connection with its successors: whether it was ever welcomed, how it ended, and the advice for the next."""
         session = self._start()
-        stamp = self._tls_stamp() if self._tls_stamp else None
+        version = self._tls_version() if self._tls_version else None
         try:
             while True:
-                await asyncio.wait({session.task}, timeout=self._limits.tls_check_s if self._tls_stamp else None)
+                await asyncio.wait({session.task}, timeout=self._limits.tls_check_s if self._tls_version else None)
                 if session.task.done():
                     return session.welcomed.is_set(), session.reason, session.spread_s
-                fresh = self._tls_stamp() if self._tls_stamp else None
-                # A stamp with (0, 0) is of a file under replacement.
-                if fresh == stamp or fresh is None or (0, 0) in fresh or not session.welcomed.is_set():
+                fresh = self._tls_version() if self._tls_version else None
+                if fresh == version or not session.welcomed.is_set():
                     continue
-                stamp = fresh
+                version = fresh
                 session = await self._open_successor(session)
         finally:
             await session.close()
@@ -278,10 +279,32 @@ STREAM_CHECK_S = 0.5
 REPORT_S = 5.0
 
 
-def open_channels(address: str, *, tls: TlsFiles | None, insecure: bool) -> Callable[[], grpc.aio.Channel]:
+class UplinkCertificates:
+    """The agent's certificates for its streams, reloaded on change and shared by all nodes."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises CertificateUnusable."""
+        self._reloader = FileReloader(files.load_contents, name="uplink_tls", log=_LOG, errors=(CertificateUnusable,))
+
+    @property
+    def contents(self) -> TlsContents:
+        """The newest that can be used."""
+        return self._reloader.refresh()
+
+    def read_version(self) -> int:
+        """A number that changes when there are new ones."""
+        self._reloader.refresh()
+        return self._reloader.reloads
+
+
+def open_channels(
+    address: str, *, certificates: UplinkCertificates | None, insecure: bool
+) -> Callable[[], grpc.aio.Channel]:
     """Opens channels to the controller, each with a connection of its own; raises ListenError."""
     options = [("grpc.use_local_subchannel_pool", 1)]
-    return lambda: open_channel(address, tls=tls, insecure=insecure, options=options)
+    return lambda: open_channel(
+        address, tls=None if certificates is None else certificates.contents, insecure=insecure, options=options
+    )
 
 
 class UplinkPool:
@@ -293,7 +316,7 @@ class UplinkPool:
         open_channel: Callable[[], grpc.aio.Channel],
         *,
         jitter: Callable[[], float],
-        tls: TlsFiles | None = None,
+        certificates: UplinkCertificates | None = None,
         limits: UplinkLimits | None = None,
     ) -> None:
         self._nodes = nodes
@@ -307,7 +330,7 @@ class UplinkPool:
                 jitter=jitter,
                 report=self._reporter(node.name),
                 limits=limits,
-                tls_stamp=None if tls is None else tls.stamp,
+                tls_version=None if certificates is None else certificates.read_version,
             )
             for node in nodes
         }

@@ -13,10 +13,12 @@ import grpc.aio
 
 from eelgrid_controller.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.audit_entries import AuditedCall
-from eelgrid_protos.callers import CallerReader, RateLimitedLog
+from eelgrid_protos.callers import CallerReader
+from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.messages import CALLER_NODES_MOST, WhoAmIRequest, WhoAmIResponse
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, check_node
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -31,6 +33,9 @@ class Authorizer:
         self.rules = rules
         self._clock = clock
         self._log = RateLimitedLog(log, clock.monotonic_s)
+        # Here rather than in the first call, which would wait for 0.1 s of importing.
+        import cryptography.x509  # noqa: F401
+
         self._callers = CallerReader(rules)
         self._refused: Counter[tuple[str, str]] = Counter()
         self._roleless: Counter[str] = Counter()

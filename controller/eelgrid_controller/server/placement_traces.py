@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from eelgrid_controller.core.command import CommandOrigin, CommitResult
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import (
     PartitionsPlanned,
     WorkloadCancelled,
@@ -28,6 +28,7 @@ from eelgrid_protos.messages import (
     Workload,
     WorkloadSpec,
 )
+from eelgrid_protos.openmetrics import MetricFamily
 
 AttributeValues = Mapping[str, str | int | float]
 

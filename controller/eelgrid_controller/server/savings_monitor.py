@@ -12,9 +12,10 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings, SavingsFigures
 from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import Event, PointsMeasured, PricesQuoted, SpendingJudged, WorkloadDeferred
 from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.openmetrics import MetricFamily
 
 _TURN_S = 1.0
 _AGAIN_S = 60.0

@@ -14,8 +14,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.server.placement_traces import Span, TraceRoot
+from eelgrid_protos.openmetrics import MetricFamily
 
 # Twenty seconds of a hundred placements a second; 1 kB each.
 _QUEUE_MOST = 16_384

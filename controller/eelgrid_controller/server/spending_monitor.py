@@ -15,7 +15,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import HOUR_S, LedgerAmount
 from eelgrid_controller.energy.ledger_queries import DAY_S, LedgerAnswer, LedgerQuery
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import PolicyChanged, SpendingJudged
 from eelgrid_controller.state.spending import (
     LimitStatus,
@@ -35,6 +35,7 @@ from eelgrid_controller.state.spending_limits import (
 )
 from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.messages import Policy, SpendingLimit, SpendingQuantity, SpendingStatus
+from eelgrid_protos.openmetrics import MetricFamily
 
 _NS = 10**9
 # What the ledger says of the most subjects at once.

@@ -15,8 +15,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import UngatePod
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics
-from eelgrid_controller.server.metrics.catalogue import MetricFamily
 from eelgrid_protos import __version__
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.transport import is_loopback
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

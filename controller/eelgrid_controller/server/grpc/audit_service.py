@@ -16,7 +16,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalError
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.audit_entries import (
     AUDITED,
     JOURNALLED,
@@ -31,6 +31,7 @@ from eelgrid_protos.callers import peer_address
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, ListAuditEntriesResponse
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.roles import Caller, RoleRefused
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

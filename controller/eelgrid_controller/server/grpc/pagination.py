@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos.codec import MESSAGE_BYTES_MOST, encode_element, encode_message
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import PAGE_SIZE_DEFAULT, PAGE_SIZE_MOST
+from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.rpc import Encoded
 from eelgrid_protos.salvage import omit_broken
 

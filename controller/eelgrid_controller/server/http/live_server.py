@@ -1,16 +1,23 @@
-"""The live page's HTTP server: read-only, for browsers; it also serves the page's static files."""
+"""The live page's HTTP server: read-only, for browsers; it serves the page's files, events and data.
+
+Who may view, and for how long: viewers share a bounded number of slots by the certificate or address that they come
+from. A connection ends when the certificate that it was opened with expires, when an authority leaves the file of
+those that are trusted, or when there are too many connections.
+"""
 
 import asyncio
 import base64
 import contextlib
 import gzip
 import hashlib
-import ipaddress
 import logging
 import socket
 import ssl
+import time
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -18,14 +25,7 @@ import msgspec
 from aiohttp import web
 
 from eelgrid_controller.errors import ControllerConfigError, JournalError
-from eelgrid_controller.server.http.live_connections import (
-    FIRST_REQUEST_WITHIN_S,
-    VIEWER_S_MOST,
-    TlsContexts,
-    ViewerSlots,
-    supervise_connections,
-    viewer_account,
-)
+from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
 from eelgrid_controller.server.http.live_hub import PACKED_HEAD, EventBytes, LiveHub, LiveSource, ViewerBehind
 from eelgrid_controller.server.http.live_model.details import (
     gpu_details,
@@ -35,8 +35,12 @@ from eelgrid_controller.server.http.live_model.details import (
     workload_details,
 )
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
 from eelgrid_protos.faults import PermissionDenied
-from eelgrid_protos.transport import TlsFiles, is_loopback
+from eelgrid_protos.file_reloader import build_listening_context, load_key_pair
+from eelgrid_protos.http_hosts import names_loopback
+from eelgrid_protos.openmetrics import accepts_gzip
+from eelgrid_protos.transport import CertificateUnusable, MutualTlsReloader, TlsContents, TlsFiles
 
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _STYLE_LINK = b'<link rel="stylesheet" href="page.css">\n'
@@ -79,7 +83,163 @@ def _file(kind: str, plain: bytes) -> StaticFile:
     return StaticFile(kind, plain, gzip.compress(plain, 9, mtime=0), f'"{hashlib.sha256(plain).hexdigest()[:24]}"')
 
 
+# Viewers and connections
+
+ViewerAccount = bytes | str
+
+VIEWERS_MOST = 64
+# A person has some tabs; whoever shows the page on a wall has some screens.
+VIEWERS_EACH_MOST = 16
+# A stream ends after an hour and the browser comes again: a seat that was forgotten by both sides is free then.
+VIEWER_S_MOST = 3600.0
+# Of all, whatever they ask: browsers open six each.
+CONNECTIONS_MOST = 512
+_LOOK_S = 1.0
+_DATES_KEPT = 256
+
+
+def viewer_account(request: web.Request) -> ViewerAccount:
+    """Whose a request is: the certificate's, or the address's without one."""
+    secured = request.get_extra_info("ssl_object")
+    certificate: bytes | None = None if secured is None else secured.getpeercert(binary_form=True)
+    return certificate or str(request.remote)
+
+
+@dataclass(eq=False)
+class ViewerSlot:
+    """One viewer's; `end` is set when another was given it."""
+
+    account: ViewerAccount
+    taken_s: float
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ViewerSlots:
+    """Who views."""
+
+    def __init__(self, *, most: int = VIEWERS_MOST, each_most: int = VIEWERS_EACH_MOST) -> None:
+        self._most = most
+        self._each_most = each_most
+        self._taken: dict[ViewerSlot, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def acquire_slot(self, account: ViewerAccount, now_s: float, *, is_alone: bool = False) -> ViewerSlot | str:
+        """A seat, or why there is none; `is_alone` where all viewers have one account and nothing is to be shared."""
+        counts = Counter(seat.account for seat in self._taken)
+        if not is_alone and counts[account] >= self._each_most:
+            return f"{self._each_most} viewers of yours are here already"
+        if len(self._taken) >= self._most:
+            (greediest, most), *_ = counts.most_common(1)
+            if most <= counts[account] + 1:
+                return f"{self._most} viewers are here already"
+            oldest = next(seat for seat in self._taken if seat.account == greediest)
+            oldest.is_over.set()
+            self.release_slot(oldest)
+        seat = ViewerSlot(account, now_s)
+        self._taken[seat] = None
+        return seat
+
+    def release_slot(self, seat: ViewerSlot) -> None:
+        """It is free; once is enough."""
+        self._taken.pop(seat, None)
+
+
+class TlsContexts:
+    """TLS contexts of the newest files, and under which of them each connection came in."""
+
+    def __init__(self, files: TlsFiles, log: logging.Logger) -> None:
+        """Raises CertificateUnusable, and OSError (ssl.SSLError too)."""
+        self._reloader = MutualTlsReloader(files, _build_context, name="page_tls", log=log)
+        # How often a certificate had left the authority's file when the connection came.
+        self._opened: weakref.WeakKeyDictionary[ssl.SSLObject, int] = weakref.WeakKeyDictionary()
+        self._dates: OrderedDict[bytes, float] = OrderedDict()
+        self.listening = build_listening_context(lambda: _build_context(files), self._choose_context)
+
+    def _choose_context(self, held: ssl.SSLObject) -> ssl.SSLContext:
+        context = self._reloader.refresh_configuration()
+        self._opened[held] = self._reloader.authority_losses
+        return context
+
+    def refresh(self) -> None:
+        """Loads files that changed."""
+        self._reloader.refresh()
+
+    def closing_reason(self, held: ssl.SSLObject, now_s: float) -> str:
+        """Why a connection may not go on, by seconds since 1970; empty where it may."""
+        losses = self._reloader.authority_losses
+        if self._opened.get(held, losses) < losses:
+            return "authority"
+        certificate = held.getpeercert(binary_form=True)
+        return "expired" if certificate and self._ends_s(certificate) <= now_s else ""
+
+    def _ends_s(self, certificate: bytes) -> float:
+        known = self._dates.get(certificate)
+        if known is None:
+            try:
+                known = read_certificate(certificate).ends_s
+            except CertificateUnreadable:
+                # TLS has looked at its dates; what it is for is asked at each request.
+                known = float("inf")
+            self._dates[certificate] = known
+            if len(self._dates) > _DATES_KEPT:
+                self._dates.popitem(last=False)
+        return known
+
+
+def _build_context(files: TlsFiles, _contents: TlsContents | None = None) -> ssl.SSLContext:
+    """For a server that takes only clients of the authority; raises OSError (ssl.SSLError too)."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.authority))
+    # Before 1.3 a session may be resumed by its number, too, which cannot be turned off here.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    load_key_pair(context, files.certificate, files.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def supervise_connections(
+    server: web.Server, contexts: TlsContexts | None, *, now_s: Callable[[], float], log: logging.Logger
+) -> None:
+    """Ends connections of a server that may not go on, until cancelled; `now_s` gives seconds since 1970."""
+    since_s: dict[Any, float] = {}
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            if contexts is not None:
+                await asyncio.to_thread(contexts.refresh)
+            here: list[Any] = [one for one in server.connections if one.transport is not None]
+            monotonic_s = time.monotonic()
+            since_s = {one: since_s.get(one, monotonic_s) for one in here}
+            for one in here:
+                held = one.transport.get_extra_info("ssl_object")
+                reason = "" if contexts is None or held is None else contexts.closing_reason(held, now_s())
+                if reason:
+                    log.info("page_connection=ended reason=%s", reason)
+                    one.transport.abort()
+            for one in _crowding(since_s):
+                one.transport.abort()
+        except Exception:  # connections are looked at again in a second
+            log.exception("page_connections=failed")
+
+
+def _crowding(since_s: dict[Any, float]) -> list[Any]:
+    """Those that go where too many are here: of the hosts that have most, what asks nothing first, then the oldest."""
+    excess = len(since_s) - CONNECTIONS_MOST
+    if excess <= 0:
+        return []
+    hosts = {one: (one.transport.get_extra_info("peername") or ("",))[0] for one in since_s}
+    counts = Counter(hosts.values())
+    ordered = sorted(since_s, key=lambda one: (-counts[hosts[one]], one._current_request is not None, since_s[one]))  # noqa: SLF001  # aiohttp tells nobody
+    return ordered[:excess]
+
+
+# The server
+
 _ANSWERS_AT_ONCE_MOST = 8
+# From the connection to the end of its first request's head; TLS has as long before.
+FIRST_REQUEST_WITHIN_S = 10.0
 _TEXT_MOST = 300
 _SEND_WITHIN_S = 10.0
 # Shorter than the usual minute of proxies; the page counts on something every second anyway.
@@ -96,12 +256,24 @@ _NOTHING_NEW = EventBytes(b": nothing new\n\n")
 _HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src {style_csp_source()}; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
     "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
 }
+_SETTINGS = EndpointSettings(
+    flag="--page",
+    name="the page",
+    example="127.0.0.1:8443",
+    methods=frozenset({"GET", "HEAD"}),
+    body_bytes_most=1024,
+    first_request_s=FIRST_REQUEST_WITHIN_S,
+    silent_connections_most=CONNECTIONS_MOST,
+    keepalive_s=_KEPT_S,
+    exposed_remedy="listen on loopback and look through `ssh -L`, give certificates, or say --insecure",
+)
 
 
 class LiveServer:
@@ -127,99 +299,70 @@ class LiveServer:
         self._log = log
         self._only_local = False
         self._at_once = 0
-        self._runner: web.AppRunner | None = None
+        self._endpoint: HttpEndpoint | None = None
         self._beating: asyncio.Task[None] | None = None
-        self._listening: asyncio.Server | None = None
         self._tending: asyncio.Task[None] | None = None
         self._contexts: TlsContexts | None = None
         self._seats = ViewerSlots()
         self._files = load_static_files()
 
     async def start(self, address: str) -> int:
-        """Listen and return the port; raises ConfigError."""
-        host, separator, port = address.rpartition(":")
-        if not separator or not port.isdigit() or int(port) > 65_535:
-            raise ControllerConfigError(
-                f"--page {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:8443"
-            )
-        context = self._tls_context(address)
-        application = web.Application(client_max_size=1024)
-        application.on_response_prepare.append(_with_headers)
-        application.middlewares.append(self._guard)
-        application.router.add_get("/", self._file)
-        application.router.add_get("/events", self._events)
-        application.router.add_get("/data/{what}", self._answer_query)
-        application.router.add_get("/{name}", self._file)
-        self._runner = web.AppRunner(
-            application, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_KEPT_S
+        """Listens and returns the port; raises ControllerConfigError."""
+        settings = replace(_SETTINGS, first_request_s=FIRST_REQUEST_WITHIN_S)
+        context = self._build_context(settings, address)
+        routes = (
+            web.get("/", self._file),
+            web.get("/events", self._events),
+            web.get("/data/{what}", self._answer_query),
+            web.get("/{name}", self._file),
         )
-        await self._runner.setup()
-        assert self._runner.server is not None
-        try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                self._runner.server,
-                host.strip("[]") or None,
-                int(port),
-                ssl=context,
-                backlog=128,
-                ssl_handshake_timeout=None if context is None else FIRST_REQUEST_WITHIN_S,
-            )
-        except OSError as error:
-            await self._runner.cleanup()
-            raise ControllerConfigError(
-                f"cannot serve the page on {address} ({error.strerror or error})",
-                "choose another with --page, or end the program that has it",
-            ) from error
-        self.port = self._listening.sockets[0].getsockname()[1]
+        self._endpoint = HttpEndpoint(
+            settings,
+            routes,
+            # With TLS the certificate says that the name is ours.
+            allows_host=names_loopback if self._only_local else None,
+            host_refusal="ask by the address of this machine, such as 127.0.0.1\n",
+            middleware=self._check_viewer,
+            headers=_HEADERS,
+        )
+        self.port = await self._endpoint.start(address, context)
         self._beating = asyncio.create_task(self._hub.run())
         self._tending = asyncio.create_task(
             supervise_connections(
-                self._runner.server, self._contexts, now_s=lambda: self._source.now_ns() / 1e9, log=self._log
+                self._endpoint.server, self._contexts, now_s=lambda: self._source.now_ns() / 1e9, log=self._log
             )
         )
+        host = address.rpartition(":")[0]
         self._log.info("page=open address=%s:%d tls=%s", host, self.port, "on" if context else "off")
         return self.port
 
     async def stop(self) -> None:
-        """Let viewers go and close the door."""
+        """Lets viewers go and closes the listening socket."""
         self._hub.close()
-        if self._listening is not None:
-            self._listening.close()
         for task in filter(None, (self._beating, self._tending)):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._endpoint is not None:
+            await self._endpoint.stop()
 
     # Who may come in
 
-    def _tls_context(self, address: str) -> ssl.SSLContext | None:
+    def _build_context(self, settings: EndpointSettings, address: str) -> ssl.SSLContext | None:
         if self._tls is None:
-            self._only_local = is_loopback(address)
-            if not self._only_local and not self._insecure:
-                raise ControllerConfigError(
-                    f"--page {address} can be reached from other machines and has no TLS",
-                    "listen on loopback and look through `ssh -L`, give certificates, or say --insecure",
-                )
-            if not self._only_local:
-                self._log.warning("page=%s tls=off warning=whoever reaches this address can read it", address)
+            self._only_local = check_exposure(settings, address, insecure=self._insecure, log=self._log)
             return None
         try:
             self._contexts = TlsContexts(self._tls, self._log)
-        except OSError as error:
+        except (OSError, CertificateUnusable) as error:
             raise ControllerConfigError(
-                f"the page's certificate cannot be used ({error.strerror or error})",
+                f"the page's certificate cannot be used ({error})",
                 "name PEM files by --tls-certificate, --tls-key and --tls-authority",
             ) from error
         return self._contexts.listening
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if self._only_local and not _names_this_machine(request.host):
-            return web.Response(status=421, text="ask by the address of this machine, such as 127.0.0.1\n")
-        if request.method not in {"GET", "HEAD"}:
-            return web.Response(status=405, text="only GET is answered\n")
+    async def _check_viewer(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self._admit is not None:
             secured = request.get_extra_info("ssl_object")
             try:
@@ -344,27 +487,5 @@ def _read_or_leave(request: web.Request) -> None:
         held.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS_MOST)
 
 
-async def _with_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.update(_HEADERS)
-    response.headers.setdefault("Cache-Control", "no-store")
-
-
 def _takes_gzip(request: web.Request) -> bool:
-    """Whether the header Accept-Encoding names gzip, other than to refuse it (RFC 9110, 12.5.3)."""
-    for part in request.headers.get("Accept-Encoding", "").lower().split(","):
-        name, _, weight = part.partition(";")
-        if name.strip() == "gzip":
-            return weight.replace(" ", "").rstrip("0.") != "q="
-    return False
-
-
-def _names_this_machine(host: str) -> bool:
-    """Whether a Host header is of the loopback: a name that leads here could be anybody's."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
-    name = name.strip("[]")
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return accepts_gzip(request.headers.get("Accept-Encoding", ""))

@@ -1,39 +1,33 @@
 """Metrics of the controller, and the HTTP server for scrapers and probes."""
 
 import asyncio
-import contextlib
-import http
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import Metric
 
-from eelgrid_controller.errors import ControllerConfigError
-from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, MetricFamily, build_family
-from eelgrid_controller.server.metrics.openmetrics import (
-    CONTENT_OPENMETRICS,
-    CONTENT_PROMETHEUS,
-    render_openmetrics,
-    render_prometheus,
-)
+from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
+from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, build_family
 from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_protos import __version__
 from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.messages import Summary
-from eelgrid_protos.probes import PendingConnections
-from eelgrid_protos.transport import is_loopback
+from eelgrid_protos.openmetrics import (
+    CONTENT_OPENMETRICS,
+    CONTENT_PROMETHEUS,
+    MetricFamily,
+    prefers_openmetrics,
+    render_openmetrics,
+    render_prometheus,
+)
 
 _LAG_EVERY_S = 0.25
-_REQUEST_BYTES_MOST = 8192
-_REQUEST_WITHIN_S = 5.0
-_CONNECTIONS_MOST = 32
 _SETTLED_WITHIN_S = 2.0
-# Of a request's header; a scraper lists four.
-_CHOICES_MOST = 32
 # The format's bound on names and values of an exemplar's labels, in characters.
 _EXEMPLAR_MOST = 128
 
@@ -198,8 +192,25 @@ def _shell(gauges: ShellGauges) -> Iterator[MetricFamily]:
     yield build_family("eelgrid_ahead_nodes", gauges.nodes_ahead)
 
 
+_SETTINGS = EndpointSettings(
+    flag="--metrics",
+    name="metrics",
+    example="127.0.0.1:9464",
+    methods=frozenset({"GET"}),
+    body_bytes_most=1024,
+    line_bytes_most=8192,
+    first_request_s=5.0,
+    # Who says nothing does not keep out who does.
+    silent_connections_most=32,
+    keepalive_s=0.0,
+    requests_at_once_most=32,
+    send_s=5.0,
+    exposed_remedy="listen on loopback and scrape through a proxy, or say --insecure",
+)
+
+
 class ControllerMetricsServer:
-    """HTTP for scrapers and probes; `is_ready` tells /readyz."""
+    """Serves scrapers and probes; `is_ready` tells /readyz."""
 
     def __init__(
         self,
@@ -211,123 +222,48 @@ class ControllerMetricsServer:
         host_names: Sequence[str] = (),
     ) -> None:
         self._host_names = host_names
-        self._hosts = HttpHosts("", host_names)
         self._metrics = metrics
         self._insecure = insecure
         self._is_ready = is_ready
         self._log = log
-        self._server: asyncio.Server | None = None
-        self._connections = 0
-        self._silent = PendingConnections(_CONNECTIONS_MOST)
+        self._endpoint: HttpEndpoint | None = None
 
     async def start(self, address: str) -> int:
-        """Listen and return the port; raises ConfigError."""
-        self._hosts = HttpHosts(address, self._host_names)
-        host, separator, port = address.rpartition(":")
-        if not separator or not port.isdigit() or int(port) > 65_535:
-            raise ControllerConfigError(
-                f"--metrics {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:9464"
-            )
-        if not is_loopback(address):
-            if not self._insecure:
-                raise ControllerConfigError(
-                    f"--metrics {address} can be reached from other machines and has no TLS",
-                    "listen on loopback and scrape through a proxy, or say --insecure",
-                )
-            self._log.warning("metrics=%s tls=off warning=whoever reaches this address can read it", address)
-        try:
-            self._server = await asyncio.start_server(
-                self._serve, host.strip("[]") or None, int(port), limit=_REQUEST_BYTES_MOST
-            )
-        except OSError as error:
-            raise ControllerConfigError(
-                f"cannot serve metrics on {address} ({error.strerror or error})",
-                "choose another with --metrics, or end the program that has it",
-            ) from error
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        """Listens and returns the port; raises ControllerConfigError."""
+        routes = (
+            web.get("/metrics", self._send_metrics),
+            web.get("/livez", self._send_liveness),
+            web.get("/readyz", self._send_readiness),
+            web.get("/{path:.*}", self._send_directions),
+        )
+        self._endpoint = HttpEndpoint(
+            _SETTINGS,
+            routes,
+            allows_host=HttpHosts(address, self._host_names).allows,
+            host_refusal="this Host is none of ours; name it with --metrics-host if it is\n",
+        )
+        check_exposure(_SETTINGS, address, insecure=self._insecure, log=self._log)
+        return await self._endpoint.start(address)
 
     async def stop(self) -> None:
-        """Close the door; connections end by themselves within seconds."""
-        self._silent.end_all()
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+        """Closes the listening socket and connections."""
+        if self._endpoint is not None:
+            await self._endpoint.stop()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Who says nothing does not keep out who does: of those the oldest goes.
-        self._silent.add_connection(writer.transport)
-        is_counted = False
+    async def _send_metrics(self, request: web.Request) -> web.Response:
+        wanted = prefers_openmetrics(",".join(request.headers.getall("Accept", [])))
         try:
-            async with asyncio.timeout(_REQUEST_WITHIN_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-            self._silent.discard_connection(writer.transport)
-            self._connections += 1
-            is_counted = True
-            if self._connections > _CONNECTIONS_MOST:
-                status, kind, body = http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"too many connections\n"
-            else:
-                request, *fields = head.decode("latin-1").split("\r\n")
-                status, kind, body = await self._answer_request(request.split(" "), fields)
-            writer.write(
-                f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
-                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-                + body
-            )
-            async with asyncio.timeout(_REQUEST_WITHIN_S):
-                await writer.drain()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            # A peer that says nothing, too much, or goes: there is nobody to tell.
-            pass
-        finally:
-            self._connections -= is_counted
-            self._silent.discard_connection(writer.transport)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            page = await self._metrics.render_page(opened=wanted)
+        except Exception:  # noqa: BLE001  # a fault in one number must not end the page for good
+            self._log.exception("metrics=failed")
+            return web.Response(status=500, text="see the controller's log\n")
+        return web.Response(body=page, headers={"Content-Type": CONTENT_OPENMETRICS if wanted else CONTENT_PROMETHEUS})
 
-    async def _answer_request(self, request: list[str], fields: Sequence[str]) -> tuple[http.HTTPStatus, str, bytes]:
-        if not all(map(self._hosts.allows, _values(fields, "host"))):
-            said = b"this Host is none of ours; name it with --metrics-host if it is\n"
-            return http.HTTPStatus.MISDIRECTED_REQUEST, "text/plain", said
-        if len(request) != 3 or request[0] != "GET":
-            return http.HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET is answered\n"
-        match request[1].partition("?")[0]:
-            case "/metrics":
-                wanted = prefers_openmetrics(",".join(_values(fields, "accept")))
-                kind = CONTENT_OPENMETRICS if wanted else CONTENT_PROMETHEUS
-                try:
-                    return http.HTTPStatus.OK, kind, await self._metrics.render_page(opened=wanted)
-                except Exception:  # noqa: BLE001  # a fault in one number must not end the page for good
-                    self._log.exception("metrics=failed")
-                    return http.HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"see the controller's log\n"
-            case "/livez":
-                return http.HTTPStatus.OK, "text/plain", b"ok\n"
-            case "/readyz" if self._is_ready():
-                return http.HTTPStatus.OK, "text/plain", b"ok\n"
-            case "/readyz":
-                return http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"not serving\n"
-        return http.HTTPStatus.NOT_FOUND, "text/plain", b"try /metrics, /livez or /readyz\n"
+    async def _send_liveness(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
 
+    async def _send_readiness(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if self._is_ready() else web.Response(status=503, text="not serving\n")
 
-def _values(fields: Sequence[str], wanted: str) -> list[str]:
-    """Every value of a header field of a request."""
-    found = (line.partition(":") for line in fields)
-    return [value for name, _, value in found if name.strip().lower() == wanted]
-
-
-def prefers_openmetrics(accept: str) -> bool:
-    """Whether an Accept field likes OpenMetrics 1.0 at least as well as plain text."""
-    liked = plain = 0.0
-    for choice in accept.split(",")[:_CHOICES_MOST]:
-        name, *rest = (part.strip().lower() for part in choice.split(";"))
-        parameters = {key.strip(): value.strip(' "') for key, _, value in (part.partition("=") for part in rest)}
-        try:
-            quality = float(parameters.get("q", "1"))
-        except ValueError:
-            continue
-        if name == "application/openmetrics-text" and parameters.get("version", "1.0.0") in ("1.0.0", "0.0.1"):
-            liked = max(liked, quality)
-        elif name == "text/plain":
-            plain = max(plain, quality)
-    return liked > 0.0 and liked >= plain
+    async def _send_directions(self, _request: web.Request) -> web.Response:
+        return web.Response(status=404, text="try /metrics, /livez or /readyz\n")

@@ -1,21 +1,12 @@
 """The metric catalogue: name, type, labels and meaning of every metric of the controller.
 
-`python -m eelgrid_controller.server.metrics.catalogue` writes the reference page; --check fails if it is stale.
+`docs/generate.py` writes the reference page from it.
 """
 
-import argparse
-import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Mapping
 
-from prometheus_client.samples import Sample
-
-from eelgrid_controller.energy.exporters import EXPORTERS_MOST
-from eelgrid_controller.energy.ledger import NAMESPACES_MOST, OTHER_NAMESPACES
-from eelgrid_protos.messages import SPENDING_LIMITS_MOST
+from eelgrid_controller.energy.ledger import OTHER_NAMESPACES
+from eelgrid_protos.openmetrics import MetricDescription, MetricFamily, MetricType
 
 # Services, jobs and budgets that have series of their own; those that stand worst, where there are more.
 SERIES_MOST = 100
@@ -40,14 +31,6 @@ PENDING_REASONS = (
     "unavailable",
 )
 PLAN_CHANGES = ("cancelled", "corrected", "deferred", "limited", "moved", "partitioned", "placed", "scaled")
-# Values that a label can have, whatever the cluster: most are sets that are known beforehand.
-_VALUES_MOST: Mapping[str, int] = {
-    "answer": 8, "budget": SERIES_MOST, "call": 64, "change": len(PLAN_CHANGES), "command": 8, "currency": 1, "exporter": EXPORTERS_MOST, "kind": 32,
-    "limit": SPENDING_LIMITS_MOST,
-    "model": MODELS_MOST, "namespace": NAMESPACES_MOST + 1, "needs": 12, "outcome": 2, "part": 2, "phase": 8, "plan": 3, "pool": POOLS_MOST + 1, "reason": 32,
-    "result": 16, "role": 6, "rule": 16, "state": 2, "verdict": 3, "version": 1, "workload": SERIES_MOST,
-}  # fmt: skip
-
 BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(
     ("eelgrid_decision_duration_seconds", "eelgrid_journal_commit_duration_seconds", "eelgrid_event_loop_lag_seconds"),
     (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
@@ -57,26 +40,9 @@ BUCKETS_S: Mapping[str, tuple[float, ...]] = dict.fromkeys(
 )
 
 
-class MetricType(Enum):
-    """What a metric is to Prometheus."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-    INFO = "info"
-
-
-class MetricDescription(NamedTuple):
-    """One metric; `_total` and `_info` are in the name."""
-
-    name: str
-    kind: MetricType
-    help: str
-    labels: tuple[str, ...] = ()
-
-
 _C, _G, _H = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
-_SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
+# By the title of their section in the reference.
+SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
     "The controller": (
         MetricDescription("eelgrid_controller_info", MetricType.INFO, "The program", ("version",)),
         MetricDescription("eelgrid_state_revision", _G, "Events applied since the beginning"),
@@ -606,50 +572,7 @@ _SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("process_max_fds", _G, "Maximum number of open file descriptors."),
     ),
 }
-METRICS: Mapping[str, MetricDescription] = {one.name: one for found in _SECTIONS.values() for one in found}
-
-
-def max_series(one: MetricDescription) -> int:
-    """The most series that a metric can have, buckets and sums included; KeyError for a label without a bound."""
-    series = math.prod(_VALUES_MOST[label] for label in one.labels)
-    return series * (len(BUCKETS_S[one.name]) + 3) if one.kind is MetricType.HISTOGRAM else series
-
-
-class MetricFamily(NamedTuple):
-    """A metric and its numbers, by the values of its labels in the order in which they are described.
-
-    Only numbers change between scrapes, so no object is made of a series: a page is written from these. Readers that
-    want the client library's shape (its registry, its writers) find it in the properties.
-    """
-
-    about: MetricDescription
-    values: Mapping[tuple[str, ...], float]
-
-    @property
-    def name(self) -> str:
-        """As OpenMetrics names the family: without the suffix of its samples."""
-        return self.about.name.removesuffix("_total").removesuffix("_info")
-
-    @property
-    def type(self) -> str:
-        """The kind, in OpenMetrics' word."""
-        return self.about.kind.value
-
-    @property
-    def documentation(self) -> str:
-        """What it means."""
-        return self.about.help
-
-    @property
-    def unit(self) -> str:
-        """None beside that in the name."""
-        return ""
-
-    @property
-    def samples(self) -> Iterator[Sample]:
-        """Each series by itself."""
-        for key, value in self.values.items():
-            yield Sample(self.about.name, dict(zip(self.about.labels, key, strict=True)), value)
+METRICS: Mapping[str, MetricDescription] = {one.name: one for found in SECTIONS.values() for one in found}
 
 
 def build_family(name: str, values: float | Mapping[str, float] | Mapping[tuple[str, str], float]) -> MetricFamily:
@@ -659,85 +582,3 @@ def build_family(name: str, values: float | Mapping[str, float] | Mapping[tuple[
     return MetricFamily(
         METRICS[name], {(key,) if isinstance(key, str) else key: value for key, value in values.items()}
     )
-
-
-# Counted by `python -m bench.scrape`, without promises and Kubernetes.
-_SERIES_USUAL = 200
-_INTRODUCTION = """\
-# The controller's metrics
-
-<!-- Generated by `python -m eelgrid_controller.server.metrics.catalogue`; change that module, not this page. -->
-
-The controller serves these on `/metrics` (`--metrics HOST:PORT`) as Prometheus' text format or as OpenMetrics, whichever
-the scraper likes better, beside the probes `/livez` and `/readyz`. The agent's are [here](agent-metrics.md). Units
-are base units, in the name; what is not known has no series. Values are those of the moment of the scrape; those of
-promises and budgets are of the steward's last turn.
-
-At most {most} services, {most} jobs and {most} budgets have series of their own, those that stand worst where there
-are more: services by the share of windows kept, jobs by the time that they owe, budgets the cluster first, then racks,
-then nodes, each by what is claimed of the limit. So a series may end and come back. `eelgrid_promise_series_left_out`
-says how many have none; sums over all services are in `eelgrid_promise_windows_total`.
-
-Every label has a bound, and so has every metric: "series at most" is the product of its labels' bounds. Workloads,
-nodes, devices and people are in no label but the {most} of each kind named above; pools and namespaces beyond {most}
-are summed up under `other`. A controller of 1,213 nodes and 6,212 GPUs tells some {usual} series.
-
-In OpenMetrics the buckets of `eelgrid_decision_duration_seconds` have exemplars, the newest decision of each: the label
-`workload` is the id that `eelctl explain ID` takes and that the [live page](../how-to/live-page.md) opens at `#workload/ID`, so that a
-slow decision leads to why it went as it went; where placements are [traced](../how-to/tracing.md), `trace_id` leads
-to its trace. Prometheus keeps them with `--enable-feature=exemplar-storage`. While the disk stalls, the page comes within seconds without what is
-read from the state, since nobody may see what is not on disk; `eelgrid_journal_lag_seconds` is on it.
-
-- Attainment of the last hour: `sum by (workload) (increase(eelgrid_service_windows_total{{verdict="kept"}}[1h])) /
-  sum by (workload) (increase(eelgrid_service_windows_total{{verdict=~"kept|missed"}}[1h]))`.
-- A budget that is drawn from too much: `eelgrid_power_budget_drawn_watts > eelgrid_power_budget_limit_watts`.
-- A service that nobody sees: `eelgrid_service_window_age_seconds > 60`.
-- Pods that wait for room: `eelgrid_kubernetes_pods_waiting{{reason="room"}}`; of the leader alone:
-  `eelgrid_kubernetes_pods_waiting and on (instance) eelgrid_kubernetes_leading == 1`.
-- Measured against modelled power: `sum(eelgrid_measured_power_watts)` has fewer GPUs in it than the fleet where readings
-  are missing; `eelgrid_model_power_error_ratio` compares the same GPUs on both sides, of nodes that are read whole.
-- Energy by namespace: `sum by (namespace) (rate(eelgrid_ledger_energy_joules_total[1h]))` is watts. A namespace that
-  comes to spend twice what the least of those named spends takes its place; totals are `eelctl energy`'s.
-- Held and idle GPUs are the agents' to tell: `time() - eelgrid_gpu_idle_since_timestamp_seconds` is for how long, by
-  holder.
-- A spending limit that is spent: `eelgrid_spending_ratio >= 1`; what waits for it: `eelgrid_spending_waiting_workloads`.
-- No leader: `sum(eelgrid_kubernetes_leading) == 0`.
-"""
-
-
-def render_reference_page() -> str:
-    """The whole page."""
-    parts = [_INTRODUCTION.format(most=SERIES_MOST, usual=_SERIES_USUAL)]
-    for title, metrics in _SECTIONS.items():
-        parts.append(f"\n## {title}\n\n| name | type | labels | series at most | meaning |\n|---|---|---|---|---|\n")
-        for one in metrics:
-            labels = ", ".join(f"`{label}`" for label in one.labels)
-            parts.append(f"| `{one.name}` | {one.kind.value} | {labels} | {max_series(one):,} | {one.help} |\n")
-    parts.append("\n")
-    for name, bounds in BUCKETS_S.items():
-        parts.append(f"Buckets of `{name}` end at {', '.join(f'{bound:g}' for bound in bounds)} and infinity.\n")
-    return "".join(parts)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the page; with --check, 1 where it is stale."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eelgrid_controller.server.metrics.catalogue", description="Writes the page."
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("docs/reference/controller-metrics.md"), help="the page (default %(default)s)"
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
-    options = parser.parse_args(arguments)
-    wanted = render_reference_page()
-    if not options.check:
-        options.out.write_text(wanted, encoding="utf-8")
-        return 0
-    if not options.out.is_file() or options.out.read_text(encoding="utf-8") != wanted:
-        sys.stderr.write(f"{options.out} is stale; run python -m eelgrid_controller.server.metrics.catalogue\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,7 +21,6 @@ from eelgrid_controller.server.metrics.catalogue import (
     PENDING_REASONS,
     PLAN_CHANGES,
     POOLS_MOST,
-    MetricFamily,
     build_family,
 )
 from eelgrid_controller.state.events import (
@@ -39,6 +38,7 @@ from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import PowerReadings, Telemetry
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
 from eelgrid_protos.messages import NodeState, Summary, WorkloadPhase
+from eelgrid_protos.openmetrics import MetricFamily
 
 
 class PowerLimitedNodes:

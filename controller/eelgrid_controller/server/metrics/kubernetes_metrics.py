@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from eelgrid_controller.engines.kubernetes.api.admission_webhook import AdmissionWebhook
 from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementPhase, PlacementUnit, UnitMember
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine
 from eelgrid_controller.engines.kubernetes.reconcilers.held_devices import HeldDeviceReconciler
-from eelgrid_controller.server.metrics.catalogue import MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import build_family
+from eelgrid_protos.openmetrics import MetricFamily
 
 # Why a gated pod waits, the first that holds.
 WAIT_REASONS = ("unreadable", "denied", "other_gate", "gang", "room", "refused", "patch", "core")
@@ -100,9 +100,3 @@ def device_families(devices: HeldDeviceReconciler) -> Iterator[MetricFamily]:
     became = {"corrected": devices.corrected, "refused": devices.refused, "recreated": devices.recreated}
     yield build_family("eelgrid_kubernetes_device_corrections_total", became)
     yield build_family("eelgrid_kubernetes_pods_wrong_devices", devices.wrong)
-
-
-def webhook_families(webhook: AdmissionWebhook) -> Iterator[MetricFamily]:
-    """What the webhook answered."""
-    answers = {answer.value: float(count) for answer, count in webhook.answers.items()}
-    yield build_family("eelgrid_kubernetes_reviews_total", answers | {"refused": webhook.refused})

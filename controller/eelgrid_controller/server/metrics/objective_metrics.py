@@ -15,8 +15,9 @@ from eelgrid_controller.objectives.power.control_events import (
 )
 from eelgrid_controller.objectives.status import AttainmentVerdict, objective_latency_s
 from eelgrid_controller.runtime.scraper import Scraper
-from eelgrid_controller.server.metrics.catalogue import SERIES_MOST, MetricFamily, build_family
+from eelgrid_controller.server.metrics.catalogue import SERIES_MOST, build_family
 from eelgrid_protos.messages import Policy, Workload
+from eelgrid_protos.openmetrics import MetricFamily
 
 _One = TypeVar("_One")
 _UNSTEERED = "unsteered"
