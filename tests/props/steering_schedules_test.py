@@ -12,13 +12,13 @@ from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
 from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
-    ControlNodeLeaseEnded,
-    ControlNodeReturned,
     ControlTick,
     JobMissed,
     LimitConfirmed,
     LimitFailed,
     LimitPhase,
+    NodeLeaseExpired,
+    NodeReachable,
     PricesSet,
     ServiceReady,
     ServiceStarted,
@@ -120,9 +120,7 @@ def nodes_change(fleet, rng, op):
         fleet.lease_ends(node) if op == "lease" else fleet.back(node)
     else:  # news of a node that was never lost
         fleet.tell(
-            ControlNodeLeaseEnded(fleet.now_s, node)
-            if op == "lease"
-            else ControlNodeReturned(fleet.now_s, node, {"j0/n1": 100.0})
+            NodeLeaseExpired(fleet.now_s, node) if op == "lease" else NodeReachable(fleet.now_s, node, {"j0/n1": 100.0})
         )
 
 

@@ -30,21 +30,25 @@ from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     ControlInstruction,
     ControllerStatus,
-    ControlNodeLeaseEnded,
-    ControlNodeLost,
-    ControlNodeReturned,
     ControlTick,
     JobMeasured,
     JobPredicted,
     JobStarted,
+    LimitChange,
     LimitConfirmed,
     LimitFailed,
+    NodeLeaseExpired,
+    NodeLimitReport,
+    NodeReachable,
+    NodeUnreachable,
+    PendingLimit,
     PricesSet,
     ScaleService,
     SetPowerLimit,
     SolveAllocation,
 )
 from eelgrid_controller.objectives.power.estimates import LimitHistory
+from eelgrid_controller.objectives.power.power_model import is_same_limit
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
 from eelgrid_controller.objectives.scrape_windows import ScrapeTarget
 from eelgrid_controller.objectives.service_observer import ServiceObservation, ServiceObserver
@@ -57,32 +61,11 @@ from eelgrid_protos.messages import (
     EnergyPrices,
     ImagineBudgetsResponse,
     MeasuredPoint,
-    PlanApplied,
     Policy,
     Workload,
 )
 
-_EQUAL_LIMIT_W = 1.0  # drivers round
 _DONE = frozenset((ApplyStatus.REFUSED, ApplyStatus.FAILED))
-
-
-class PendingLimit(NamedTuple):
-    """One instruction that was carried out as far as the journal."""
-
-    number: int
-    node: str
-    uuids: tuple[str, ...]
-    limit_w: float
-    epoch: int  # of the node's plan that has it
-    at_s: float
-
-
-class NodeLimitReport(NamedTuple):
-    """What a node told last: of its plan, and of each GPU's limit with the age of the reading."""
-
-    applied: PlanApplied | None
-    limits_w: Mapping[str, float]
-    age_s: float | None
 
 
 class PendingLimits:
@@ -139,7 +122,7 @@ class PendingLimits:
         seen_w = [word.limits_w[uuid] for uuid in one.uuids if uuid in word.limits_w]
         waited_s = at_s - one.at_s
         is_seen = len(seen_w) == len(one.uuids) and word.age_s is not None and word.age_s < waited_s
-        if is_seen and all(abs(limit_w - one.limit_w) <= _EQUAL_LIMIT_W for limit_w in seen_w):
+        if is_seen and all(is_same_limit(limit_w, one.limit_w) for limit_w in seen_w):
             return LimitConfirmed(at_s, one.number, max(seen_w))
         if waited_s >= self._confirm_s:
             return LimitFailed(at_s, one.number, max(seen_w) if is_seen else None)
@@ -218,22 +201,22 @@ class NodeLivenessTracker:
 
     def look(
         self, seen: Mapping[str, NodeLiveness], at_s: float, *, lease_s: float
-    ) -> list[ControlNodeLost | ControlNodeLeaseEnded | ControlNodeReturned]:
+    ) -> list[NodeUnreachable | NodeLeaseExpired | NodeReachable]:
         """What is to be told; nodes that are no longer looked at are forgotten."""
         self._away = {name: away for name, away in self._away.items() if name in seen}
-        made: list[ControlNodeLost | ControlNodeLeaseEnded | ControlNodeReturned] = []
+        made: list[NodeUnreachable | NodeLeaseExpired | NodeReachable] = []
         for name in sorted(seen):
             node, away = seen[name], self._away.get(name)
             if not node.is_ready:
                 if away is None:
                     away = self._away[name] = _Absence(at_s)
-                    made.append(ControlNodeLost(at_s, name))
+                    made.append(NodeUnreachable(at_s, name))
                 if not away.is_ended and at_s - away.since_s >= max(0.0, lease_s - self._grace_s):
                     away.is_ended = True
-                    made.append(ControlNodeLeaseEnded(at_s, name))
+                    made.append(NodeLeaseExpired(at_s, name))
             elif away is not None and node.limits_w is not None:
                 del self._away[name]
-                made.append(ControlNodeReturned(at_s, name, dict(node.limits_w)))
+                made.append(NodeReachable(at_s, name, dict(node.limits_w)))
         return made
 
 
@@ -251,15 +234,6 @@ class ControllerPort(Protocol):
 
     def standing(self) -> ControllerStatus:
         """How everything stands."""
-
-
-class LimitChange(NamedTuple):
-    """One limit on all GPUs of a job; the numbers that are to be answered, with their nodes and GPUs."""
-
-    name: str
-    limit_w: float
-    reason: str
-    numbers: tuple[tuple[int, str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +392,7 @@ class ControlCycle:
             self._jobs.restart(self._numbers.pop(answer.number, ""))
         changes = self._watched.look(seen, world.at_s, lease_s=world.policy.lease_s)
         for change in changes:
-            if isinstance(change, ControlNodeLost):
+            if isinstance(change, NodeUnreachable):
                 self._limits.forget_node(change.node)
         return [*answers, *changes]
 

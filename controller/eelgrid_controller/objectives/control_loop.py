@@ -16,7 +16,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, LimitChange, ObjectivesStatus
+from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, ObjectivesStatus
 from eelgrid_controller.objectives.forecasts import FamilyLearner, ForecastQuestion, ForecastService, ProfileForecast
 from eelgrid_controller.objectives.learning_process import LearningProcess
 from eelgrid_controller.objectives.observation import (
@@ -27,7 +27,12 @@ from eelgrid_controller.objectives.observation import (
     read_back_limits,
 )
 from eelgrid_controller.objectives.power.budget_allocation import BudgetAllocation, solve_allocation
-from eelgrid_controller.objectives.power.control_events import LimitConfirmed, ScaleService, SolveAllocation
+from eelgrid_controller.objectives.power.control_events import (
+    LimitChange,
+    LimitConfirmed,
+    ScaleService,
+    SolveAllocation,
+)
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
 from eelgrid_controller.objectives.scrape_windows import ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.settings import ObjectiveSettings

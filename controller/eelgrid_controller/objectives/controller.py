@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.power.bandit import PickReason
-from eelgrid_controller.objectives.power.budget_allocation import is_same_limit
-from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding
 from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
     BudgetControlStatus,
@@ -21,9 +20,6 @@ from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     ControlInstruction,
     ControllerStatus,
-    ControlNodeLeaseEnded,
-    ControlNodeLost,
-    ControlNodeReturned,
     ControlTick,
     JobControlStatus,
     JobMeasured,
@@ -33,6 +29,9 @@ from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,
     LimitFailed,
     LimitPhase,
+    NodeLeaseExpired,
+    NodeReachable,
+    NodeUnreachable,
     PreviewedJob,
     PricesSet,
     ScaleService,
@@ -44,8 +43,8 @@ from eelgrid_controller.objectives.power.control_events import (
 )
 from eelgrid_controller.objectives.power.estimates import LimitHistory
 from eelgrid_controller.objectives.power.job_controller import JobController
-from eelgrid_controller.objectives.power.limit_rollout import Holding
 from eelgrid_controller.objectives.power.power_cap_controller import PowerCapController
+from eelgrid_controller.objectives.power.power_model import is_same_limit
 from eelgrid_controller.objectives.power.settings import ControlSettings
 from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerAdvice,
@@ -288,18 +287,16 @@ class ObjectiveController:
                 return jobs.rebudgeted(self._now_s, budgets)
             case PricesSet(_, tariff):
                 return jobs.repriced(self._now_s, tariff)
-            case LimitConfirmed(at_s, number, limit_w):
-                return jobs.answered(at_s, number, limit_w, done=True)
-            case LimitFailed(at_s, number, limit_w):
-                return jobs.answered(at_s, number, limit_w, done=False)
+            case LimitConfirmed() | LimitFailed():
+                return jobs.answered(event)
             case AllocationSolved(at_s, number, shared):
                 return jobs.divided(at_s, number, shared)
-            case ControlNodeLost(_, node):
-                return jobs.node_lost(node)
-            case ControlNodeLeaseEnded(at_s, node):
-                return jobs.lease_ended(at_s, node)
-            case ControlNodeReturned(at_s, node, limits_w):
-                return jobs.node_back(at_s, node, limits_w)
+            case NodeUnreachable():
+                return jobs.node_lost(event)
+            case NodeLeaseExpired():
+                return jobs.lease_ended(event)
+            case NodeReachable():
+                return jobs.node_back(event)
             case _:
                 return "an event that is none"
 

@@ -19,6 +19,7 @@ from eelgrid_controller.objectives.observation import (
 )
 from eelgrid_controller.objectives.policy_budgets import nearest_budgets
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     JobMeasured,
@@ -27,7 +28,6 @@ from eelgrid_controller.objectives.power.control_events import (
     JobStarted,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.limit_rollout import Holding
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.promises import gpus_by_node, job_holdings, job_promise, metric_urls, related_curves
 from eelgrid_controller.objectives.scrape_windows import ScrapeTarget

@@ -14,13 +14,12 @@ from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import BudgetAllocation
 from eelgrid_controller.objectives.power.control_events import JobControlStatus
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
+from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
 from eelgrid_controller.objectives.scrape_windows import ScrapeRound
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_protos.messages import Inventory, PlanApplied, Policy, Workload
-
-_EQUAL_LIMIT_W = 1.0  # drivers round limits
 
 
 class GpuCounters(NamedTuple):
@@ -48,7 +47,7 @@ class _Opening:
 def _limit_w(gpus: Mapping[str, GpuCounters]) -> float | None:
     """The limit of all; None while they differ."""
     limits = [look.limit_w for look in gpus.values()]
-    return max(limits) if limits and max(limits) - min(limits) <= _EQUAL_LIMIT_W else None
+    return max(limits) if limits and is_same_limit(max(limits), min(limits)) else None
 
 
 class JobMeter:
@@ -108,7 +107,7 @@ class JobMeter:
     def _is_void(self, limit_w: float, gpus: Mapping[str, GpuCounters]) -> bool:
         opening = self._opening
         return opening is not None and (
-            abs(limit_w - opening.limit_w) > _EQUAL_LIMIT_W
+            not is_same_limit(limit_w, opening.limit_w)
             or any(
                 look.energy_j < opening.gpus[uuid].energy_j or look.time_s < opening.gpus[uuid].time_s
                 for uuid, look in gpus.items()
@@ -188,9 +187,6 @@ def allows_enforcement(world: ClusterObservation, workload: Workload) -> bool:
     return all(node is not None and is_pool_enforced(world.policy, node.inventory.pool) for node in nodes)
 
 
-_SAME_W = 0.5
-
-
 def read_back_limits(world: ClusterObservation, jobs: Iterable[JobControlStatus] = ()) -> dict[str, float]:
     """The highest limit that a workload's GPUs have, or may yet ask back, where it is above the journal's."""
     found: dict[str, float] = {job.name: math.inf for job in jobs if job.back_w > 0.0 and job.name in world.workloads}
@@ -203,6 +199,6 @@ def read_back_limits(world: ClusterObservation, jobs: Iterable[JobControlStatus]
             look = world.looks.get(placement.node_name)
             known = {} if look is None else look.limits_w
             highest_w = max([highest_w, *(known.get(uuid, math.inf) for uuid in placement.gpu_uuids)])
-        if highest_w > limit_w + _SAME_W:
+        if is_higher_limit(highest_w, limit_w):
             found[name] = max(highest_w, found.get(name, 0.0))
     return found

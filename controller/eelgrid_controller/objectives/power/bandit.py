@@ -23,7 +23,7 @@ from eelgrid_controller.objectives.power.estimates import (
     estimate_limits,
     prior_from_relatives,
 )
-from eelgrid_controller.objectives.power.power_model import LIMITS_MOST, PowerCurve
+from eelgrid_controller.objectives.power.power_model import LIMITS_MOST, PowerCurve, is_higher_limit, is_same_limit
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
@@ -319,7 +319,6 @@ def pick_limit(
 _CHANGED = 0.05  # by which a limit's ratios may change with the job
 _FIRST_PHASE = 16  # windows
 HISTORY_LIMITS_MOST = 64  # windows of a limit that are believed of before
-_SAME_W = 0.5
 _OPENING = PromiseAccount()
 _LEVEL = WindowDrift()
 _NOTHING_SHOWN = LimitHistory()
@@ -435,7 +434,7 @@ def start_search(
 
 
 def _history_at(limit_w: float, shown: Sequence[LimitArm]) -> LimitArm:
-    found = next((arm for arm in shown if abs(arm.limit_w - limit_w) <= _SAME_W and arm.windows), None)
+    found = next((arm for arm in shown if is_same_limit(arm.limit_w, limit_w) and arm.windows), None)
     if found is None:
         return LimitArm(limit_w)
     share = min(1.0, HISTORY_LIMITS_MOST / found.windows)
@@ -474,7 +473,7 @@ def limit_estimates(state: LimitSearch) -> tuple[LimitEstimate | None, ...]:
 
 def can_afford(state: LimitSearch, limit_w: float, windows: int = 1) -> bool:
     """Whether so many windows at a known limit leave the promise kept, whenever the job may end after them."""
-    place = next((index for index, arm in enumerate(state.arms) if abs(arm.limit_w - limit_w) <= _SAME_W), None)
+    place = next((index for index, arm in enumerate(state.arms) if is_same_limit(arm.limit_w, limit_w)), None)
     reference = state.reference
     if place is None or reference is None or state.windows < 1:
         return False
@@ -497,7 +496,7 @@ def _under(state: LimitSearch, limit_w: float | None) -> LimitSearch:
     if limit_w is None:
         return replace(state, first=0)
     last = len(state.arms) - 1
-    first = next((i for i, arm in enumerate(state.arms) if arm.limit_w <= limit_w + _SAME_W), last)
+    first = next((i for i, arm in enumerate(state.arms) if not is_higher_limit(arm.limit_w, limit_w)), last)
     kept = state.kept if state.kept is None or state.kept >= first else None
     return replace(state, first=first, kept=kept)
 
@@ -519,7 +518,7 @@ def _arm_of(state: LimitSearch, window: MeasurementWindow) -> int | MissedWindow
     if not (window.time_s > 0.0 and math.isfinite(window.time_s)):
         return MissedWindowReason.IMPOSSIBLE
     for index, arm in enumerate(state.arms):
-        if abs(arm.limit_w - window.limit_w) <= _SAME_W:
+        if is_same_limit(arm.limit_w, window.limit_w):
             return index
     return MissedWindowReason.OTHER_LIMIT
 

@@ -1,13 +1,15 @@
-"""The tree of power budgets (cluster, rack, node, feed) and the power that is charged to each."""
+"""The tree of power budgets (cluster, rack, node, feed), and the GPUs and limits that are charged to them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from eelgrid_controller.objectives.power.errors import InvalidBudget
 
 BUDGETS_MOST = 100_000
 _DEPTH_MOST = 16
+ROUNDING_W = 1e-6  # watts by which the rounding of a sum may pass a budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,24 @@ class PowerBudgetNode:
     limit_w: float
     parent: str | None = None
     other_w: float = 0.0  # of the limit, drawn by what is not planned
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The GPUs that one job holds on one node."""
+
+    name: str  # job/node
+    node: str
+    gpus: int
+    budgets: tuple[str, ...]  # the lowest they draw from
+    restored_w: float | None = None  # charge of what the node puts back when its lease ends; None if it never does
+
+
+class LimitSetting(NamedTuple):
+    """A limit on all GPUs of a holding, and the watts that it is charged with."""
+
+    limit_w: float  # of each GPU
+    charge_w: float  # of all of them together
 
 
 class BudgetTree:

@@ -16,16 +16,14 @@ from eelgrid_controller.objectives.power.bandit import (
     step_search,
 )
 from eelgrid_controller.objectives.power.budget_allocation import (
-    EQUAL_LIMIT_W,
     DesiredLimit,
     LimitTarget,
     choose_target,
-    is_same_limit,
 )
+from eelgrid_controller.objectives.power.budgets import LimitSetting
 from eelgrid_controller.objectives.power.control_events import JobMeasured, JobStarted
 from eelgrid_controller.objectives.power.estimates import LimitPrior, MeasurementWindow
-from eelgrid_controller.objectives.power.limit_rollout import LimitSetting
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, is_higher_limit, is_same_limit
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, LimitSchedule, PriceSlice, schedule_limits
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
@@ -288,7 +286,7 @@ class JobController:
             return None
         if self.plan is None or at_s >= self.plan_until_s:
             most_w = self.search.limits_w[0] if self.ceiling_w is None else self.ceiling_w
-            points = tuple(at for at in self.curve.points if at.limit_w <= most_w + EQUAL_LIMIT_W)
+            points = tuple(at for at in self.curve.points if not is_higher_limit(at.limit_w, most_w))
             self.plan = prices.plan(
                 self.began.promise, points, at_s, base_s=base_s, earned_s=self.earned_s() or 0.0, left=self.left()
             )

@@ -17,12 +17,11 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree
 from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise, choose_limit
 
-_HAIR_W = 1e-6  # watts: what rounding may add
 _ROUNDS_MOST = 4
 _TRADES_MOST = 400  # steps up for which a trade is sought, a round
 
@@ -84,14 +83,14 @@ def total_value(sack: Knapsack, chosen: Sequence[int]) -> float:
 
 def is_feasible(sack: Knapsack, chosen: Sequence[int]) -> bool:
     """Whether no budget is exceeded, rounding aside."""
-    return all(used <= room + _HAIR_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
+    return all(used <= room + ROUNDING_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
 
 
 def least_choice(sack: Knapsack) -> list[int]:
     """The least watts for every job. Raises BudgetTooSmall, naming the budget that lacks most, if they are too many."""
     chosen = [0] * len(sack.options)
     lacks = [used - room for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True)]
-    if lacks and max(lacks) > _HAIR_W:
+    if lacks and max(lacks) > ROUNDING_W:
         worst = lacks.index(max(lacks))
         raise BudgetTooSmall(sack.names[worst], lacks[worst])
     return chosen
@@ -104,7 +103,7 @@ class _LocalSearch:
         self.sack = sack
         self.chosen = list(chosen)
         used = budget_usage_w(sack, chosen)
-        self.left = [room - drawn + _HAIR_W for room, drawn in zip(sack.room_w, used, strict=True)]
+        self.left = [room - drawn + ROUNDING_W for room, drawn in zip(sack.room_w, used, strict=True)]
 
     def fits(self, job: int, place: int) -> bool:
         more = self.sack.options[job][place].watts - self.sack.options[job][self.chosen[job]].watts

@@ -14,26 +14,25 @@ from eelgrid_controller.objectives.power.budget_allocation import (
     AllocationTask,
     BudgetAllocation,
     BudgetShortfall,
-    is_same_limit,
     preview_limits,
     solve_allocation,
 )
-from eelgrid_controller.objectives.power.budgets import BudgetTree
-from eelgrid_controller.objectives.power.control_events import JobMeasured, JobStarted, SetPowerLimit, SolveAllocation
+from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree, Holding, LimitSetting
+from eelgrid_controller.objectives.power.control_events import (
+    JobMeasured,
+    JobStarted,
+    LimitConfirmed,
+    LimitFailed,
+    NodeLeaseExpired,
+    NodeReachable,
+    NodeUnreachable,
+    SetPowerLimit,
+    SolveAllocation,
+)
 from eelgrid_controller.objectives.power.job_controller import JobController, PriceHorizon, start_job
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
-from eelgrid_controller.objectives.power.limit_rollout import (
-    CommandConfirmed,
-    CommandFailed,
-    Holding,
-    HoldingStatus,
-    LimitCommand,
-    LimitRollout,
-    LimitSetting,
-    RolloutLeaseEnded,
-    RolloutNodeLost,
-    RolloutNodeReturned,
-)
+from eelgrid_controller.objectives.power.limit_rollout import HoldingStatus, LimitRollout
+from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
 from eelgrid_controller.objectives.power.settings import ALLOCATION_JOBS, ControlSettings
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff
 
@@ -134,7 +133,7 @@ class PowerCapController:
         self.jobs[event.name] = job
         if len(self.budgets):
             # Nothing is raised before watts are shared; a limit that was found is a limit that fits.
-            job.under(min((one for one in event.limits_w if one >= max(held_w) - 0.5), default=None))
+            job.under(min((one for one in event.limits_w if not is_higher_limit(max(held_w), one)), default=None))
             self._urgent |= bool(self.changes.shortfalls())
         self._stale = True
         return [*made, *self._aimed(job, event.at_s)]
@@ -145,7 +144,7 @@ class PowerCapController:
         if job is None:
             return "an end of what is not known"
         self._waiting.pop(name, None)
-        commands: list[LimitCommand] = []
+        commands: list[SetPowerLimit] = []
         for holding in job.began.holdings:
             self._owner.pop(holding.name)
             commands = [one for one in commands if one.holding != holding.name] + self.changes.remove(holding.name)
@@ -180,14 +179,14 @@ class PowerCapController:
         job.missed(at_s, reason)
         return self._aimed(job, at_s)
 
-    def answered(self, at_s: float, number: int, limit_w: float | None, *, done: bool) -> list[SetPowerLimit] | str:
-        """A command came to an end; a reading that is none counts as no reading."""
+    def answered(self, event: LimitConfirmed | LimitFailed) -> list[SetPowerLimit] | str:
+        """An instruction came to an end; an impossible reading counts as no reading."""
+        at_s, number, limit_w = event
         name = self._numbers.pop(number, None)
         if name is None:
             return "an answer to what was not asked, or twice"
         if limit_w is not None and not 0.0 < limit_w < 1e9:
-            limit_w, done = None, False
-        event = CommandConfirmed(number, limit_w) if done and limit_w is not None else CommandFailed(number, limit_w)
+            event = LimitFailed(at_s, number, None)
         made = self._sent(self.changes.on(event))
         job = self.jobs[self._owner[name]]
         job.since_s = at_s
@@ -198,29 +197,30 @@ class PowerCapController:
             made += self._aimed(job, at_s)
         return made + self._retried(at_s)
 
-    def node_lost(self, node: str) -> list[SetPowerLimit] | str:
+    def node_lost(self, event: NodeUnreachable) -> list[SetPowerLimit] | str:
         """Nothing is known of the node: its holdings keep their claims."""
-        gone = {one.name for job in self.jobs.values() for one in job.began.holdings if one.node == node}
+        gone = {one.name for job in self.jobs.values() for one in job.began.holdings if one.node == event.node}
         if not gone:
             return "a node without jobs"
-        self.changes.on(RolloutNodeLost(node))
+        self.changes.on(event)
         self._numbers = {number: one for number, one in self._numbers.items() if one not in gone}
         self._stale = self._urgent = True  # its lease will end: room has to be made before
         return []
 
-    def lease_ended(self, at_s: float, node: str) -> list[SetPowerLimit] | str:
+    def lease_ended(self, event: NodeLeaseExpired) -> list[SetPowerLimit] | str:
         """A lost node has put back what it found."""
-        if all(one.node != node for job in self.jobs.values() for one in job.began.holdings):
+        if all(one.node != event.node for job in self.jobs.values() for one in job.began.holdings):
             return "a node without jobs"
-        self.changes.on(RolloutLeaseEnded(node))
+        self.changes.on(event)
         self._stale = self._urgent = True
-        return self._retried(at_s)
+        return self._retried(event.at_s)
 
-    def node_back(self, at_s: float, node: str, limits_w: Mapping[str, float]) -> list[SetPowerLimit] | str:
-        """The node tells what it has; holdings that it does not tell of stay lost."""
-        told = {name: limit_w for name, limit_w in limits_w.items() if 0.0 < limit_w < 1e9}
-        back = {self._owner[name] for name in told if name in self._owner and self.changes.known(name).lost}
-        made = self._sent(self.changes.on(RolloutNodeReturned(node, told)))
+    def node_back(self, event: NodeReachable) -> list[SetPowerLimit] | str:
+        """The node reports its limits; holdings that it does not report stay lost."""
+        at_s, node, limits_w = event
+        reported = {name: limit_w for name, limit_w in limits_w.items() if 0.0 < limit_w < 1e9}
+        back = {self._owner[name] for name in reported if name in self._owner and self.changes.known(name).lost}
+        made = self._sent(self.changes.on(NodeReachable(at_s, node, reported)))
         self._stale = True
         for name in sorted(back):
             job = self.jobs[name]
@@ -313,7 +313,7 @@ class PowerCapController:
                 gpus[place] += holding.gpus
         for limit_w in sorted(limits_w, reverse=True):
             if all(
-                claims[one.name] + count * limit_w <= watts + 1e-6
+                claims[one.name] + count * limit_w <= watts + ROUNDING_W
                 for one, count, watts in zip(self.budgets.all, gpus, room, strict=True)
                 if count
             ):
@@ -374,7 +374,7 @@ class PowerCapController:
         places = {at for one in job.began.holdings for at in self.budgets.above(self._placed(one).budgets)}
         return any(self.budgets.all[at].name in lacks for at in places)
 
-    def _offered(self, job: JobController, limit_w: float, refusing: set[str]) -> list[LimitCommand] | None:
+    def _offered(self, job: JobController, limit_w: float, refusing: set[str]) -> list[SetPowerLimit] | None:
         settings = {name: one for name, one in job.settings(limit_w).items() if name not in refusing}
         return self.changes.offer(settings)
 
@@ -386,16 +386,12 @@ class PowerCapController:
             made += self._aimed(self.jobs[name], at_s)
         return made
 
-    def _sent(self, commands: Iterable[LimitCommand]) -> list[SetPowerLimit]:
+    def _sent(self, commands: Iterable[SetPowerLimit]) -> list[SetPowerLimit]:
         made = []
         for command in commands:
             owner = self._owner[command.holding]
             self._numbers[command.number] = command.holding
-            made.append(
-                SetPowerLimit(
-                    owner, command.holding, command.node, command.limit_w, command.number, self.jobs[owner].reason
-                )
-            )
+            made.append(command._replace(job=owner, reason=self.jobs[owner].reason))
         return made
 
     def imagined(self, at_s: float, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetAllocation:

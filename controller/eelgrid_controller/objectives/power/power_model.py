@@ -4,7 +4,7 @@ Measured values are kept; between and beyond them the fitted power law gives the
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -83,8 +83,22 @@ def fit_power_law(limits_w: FloatArray, power_w: FloatArray, time_s: FloatArray)
 
 
 LIMITS_MOST = 64  # of one curve
-_SAME_W = 0.5  # limits nearer than this are one
+
+# Limits that are less than this apart are the same limit. Drivers round to a tenth of a watt or to a whole watt, so
+# what is read back may be off by nearly a watt; the agent reports a limit as applied within the same distance
+# (`GuardLimits.tolerance_w`). The limits that are tried lie 25 W apart, those that a person sets at least 1 W.
+SAME_LIMIT_W = 1.0
 _FLAT = 1e-6  # relative
+
+
+def is_same_limit(one_w: float, other_w: float) -> bool:
+    """Whether two power limits of a GPU, wanted or read back, are the same limit."""
+    return abs(one_w - other_w) < SAME_LIMIT_W
+
+
+def is_higher_limit(one_w: float, other_w: float) -> bool:
+    """Whether a power limit of a GPU is another one than `other_w`, and above it."""
+    return one_w - other_w >= SAME_LIMIT_W
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +146,8 @@ class PowerCurve:
         """The job at any limit; measured where it was, else shaped. Raises CurveRefused for a limit of 0 or less."""
         if not limit_w > 0.0 or not math.isfinite(limit_w):
             raise InvalidCurve("limit_w", f"{limit_w} W is no power limit", "ask for a positive number of watts")
-        index = bisect_left(self.limits_w, limit_w - _SAME_W)
-        if index < len(self.points) and abs(self.points[index].limit_w - limit_w) <= _SAME_W:
+        index = bisect_right(self.limits_w, limit_w - SAME_LIMIT_W)
+        if index < len(self.points) and is_same_limit(self.points[index].limit_w, limit_w):
             return self.points[index]
         below = self.points[index - 1] if index else None
         above = self.points[index] if index < len(self.points) else None
@@ -202,7 +216,7 @@ def fit_power_curve(points: Iterable[Point]) -> PowerCurve:
     shared = _apart(given)
     found: dict[float, list[LimitPoint]] = {}
     for limit_w, at in map(_checked, given):
-        near = next((known for known in found if abs(known - limit_w) <= _SAME_W), limit_w)
+        near = next((known for known in found if is_same_limit(known, limit_w)), limit_w)
         found.setdefault(near, []).append(at)
     if len(found) > LIMITS_MOST:
         raise InvalidCurve("points", f"{len(found)} limits", f"keep the {LIMITS_MOST} that matter")
