@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from bench.powercap.mixture import choose_mixture
 from scipy.optimize import linprog
 
 from eelgrid_controller.objectives.power.errors import InvalidPromise
@@ -11,7 +12,6 @@ from eelgrid_controller.objectives.power.training_promises import (
     Deadline,
     MaxSlowdown,
     choose_limit,
-    choose_mixture,
 )
 
 

@@ -48,11 +48,6 @@ class EnergyHolder(NamedTuple):
     queue: str = ""
     labels: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def is_nobody(self) -> bool:
-        """Whether no owner is charged: nobody held the place, or nobody could be named."""
-        return self.kind in ("unallocated", "unattributed")
-
 
 class LedgerAmount(NamedTuple):
     """Millijoules by part, money and grams of carbon."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Point
-from eelgrid_protos.catalogue.products import MigGeometry, Product
+from eelgrid_protos.catalogue.products import MigGeometry
 
 
 class PartitionError(ControllerError):
@@ -150,12 +150,6 @@ class PartitionProblem:
         for pool in self.pools:
             if self.objective == PartitionObjective.WATTS and pool.held_w is None:
                 raise InvalidProblem(f"pools[{pool.model}].held_w", "is unknown", "give it, or plan for least GPUs")
-
-
-def pool_of_product(product: Product, count: int | None = None, *, cost: float = 1.0) -> PartitionPool:
-    """The pool of a product of the catalogue; a GPU that is not in use counts as off, so it saves its idle watts."""
-    idle_w = product.idle_w if product.idle_mig_w is None else product.idle_mig_w
-    return PartitionPool(model=product.model, count=count, geometry=product.mig, cost=cost, held_w=idle_w)
 
 
 def _positive(name: str, value: float) -> None:

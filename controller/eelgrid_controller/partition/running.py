@@ -11,12 +11,12 @@ targets with the same new instances, the one that destroys more is never better.
 Instances that are not ours to touch are in every target.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from eelgrid_controller.partition.geometry import Layout, Multiset, Tiling, memory_slice_mask
 from eelgrid_controller.partition.options import WHOLE
-from eelgrid_controller.partition.plan import PartitionPlan, PartitionReplica, PlannedGpu, PlannedInstance
+from eelgrid_controller.partition.plan import PartitionReplica
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import GpuLayout, WantedInstance
 
@@ -61,31 +61,6 @@ class GpuTarget(NamedTuple):
     made: Layout  # a whole GPU is (WHOLE, 0)
     mode: bool = False  # whether MIG mode changes
     used: bool = True  # False: left as it stands, without replicas
-
-
-def assign_plan(plan: PartitionPlan, uuids: Mapping[str, Iterable[tuple[str, str]]]) -> tuple[RunningGpu, ...]:
-    """A plan on the GPUs of a fleet, (uuid, node) by model, in order; those beyond the plan stand empty."""
-    left = {model: iter(tuple(members)) for model, members in uuids.items()}
-    found = []
-    for gpu in plan.gpus:
-        uuid, node = next(left[gpu.model])
-        standing = tuple(RunningInstance(one.profile, one.start, one.replica) for one in gpu.instances)
-        found.append(RunningGpu(uuid, node, gpu.model, bool(standing), standing, gpu.whole))
-    for model, members in left.items():
-        found += (RunningGpu(uuid, node, model) for uuid, node in members)
-    return tuple(found)
-
-
-def running_as_plan(gpus: Iterable[RunningGpu]) -> PartitionPlan:
-    """What of ours runs, as a plan without proofs."""
-    found = []
-    for gpu in gpus:
-        mine = tuple(
-            PlannedInstance(one.profile, one.start, one.replica) for one in gpu.instances if one.replica is not None
-        )
-        if mine or gpu.whole is not None:
-            found.append(PlannedGpu(gpu.model, mine, gpu.whole))
-    return PartitionPlan(tuple(found), ())
 
 
 def layout_message(gpu: RunningGpu, geometry: MigGeometry) -> GpuLayout:

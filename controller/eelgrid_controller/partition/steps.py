@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from eelgrid_controller.partition.plan import PartitionReplica
-from eelgrid_controller.partition.running import RunningGpu, RunningInstance, layout_message
+from eelgrid_controller.partition.running import RunningGpu, RunningInstance
 from eelgrid_protos.catalogue.products import MigGeometry
-from eelgrid_protos.messages import GpuLayout
 
 
 class DrainStep(NamedTuple):
@@ -61,15 +60,6 @@ class StartStep(NamedTuple):
 
 PartitionStep = DrainStep | DestroyStep | SetModeStep | CreateStep | StartStep
 _ROUNDING = 1e-9
-
-
-class GpuSteps(NamedTuple):
-    """What one GPU does at a time: drains, then the layout (None: it stays as it is), then starts."""
-
-    uuid: str
-    node: str
-    steps: tuple[PartitionStep, ...]
-    layout: GpuLayout | None
 
 
 class StepSequence(NamedTuple):
@@ -125,31 +115,6 @@ def apply_steps(
     for step in steps:
         by_uuid[step.uuid] = _after(by_uuid[step.uuid], step)
         yield step, by_uuid[step.uuid]
-
-
-def group_steps_by_gpu(
-    gpus: Sequence[RunningGpu], steps: Sequence[PartitionStep], geometries: Mapping[str, MigGeometry | None]
-) -> Iterator[GpuSteps]:
-    """The steps as an agent takes them: drains first, then one layout, then starts; by GPU in the order of the steps."""
-    group: list[PartitionStep] = []
-    last: RunningGpu | None = None
-    for step, gpu in apply_steps(gpus, steps):
-        if last is not None and (
-            last.uuid != step.uuid or (isinstance(group[-1], StartStep) and not isinstance(step, StartStep))
-        ):
-            yield _order(last, group, geometries[last.model])
-            group = []
-        group.append(step)
-        last = gpu
-    if last is not None:
-        yield _order(last, group, geometries[last.model])
-
-
-def _order(gpu: RunningGpu, group: Sequence[PartitionStep], geometry: MigGeometry | None) -> GpuSteps:
-    changes = any(isinstance(step, DestroyStep | SetModeStep | CreateStep) for step in group)
-    return GpuSteps(
-        gpu.uuid, gpu.node, tuple(group), layout_message(gpu, geometry) if changes and geometry is not None else None
-    )
 
 
 def _drained(
