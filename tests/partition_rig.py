@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from bench.mig.plans import pool_of_product
 
+from eelgrid_controller.partition.plan import layout_message
 from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem
-from eelgrid_controller.partition.running import layout_message
-from eelgrid_controller.partition.steps import (
+from eelgrid_controller.partition.transition import (
     CreateStep,
     DestroyStep,
     PartitionStep,

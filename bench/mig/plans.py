@@ -8,9 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from eelgrid_controller.partition.integer_program import RATE_TOLERANCE
-from eelgrid_controller.partition.plan import PartitionPlan, PartitionReplica, PlannedGpu, PlannedInstance
+from eelgrid_controller.partition.plan import (
+    PartitionPlan,
+    PartitionReplica,
+    PlannedGpu,
+    PlannedInstance,
+    RunningGpu,
+    RunningInstance,
+)
 from eelgrid_controller.partition.problem import InferenceDemand, PartitionPool, PartitionProblem
-from eelgrid_controller.partition.running import RunningGpu, RunningInstance
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.catalogue.products import Product
 

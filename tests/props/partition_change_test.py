@@ -14,12 +14,19 @@ from tests.props.partition_plan_test import small
 
 from eelgrid_agent.enforce.mig.layout import resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import plan_steps
-from eelgrid_controller.partition.plan import PartitionReplica, plan_partition
+from eelgrid_controller.partition.plan import PartitionReplica, RunningGpu, RunningInstance, plan_partition
 from eelgrid_controller.partition.problem import FleetTooSmall, TrainingDemand
 from eelgrid_controller.partition.repartition import fleet_cost, plan_change
-from eelgrid_controller.partition.running import RunningGpu, RunningInstance
-from eelgrid_controller.partition.steps import CreateStep, DestroyStep, DrainStep, SetModeStep, StartStep, apply_steps
-from eelgrid_controller.partition.transition import CLOSE, TransitionCosts
+from eelgrid_controller.partition.transition import (
+    CLOSE,
+    CreateStep,
+    DestroyStep,
+    DrainStep,
+    SetModeStep,
+    StartStep,
+    TransitionCosts,
+    apply_steps,
+)
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 

@@ -362,7 +362,7 @@ class ControlCycle:
     def imagined(
         self, policy: Policy, draws: Sequence[NodePowerDraw], workloads: Mapping[str, Workload]
     ) -> ImagineBudgetsResponse:
-        """What jobs would have under a policy's budgets; nothing changes. Raises BudgetRefused."""
+        """What jobs would have under a policy's budgets; nothing changes. Raises InvalidBudget."""
         begun = self._jobs.begun()
         gpus = {name: {node: len(uuids) for node, uuids in by_node.items()} for name, by_node in begun.items()}
         return evaluate_policy_budgets(self.steering, policy, draws, gpus, workloads)

@@ -40,7 +40,7 @@ def nearest_budgets(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
 
 
 def policy_budgets(policy: Policy, nodes: Iterable[NodePowerDraw]) -> BudgetTree:
-    """The tree; raises BudgetRefused where the policy's budgets make none."""
+    """The tree; raises InvalidBudget where the policy's budgets make none."""
     places = BudgetHierarchy(policy)
     others: dict[str, float] = {}
     parents: dict[str, str] = {}
@@ -95,7 +95,7 @@ def evaluate_policy_budgets(
     gpus: Mapping[str, Mapping[str, int]],
     workloads: Mapping[str, Workload],
 ) -> ImagineBudgetsResponse:
-    """The answer for a policy's budgets; `gpus` are those of each job by node. Raises BudgetRefused."""
+    """The answer for a policy's budgets; `gpus` are those of each job by node. Raises InvalidBudget."""
     budgets = policy_budgets(policy, draws)
     lowest = {one.inventory.node_name: nearest_budgets(policy, one.inventory) for one in draws}
     found: BudgetPreview = steering.imagined(budgets, lowest)
@@ -138,7 +138,7 @@ class BudgetUsage(NamedTuple):
 
 
 def budget_usage(policy: Policy, nodes: Iterable[NodePowerDraw]) -> Mapping[str, BudgetUsage]:
-    """By budget, on every level; raises BudgetRefused where the policy's budgets make no tree."""
+    """By budget, on every level; raises InvalidBudget where the policy's budgets make no tree."""
     known = list(nodes)
     budgets = policy_budgets(policy, known)
     found = dict.fromkeys((one.name for one in budgets.all), BudgetUsage())

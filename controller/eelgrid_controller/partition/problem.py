@@ -77,7 +77,7 @@ class InferenceDemand:
     safety: float = 1.0  # in (0, 1]
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         _positive(f"services[{self.name}].latency_s", self.latency_s)
         if not 0.0 <= self.rate_hz < math.inf:
             raise InvalidProblem(
@@ -104,7 +104,7 @@ class TrainingDemand:
     power_w: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         _counted(f"jobs[{self.name}].gpus", self.gpus, 1)
 
 
@@ -119,7 +119,7 @@ class PartitionPool:
     held_w: float | None = None  # that a GPU in use draws beyond its replicas' watts and one not in use does not
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         _positive(f"pools[{self.model}].cost", self.cost)
         _counted(f"pools[{self.model}].count", self.count or 0, 0)
 
@@ -139,7 +139,7 @@ class PartitionProblem:
     objective: PartitionObjective = PartitionObjective.GPUS
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         for name, items in (("services", self.services), ("jobs", self.jobs)):
             if len({item.name for item in items}) < len(items):
                 raise InvalidProblem(name, "two have one name", "give each its own")

@@ -408,7 +408,7 @@ def start_search(
 
     `relatives` are curves of other jobs on the same GPU model; without them the job starts cold. What was shown at a
     limit that is none of these is left out, and each counts as SHOWN_MOST windows at most: it may be of long ago.
-    Raises CurveRefused for no limits, too many, or one that is not a positive number of watts.
+    Raises InvalidCurve for no limits, too many, or one that is not a positive number of watts.
     """
     falling = sorted(set(limits_w), reverse=True)
     if not falling or len(falling) > LIMITS_MOST:

@@ -44,7 +44,7 @@ class BudgetTree:
     """A tree of budgets, or several; immutable."""
 
     def __init__(self, budgets: Iterable[PowerBudgetNode]) -> None:
-        """Raises BudgetRefused for a name twice, a parent that is not there, a circle, or impossible watts."""
+        """Raises InvalidBudget for a name twice, a parent that is not there, a circle, or impossible watts."""
         self.all: tuple[PowerBudgetNode, ...] = tuple(budgets)
         self._place: Mapping[str, int] = {budget.name: place for place, budget in enumerate(self.all)}
         if len(self.all) > BUDGETS_MOST:
@@ -83,7 +83,7 @@ class BudgetTree:
         return len(self.all)
 
     def above(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Places of these budgets and of all above them, each once. Raises BudgetRefused for a name that is none."""
+        """Places of these budgets and of all above them, each once. Raises InvalidBudget for a name that is none."""
         for name in names:
             if name not in self._place:
                 raise InvalidBudget("budgets", f"{name!r} is no budget", f"draw from one of {sorted(self._place)[:8]}")

@@ -296,7 +296,7 @@ class JobController:
 
 
 def start_job(event: JobStarted, manner: BanditSettings, prices: PriceHorizon) -> JobController:
-    """A job from its first event. Raises PowerRefused for limits or holdings that are none."""
+    """A job from its first event. Raises PowerPlanError for limits or holdings that are none."""
     weight = prices.weight(event.at_s)
     search, decision = start_search(
         event.limits_w,

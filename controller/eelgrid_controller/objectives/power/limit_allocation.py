@@ -409,7 +409,7 @@ def _options(job: AllocationJob, want: AllocationGoal) -> tuple[KnapsackOption, 
 
 
 def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ...]:
-    """GPUs of a job in each budget. Raises BudgetRefused where shares and curve disagree."""
+    """GPUs of a job in each budget. Raises InvalidBudget where shares and curve disagree."""
     if any(share.gpus < 1 for share in job.shares) or sum(share.gpus for share in job.shares) != job.curve.gpus:
         raise InvalidBudget(
             "shares",
@@ -424,7 +424,7 @@ def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ..
 
 
 def build_knapsack(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal) -> Knapsack:
-    """The question as numbers. Raises PromiseRefused and BudgetRefused for what cannot be asked."""
+    """The question as numbers. Raises InvalidPromise and InvalidBudget for what cannot be asked."""
     for job in jobs:
         if not (0.0 < job.weight < math.inf):
             raise InvalidBudget("weight", f"{job.weight} of {job.name!r}", "weights are positive and finite")
@@ -460,8 +460,8 @@ def allocate_limits(
     """One limit for each job within every budget and promise, and the bound on any such division.
 
     Without `certify` the bound is left out and only the climb is made, which is faster.
-    Raises BudgetTooSmall where even the least limits exceed a budget, PromiseRefused where no limit keeps a
-    promise, BudgetRefused where jobs and budgets do not fit together.
+    Raises BudgetTooSmall where even the least limits exceed a budget, InvalidPromise where no limit keeps a
+    promise, InvalidBudget where jobs and budgets do not fit together.
     """
     sack = build_knapsack(jobs, budgets, want)
     chosen, bound = _best(sack, certify=certify)

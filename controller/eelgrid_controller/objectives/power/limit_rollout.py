@@ -80,7 +80,7 @@ class LimitRollout:
     def __init__(self, budgets: BudgetTree, holdings: Iterable[Holding], now: Mapping[str, LimitSetting]) -> None:
         """`now` is what was read back of each holding, by name; nothing else is wanted yet.
 
-        Raises BudgetRefused for a holding twice, without a setting, or in no budget.
+        Raises InvalidBudget for a holding twice, without a setting, or in no budget.
         """
         self._budgets = budgets
         self._held: dict[str, _HoldingState] = {}
@@ -93,7 +93,7 @@ class LimitRollout:
             self.add(holding, now.get(holding.name))
 
     def add(self, holding: Holding, now: LimitSetting | None) -> None:
-        """One more holding as it was read back; its claim counts from now on. Raises BudgetRefused as above."""
+        """One more holding as it was read back; its claim counts from now on. Raises InvalidBudget as above."""
         if holding.name in self._held or now is None or holding.gpus < 1:
             raise InvalidBudget(
                 "holding",
@@ -117,7 +117,7 @@ class LimitRollout:
     def rebudget(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[SetPowerLimit]:
         """Another tree, with the lowest budgets of each holding; what is under way stays so.
 
-        Claims may be more than a new room: only lowerings go until they fit. Raises BudgetRefused, nothing changed,
+        Claims may be more than a new room: only lowerings go until they fit. Raises InvalidBudget, nothing changed,
         for a budget that is none.
         """
         places = {name: budgets.above(drawn[name]) for name in self._held}

@@ -143,7 +143,7 @@ class PowerCurve:
         return fit_power_law(limits, np.minimum(power_w, limits), np.array([point.time_s for point in self.points]))
 
     def at(self, limit_w: float) -> LimitPoint:
-        """The job at any limit; measured where it was, else shaped. Raises CurveRefused for a limit of 0 or less."""
+        """The job at any limit; measured where it was, else shaped. Raises InvalidCurve for a limit of 0 or less."""
         if not limit_w > 0.0 or not math.isfinite(limit_w):
             raise InvalidCurve("limit_w", f"{limit_w} W is no power limit", "ask for a positive number of watts")
         index = bisect_right(self.limits_w, limit_w - SAME_LIMIT_W)
@@ -208,7 +208,7 @@ def _apart(points: Sequence[Point]) -> Configuration:
 def fit_power_curve(points: Iterable[Point]) -> PowerCurve:
     """The curve of one job from its points, which differ in the power limit only; repeated limits are averaged.
 
-    Raises CurveRefused where there are none, too many, or a number is missing or impossible.
+    Raises InvalidCurve where there are none, too many, or a number is missing or impossible.
     """
     given = list(points)
     if not given:

@@ -92,7 +92,7 @@ def _too_slow(curve: PowerCurve, pace_s: float, fastest: LimitPoint) -> InvalidP
 def choose_limit(curve: PowerCurve, promise: TrainingPromise, limits_w: Sequence[float] | None = None) -> LimitChoice:
     """The limit of least cost that keeps the promise, among the measured limits or those given.
 
-    Raises PromiseRefused where not even the fastest limit keeps it.
+    Raises InvalidPromise where not even the fastest limit keeps it.
     """
     options = _options(curve, limits_w)
     pace_s = _pace_s(curve, promise)

@@ -129,7 +129,7 @@ def generic_names(
 
 
 def server_metric_names(server: str) -> ServerNames:
-    """The names of a kind of server; Unusable names those that there are."""
+    """The names of a kind of server; InvalidServingValue names those that there are."""
     if server not in SERVER_NAMES:
         raise InvalidServingValue(
             "server", f"{server!r} is unknown", f"take one of {', '.join(SERVER_NAMES)}, or name a histogram"
