@@ -28,8 +28,7 @@ import numpy as np
 
 from eelgrid_controller.cli.report import SECTIONS
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.ledger import HOUR_S
-from eelgrid_controller.energy.ledger_queries import DAY_S, LedgerQuery, parse_query
+from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerQuery, parse_query
 from eelgrid_controller.energy.store.ledger_store import FILE_NAME, LedgerStore, open_ledger
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.energy.store.schema import CHECKS_BUILT, TRIGGERS, register_sql_functions

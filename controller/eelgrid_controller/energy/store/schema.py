@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from eelgrid_controller.energy.ledger import HOUR_S, namespace_label
-from eelgrid_controller.energy.ledger_queries import DAY_S, TIME_KEYS, LedgerQuery
+from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, TIME_KEYS, LedgerQuery, namespace_label
 
 Read: TypeAlias = Callable[[str, Iterable[Any]], list[Any]]
 # A table of hours or of days, and the times from which and before which.
