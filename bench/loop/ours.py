@@ -22,7 +22,7 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceStarted,
     SetPowerLimit,
 )
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
 from eelgrid_controller.objectives.power.training_promises import BestEffort
 
 __all__ = ["AtOnce", "Blind", "Ours"]

@@ -19,7 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.powercap.fleet import Fleet, with_level
-from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding, LimitSetting, PowerBudgetNode
+from eelgrid_controller.objectives.power.budgets import (
+    BudgetTooSmall,
+    BudgetTree,
+    Holding,
+    LimitSetting,
+    PowerBudgetNode,
+)
 from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,
     LimitFailed,
@@ -27,7 +33,6 @@ from eelgrid_controller.objectives.power.control_events import (
     NodeUnreachable,
     SetPowerLimit,
 )
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, AllocationJob, allocate_limits
 from eelgrid_controller.objectives.power.limit_rollout import LimitRollout
 

@@ -9,14 +9,19 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding, LimitSetting, PowerBudgetNode
+from eelgrid_controller.objectives.power.budgets import (
+    BudgetTooSmall,
+    BudgetTree,
+    Holding,
+    LimitSetting,
+    PowerBudgetNode,
+)
 from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,
     LimitFailed,
     NodeReachable,
     NodeUnreachable,
 )
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall
 from eelgrid_controller.objectives.power.limit_rollout import LimitRollout
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0)

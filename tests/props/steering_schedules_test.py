@@ -24,7 +24,7 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceStarted,
     ServiceWindow,
 )
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits

@@ -2,7 +2,14 @@
 
 import pytest
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding, LimitSetting, PowerBudgetNode
+from eelgrid_controller.objectives.power.budgets import (
+    BudgetTooSmall,
+    BudgetTree,
+    Holding,
+    InvalidBudget,
+    LimitSetting,
+    PowerBudgetNode,
+)
 from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,
     LimitFailed,
@@ -10,7 +17,6 @@ from eelgrid_controller.objectives.power.control_events import (
     NodeReachable,
     NodeUnreachable,
 )
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
 from eelgrid_controller.objectives.power.limit_rollout import TRIES_MOST, LimitRollout
 
 

@@ -28,7 +28,7 @@ from eelgrid_controller.objectives.power.control_events import (
     WorkloadEnded,
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 
 
@@ -139,7 +139,7 @@ def test_what_cannot_fit_gets_its_least_limits_and_that_is_said():
     assert fleet.jobs["a"].limits == {"a/n1": LIMITS_W[0]}
     node = fleet.steering.standing().budgets[1]
     assert (node.name, node.shortfall_w) == ("n1", 50.0)
-    assert "least" in node.reason
+    assert "lowest" in node.reason
     assert fleet.steering.standing().budgets[0].shortfall_w == 0.0
 
 

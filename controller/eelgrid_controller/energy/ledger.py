@@ -393,7 +393,9 @@ def advance_mark(
     """The mark after an export is confirmed; `revision` is the ledger's. Raises FailedPrecondition, ResourceExhausted."""
     if export.revision > revision:
         broken = Violation("revision", f"is {export.revision}, the ledger is at {revision}", "export again")
-        raise FailedPrecondition("the export is of another ledger, or of a ledger that was restored from a backup", (broken,))
+        raise FailedPrecondition(
+            "the export is of another ledger, or of a ledger that was restored from a backup", (broken,)
+        )
     if export.end_s > settled_s:
         broken = Violation(
             "end_ns",

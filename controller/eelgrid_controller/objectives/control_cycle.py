@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.controller import ObjectiveController
-from eelgrid_controller.objectives.elastic import ElasticJob, ElasticResize, plan_resizes
-from eelgrid_controller.objectives.job_history import JobHistories, ProfileUpdates
-from eelgrid_controller.objectives.job_observer import JobObserver
-from eelgrid_controller.objectives.observation import ClusterObservation, allows_enforcement, gpu_models_of
+from eelgrid_controller.objectives.elastic import ElasticObserver
+from eelgrid_controller.objectives.job_observer import JobHistories, JobObserver, ProfileUpdates
+from eelgrid_controller.objectives.observation import ClusterObservation, allows_enforcement
 from eelgrid_controller.objectives.policy_budgets import (
     BudgetUsage,
     NodePowerDraw,
@@ -50,8 +49,8 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.power.estimates import LimitHistory
 from eelgrid_controller.objectives.power.power_model import is_same_limit
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
-from eelgrid_controller.objectives.scrape_windows import ScrapeTarget
 from eelgrid_controller.objectives.service_observer import ServiceObservation, ServiceObserver
+from eelgrid_controller.objectives.services.prometheus_text import ScrapeTarget
 from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.state.replica_changes import is_sliced
 from eelgrid_controller.state.work_intervals import WorkInterval
@@ -129,51 +128,6 @@ class PendingLimits:
         return None
 
 
-class ElasticObserver:
-    """Remembers when each job was last resized."""
-
-    def __init__(self, *, horizon_s: float) -> None:
-        self._horizon_s = horizon_s
-        self._since_s: dict[str, tuple[int, float]] = {}  # replicas, and since when
-
-    def look(self, jobs: Mapping[str, Workload], world: ClusterObservation) -> tuple[ScaleService, ...]:
-        """What should change, where free GPUs were counted in this cycle; those that shrink come first."""
-        elastic = {name: job for name, job in jobs.items() if job.spec.training and job.spec.training.is_elastic}
-        for name, job in elastic.items():
-            if self._since_s.get(name, (0, 0.0))[0] != len(job.placements):
-                began_s = job.placed_ns / 1e9 if name not in self._since_s else world.at_s
-                self._since_s[name] = len(job.placements), began_s
-        self._since_s = {name: since for name, since in self._since_s.items() if name in elastic}
-        if world.free is None:
-            return ()
-        taking_part = [
-            made
-            for name, job in sorted(elastic.items())
-            if world.at_s - self._since_s[name][1] >= self._horizon_s and (made := _elastic(job, world)) is not None
-        ]
-        found: tuple[ElasticResize, ...] = plan_resizes(taking_part, world.free, horizon_s=self._horizon_s)
-        return tuple(ScaleService(one.name, one.replicas, one.reason) for one in found)
-
-
-def _elastic(job: Workload, world: ClusterObservation) -> ElasticJob | None:
-    """The job as the planner sees it; None for one that stands on several models."""
-    training = job.spec.training
-    assert training is not None, "elastic jobs have a promise"
-    models = gpu_models_of(job, world)
-    if len(models) != 1:
-        return None
-    return ElasticJob(
-        job.workload_id,
-        next(iter(models)),
-        gpus=job.spec.request.gpu_count,
-        replicas=len(job.placements),
-        least=training.replicas_least,
-        most=training.replicas_most,
-        points=world.points.get(training.profile, ()),
-        restart_s=training.restart_s,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class NodeLiveness:
     """A node at a moment: whether its agent is there, and each holding's limit as read just now, where all is known."""
@@ -221,7 +175,7 @@ class NodeLivenessTracker:
 
 
 class ControllerPort(Protocol):
-    """What the desk needs of the steering."""
+    """What the control cycle needs of the objective controller."""
 
     def on(self, event: ControlEvent) -> list[ControlInstruction]:
         """What should be done after an event."""

@@ -21,9 +21,13 @@ from eelgrid_controller.objectives.forecasts import FamilyLearner, ForecastQuest
 from eelgrid_controller.objectives.learning_process import LearningProcess
 from eelgrid_controller.objectives.observation import (
     ClusterObservation,
+    ClusterSums,
     JobProgress,
     NodeObservation,
     ObservedNode,
+    iter_batches,
+    node_readings,
+    observe_node,
     read_back_limits,
 )
 from eelgrid_controller.objectives.power.budget_allocation import BudgetAllocation, solve_allocation
@@ -34,9 +38,8 @@ from eelgrid_controller.objectives.power.control_events import (
     SolveAllocation,
 )
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
-from eelgrid_controller.objectives.scrape_windows import ScrapeRound, ScrapeTarget
+from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.settings import ObjectiveSettings
-from eelgrid_controller.objectives.state_reader import ClusterSums, iter_batches, node_readings, observe_node
 from eelgrid_controller.objectives.status import ControlCounts, objective_latency_s, promise_statuses, refusal_rule
 from eelgrid_controller.profiles.conservative import STORED_POINTS_MOST
 from eelgrid_controller.profiles.points import Point
@@ -119,7 +122,7 @@ _Result = TypeVar("_Result")
 
 
 class ControllerCommands(Protocol):
-    """What the steward needs of the controller's loop."""
+    """What the control loop needs of the controller's command loop."""
 
     listeners: list[Callable[[CommitResult], None]]
     outside: EngineOverrides
@@ -145,7 +148,7 @@ class ControllerCommands(Protocol):
 
 
 class PageScraper(Protocol):
-    """What the steward needs of the scraper."""
+    """What the control loop needs of the scraper."""
 
     def ask(self, asked: dict[str, ScrapeTarget]) -> frozenset[str]:
         """From now on these; those that are too many."""
@@ -194,7 +197,7 @@ class ForecastFeed:
         self._wanted: dict[str, None] = {}
 
     def ask(self, question: ForecastQuestion) -> ProfileForecast | None:
-        """A prediction for somebody beside the desk, who asks again until there is one; no plan is withdrawn by it."""
+        """A prediction for a caller outside the control cycle, who asks again until there is one; withdraws no plan."""
         self._wanted.pop(question.profile, None)
         self._wanted[question.profile] = None
         if len(self._wanted) > _WANTED_MOST:
@@ -260,7 +263,7 @@ class MonotonicUnixClock:
 
 
 class ControlLoop:
-    """Runs a desk over a controller's loop; used from one event loop."""
+    """Runs the control cycle on the controller's command loop; used from one event loop."""
 
     def __init__(
         self,
@@ -339,7 +342,7 @@ class ControlLoop:
             )
         except ControllerError as error:
             raise InvalidArgument(
-                "the budgets make no tree", (Violation("budgets", error.problem, error.remedy),)
+                "the budgets do not form a tree", (Violation("budgets", error.problem, error.remedy),)
             ) from None
 
     def progress(self, workload_id: str, work_done: float, at_ns: int | None = None) -> None:
@@ -354,7 +357,7 @@ class ControlLoop:
         at_s = now_s if at_ns is None else at_ns / 1e9 + self._steady.ahead_s()
         if at_s > now_s + _BEHIND_S:
             found = Violation("at_ns", f"is {at_s - now_s:.0f} s ahead", "leave it out, or set the clock")
-            raise InvalidArgument("progress is of the future", (found,))
+            raise InvalidArgument("progress lies in the future", (found,))
         last = self._progress.get(workload_id)
         if last is None or at_s > last.at_s:
             self._progress[workload_id] = JobProgress(min(at_s, now_s), work_done)

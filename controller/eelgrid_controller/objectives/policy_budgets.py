@@ -78,7 +78,7 @@ def policy_tariff(prices: EnergyPrices | None) -> EnergyTariff | None:
     )
 
 
-_UNKNOWN = "its curve is not known yet: what it would lose is not either"
+_UNKNOWN = "its power curve is not known yet, nor what it would lose"
 
 
 class BudgetEvaluator(Protocol):

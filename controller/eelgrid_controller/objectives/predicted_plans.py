@@ -69,7 +69,7 @@ class _JobCheck:
 
 @dataclass(slots=True)
 class PredictedPlans:
-    """Plans from predictions, and what became of them; used from the thread of the desk."""
+    """Plans from predictions, and what became of them; used from the thread of the control cycle."""
 
     forecasts: ForecastSource | None = None
     _withdrawn: dict[ServiceQuestion, float] = field(default_factory=dict)  # factor of what was served
@@ -123,7 +123,7 @@ class PredictedPlans:
         if factor is not None:
             said = (
                 f"{before}its prediction for {model} is withdrawn: what was served is {factor:.2f} times as slow as its "
-                f"safe side, outside of the 90 % interval {OUTSIDE_WINDOWS} windows in a row; planned from what was served "
+                f"conservative estimate, outside the 90 % interval {OUTSIDE_WINDOWS} windows in a row; planned from what was served "
                 "until it is measured there"
             )
             return ServicePlan(points, said)
@@ -198,7 +198,7 @@ class PredictedPlans:
             return None
         known.is_over = True
         known.basis = (
-            f"its prediction is withdrawn: its windows lay outside of the 90 % interval {OUTSIDE_WINDOWS} times in a row; "
+            f"its prediction is withdrawn: its windows were outside the 90 % interval {OUTSIDE_WINDOWS} times in a row; "
             "what was measured stands"
         )
         return f"prediction=withdrawn limit_w={window.limit_w:g}"

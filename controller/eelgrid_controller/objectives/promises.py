@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.power.budgets import Holding
-from eelgrid_controller.objectives.power.errors import PowerPlanError
-from eelgrid_controller.objectives.power.power_model import PowerCurve, fit_power_curve, is_same_limit
+from eelgrid_controller.objectives.power.power_model import PowerCurve, PowerPlanError, fit_power_curve, is_same_limit
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
 from eelgrid_controller.objectives.services.service_metrics import (
@@ -180,7 +179,7 @@ def service_target(
     on = sorted(set(models))
     found = slowest_gpu_model(workload, on, points)
     if not on:
-        return "no replica is placed on a GPU; a profile is of GPUs"
+        return "no replica is placed on a GPU, and profiles are of GPUs"
     if found is None:
         return (
             f"profile {promise.profile} has no point of {_promise_problem(workload)} {on[0]} at its power limit; "

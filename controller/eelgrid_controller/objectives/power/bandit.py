@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.errors import InvalidCurve
 from eelgrid_controller.objectives.power.estimates import (
     LimitArm,
     LimitEstimate,
@@ -23,7 +22,13 @@ from eelgrid_controller.objectives.power.estimates import (
     estimate_limits,
     prior_from_relatives,
 )
-from eelgrid_controller.objectives.power.power_model import LIMITS_MOST, PowerCurve, is_higher_limit, is_same_limit
+from eelgrid_controller.objectives.power.power_model import (
+    LIMITS_MOST,
+    InvalidCurve,
+    PowerCurve,
+    is_higher_limit,
+    is_same_limit,
+)
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
@@ -52,14 +57,14 @@ class BanditSettings:
 class PickReason(Enum):
     """Why a limit was picked."""
 
-    REFERENCE = "what slowdowns are relative to is not known yet"
-    UNTRIED = "the next limit down was never measured"
+    REFERENCE = "the largest limit, which slowdowns are relative to, is not measured yet"
+    UNTRIED = "the next lower limit was never measured"
     HOPE = "it may be the cheapest that keeps the promise"
-    COMPARE = "whether the cheapest keeps the promise cannot be told without knowing the reference better"
-    REPAY = "time has to be made up first"
+    COMPARE = "the reference has to be measured better to tell whether the cheapest limit keeps the promise"
+    REPAY = "lost time has to be made up first"
     KEEP = "nothing else could save enough to be worth trying"
     ALTERNATE = "two limits in turn use the promise up"
-    BLIND = "measurements stay away: nothing is held back until they return"
+    BLIND = "measurements are missing: nothing is held back until they return"
 
 
 class PromiseAccount(NamedTuple):
@@ -328,9 +333,9 @@ class MissedWindowReason(Enum):
     """Why a window says nothing."""
 
     NO_POWER = "power was not measured"
-    NO_PROGRESS = "the job told no progress"
+    NO_PROGRESS = "the job reported no progress"
     IMPOSSIBLE = "a number is missing, negative or not finite"
-    OTHER_LIMIT = "it ran at a limit that is none of the job's"
+    OTHER_LIMIT = "it ran at a limit that is not one of the job's"
 
 
 class WindowMissed(NamedTuple):

@@ -11,22 +11,27 @@ from typing import NamedTuple
 
 from eelgrid_controller.objectives.power.bandit import CeilingSet, LimitDecision, LimitSearch, can_afford, step_search
 from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree, PowerBudgetNode
-from eelgrid_controller.objectives.power.errors import PowerPlanError
 from eelgrid_controller.objectives.power.limit_allocation import (
     AllocationGoal,
     AllocationJob,
     BudgetShare,
     allocate_limits,
 )
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, is_higher_limit, is_same_limit
+from eelgrid_controller.objectives.power.power_model import (
+    LimitPoint,
+    PowerCurve,
+    PowerPlanError,
+    is_higher_limit,
+    is_same_limit,
+)
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HAIR = 1e-9  # relative: a promise met exactly is met
 _SLOWS = 0.5  # power of the ratio of limits; measured jobs lie between 0 and 1
 _POINTS = 3  # of a curve whose shape is believed
 _BINDS = 0.9  # of a limit drawn
-_PROMISES = "the limits that keep all promises draw more: promises give way"
-_LEAST = "even the least limits, and what cannot be changed, draw more"
+_PROMISES = "the limits that keep all promises exceed the budget: promises give way"
+_LEAST = "even the lowest limits, with GPUs that cannot be changed, exceed the budget"
 _TIME_ONLY = BestEffort(0.0)
 
 
@@ -256,10 +261,10 @@ def choose_target(
     if dear is None or not decision.settled or is_same_limit(dear.limit_w, aim.limit_w):
         return aim
     if dear.limit_w > aim.limit_w:
-        return LimitTarget(dear.limit_w, "energy is cheap now: time is earned for when it is dear")
+        return LimitTarget(dear.limit_w, "energy is cheap now: a faster limit earns time for when it is expensive")
     ahead = _RUN if is_higher_limit(target_w, dear.limit_w) else 1
     if can_afford(search, dear.limit_w, ahead):
-        return LimitTarget(dear.limit_w, "energy is dear now: time that was earned is spent")
+        return LimitTarget(dear.limit_w, "energy is expensive now: earned time is spent at a slower limit")
     return aim
 
 

@@ -1,15 +1,32 @@
-"""The tree of power budgets (cluster, rack, node, feed), and the GPUs and limits that are charged to them."""
+"""The tree of power budgets (cluster, rack, node, feed), the GPUs and limits that are charged to them, and its errors."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.errors import InvalidBudget
+from eelgrid_controller.objectives.power.power_model import PowerPlanError
 
 BUDGETS_MOST = 100_000
 _DEPTH_MOST = 16
 ROUNDING_W = 1e-6  # watts by which the rounding of a sum may pass a budget
+
+
+class InvalidBudget(PowerPlanError):
+    """Budgets that make no tree, or a draw from a budget that is not in it."""
+
+
+class BudgetTooSmall(PowerPlanError):
+    """The least limits together exceed a budget by `missing_w` watts."""
+
+    def __init__(self, budget: str, missing_w: float) -> None:
+        self.budget = budget
+        self.missing_w = missing_w
+        super().__init__(
+            f"budget {budget!r}",
+            f"the least limits that the jobs' promises allow draw {missing_w:.1f} W more than it has",
+            f"give it {missing_w:.1f} W more, promise its jobs a larger slowdown, or stop one of them",
+        )
 
 
 @dataclass(frozen=True, slots=True)

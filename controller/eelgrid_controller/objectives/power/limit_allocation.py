@@ -17,8 +17,7 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
-from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
+from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTooSmall, BudgetTree, InvalidBudget
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise, choose_limit
 

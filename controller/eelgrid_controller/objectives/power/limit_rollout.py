@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree, Holding, LimitSetting
+from eelgrid_controller.objectives.power.budgets import (
+    ROUNDING_W,
+    BudgetTooSmall,
+    BudgetTree,
+    Holding,
+    InvalidBudget,
+    LimitSetting,
+)
 from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,
     LimitEvent,
@@ -19,7 +26,6 @@ from eelgrid_controller.objectives.power.control_events import (
     NodeUnreachable,
     SetPowerLimit,
 )
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
 from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
 
 TRIES_MOST = 3
@@ -158,7 +164,7 @@ class LimitRollout:
         room = self._room if budgets is None else self._new_room(budgets)
         unknown = [name for name in settings if name not in self._held]
         if unknown:
-            raise InvalidBudget("holding", f"{unknown[0]!r} is none", "want settings of holdings that were given")
+            raise InvalidBudget("holding", f"{unknown[0]!r} is unknown", "set limits of known holdings only")
         totals: list[list[float]] = [[] for _ in room]
         for name, held in self._held.items():
             fixed = held.lost or (held.tries >= TRIES_MOST and name not in settings)
@@ -239,7 +245,9 @@ class LimitRollout:
 
     def _new_room(self, budgets: BudgetTree) -> list[float]:
         if [(one.name, one.parent) for one in budgets.all] != [(one.name, one.parent) for one in self._budgets.all]:
-            raise InvalidBudget("budgets", "they are others", "change watts here, and begin anew with another tree")
+            raise InvalidBudget(
+                "budgets", "have other names or parents", "change only watts here; another tree replaces all budgets"
+            )
         return budgets.room_w()
 
     def _wish(self, held: _HoldingState, setting: LimitSetting) -> None:

@@ -1,14 +1,16 @@
 """Controls the power limits of all managed jobs within every budget.
 
-Offers the target limit of each job to the limit rollout for the whole gang, keeps raises that have no room
-waiting, and asks for a new budget allocation when wishes, budgets or prices change.
+Offers the target limit of each job to the limit rollout for the whole gang, keeps raises that have no room waiting, and
+asks for a new budget allocation when desired limits, budgets or prices change. `ControlSettings` has its thresholds,
+and those of services, each with its reason.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.bandit import BanditSettings, MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import (
     AllocationRequest,
     AllocationTask,
@@ -33,8 +35,49 @@ from eelgrid_controller.objectives.power.job_controller import JobController, Pr
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
 from eelgrid_controller.objectives.power.limit_rollout import HoldingStatus, LimitRollout
 from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
-from eelgrid_controller.objectives.power.settings import ALLOCATION_JOBS, ControlSettings
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff
+
+ALLOCATION_JOBS = 1000
+
+
+class InvalidSetting(ControllerError):
+    """A setting of steering that is none; `field` is the one at fault."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {problem}", remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Thresholds of one steering."""
+
+    manner: BanditSettings = field(default_factory=BanditSettings)  # of all explorations
+    want: AllocationGoal = (
+        AllocationGoal.THROUGHPUT
+    )  # what a division is good at, where what jobs wish for does not fit
+    repeat_s: float = 60.0  # a Scale whose replicas do not come is said again; placing and starting takes as long
+    stale_after_s: float = (
+        180.0  # without a window a job counts one as missed: windows last 10 to 60 s, and one may fail
+    )
+    divide_every_s: float = 30.0  # at most so often with DIVIDED jobs, which take a second or two, oftener with fewer
+    # A division of more jobs is not made in the call that finds it due but asked for: it takes a millisecond a job.
+    divided_inside: int = 100_000
+    divided_within_s: float = 600.0  # an answer that does not come by then is asked for again
+    retry_after_s: float = 300.0  # a holding that refused a limit is tried again: a driver reload takes minutes
+    reprice: float = 0.02  # change of a price's weight that is worth looking at jobs anew: less moves no limit
+    horizon_s: float = 86_400.0  # of prices: a day, over which they repeat
+    services_most: int = 10_000
+    jobs_most: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("repeat_s", "stale_after_s", "retry_after_s", "divided_within_s", "horizon_s"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise InvalidSetting(name, f"{getattr(self, name)}", "give seconds above 0")
+        if not 0.0 <= self.divide_every_s < math.inf or not 0.0 <= self.reprice < math.inf:
+            raise InvalidSetting("divide_every_s", "a negative number", "give 0 or more")
+        if self.services_most < 1 or self.jobs_most < 1 or self.divided_inside < 0:
+            raise InvalidSetting("jobs_most", "less than 1", "give how many there may be at most")
 
 
 def allocation_task(
@@ -354,7 +397,7 @@ class PowerCapController:
                 limit_w = min([limit_w, *(one.limit_w for one in known.values())])
             elif least_w <= limit_w or job.ceiling_w is None or least_w <= job.ceiling_w:
                 limit_w = least_w
-            job.reason = "a holding refuses another limit, and the slowest paces the rest"
+            job.reason = "a node refuses to change its limit, and the slowest GPU sets the pace of the job"
         job.target_w = limit_w
         commands = self._offered(job, limit_w, refusing)
         if commands is None:

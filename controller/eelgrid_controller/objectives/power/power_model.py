@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eelgrid_controller.objectives.power.errors import InvalidCurve
+from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Configuration, Point
 
 FloatArray = npt.NDArray[np.float64]
@@ -23,6 +23,18 @@ USUAL_ROUNDNESS, USUAL_STEEPNESS, USUAL_CLOCKED = 4.0, 3.0, 0.05
 _ROUNDNESS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 24.0)
 _STEEPNESS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FREE_STEPS = 60
+
+
+class PowerPlanError(ControllerError):
+    """What cannot be planned; `field` is the one at fault."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {problem}", remedy)
+
+
+class InvalidCurve(PowerPlanError):
+    """Points that make no curve."""
 
 
 class PowerLaw(NamedTuple):

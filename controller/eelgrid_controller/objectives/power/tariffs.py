@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.errors import PowerPlanError
-from eelgrid_controller.objectives.power.power_model import LimitPoint
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerPlanError
 
 DAY_S = 86_400.0
 WEEK_S = 604_800.0

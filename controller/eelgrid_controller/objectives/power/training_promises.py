@@ -4,10 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eelgrid_controller.objectives.power.errors import InvalidPromise
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, PowerPlanError
 
 _HAIR = 1e-9  # relative: a promise met exactly is met
+
+
+class InvalidPromise(PowerPlanError):
+    """A promise that no limit can keep, or that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Parses metrics pages in the Prometheus text format (0.0.4) and the OpenMetrics additions that servers write."""
+"""Parses metrics pages in the Prometheus text format (0.0.4) and the OpenMetrics additions that servers write.
+
+`ScrapeTarget` says which pages of a workload are wanted, `ScrapeRound` what its replicas answered.
+"""
 
 import math
 import re
@@ -42,6 +45,20 @@ class ExpositionPage:
     def named(self, name: str) -> tuple[MetricSample, ...]:
         """The samples of a name; empty without any."""
         return self.samples.get(name, ())
+
+
+class ScrapeTarget(NamedTuple):
+    """Whose pages are wanted: where, by replica, and which metrics of them."""
+
+    urls: Mapping[int, str]
+    names: frozenset[str]  # all that is kept of a page
+
+
+class ScrapeRound(NamedTuple):
+    """What all replicas of one workload answered; a text says why there is no page."""
+
+    at_s: float  # when it began
+    pages: Mapping[tuple[int, str], ExpositionPage | str]  # by replica and address
 
 
 def _number(text: str, line: int) -> float:
