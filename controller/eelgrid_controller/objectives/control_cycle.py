@@ -68,7 +68,7 @@ _DONE = frozenset((ApplyStatus.REFUSED, ApplyStatus.FAILED))
 
 
 class PendingLimits:
-    """All numbers without an answer."""
+    """All instructions that no node has answered yet, by number."""
 
     def __init__(self, *, confirm_s: float) -> None:
         self._confirm_s = confirm_s
@@ -83,7 +83,7 @@ class PendingLimits:
         return frozenset(asked.node for asked in self._asked.values())
 
     def ask(self, asked: PendingLimit) -> None:
-        """An answer is awaited; an older number of the same GPUs gets none any more."""
+        """Awaits an answer; an older instruction for the same GPUs gets none any more."""
         uuids = frozenset(asked.uuids)
         self._asked = {
             number: one for number, one in self._asked.items() if one.node != asked.node or uuids.isdisjoint(one.uuids)
@@ -95,7 +95,7 @@ class PendingLimits:
         self._asked = {number: one for number, one in self._asked.items() if one.node != node}
 
     def answers(self, words: Mapping[str, NodeLimitReport], at_s: float) -> list[LimitConfirmed | LimitFailed]:
-        """What is answered by now; each number once."""
+        """The answers that node reports give by now; each instruction is answered once."""
         made: list[LimitConfirmed | LimitFailed] = []
         for number in sorted(self._asked):
             one = self._asked[number]
@@ -143,20 +143,20 @@ class _Absence:
 
 
 class NodeLivenessTracker:
-    """The nodes of all steered jobs."""
+    """Tracks which nodes of managed jobs are unreachable, and until when their leases last."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
         self._away: dict[str, _Absence] = {}
 
     def is_away(self, node: str) -> bool:
-        """Whether the steering was told that it is lost and not yet that it is back."""
+        """Whether the controller was told that the node is unreachable and not yet that it is back."""
         return node in self._away
 
     def look(
         self, seen: Mapping[str, NodeLiveness], at_s: float, *, lease_s: float
     ) -> list[NodeUnreachable | NodeLeaseExpired | NodeReachable]:
-        """What is to be told; nodes that are no longer looked at are forgotten."""
+        """The events that follow from who is ready; nodes that are not in `seen` are forgotten."""
         self._away = {name: away for name, away in self._away.items() if name in seen}
         made: list[NodeUnreachable | NodeLeaseExpired | NodeReachable] = []
         for name in sorted(seen):
@@ -203,7 +203,7 @@ class ObjectivesStatus:
 
 
 class CycleResult(NamedTuple):
-    """What one turn asks for."""
+    """What one cycle asks for."""
 
     scales: tuple[ScaleService, ...]
     limits: tuple[LimitChange, ...]
@@ -218,7 +218,7 @@ class CycleResult(NamedTuple):
 
 
 class ControlCycle:
-    """Holds the steering; one turn at a time."""
+    """Runs the objective controller on observations, one cycle at a time."""
 
     def __init__(
         self,
@@ -295,13 +295,13 @@ class ControlCycle:
         )
 
     def was_asked(self, limit: LimitChange, epochs: dict[str, int], at_s: float) -> None:
-        """A limit is in the journal; its nodes' plans have it from these epochs on."""
+        """Records that a limit is in the journal; its nodes' plans have it from these epochs on."""
         self._jobs.restart(limit.name)
         for number, node, uuids in limit.numbers:
             self._limits.ask(PendingLimit(number, node, uuids, limit.limit_w, epochs.get(node, 0), at_s))
 
     def was_refused(self, limit: LimitChange, at_s: float) -> None:
-        """The core did not take a limit; what its GPUs have is what they had. Told with the next turn."""
+        """Records that the core refused a limit, so that its GPUs keep what they had; reported with the next cycle."""
         self._refused += [LimitFailed(at_s, number, None) for number, _, _ in limit.numbers]
 
     @property
@@ -310,7 +310,7 @@ class ControlCycle:
         return self._jobs.waits
 
     def unsteered(self) -> dict[str, str]:
-        """Promised workloads that are not steered, and why."""
+        """Workloads with a promise that are not managed, and why."""
         return self._services.unsteered() | self._jobs.unsteered()
 
     def imagined(
@@ -353,7 +353,7 @@ class ControlCycle:
     def _of_predictions(
         self, name: str, world: ClusterObservation, heard: Sequence[ControlEvent], told: list[tuple[str, str]]
     ) -> list[ControlEvent]:
-        """A job's curve as it is foreseen, once; or that what was foreseen is wrong."""
+        """A job's predicted curve, once; or that its prediction is wrong."""
         question = self._jobs.question(name)
         if question is None:
             return []
@@ -386,7 +386,7 @@ class ControlCycle:
         return made
 
     def _to_set(self, said: Iterable[SetPowerLimit], advice: frozenset[str]) -> tuple[LimitChange, ...]:
-        """One command for each job; what only waits for its pool is kept."""
+        """One command for each job; those of pools that are only observed are kept until they may be enforced."""
         begun = self._jobs.begun()
         self._advised = {job: kept for job, kept in self._advised.items() if job in begun}
         for one in said:

@@ -63,7 +63,7 @@ from eelgrid_protos.messages import (
 
 
 class AllocationWorker:
-    """Questions in, answers out; used from one event loop."""
+    """Solves budget allocations in a thread, the newest first; used from one event loop."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class PageScraper(Protocol):
 
 
 class DurationObservers(NamedTuple):
-    """Who hears how many seconds things took."""
+    """Callbacks that get how many seconds a cycle and an allocation took."""
 
     turn: Callable[[float], None] = lambda _: None
     division: Callable[[float], None] = lambda _: None
@@ -177,7 +177,7 @@ class _CoreReads(Protocol):
 
 
 class ForecastFeed:
-    """Tells forecasts what is measured; used from the event loop but for `turned`."""
+    """Feeds new profile points to the forecasts; used from the event loop."""
 
     def __init__(
         self,
@@ -486,7 +486,7 @@ class ControlLoop:
         counts.attainment.look(turn.standing.steering.services, objectives_s)
 
     def _told(self, turn: CycleResult) -> None:
-        """The log hears what changed."""
+        """Logs what changed in a cycle."""
         for name, error in turn.faults:
             self._log.error("workload=%s steering=failed error=%r", name, error)
         for name, words in turn.said:
@@ -556,7 +556,7 @@ class ControlLoop:
         self._desk.was_asked(limit, epochs, at_s)
 
     def _refused(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
-        """A refusal is told, a fault of ours with its trace."""
+        """Counts and logs a refusal; an error of our own is logged with its trace."""
         self.counts.refused[command, refusal_rule(error)] += 1
         is_refusal = isinstance(error, Fault | ContractError)
         self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)

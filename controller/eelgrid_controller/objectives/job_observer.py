@@ -60,7 +60,7 @@ class _RecordedHistory(NamedTuple):
 
 
 class JobHistories:
-    """Remembers what was told of each job."""
+    """Decides when a job's measurements at each limit are recorded again as profile points."""
 
     def __init__(self) -> None:
         self._told: dict[str, _RecordedHistory] = {}
@@ -173,7 +173,7 @@ class ProfileUpdates:
         self._heard: dict[_Key, _Sum] = {}  # those that a window came to since the last look
 
     def heard(self, workload: Workload, world: ClusterObservation, window: MeasurementWindow) -> None:
-        """A window of a job; one without a profile, or on several models, teaches nobody."""
+        """Adds a window of a job; one without a profile, or on several GPU models, is left out."""
         training, models = workload.spec.training, gpu_models_of(workload, world)
         if training is None or not training.profile or len(models) != 1 or not window.time_s > 0.0:
             return
@@ -188,7 +188,7 @@ class ProfileUpdates:
         known.energy_j += window.energy_j
 
     def due(self) -> tuple[MeasuredPoint, ...]:
-        """Points that rest on enough; each is told once."""
+        """The points that rest on enough new windows; each is returned once."""
         heard, self._heard = self._heard, {}
         return tuple(self._told(heard.items()))
 
@@ -218,7 +218,7 @@ class JobWorkCounter:
         self._last: dict[str, JobProgress] = {}
 
     def keep(self, names: set[str], at_s: float) -> None:
-        """Who else is forgotten."""
+        """Forgets all jobs but these."""
         if self._began_s is None:
             self._began_s = at_s
         self._last = {name: last for name, last in self._last.items() if name in names}
@@ -241,7 +241,7 @@ class JobWorkCounter:
 
 
 class _JobPlacement(NamedTuple):
-    """Where a job stands and what it may be set to; another one makes it begin anew."""
+    """Where a job runs and which limits it may have; a change of it starts the job again for the controller."""
 
     promise: TrainingPromise
     holdings: tuple[Holding, ...]
@@ -291,7 +291,7 @@ class JobObserver:
 
     @property
     def waits(self) -> bool:
-        """Whether a job is not taken up yet that could be."""
+        """Whether a job could be managed and is not yet."""
         return any(job.meter is None and not isinstance(job.stand, str) for job in self._jobs.values())
 
     def worked(self) -> list[WorkInterval]:
@@ -304,11 +304,11 @@ class JobObserver:
         return {name: job.asked for name, job in self._jobs.items() if job.asked is not None}
 
     def unsteered(self) -> dict[str, str]:
-        """Why some are not steered."""
+        """Jobs that are not managed, and why."""
         return {name: job.stand for name, job in self._jobs.items() if isinstance(job.stand, str)}
 
     def begun(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
-        """Jobs that the steering knows, with their GPUs by node."""
+        """Jobs that the controller manages, with their GPUs by node."""
         return {
             name: job.stand.uuids
             for name, job in self._jobs.items()
@@ -316,7 +316,7 @@ class JobObserver:
         }
 
     def question(self, name: str) -> JobQuestion | None:
-        """What a prediction of a job that the steering knows would be of; None for one that it does not know."""
+        """The question for a prediction of a managed job; None for a job that is not managed."""
         job = self._jobs.get(name)
         if job is None or job.meter is None or isinstance(job.stand, str):
             return None
@@ -325,13 +325,13 @@ class JobObserver:
         return JobQuestion(stand.promise.profile, stand.gpu_model, gpus, stand.limits_w)
 
     def restart(self, name: str) -> None:
-        """A limit of the job has changed: its window begins anew."""
+        """Starts the job's window again, because its limit has changed."""
         job = self._jobs.get(name)
         if job is not None and job.meter is not None:
             job.meter.restart()
 
     def gone(self, kept: Mapping[str, Workload], world: ClusterObservation) -> list[ControlEvent]:
-        """What is to be told of jobs that are no more or stand elsewhere; before any budget changes."""
+        """Events of jobs that ended or run elsewhere; to be handled before budgets change."""
         left = sorted(self._jobs.keys() - kept.keys())
         self._work.keep(set(kept), world.at_s)
         made: list[ControlEvent] = [
@@ -349,7 +349,7 @@ class JobObserver:
         return made
 
     def look(self, name: str, workload: Workload, world: ClusterObservation, earned_s: float) -> list[ControlEvent]:
-        """What is to be told of one job in this cycle; `earned_s` is of its promise, before it began anew."""
+        """Events of one job in this cycle; `earned_s` is what it had earned of its promise before it started again."""
         job = self._jobs[name]
         self._hear(job, name, workload, world)
         told, promise = job.progress, workload.spec.training
@@ -407,7 +407,7 @@ class JobObserver:
         return _JobPlacement(training, job_holdings(workload, restored_w, budgets), uuids, limits_w, min(models))
 
     def _hear(self, job: _Job, name: str, workload: Workload, world: ClusterObservation) -> None:
-        """The newest word of its progress, and where to ask for the next."""
+        """Takes the newest progress, and sets where the next is read."""
         training = workload.spec.training
         source = None if training is None else training.metrics
         job.asked = None
@@ -438,7 +438,7 @@ class JobObserver:
     def _begun(
         self, job: _Job, stand: _JobPlacement, workload: Workload, world: ClusterObservation, earned_s: float
     ) -> JobStarted | None:
-        """The job as the steering takes it up; None while that would be too early."""
+        """The event that starts managing the job; None while that would be too early."""
         waited = world.at_s - job.since_s >= self._settings.readings_s
         ran_s = max(0.0, world.at_s - workload.placed_ns / 1e9)
         limits_w = self._held_w(stand, world)
@@ -482,7 +482,7 @@ class JobObserver:
 
     @staticmethod
     def _held_w(stand: _JobPlacement, world: ClusterObservation) -> dict[str, float]:
-        """The limit of its GPUs by node, the highest of each; of nodes that told all."""
+        """The highest limit of its GPUs on each node that reported them all."""
         found = {}
         for node, uuids in stand.uuids.items():
             look = world.looks.get(node)

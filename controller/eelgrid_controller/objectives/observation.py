@@ -42,7 +42,7 @@ class GpuCounters(NamedTuple):
 
 
 class JobProgress(NamedTuple):
-    """Units of work done since the job began, as told at a moment."""
+    """Units of work done since the job began, as reported at a moment."""
 
     at_s: float
     work: float
@@ -75,11 +75,11 @@ class JobMeter:
 
     @property
     def work(self) -> float | None:
-        """The progress that was told last."""
+        """The work that was reported last."""
         return None if self._last is None else self._last.work
 
     def restart(self) -> None:
-        """What was seen so far belongs to another limit."""
+        """Drops the open window: what was seen so far belongs to another limit."""
         self._opening = None
 
     def look(
@@ -148,7 +148,7 @@ class ObservedNode(NamedTuple):
 
 
 class NodeObservation(NamedTuple):
-    """What a node told last: its newest fresh readings, and what became of its plan."""
+    """A node's newest fresh readings, and what became of its plan."""
 
     gpus: Mapping[str, GpuCounters]  # with energy and limit both
     limits_w: Mapping[str, float]
@@ -241,7 +241,7 @@ def node_readings(telemetry: Telemetry, inventory: Inventory, *, now_s: float, n
 
 
 def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: Catalogue) -> NodePowerDraw:
-    """What the GPUs of a node may draw that no steered job holds."""
+    """The most that the GPUs of a node may draw that no managed job holds."""
     state = core.state
     record = state.nodes[name]
     total_w = 0.0  # also of a node that is lost: what runs there runs on
@@ -270,7 +270,7 @@ def node_power(telemetry: Telemetry, inventory: Inventory, *, now_s: float, now_
 
 
 def free_gpus(core: Core, name: str) -> dict[str, int]:
-    """GPUs of a node that nobody holds, by model; none of a node that is lost or may not be changed."""
+    """Free GPUs of a node by model; none of a node that is lost or may not be changed."""
     state = core.state
     record = state.nodes[name]
     found: dict[str, int] = {}
@@ -313,7 +313,7 @@ class ClusterSums:
         self._drawn_s = self._freed_s = float("-inf")
 
     async def draws(self, policy: Policy, unsteered: Container[str]) -> tuple[NodePowerDraw, ...] | None:
-        """What is not steered may draw so much; None while that was summed a moment ago."""
+        """The most that unmanaged GPUs of each node may draw; None while that was summed a moment ago."""
         now_s = self._monotonic_s()
         if policy.revision == self._policy_seen and (not policy.budgets or now_s - self._drawn_s < self._every_s):
             return None

@@ -26,7 +26,7 @@ _MONDAY_S = 345_600.0  # 1970-01-05, the first Monday of Unix time
 
 
 class NodePowerDraw(NamedTuple):
-    """Where a node is, what its GPUs that are not steered may draw, and what all of them were read to draw."""
+    """A node, the most that its unmanaged GPUs may draw, and what all its GPUs were read to draw."""
 
     inventory: Inventory
     other_w: float
@@ -82,7 +82,7 @@ _UNKNOWN = "its power curve is not known yet, nor what it would lose"
 
 
 class BudgetEvaluator(Protocol):
-    """What is needed of the steering."""
+    """What the preview needs of the objective controller."""
 
     def imagined(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
         """The limits that jobs would have under other budgets."""

@@ -154,7 +154,7 @@ class PredictedPlans:
     # Jobs
 
     def job(self, name: str, question: JobQuestion, own: Iterable[Point], *, is_new: bool = False) -> LimitPrior | None:
-        """The prior that is to be told now of a job that is steered; None where nothing is, or not yet.
+        """The prior that a managed job gets now; None where there is none, or not yet.
 
         own: points of its profile; is_new: it begins, or begins anew.
         """
@@ -180,7 +180,7 @@ class PredictedPlans:
         )
 
     def trained(self, name: str, window: MeasurementWindow) -> str | None:
-        """What is said of a job whose prediction is withdrawn by this window; the steering is to be told, too."""
+        """The log text where this window withdraws a job's prediction, which the controller has to hear, too; else None."""
         known = self._jobs.get(name)
         if known is None or known.bend is None or known.is_over or not (window.work > 0.0 and window.time_s > 0.0):
             return None

@@ -168,7 +168,7 @@ def service_target(
     settings: ObjectiveSettings,
     bounds: ReplicaBounds | None = None,
 ) -> AutoscalerTarget | str:
-    """What the steering watches; a text says why nothing can be watched, and the remedy.
+    """The autoscaler's target for a service; a text says why there is none, and the remedy.
 
     `models` are the GPU models that its replicas run on, `points` those of its profile.
     """

@@ -178,7 +178,7 @@ def _scaled(seen: MetricsWindow, factor: float) -> MetricsWindow:
 
 
 class ServiceObservation(NamedTuple):
-    """What operators see of a service beside the steering's word."""
+    """What operators see of a service beside its controller's status."""
 
     arrived_hz: float | None = None
     answered: int = 0  # replicas in the last round
@@ -238,11 +238,11 @@ class ServiceObserver:
         return {name: service.asked for name, service in self._services.items() if service.asked is not None}
 
     def seen(self) -> dict[str, ServiceObservation]:
-        """What operators see of each that is steered."""
+        """What operators see of each managed service."""
         return {name: one.seen for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
 
     def unsteered(self) -> dict[str, str]:
-        """Why some are not steered."""
+        """Services that are not managed, and why."""
         return {
             name: f"{one.promised}; {one.planned.why_none}" if one.planned.why_none else one.promised
             for name, one in self._services.items()
@@ -250,11 +250,11 @@ class ServiceObserver:
         }
 
     def planned(self) -> dict[str, ServicePlan]:
-        """What each that is steered is planned with."""
+        """What each managed service is planned with."""
         return {name: one.planned for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
 
     def gone(self, kept: Mapping[str, Workload], at_s: float) -> list[ControlEvent]:
-        """What is to be told of services that are no more."""
+        """Events of services that ended."""
         left = sorted(self._services.keys() - kept.keys())
         return [
             WorkloadEnded(at_s, name)
@@ -263,7 +263,7 @@ class ServiceObserver:
         ]
 
     def look(self, name: str, workload: Workload, world: ClusterObservation) -> list[ControlEvent]:
-        """What is to be told of one service in this cycle."""
+        """Events of one service in this cycle."""
         service = self._services.setdefault(name, _Service())
         made = self._promised(name, service, workload, world)
         self._metrics(service, workload, world.pages.get(name))

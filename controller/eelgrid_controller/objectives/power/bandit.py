@@ -507,7 +507,7 @@ def _under(state: LimitSearch, limit_w: float | None) -> LimitSearch:
 
 
 def _with_prior(state: LimitSearch, prior: LimitPrior | None) -> LimitSearch:
-    """Another word of the model; what counted only because of the last one counts no longer."""
+    """Replaces the model's prediction; what counted only because of the last one counts no longer."""
     if prior is not None and not len(prior.time) == len(prior.energy) == len(state.arms):
         return state
     counted = state.prior is not None and state.prior == state.foreseen
@@ -566,7 +566,7 @@ def _with_window(state: LimitSearch, index: int, window: MeasurementWindow) -> L
 
 
 def _next_phase(state: LimitSearch, window: MeasurementWindow, index: int) -> LimitSearch:
-    """The job is another: limits start anew, with what was known as a prior, and the books go on."""
+    """Starts a new phase of a job that has changed: arms are empty, what was known becomes the prior, accounts go on."""
     found = limit_estimates(state)
     reference = state.reference
     assert reference is not None, "a window came"

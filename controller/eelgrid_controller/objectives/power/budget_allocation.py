@@ -36,7 +36,7 @@ _TIME_ONLY = BestEffort(0.0)
 
 
 class AllocationRequest(NamedTuple):
-    """A job that shares."""
+    """A job that shares budgets with others."""
 
     name: str
     wish_w: float  # of each GPU
@@ -72,7 +72,7 @@ class _Option(NamedTuple):
 
 
 class _Allocation:
-    """One division: jobs, what they may have, and what is free."""
+    """One allocation: jobs, their options, and what is free."""
 
     def __init__(self, asking: Sequence[AllocationRequest], budgets: BudgetTree, fixed_w: Sequence[float]) -> None:
         self.asking = asking
@@ -93,7 +93,7 @@ class _Allocation:
         return [any(lacks[place] > ROUNDING_W for place, _ in draws) for draws in self.draws]
 
     def granted(self, want: AllocationGoal, shortfalls: dict[str, BudgetShortfall]) -> list[_Option]:
-        """One option for each job by a division; what is short is written down."""
+        """One option for each job by `allocate_limits`; fills in what budgets lack."""
         options = [_promised(one) if one.curve is not None else _held(one) for one in self.asking]
         for relax in (_unknown, _any):
             lacks = self.lacks([min(one.charge_w for one in each) for each in options])

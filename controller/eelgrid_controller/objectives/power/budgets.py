@@ -100,7 +100,7 @@ class BudgetTree:
         return len(self.all)
 
     def above(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Places of these budgets and of all above them, each once. Raises InvalidBudget for a name that is none."""
+        """Places of these budgets and of all above them, each once. Raises InvalidBudget for an unknown name."""
         for name in names:
             if name not in self._place:
                 raise InvalidBudget("budgets", f"{name!r} is no budget", f"draw from one of {sorted(self._place)[:8]}")

@@ -50,7 +50,7 @@ class ServiceWindow(NamedTuple):
 
 
 class ServiceReady(NamedTuple):
-    """So many replicas serve now."""
+    """The number of replicas that serve now."""
 
     at_s: float
     name: str
@@ -58,7 +58,7 @@ class ServiceReady(NamedTuple):
 
 
 class JobPast(NamedTuple):
-    """What a job had done before steering knew of it; all 0 for one that has just begun."""
+    """What a job had done before it was managed; all 0 for one that has just begun."""
 
     work: float = 0.0  # units
     time_s: float = 0.0
@@ -95,7 +95,7 @@ class JobMeasured(NamedTuple):
 
 
 class JobPredicted(NamedTuple):
-    """What a model says of a job's limits, the largest first; None for what was said before being wrong."""
+    """A model's prediction for a job's limits, the largest first; None withdraws the last prediction."""
 
     at_s: float
     name: str
@@ -111,14 +111,14 @@ class JobMissed(NamedTuple):
 
 
 class WorkloadEnded(NamedTuple):
-    """A service or a job is no more."""
+    """A service or a job has ended."""
 
     at_s: float
     name: str
 
 
 class BudgetsSet(NamedTuple):
-    """The budgets from now on; an empty tree for none."""
+    """The budgets that hold from now on; an empty tree for none."""
 
     at_s: float
     budgets: BudgetTree
@@ -181,7 +181,7 @@ class AllocationSolved(NamedTuple):
 
 
 class ControlTick(NamedTuple):
-    """Time passed; to be told every few seconds."""
+    """Time passed; sent every few seconds."""
 
     at_s: float
 

@@ -107,7 +107,7 @@ _OVER_WINDOWS = 3
 
 @dataclass(slots=True)
 class JobController:
-    """All that is remembered of a job."""
+    """One job's search, ceiling, price and target limit."""
 
     began: JobStarted
     search: LimitSearch
@@ -265,7 +265,7 @@ class JobController:
             self._learned()
 
     def _learned(self) -> None:
-        """The curve from what was measured; made anew when the windows of a limit have doubled."""
+        """Fits the curve to what was measured, again when the windows of a limit have doubled."""
         made_of = tuple(arm.windows.bit_length() for arm in self.search.arms)
         if self.curve is not None and made_of == self.curve_of:
             return
@@ -296,7 +296,7 @@ class JobController:
 
 
 def start_job(event: JobStarted, manner: BanditSettings, prices: PriceHorizon) -> JobController:
-    """A job from its first event. Raises PowerPlanError for limits or holdings that are none."""
+    """A job from its first event. Raises PowerPlanError for invalid limits or holdings."""
     weight = prices.weight(event.at_s)
     search, decision = start_search(
         event.limits_w,

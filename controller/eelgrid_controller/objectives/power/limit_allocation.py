@@ -303,7 +303,7 @@ def solve_relaxation(sack: Knapsack) -> LpRelaxation | None:
 
 
 def solve_exact(sack: Knapsack, gap: float = 1e-6) -> tuple[int, ...] | None:
-    """The best division, within a relative gap, for small cases; None where the search did not end in its nodes."""
+    """The best choice within a relative gap, for small cases; None where the search hit its node limit."""
     columns = [(job, place) for job, options in enumerate(sack.options) for place in range(len(options))]
     if not columns:
         return ()
@@ -335,7 +335,7 @@ _NONE = BestEffort(0.0)
 
 
 class AllocationGoal(Enum):
-    """What a division is to be good at."""
+    """What an allocation maximizes."""
 
     THROUGHPUT = "the least weighted throughput lost"
     ENERGY = "the least weighted energy for the same work"
@@ -456,7 +456,7 @@ def _best(sack: Knapsack, *, certify: bool) -> tuple[list[int], float | None]:
 def allocate_limits(
     jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal, *, certify: bool = True
 ) -> LimitAllocation:
-    """One limit for each job within every budget and promise, and the bound on any such division.
+    """One limit for each job within every budget and promise, and the bound on any such allocation.
 
     Without `certify` the bound is left out and only the climb is made, which is faster.
     Raises BudgetTooSmall where even the least limits exceed a budget, InvalidPromise where no limit keeps a

@@ -33,7 +33,7 @@ _LINE_LOOKS = 32  # at waiting raises, an event and budget
 
 
 class HoldingStatus(NamedTuple):
-    """How a holding stands."""
+    """The state of a holding."""
 
     limit_w: float  # last read back
     claim_w: float
@@ -81,7 +81,7 @@ class _HoldingState:
 
 
 class LimitRollout:
-    """One fleet's limits on their way; events in, commands out."""
+    """Changes the limits of a fleet: events in, instructions out."""
 
     def __init__(self, budgets: BudgetTree, holdings: Iterable[Holding], now: Mapping[str, LimitSetting]) -> None:
         """`now` is what was read back of each holding, by name; nothing else is wanted yet.
@@ -111,7 +111,7 @@ class LimitRollout:
         self._add(held, held.claim_w)
 
     def remove(self, name: str) -> list[SetPowerLimit]:
-        """A holding that is no more: its claim ends, and what waited for its watts may go."""
+        """Removes a holding: its claim ends, and raises that waited for its watts may go."""
         held = self._held.pop(name)
         self._by_number.pop(held.number, None)
         self._add(held, -held.claim_w)
@@ -251,7 +251,7 @@ class LimitRollout:
         return budgets.room_w()
 
     def _wish(self, held: _HoldingState, setting: LimitSetting) -> None:
-        """What is wanted of a holding; a charge that was measured anew for what it has counts at once."""
+        """Sets what is wanted of a holding; a new charge for the limit that it has counts at once."""
         if not is_same_limit(setting.limit_w, held.wanted.limit_w) or held.tries >= TRIES_MOST:
             held.tries = 0
         held.wanted = setting

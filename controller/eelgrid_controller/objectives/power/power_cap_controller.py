@@ -41,7 +41,7 @@ ALLOCATION_JOBS = 1000
 
 
 class InvalidSetting(ControllerError):
-    """A setting of steering that is none; `field` is the one at fault."""
+    """A setting with an impossible value; `field` names it."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         self.field = field
@@ -50,22 +50,22 @@ class InvalidSetting(ControllerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSettings:
-    """Thresholds of one steering."""
+    """Thresholds of the objective controller, for services and jobs."""
 
-    manner: BanditSettings = field(default_factory=BanditSettings)  # of all explorations
-    want: AllocationGoal = (
-        AllocationGoal.THROUGHPUT
-    )  # what a division is good at, where what jobs wish for does not fit
-    repeat_s: float = 60.0  # a Scale whose replicas do not come is said again; placing and starting takes as long
-    stale_after_s: float = (
-        180.0  # without a window a job counts one as missed: windows last 10 to 60 s, and one may fail
-    )
-    divide_every_s: float = 30.0  # at most so often with DIVIDED jobs, which take a second or two, oftener with fewer
-    # A division of more jobs is not made in the call that finds it due but asked for: it takes a millisecond a job.
+    manner: BanditSettings = field(default_factory=BanditSettings)  # of every search for a limit
+    # What an allocation maximizes where the limits that jobs should have do not fit.
+    want: AllocationGoal = AllocationGoal.THROUGHPUT
+    # A ScaleService whose replicas do not come is repeated: placing and starting takes as long.
+    repeat_s: float = 60.0
+    # Without a window a job counts one as missed: windows last 10 to 60 s, and one may fail.
+    stale_after_s: float = 180.0
+    # Between allocations of ALLOCATION_JOBS jobs, which take a second or two; in proportion less with fewer.
+    divide_every_s: float = 30.0
+    # An allocation of more jobs is not made in the call that finds it due, but asked for: it takes a millisecond a job.
     divided_inside: int = 100_000
     divided_within_s: float = 600.0  # an answer that does not come by then is asked for again
     retry_after_s: float = 300.0  # a holding that refused a limit is tried again: a driver reload takes minutes
-    reprice: float = 0.02  # change of a price's weight that is worth looking at jobs anew: less moves no limit
+    reprice: float = 0.02  # change of a price's weight from which jobs are decided again: less moves no limit
     horizon_s: float = 86_400.0  # of prices: a day, over which they repeat
     services_most: int = 10_000
     jobs_most: int = 100_000
@@ -89,7 +89,7 @@ def allocation_task(
     at_s: float,
     want: AllocationGoal,
 ) -> AllocationTask:
-    """The question of now, for jobs with how each of their holdings stands; `lowest` are the budgets of a holding."""
+    """The allocation task of the moment, from jobs and the state of their holdings; `lowest` names a holding's budgets."""
     asking, wishes, fixed_w = [], [], [0.0] * len(budgets)
     for job, known in jobs:
         asking.append(_allocation_request(job, known, lowest))
@@ -124,7 +124,7 @@ _LOOKS = 64  # at jobs that wait for room, an event
 
 
 class PowerCapController:
-    """All jobs. Methods answer with instructions, or the reason why an event changes nothing."""
+    """Controls the limits of all jobs. Methods return instructions, or the reason why an event changes nothing."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
@@ -182,7 +182,7 @@ class PowerCapController:
         return [*made, *self._aimed(job, event.at_s)]
 
     def ended(self, name: str) -> list[SetPowerLimit] | str:
-        """Forgets a job; its watts are free."""
+        """Forgets a job and frees its watts."""
         job = self.jobs.pop(name, None)
         if job is None:
             return "an end of what is not known"
@@ -292,7 +292,7 @@ class PowerCapController:
         return made
 
     def ticked(self, at_s: float) -> list[SetPowerLimit]:
-        """What time alone changes: prices, jobs that are not heard of, limits that may be tried again."""
+        """What time alone changes: prices, jobs without measurements, limits that may be tried again."""
         made = []
         for job in self.jobs.values():
             if at_s - job.heard_s > self.settings.stale_after_s:

@@ -194,7 +194,7 @@ def _between(shape: Callable[[float], float], limit_w: float, known: Sequence[tu
 
 
 def _checked(point: Point) -> tuple[float, LimitPoint]:
-    """A point as a place on a curve; the reason where it is none."""
+    """A point's limit and what it measured there; raises InvalidCurve where it is incomplete."""
     limit_w, power_w = point.configuration.power_limit_w, point.power_w
     if limit_w is None:
         raise InvalidCurve("power_limit_w", f"a point of {point.workload!r} has none", "name the limit it ran under")

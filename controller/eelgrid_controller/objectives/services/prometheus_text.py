@@ -86,7 +86,7 @@ def _labels(text: str, line: int) -> SampleLabels:
 
 
 def parse_exposition(text: str, at_s: float) -> ExpositionPage:
-    """The samples of a page; MetricsUnreadable names the first line that is none."""
+    """The samples of a page; raises MetricsUnreadable, which names the first line that cannot be parsed."""
     if len(text) > BYTES_MOST:
         raise MetricsUnreadable("page", f"{len(text)} bytes", f"scrape a page of at most {BYTES_MOST}")
     found: dict[str, list[MetricSample]] = {}

@@ -222,7 +222,7 @@ def _mine(samples: Iterable[MetricSample], label: str, model: str) -> Iterable[M
 
 
 def _restarted(pair: ScrapePair) -> bool:
-    """Whether the page's one process started anew in between."""
+    """Whether the page's one process restarted in between."""
     before, after = pair.before.named(_STARTED), pair.after.named(_STARTED)
     return len(before) == len(after) == 1 and before[0].value != after[0].value
 
