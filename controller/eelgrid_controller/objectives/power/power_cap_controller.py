@@ -31,11 +31,11 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
     SolveAllocation,
 )
-from eelgrid_controller.objectives.power.job_controller import JobController, PriceHorizon, start_job
+from eelgrid_controller.objectives.power.job_controller import JobController, start_job
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
 from eelgrid_controller.objectives.power.limit_rollout import HoldingStatus, LimitRollout
 from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
-from eelgrid_controller.objectives.power.tariffs import EnergyTariff
+from eelgrid_controller.objectives.power.tariffs import EnergyTariff, PriceHorizon
 
 ALLOCATION_JOBS = 1000
 

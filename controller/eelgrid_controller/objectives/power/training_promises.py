@@ -111,3 +111,12 @@ def choose_limit(curve: PowerCurve, promise: TrainingPromise, limits_w: Sequence
         tuple(rest),
         tuple(at for at in options if at.time_s > pace_s * (1.0 + _HAIR)),
     )
+
+
+def weighted_promise(promise: TrainingPromise, weight: float) -> TrainingPromise:
+    """The promise at a price that is `weight` times the mean; only best effort weighs energy against time."""
+    if not isinstance(promise, BestEffort):
+        return promise
+    energy = promise.energy_weight * weight
+    rest = 1.0 - promise.energy_weight
+    return BestEffort(energy / (energy + rest)) if energy + rest > 0.0 else promise
