@@ -206,7 +206,7 @@ class ElasticObserver:
         self._horizon_s = horizon_s
         self._since_s: dict[str, tuple[int, float]] = {}  # replicas, and since when
 
-    def look(self, jobs: Mapping[str, Workload], world: ClusterObservation) -> tuple[ScaleService, ...]:
+    def plan_resizes(self, jobs: Mapping[str, Workload], world: ClusterObservation) -> tuple[ScaleService, ...]:
         """What should change, where free GPUs were counted in this cycle; those that shrink come first."""
         elastic = {name: job for name, job in jobs.items() if job.spec.training and job.spec.training.is_elastic}
         for name, job in elastic.items():

@@ -74,19 +74,19 @@ class JobMeter:
         self._opening: _Opening | None = None
 
     @property
-    def work(self) -> float | None:
+    def latest_progress(self) -> float | None:
         """The work that was reported last."""
         return None if self._last is None else self._last.work
 
-    def restart(self) -> None:
+    def restart_window(self) -> None:
         """Drops the open window: what was seen so far belongs to another limit."""
         self._opening = None
 
-    def look(
+    def observe(
         self, now_s: float, progress: JobProgress | None, gpus: Mapping[str, GpuCounters]
     ) -> MeasurementWindow | MissedWindowReason | None:
         """A window that ends now, why one was missed, or nothing yet; `gpus` has those that are known."""
-        moved = self._moved(progress)
+        moved = self._changed_progress(progress)
         if moved is not None:
             if self._last is not None and moved.work < self._last.work:
                 self._opening = None
@@ -96,7 +96,7 @@ class JobMeter:
             self._opening = None
         found: MeasurementWindow | None = None
         if limit_w is not None and moved is not None:
-            found = self._closed(moved, gpus)
+            found = self._close_window(moved, gpus)
             if found is not None or self._opening is None:
                 self._opening = _Opening(moved, dict(gpus), limit_w)
         if found is not None:
@@ -108,7 +108,7 @@ class JobMeter:
             return MissedWindowReason.NO_POWER if gpus.keys() != self.uuids else MissedWindowReason.NO_PROGRESS
         return None
 
-    def _moved(self, progress: JobProgress | None) -> JobProgress | None:
+    def _changed_progress(self, progress: JobProgress | None) -> JobProgress | None:
         """The progress if it is news."""
         last = self._last
         if progress is None or last is None:
@@ -125,7 +125,7 @@ class JobMeter:
             )
         )
 
-    def _closed(self, progress: JobProgress, gpus: Mapping[str, GpuCounters]) -> MeasurementWindow | None:
+    def _close_window(self, progress: JobProgress, gpus: Mapping[str, GpuCounters]) -> MeasurementWindow | None:
         opening = self._opening
         if opening is None or progress.at_s - opening.progress.at_s < self._window_s:
             return None
@@ -223,8 +223,8 @@ def observe_node(record: NodeRecord) -> ObservedNode:
 def node_readings(telemetry: Telemetry, inventory: Inventory, *, now_s: float, now_ns: int) -> NodeObservation:
     """Fresh counters and limits of a node's GPUs; what is missing is left out."""
     name = inventory.node_name
-    applied = telemetry.applied(name)
-    tick = telemetry.fresh(name, now_s=now_s, now_ns=now_ns)
+    applied = telemetry.plan_applied(name)
+    tick = telemetry.fresh_tick(name, now_s=now_s, now_ns=now_ns)
     if tick is None:
         return NodeObservation({}, {}, applied, None)
     energies = tick.gpus.get(Reading.ENERGY_J, ())
@@ -263,7 +263,7 @@ def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: 
 
 def node_power(telemetry: Telemetry, inventory: Inventory, *, now_s: float, now_ns: int) -> tuple[float, int]:
     """What the GPUs of a node were read to draw, and how many of them were not read."""
-    tick = telemetry.fresh(inventory.node_name, now_s=now_s, now_ns=now_ns)
+    tick = telemetry.fresh_tick(inventory.node_name, now_s=now_s, now_ns=now_ns)
     found = () if tick is None else tick.gpus.get(Reading.POWER_W, ())
     read = [power_w for power_w in found[: len(inventory.gpus)] if power_w is not None]
     return sum(read), len(inventory.gpus) - len(read)
@@ -276,7 +276,7 @@ def free_gpus(core: Core, name: str) -> dict[str, int]:
     found: dict[str, int] = {}
     if not record.is_ready or not is_pool_enforced(state.policy, record.inventory.pool):
         return found
-    taken = record.taken_by_others() | record.lost_gpus
+    taken = record.externally_used_gpus() | record.lost_gpus
     for gpu in record.inventory.gpus:
         usable = not (gpu.lost or gpu.cordon or gpu.mig_enabled or gpu.uuid in taken)
         if usable and gpu.uuid not in record.gpu_milli:
@@ -312,15 +312,15 @@ class ClusterSums:
         self._policy_seen = -1
         self._drawn_s = self._freed_s = float("-inf")
 
-    async def draws(self, policy: Policy, unsteered: Container[str]) -> tuple[NodePowerDraw, ...] | None:
+    async def node_draws_if_due(self, policy: Policy, unsteered: Container[str]) -> tuple[NodePowerDraw, ...] | None:
         """The most that unmanaged GPUs of each node may draw; None while that was summed a moment ago."""
         now_s = self._monotonic_s()
         if policy.revision == self._policy_seen and (not policy.budgets or now_s - self._drawn_s < self._every_s):
             return None
         self._policy_seen, self._drawn_s = policy.revision, now_s
-        return await self.all(unsteered) if policy.budgets else ()
+        return await self.node_draws(unsteered) if policy.budgets else ()
 
-    async def all(self, unsteered: Container[str]) -> tuple[NodePowerDraw, ...]:
+    async def node_draws(self, unsteered: Container[str]) -> tuple[NodePowerDraw, ...]:
         """The same of every node, now."""
         made: list[NodePowerDraw] = []
         for names in iter_batches(await self._loop.read(lambda core: list(core.state.nodes))):
@@ -336,7 +336,7 @@ class ClusterSums:
             await asyncio.sleep(0)
         return tuple(made)
 
-    async def free(self, workloads: Iterable[Workload]) -> dict[str, int] | None:
+    async def free_gpus_if_due(self, workloads: Iterable[Workload]) -> dict[str, int] | None:
         """GPUs that elastic jobs could have, by model; None while that was counted a moment ago."""
         now_s = self._monotonic_s()
         is_wanted = any(one.spec.training is not None and one.spec.training.is_elastic for one in workloads)

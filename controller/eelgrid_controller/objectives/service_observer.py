@@ -91,7 +91,7 @@ class ScrapeWindows:
         self._replicas: dict[tuple[int, str], _Replica] = {}
         self._round_s: float | None = None  # of the round before
 
-    def took(
+    def add_round(
         self, taken: ScrapeRound, doubtful: frozenset[int] = frozenset(), grown: frozenset[int] = frozenset()
     ) -> ScrapeOutcome:
         """What the round says; replicas that were not asked are forgotten.
@@ -120,7 +120,7 @@ class ScrapeWindows:
             if before is not None and page.at_s - before.at_s <= self._age_most_s:
                 pairs.append(ScrapePair(before, page))
         self._round_s = taken.at_s if taken.pages else self._round_s
-        counted = self._counted(every, strangers)
+        counted = self._count_work(every, strangers)
         expected = len(pairs) + missing
         said = _reason_text(answered, answered + missing, why)
         told = ScrapeOutcome(None, answered + missing, answered, answered + missing, said, counted)
@@ -131,7 +131,7 @@ class ScrapeWindows:
         seen = service_window(self._names, pairs, self._model)
         return told if seen is None else told._replace(window=_scaled(seen, expected / len(pairs)))
 
-    def _counted(self, pairs: Sequence[ScrapePair], strangers: int) -> WorkIncrement | None:
+    def _count_work(self, pairs: Sequence[ScrapePair], strangers: int) -> WorkIncrement | None:
         found = [served_increment(self._names, pair, self._model) for pair in pairs]
         requests = [one.requests for one in found if one.requests is not None]
         tokens = [one.tokens for one in found if one.tokens is not None]
@@ -228,20 +228,20 @@ class ServiceObserver:
         self._services: dict[str, _Service] = {}
         self._worked: list[WorkInterval] = []
 
-    def worked(self) -> list[WorkInterval]:
+    def collect_work(self) -> list[WorkInterval]:
         """What services have done since the last time."""
         found, self._worked = self._worked, []
         return found
 
-    def asked(self) -> dict[str, ScrapeTarget]:
+    def scrape_requests(self) -> dict[str, ScrapeTarget]:
         """Whose pages are wanted."""
         return {name: service.asked for name, service in self._services.items() if service.asked is not None}
 
-    def seen(self) -> dict[str, ServiceObservation]:
+    def observations(self) -> dict[str, ServiceObservation]:
         """What operators see of each managed service."""
         return {name: one.seen for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
 
-    def unsteered(self) -> dict[str, str]:
+    def unmanaged_reasons(self) -> dict[str, str]:
         """Services that are not managed, and why."""
         return {
             name: f"{one.promised}; {one.planned.why_none}" if one.planned.why_none else one.promised
@@ -249,11 +249,11 @@ class ServiceObserver:
             if isinstance(one.promised, str)
         }
 
-    def planned(self) -> dict[str, ServicePlan]:
+    def service_plans(self) -> dict[str, ServicePlan]:
         """What each managed service is planned with."""
         return {name: one.planned for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
 
-    def gone(self, kept: Mapping[str, Workload], at_s: float) -> list[ControlEvent]:
+    def end_missing(self, kept: Mapping[str, Workload], at_s: float) -> list[ControlEvent]:
         """Events of services that ended."""
         left = sorted(self._services.keys() - kept.keys())
         return [
@@ -262,10 +262,10 @@ class ServiceObserver:
             if isinstance(self._services.pop(name).promised, AutoscalerTarget)
         ]
 
-    def look(self, name: str, workload: Workload, world: ClusterObservation) -> list[ControlEvent]:
+    def observe_service(self, name: str, workload: Workload, world: ClusterObservation) -> list[ControlEvent]:
         """Events of one service in this cycle."""
         service = self._services.setdefault(name, _Service())
-        made = self._promised(name, service, workload, world)
+        made = self._start_events(name, service, workload, world)
         self._metrics(service, workload, world.pages.get(name))
         if isinstance(service.promised, str):
             return made
@@ -277,10 +277,10 @@ class ServiceObserver:
         if taken is None:
             return made
         if _is_shared(service.source):
-            outcome = service.rounds.took(taken)._replace(serving=len(ready))
+            outcome = service.rounds.add_round(taken)._replace(serving=len(ready))
         else:
             doubtful = frozenset(placement.replica for placement in workload.placements) - ready
-            outcome = service.rounds.took(taken, doubtful, world.grown.get(name, frozenset()))
+            outcome = service.rounds.add_round(taken, doubtful, world.grown.get(name, frozenset()))
         if (counted := outcome.counted) is not None:
             begin_s = world.at_s - counted.seconds
             self._worked += [
@@ -292,14 +292,14 @@ class ServiceObserver:
         made += self._window(name, service, outcome, world.at_s)
         return made
 
-    def _promised(
+    def _start_events(
         self, name: str, service: _Service, workload: Workload, world: ClusterObservation
     ) -> list[ControlEvent]:
         promise = workload.spec.service
         assert promise is not None, "services have a promise"
         models = tuple(sorted(gpu_models_of(workload, world)))
         points = world.points.get(promise.profile, ())
-        service.planned = self._foreseen.service(name, workload, models, points)
+        service.planned = self._foreseen.plan_service(name, workload, models, points)
         bounds = world.bounds.get(name)
         made = _PromiseInputs(promise, models, service.planned.points, workload.power_limit_w, bounds)
         if made == service.made:
