@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from prometheus_client.samples import Sample
 
-from eelgrid_controller.energy.exporters import EXPORTERS_MOST
-from eelgrid_controller.energy.ledger import NAMESPACES_MOST, OTHER_NAMESPACES
+from eelgrid_controller.energy.ledger import EXPORTERS_MOST, NAMESPACES_MOST, OTHER_NAMESPACES
 from eelgrid_protos.messages import SPENDING_LIMITS_MOST
 
 # Services, jobs and budgets that have series of their own; those that stand worst, where there are more.
