@@ -18,6 +18,8 @@ import sqlite3
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -26,11 +28,10 @@ import numpy as np
 
 from eelgrid_controller.cli.report import SECTIONS
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.ledger import HOUR_S
-from eelgrid_controller.energy.ledger_queries import DAY_S, LedgerQuery, parse_query
+from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerQuery, parse_query
 from eelgrid_controller.energy.store.ledger_store import FILE_NAME, LedgerStore, open_ledger
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
-from eelgrid_controller.energy.store.schema import suspend_checks
+from eelgrid_controller.energy.store.schema import CHECKS_BUILT, TRIGGERS, register_sql_functions
 from eelgrid_protos import codec
 from eelgrid_protos.messages import (
     AttributionConfidence,
@@ -67,6 +68,16 @@ def _holder(number: int, rng: random.Random) -> tuple[Any, ...]:
     )
 
 
+@contextmanager
+def _suspend_checks(connection: sqlite3.Connection) -> Iterator[None]:
+    """Rows may be written as they are meanwhile; checksums of all rows are made anew at the end."""
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    yield
+    register_sql_functions(connection)
+    connection.executescript(CHECKS_BUILT + TRIGGERS)
+
+
 def _fill(path: Path, days: int, holders: int) -> int:
     """Writes the rows of so many days; how many jobs there were.
 
@@ -89,7 +100,7 @@ def _fill(path: Path, days: int, holders: int) -> int:
     made = nobody
     running: dict[int, list[tuple[int, int]]] = {node: [] for node in nodes}
     began_s = time.monotonic()
-    with suspend_checks(connection):
+    with _suspend_checks(connection):
         for day in range(days):
             spent, worked, new = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
             for hour in range(24 * day, 24 * day + 24):

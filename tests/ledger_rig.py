@@ -5,7 +5,7 @@ import logging
 from types import SimpleNamespace
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.ledger import parse_query
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_protos.messages import (
     AttributionConfidence,

@@ -1,15 +1,28 @@
 """Small partition problems, and slow, obvious twins of the planner: everything that there is, tried.
 
-Geometry is asked of the catalogue placement by placement; nothing of the planner is used.
+The twins ask the catalogue for geometry placement by placement and use nothing of the planner.
 """
 
 import itertools
 import math
 from functools import cache
+from typing import NamedTuple
 
-from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem, pool_of_product
+from bench.mig.plans import pool_of_product
+
+from eelgrid_controller.partition.plan import layout_message
+from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem
+from eelgrid_controller.partition.transition import (
+    CreateStep,
+    DestroyStep,
+    PartitionStep,
+    SetModeStep,
+    StartStep,
+    apply_steps,
+)
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.messages import GpuLayout
 
 PRODUCTS = load_catalogue().products
 A30, A100 = PRODUCTS["a30"], PRODUCTS["a100-sxm4-80gb"]
@@ -93,3 +106,32 @@ def least(rates, throughputs, product=A30):
         used = sum(count * size for count, size in zip(wanted, slices, strict=True))
         best = min(best, (gpus_for(product.mig.key, keys, wanted), used))
     return best
+
+
+class GpuSteps(NamedTuple):
+    """What one GPU does at a time: drains, then the layout (None: it stays as it is), then starts."""
+
+    uuid: str
+    steps: tuple[PartitionStep, ...]
+    layout: GpuLayout | None
+
+
+def group_steps_by_gpu(gpus, steps, geometries):
+    """The steps as an agent takes them: drains first, then one layout, then starts; by GPU in the order of the steps."""
+    group, last = [], None
+    for step, gpu in apply_steps(gpus, steps):
+        if last is not None and (
+            last.uuid != step.uuid or (isinstance(group[-1], StartStep) and not isinstance(step, StartStep))
+        ):
+            yield _order(last, group, geometries[last.model])
+            group = []
+        group.append(step)
+        last = gpu
+    if last is not None:
+        yield _order(last, group, geometries[last.model])
+
+
+def _order(gpu, group, geometry):
+    changes = any(isinstance(step, DestroyStep | SetModeStep | CreateStep) for step in group)
+    layout = layout_message(gpu, geometry) if changes and geometry is not None else None
+    return GpuSteps(gpu.uuid, tuple(group), layout)

@@ -9,24 +9,23 @@ import numpy as np
 
 from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding, PowerBudgetNode
 from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
     BudgetsSet,
-    ControlNodeLeaseEnded,
-    ControlNodeLost,
-    ControlNodeReturned,
     ControlTick,
     JobMeasured,
     JobStarted,
     LimitConfirmed,
     LimitFailed,
+    NodeLeaseExpired,
+    NodeReachable,
+    NodeUnreachable,
     SetPowerLimit,
     SolveAllocation,
     WorkloadEnded,
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
-from eelgrid_controller.objectives.power.limit_rollout import Holding
 from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
 
 __all__ = ["LIMITS_W", "Fleet", "law", "tree"]
@@ -77,6 +76,7 @@ class Fleet:
         self.budgets = None
         self.worst_w = 0.0  # that an answer of steering lifted what may be drawn above a budget
         self.refuse = lambda _: False
+        self.rounded = lambda limit_w: limit_w  # what a driver makes of a limit
 
     def tell(self, event):
         before = self.drawn_most()
@@ -90,10 +90,12 @@ class Fleet:
             self.worst_w = max(self.worst_w, watts - max(self.watts[name], before[name]))
         return made
 
-    def begin(self, name, nodes, gpus=2, promise=PROMISE, draw_w=280.0, held_w=(), restored_w=None, **more):
+    def begin(
+        self, name, nodes, gpus=2, promise=PROMISE, draw_w=280.0, held_w=(), restored_w=None, limits_w=LIMITS_W, **more
+    ):
         holdings = tuple(Holding(f"{name}/{node}", node, gpus, (node,), restored_w) for node in nodes)
-        began = JobStarted(self.now_s, name, promise, LIMITS_W, holdings, held_w=held_w, **more)
-        limits = dict(zip([one.name for one in holdings], held_w or (LIMITS_W[-1],) * len(holdings), strict=True))
+        began = JobStarted(self.now_s, name, promise, limits_w, holdings, held_w=held_w, **more)
+        limits = dict(zip([one.name for one in holdings], held_w or (max(limits_w),) * len(holdings), strict=True))
         self.jobs[name] = Placed(began, draw_w, limits)
         return self.tell(began)
 
@@ -136,9 +138,9 @@ class Fleet:
         if self.refuse(one):
             self.jobs[one.job].maybe.pop(one.holding, None)
             return self.tell(LimitFailed(self.now_s, one.number, self.jobs[one.job].limits[one.holding]))
-        self.jobs[one.job].limits[one.holding] = one.limit_w
+        read_w = self.jobs[one.job].limits[one.holding] = self.rounded(one.limit_w)
         self.jobs[one.job].maybe.pop(one.holding, None)
-        return self.tell(LimitConfirmed(self.now_s, one.number, one.limit_w))
+        return self.tell(LimitConfirmed(self.now_s, one.number, read_w))
 
     def answer_all(self):
         for _ in range(10_000):
@@ -193,14 +195,14 @@ class Fleet:
             self.jobs[one.job].maybe.setdefault(one.holding, []).append(one.limit_w)
             if heard:
                 self.jobs[one.job].limits[one.holding] = one.limit_w
-        return self.tell(ControlNodeLost(self.now_s, node))
+        return self.tell(NodeUnreachable(self.now_s, node))
 
     def lease_ends(self, node):
         for job in self.jobs.values():
             for holding in job.began.holdings:
                 if holding.node == node and holding.restored_w is not None:
                     job.limits[holding.name] = holding.restored_w / holding.gpus
-        return self.tell(ControlNodeLeaseEnded(self.now_s, node))
+        return self.tell(NodeLeaseExpired(self.now_s, node))
 
     def back(self, node):
         self.lost.discard(node)
@@ -212,7 +214,7 @@ class Fleet:
         }
         for job in self.jobs.values():
             job.maybe = {name: may for name, may in job.maybe.items() if not name.endswith(f"/{node}")}
-        return self.tell(ControlNodeReturned(self.now_s, node, limits))
+        return self.tell(NodeReachable(self.now_s, node, limits))
 
     def job(self, name):
         return next(one for one in self.steering.controller_status().jobs if one.name == name)

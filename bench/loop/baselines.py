@@ -24,6 +24,7 @@ import numpy as np
 
 from bench.loop.engines import Engines
 from bench.loop.scene import SLOWDOWN, Job, Scene, Service
+from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     ControlInstruction,
@@ -37,7 +38,6 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.limit_rollout import Holding
 from eelgrid_controller.objectives.power.training_promises import BestEffort, MaxSlowdown
 
 __all__ = ["TARGET", "Baseline", "Hpa", "Peak", "Zeus", "best_cap", "least_static", "under_cap"]
@@ -152,7 +152,7 @@ class Zeus:
     def _set(self, name: str, job: "_Profiled", holding: Holding) -> SetPowerLimit:
         number = len(self._asked)
         self._asked.append((name, holding))
-        return SetPowerLimit(name, holding.name, holding.node, job.limit_w, number, "Zeus")
+        return SetPowerLimit(holding.name, holding.node, job.limit_w, number, name, "Zeus")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from bench.loop.scene import Job
 from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
     ControlEvent,
@@ -21,8 +22,7 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceStarted,
     SetPowerLimit,
 )
-from eelgrid_controller.objectives.power.limit_rollout import Holding
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
 from eelgrid_controller.objectives.power.training_promises import BestEffort
 
 __all__ = ["AtOnce", "Blind", "Ours"]

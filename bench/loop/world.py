@@ -29,12 +29,11 @@ from bench.loop.scene import START_S, Failure, Job, Scene
 from bench.loop.telemetry import promised_of, service_window
 from bench.loop.training import Running, begun
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
     ControlEvent,
     ControlInstruction,
-    ControlNodeLost,
-    ControlNodeReturned,
     ControlTick,
     JobMeasured,
     JobMissed,
@@ -42,6 +41,8 @@ from eelgrid_controller.objectives.power.control_events import (
     JobStarted,
     LimitConfirmed,
     LimitFailed,
+    NodeReachable,
+    NodeUnreachable,
     PricesSet,
     ScaleService,
     ServiceReady,
@@ -50,7 +51,6 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.limit_rollout import Holding
 
 __all__ = ["SCRAPE_S", "Driver", "World"]
 
@@ -307,7 +307,7 @@ class World:
         self._at(failure.back_s, lambda: self._return(failure))
 
     def _see(self, failure: Failure, hit: Sequence[int], stopped: Sequence[Running]) -> None:
-        self.tell(ControlNodeLost(self.now_s, failure.node))
+        self.tell(NodeUnreachable(self.now_s, failure.node))
         for running in stopped:
             self.driver.earned_s(running.job.name)
             self.tell(WorkloadEnded(self.now_s, running.job.name))
@@ -321,7 +321,7 @@ class World:
     def _return(self, failure: Failure) -> None:
         self.down.discard(failure.node)
         self.cluster.back(failure.node, self.now_s)
-        self.tell(ControlNodeReturned(self.now_s, failure.node, {}))
+        self.tell(NodeReachable(self.now_s, failure.node, {}))
         self._look()
         self._start_jobs()
 

@@ -17,18 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from bench.mig.plans import assign_plan, find_violations, pool_of_product, running_as_plan
 from bench.mig.tables import MODEL, QUANTILE, SAFETY
-from eelgrid_controller.partition.plan import PartitionPlan, plan_partition
-from eelgrid_controller.partition.plan_check import find_violations
-from eelgrid_controller.partition.problem import (
-    InferenceDemand,
-    PartitionPool,
-    PartitionProblem,
-    TrainingDemand,
-    pool_of_product,
-)
+from eelgrid_controller.partition.plan import PartitionPlan, RunningGpu, plan_partition
+from eelgrid_controller.partition.problem import InferenceDemand, PartitionPool, PartitionProblem, TrainingDemand
 from eelgrid_controller.partition.repartition import plan_change
-from eelgrid_controller.partition.running import RunningGpu, assign_plan, running_as_plan
 from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.catalogue.loader import load_catalogue
 

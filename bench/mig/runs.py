@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from bench.mig.judge import Placed, violations
 from bench.mig.peers import PEERS, Choice, Demand, planned
+from bench.mig.plans import pool_of_product
 from bench.mig.tables import MODEL, QUANTILE, SAFETY, Scenario
 from eelgrid_controller.partition.integer_program import OptimalityProof
 from eelgrid_controller.partition.plan import PartitionPlan, plan_partition
-from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem, UnservableService, pool_of_product
+from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem, UnservableService
 from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.catalogue.loader import load_catalogue
 

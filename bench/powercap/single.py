@@ -15,7 +15,7 @@ the root of their length. Every policy that measures sees the same noise.
 What is claimed: work at a limit that alone would break the promise is claimed at
 no less than the oracle's energy, although it drew less: no single limit within the
 promise could have had it. `drawn` is what was really drawn. The bound that holds
-for any use of limits in turn is the two-limit mixture (eelgrid_controller.objectives.power.training_promises).
+for any use of limits in turn is the two-limit mixture (mixture.py).
 """
 
 import zlib
@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.powercap.mixture import choose_mixture
 from bench.powercap.zeus import Run
 from eelgrid_controller.objectives.power.bandit import BanditSettings, start_search, step_search
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown, choose_limit, choose_mixture
+from eelgrid_controller.objectives.power.training_promises import MaxSlowdown, choose_limit
 
 __all__ = ["NOISE", "POLICIES", "SLOWDOWN", "Noise", "Outcome", "carried_out", "ceiling"]
 

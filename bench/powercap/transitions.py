@@ -19,19 +19,22 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.powercap.fleet import Fleet, with_level
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall
-from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, AllocationJob, allocate_limits
-from eelgrid_controller.objectives.power.limit_rollout import (
-    CommandConfirmed,
-    CommandFailed,
+from eelgrid_controller.objectives.power.budgets import (
+    BudgetTooSmall,
+    BudgetTree,
     Holding,
-    LimitCommand,
-    LimitRollout,
     LimitSetting,
-    RolloutNodeLost,
-    RolloutNodeReturned,
+    PowerBudgetNode,
 )
+from eelgrid_controller.objectives.power.control_events import (
+    LimitConfirmed,
+    LimitFailed,
+    NodeReachable,
+    NodeUnreachable,
+    SetPowerLimit,
+)
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, AllocationJob, allocate_limits
+from eelgrid_controller.objectives.power.limit_rollout import LimitRollout
 
 __all__ = ["LEVELS", "Counted", "lived_through"]
 
@@ -59,25 +62,25 @@ class _World:
     rng: np.random.Generator
     has: dict[str, float]  # limit by holding
     may: dict[str, set[float]] = field(default_factory=dict)  # what it may have since it was last read
-    flight: list[LimitCommand] = field(default_factory=list)
+    flight: list[SetPowerLimit] = field(default_factory=list)
     down: dict[str, int] = field(default_factory=dict)  # node: moments until it is back
     commands: int = 0
     failures: int = 0
     losses: int = 0
 
-    def send(self, commands: list[LimitCommand]) -> None:
+    def send(self, commands: list[SetPowerLimit]) -> None:
         for command in commands:
             self.may[command.holding].add(command.limit_w)
         self.flight += commands
         self.commands += len(commands)
 
-    def answer(self) -> CommandConfirmed | CommandFailed:
+    def answer(self) -> LimitConfirmed | LimitFailed:
         command = self.flight.pop(int(self.rng.integers(len(self.flight))))
         lucky = self.rng.random()
         if command.node in self.down:
             if lucky < 0.5:  # it arrived before the node was lost
                 self.has[command.holding] = command.limit_w
-            return CommandConfirmed(command.number, command.limit_w)  # late, and of the past
+            return LimitConfirmed(0.0, command.number, command.limit_w)  # late, and of the past
         if lucky < 0.9:
             self.has[command.holding] = command.limit_w
             return self._read(command)
@@ -86,11 +89,11 @@ class _World:
             return self._read(command)  # refused: what is read is the old limit
         if lucky < 0.97:
             self.has[command.holding] = command.limit_w
-        return CommandFailed(command.number, None)
+        return LimitFailed(0.0, command.number, None)
 
-    def _read(self, command: LimitCommand) -> CommandConfirmed:
+    def _read(self, command: SetPowerLimit) -> LimitConfirmed:
         self.may[command.holding] = {self.has[command.holding]}
-        return CommandConfirmed(command.number, self.has[command.holding])
+        return LimitConfirmed(0.0, command.number, self.has[command.holding])
 
 
 def _name(job: AllocationJob, place: int) -> str:
@@ -111,31 +114,31 @@ class _AtOnce:
         self.asked: dict[int, str] = {}
         self.lost: set[str] = set()
 
-    def request_settings(self, settings: dict[str, LimitSetting], _: BudgetTree | None = None) -> list[LimitCommand]:
+    def request_settings(self, settings: dict[str, LimitSetting], _: BudgetTree | None = None) -> list[SetPowerLimit]:
         self.wanted.update({name: setting.limit_w for name, setting in settings.items()})
         return [self._command(name) for name in self.unfinished_holdings() if self.nodes[name] not in self.lost]
 
     def handle_event(
-        self, event: CommandConfirmed | CommandFailed | RolloutNodeLost | RolloutNodeReturned
-    ) -> list[LimitCommand]:
+        self, event: LimitConfirmed | LimitFailed | NodeUnreachable | NodeReachable
+    ) -> list[SetPowerLimit]:
         match event:
-            case RolloutNodeLost(node):
+            case NodeUnreachable(0.0, node):
                 self.lost.add(node)
-            case RolloutNodeReturned(node, limits_w):
+            case NodeReachable(0.0, node, limits_w):
                 self.lost.discard(node)
                 self.now.update(limits_w)
                 return [self._command(name) for name in limits_w if self.now[name] != self.wanted[name]]
-            case CommandConfirmed(number, limit_w) | CommandFailed(number, limit_w):
+            case LimitConfirmed(0.0, number, limit_w) | LimitFailed(0.0, number, limit_w):
                 name = self.asked[number]
                 if self.nodes[name] not in self.lost:
                     self.now[name] = self.now[name] if limit_w is None else limit_w
                     return [self._command(name)] if self.now[name] != self.wanted[name] else []
         return []
 
-    def _command(self, name: str) -> LimitCommand:
+    def _command(self, name: str) -> SetPowerLimit:
         number = len(self.asked) + 1
         self.asked[number] = name
-        return LimitCommand(name, self.nodes[name], self.wanted[name], number)
+        return SetPowerLimit(name, self.nodes[name], self.wanted[name], number)
 
     def unfinished_holdings(self) -> tuple[str, ...]:
         return tuple(name for name, limit in self.wanted.items() if self.now[name] != limit)
@@ -267,7 +270,7 @@ class _Day:
                 if node not in world.down:
                     world.down[node] = int(world.rng.integers(1, 60))
                     world.losses += 1
-                    world.send(self.changes.handle_event(RolloutNodeLost(node)))
+                    world.send(self.changes.handle_event(NodeUnreachable(0.0, node)))
             for node in [name for name, left in world.down.items() if left <= 0 or not world.flight]:
                 self._back(node)
             world.down = {node: left - 1 for node, left in world.down.items()}
@@ -281,7 +284,7 @@ class _Day:
         world.flight = [command for command in world.flight if command.node != node]
         mine = {name: world.has[name] for name in self.holdings if self._is_on(name, node)}
         world.may.update({name: {limit} for name, limit in mine.items()})
-        world.send(self.changes.handle_event(RolloutNodeReturned(node, mine)))
+        world.send(self.changes.handle_event(NodeReachable(0.0, node, mine)))
 
     def _is_on(self, name: str, node: str) -> bool:
         job, _ = self.holdings[name]

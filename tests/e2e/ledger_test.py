@@ -121,7 +121,7 @@ def took_elsewhere(cluster, folder):
     assert (folder / "two-days.csv").read_text().startswith("hour,title,namespace,energy_j")
     assert "nothing is settled after" in cluster.eelctl(*words).stderr
     now_ns = time.time_ns()
-    with pytest.raises(faults.FailedPrecondition, match="not all nodes have told"):
+    with pytest.raises(faults.FailedPrecondition, match="not all nodes have reported"):
         cluster.operators.confirm_energy_export(
             ConfirmEnergyExportRequest(name="archive", begin_ns=now_ns - 2 * HOUR_NS, end_ns=now_ns + HOUR_NS),
             timeout=10.0,

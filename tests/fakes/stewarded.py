@@ -15,7 +15,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.objectives.control_loop import ControlLoop
 from eelgrid_controller.objectives.learning_process import LearningFailed
-from eelgrid_controller.objectives.scrape_windows import ScrapeRound
+from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound
 from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop

@@ -26,7 +26,7 @@ from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.ledger import parse_query
 from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.ledger_store import open_ledger
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter

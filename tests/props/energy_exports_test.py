@@ -8,16 +8,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eelgrid_controller.energy.exporters import EXPORTERS_MOST, SILENT_S, ExportClaim
 from eelgrid_controller.energy.ledger import (
+    DAY_S,
+    EXPORTERS_MOST,
     HOUR_S,
+    SILENT_S,
     EnergyHolder,
+    ExportClaim,
     LedgerAmount,
     LedgerEntry,
     LedgerPlace,
     MeasuredEnergy,
+    parse_query,
 )
-from eelgrid_controller.energy.ledger_queries import DAY_S, parse_query
 from eelgrid_controller.energy.store.ledger_store import LastWindow, open_ledger
 from eelgrid_protos.faults import FailedPrecondition, NotFound, ResourceExhausted
 

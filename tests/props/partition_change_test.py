@@ -5,29 +5,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bench.mig.plans import assign_plan, find_violations, pool_of_product, running_as_plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests import partition_rig
-from tests.partition_rig import A30, A100, problem
+from tests.partition_rig import A30, A100, group_steps_by_gpu, problem
 from tests.props.partition_plan_test import small
 
 from eelgrid_agent.enforce.mig.layout import resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import plan_steps
-from eelgrid_controller.partition.plan import PartitionReplica, plan_partition
-from eelgrid_controller.partition.plan_check import find_violations
-from eelgrid_controller.partition.problem import FleetTooSmall, TrainingDemand, pool_of_product
+from eelgrid_controller.partition.plan import PartitionReplica, RunningGpu, RunningInstance, plan_partition
+from eelgrid_controller.partition.problem import FleetTooSmall, TrainingDemand
 from eelgrid_controller.partition.repartition import fleet_cost, plan_change
-from eelgrid_controller.partition.running import RunningGpu, RunningInstance, assign_plan, running_as_plan
-from eelgrid_controller.partition.steps import (
+from eelgrid_controller.partition.transition import (
+    CLOSE,
     CreateStep,
     DestroyStep,
     DrainStep,
     SetModeStep,
     StartStep,
+    TransitionCosts,
     apply_steps,
-    group_steps_by_gpu,
 )
-from eelgrid_controller.partition.transition import CLOSE, TransitionCosts
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 

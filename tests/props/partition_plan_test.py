@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from bench.mig.plans import find_violations, pool_of_product
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests import partition_rig
@@ -11,8 +12,7 @@ from tests.partition_rig import A30, A100, PRODUCTS, point, problem
 from eelgrid_controller.partition.column_generation import solve_fleet
 from eelgrid_controller.partition.integer_program import build_program, objective_value, objective_weights, solve_exact
 from eelgrid_controller.partition.plan import build_plan, plan_partition
-from eelgrid_controller.partition.plan_check import find_violations
-from eelgrid_controller.partition.problem import FleetTooSmall, PartitionObjective, TrainingDemand, pool_of_product
+from eelgrid_controller.partition.problem import FleetTooSmall, PartitionObjective, TrainingDemand
 
 quiet = settings(deadline=None, max_examples=40)
 few = settings(deadline=None, max_examples=25)

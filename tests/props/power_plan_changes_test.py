@@ -9,17 +9,20 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall
-from eelgrid_controller.objectives.power.limit_rollout import (
-    CommandConfirmed,
-    CommandFailed,
+from eelgrid_controller.objectives.power.budgets import (
+    BudgetTooSmall,
+    BudgetTree,
     Holding,
-    LimitRollout,
     LimitSetting,
-    RolloutNodeLost,
-    RolloutNodeReturned,
+    PowerBudgetNode,
 )
+from eelgrid_controller.objectives.power.control_events import (
+    LimitConfirmed,
+    LimitFailed,
+    NodeReachable,
+    NodeUnreachable,
+)
+from eelgrid_controller.objectives.power.limit_rollout import LimitRollout
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0)
 HAIR_W = 1e-5
@@ -84,18 +87,18 @@ class World:
         if command.node in self.down:
             if draw(st.booleans()):
                 self.has[name] = command.limit_w  # it arrived before the node vanished
-            return CommandConfirmed(command.number, command.limit_w)  # late: nobody may believe it
+            return LimitConfirmed(0.0, command.number, command.limit_w)  # late: nobody may believe it
         fate = draw(st.sampled_from(["done", "done", "refused", "silent", "silent", "silent done", "other"]))
         if fate in {"done", "silent done"}:
             self.has[name] = command.limit_w
         elif fate == "other":
             self.has[name] = draw(st.sampled_from(sorted(self.may[name])))
         if fate.startswith("silent"):
-            return CommandFailed(command.number, None)
+            return LimitFailed(0.0, command.number, None)
         self.may[name] = {self.has[name]}
         if fate == "refused":
-            return CommandFailed(command.number, self.has[name])
-        return CommandConfirmed(command.number, self.has[name])
+            return LimitFailed(0.0, command.number, self.has[name])
+        return LimitConfirmed(0.0, command.number, self.has[name])
 
 
 def rooms_for(draw, holdings, settings_of):
@@ -145,7 +148,7 @@ def test_no_budget_is_exceeded_at_any_moment_and_all_ends_well(data):
         elif act == "lose":
             node = f"n{draw(st.integers(0, nodes - 1))}"
             world.down.add(node)
-            world.send(changes.handle_event(RolloutNodeLost(node)))
+            world.send(changes.handle_event(NodeUnreachable(0.0, node)))
         elif act == "back" and world.down:
             node = draw(st.sampled_from(sorted(world.down)))
             bring_back(world, changes, node)
@@ -164,7 +167,7 @@ def bring_back(world, changes, node):
     mine = {name: world.has[name] for name, one in world.holdings.items() if one.node == node}
     for name, limit in mine.items():
         world.may[name] = {limit}
-    world.send(changes.handle_event(RolloutNodeReturned(node, mine)))
+    world.send(changes.handle_event(NodeReachable(0.0, node, mine)))
 
 
 def finish(world, changes, wanted, check):
@@ -177,7 +180,7 @@ def finish(world, changes, wanted, check):
         command = world.flight.pop(0)
         world.has[command.holding] = command.limit_w
         world.may[command.holding] = {command.limit_w}
-        world.send(changes.handle_event(CommandConfirmed(command.number, command.limit_w)))
+        world.send(changes.handle_event(LimitConfirmed(0.0, command.number, command.limit_w)))
         check()
     assert changes.unfinished_holdings() == ()
     assert {name: setting.limit_w for name, setting in wanted.items()} == world.has

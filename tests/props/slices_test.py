@@ -10,9 +10,8 @@ from tests.clusters import request
 from tests.slices_rig import as_planned, node, points, policy, service
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.partition.execution import PartitionsRefused, unfinished_gpus
 from eelgrid_controller.partition.problem import PartitionError
-from eelgrid_controller.partition.recommendation import recommend_partitions
+from eelgrid_controller.partition.recommendation import PartitionsRefused, recommend_partitions, unfinished_gpus
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import PolicyChanged, event_from_plain, event_to_plain
 from eelgrid_controller.state.mig_layouts import find_mig_geometry

@@ -12,19 +12,19 @@ from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
 from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
-    ControlNodeLeaseEnded,
-    ControlNodeReturned,
     ControlTick,
     JobMissed,
     LimitConfirmed,
     LimitFailed,
     LimitPhase,
+    NodeLeaseExpired,
+    NodeReachable,
     PricesSet,
     ServiceReady,
     ServiceStarted,
     ServiceWindow,
 )
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
@@ -120,9 +120,7 @@ def nodes_change(fleet, rng, op):
         fleet.lease_ends(node) if op == "lease" else fleet.back(node)
     else:  # news of a node that was never lost
         fleet.tell(
-            ControlNodeLeaseEnded(fleet.now_s, node)
-            if op == "lease"
-            else ControlNodeReturned(fleet.now_s, node, {"j0/n1": 100.0})
+            NodeLeaseExpired(fleet.now_s, node) if op == "lease" else NodeReachable(fleet.now_s, node, {"j0/n1": 100.0})
         )
 
 

@@ -12,8 +12,14 @@ from tests.energy_rig import EnergyNode
 from tests.ledger_rig import BEGIN_NS, CLOCK, OWNERS, SECOND_NS, Site, inventory, window
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
-from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.ledger import (
+    EnergyHolder,
+    LedgerAmount,
+    LedgerEntry,
+    LedgerPlace,
+    MeasuredEnergy,
+    parse_query,
+)
 from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.ledger_store import open_ledger
 from eelgrid_controller.energy.store.query_execution import answer_queries

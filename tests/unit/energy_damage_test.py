@@ -12,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
-from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.ledger import (
+    EnergyHolder,
+    LedgerAmount,
+    LedgerEntry,
+    LedgerPlace,
+    MeasuredEnergy,
+    parse_query,
+)
 from eelgrid_controller.energy.store.ledger_store import FILE_NAME, LastWindow, NodeEntries, open_ledger
 from eelgrid_controller.energy.store.schema import FORMAT_VERSION, TRIGGERS
 from eelgrid_controller.errors import LedgerError

@@ -8,8 +8,7 @@ import pytest
 from tests.ledger_rig import BEGIN_NS, SECOND_NS, SPEC, Site, window
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.exporters import ExportClaim
-from eelgrid_controller.energy.ledger import resolve_holder
+from eelgrid_controller.energy.ledger import ExportClaim, resolve_holder
 from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.ledger_store import LedgerStore, open_ledger
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter

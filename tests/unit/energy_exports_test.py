@@ -4,23 +4,22 @@ from contextlib import closing
 
 import pytest
 
-from eelgrid_controller.energy.exporters import (
+from eelgrid_controller.energy.ledger import (
+    DAY_S,
+    HOUR_S,
     ChangedHours,
+    EnergyHolder,
     ExportClaim,
     Exporter,
-    advance_mark,
-    parse_export,
-    settled_s,
-)
-from eelgrid_controller.energy.ledger import (
-    HOUR_S,
-    EnergyHolder,
     LedgerAmount,
     LedgerEntry,
     LedgerPlace,
     MeasuredEnergy,
+    advance_mark,
+    parse_export,
+    parse_query,
+    settled_s,
 )
-from eelgrid_controller.energy.ledger_queries import DAY_S, parse_query
 from eelgrid_controller.energy.store.ledger_store import DAYS_KEPT_S, HOURS_KEPT_S, LastWindow, open_ledger
 from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument

@@ -2,8 +2,14 @@
 
 import pytest
 
-from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
-from eelgrid_controller.energy.ledger_queries import parse_query
+from eelgrid_controller.energy.ledger import (
+    EnergyHolder,
+    LedgerAmount,
+    LedgerEntry,
+    LedgerPlace,
+    MeasuredEnergy,
+    parse_query,
+)
 from eelgrid_controller.energy.store.ledger_store import open_ledger
 
 PLACE = LedgerPlace("n", "p", "m")

@@ -9,6 +9,7 @@ from bench.loop.engines import BORDERS_S, Engine, Engines
 from bench.loop.scene import Job, Scene, Service
 from bench.loop.training import CHECKPOINT_S, Running
 
+from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
     JobMeasured,
     JobStarted,
@@ -18,7 +19,6 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow as JobWindow
-from eelgrid_controller.objectives.power.limit_rollout import Holding
 from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 from eelgrid_controller.objectives.services.service_metrics import MetricsWindow

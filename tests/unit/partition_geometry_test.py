@@ -84,7 +84,7 @@ def test_three_slices_stand_at_four():
 
 def test_what_cannot_stand_is_told():
     plan = build_tiling(PARTS["a30-24gb"], FOUR)
-    with pytest.raises(InvalidProblem, match=r"3 2g cannot stand on a30-24gb; ask for less"):
+    with pytest.raises(InvalidProblem, match=r"3 2g do not fit together on a30-24gb; ask for less"):
         plan.choose_layout((0, 3, 0))
     with pytest.raises(InvalidProblem, match=r"a30-24gb has no profile 3g; use one of"):
         build_tiling(PARTS["a30-24gb"], ("3g",))

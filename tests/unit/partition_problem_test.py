@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from bench.mig.assumed_power import ASSUMED_SOURCE, with_assumed_power
+from bench.mig.plans import find_violations, pool_of_product
 from tests.partition_rig import A30, A100, PRODUCTS, point, problem, service
 
-from eelgrid_controller.partition.assumed_power import ASSUMED_SOURCE, with_assumed_power
 from eelgrid_controller.partition.integer_program import OptimalityProof
 from eelgrid_controller.partition.options import enumerate_options
 from eelgrid_controller.partition.plan import (
@@ -15,7 +16,6 @@ from eelgrid_controller.partition.plan import (
     PlannedInstance,
     plan_partition,
 )
-from eelgrid_controller.partition.plan_check import find_violations
 from eelgrid_controller.partition.problem import (
     FleetTooSmall,
     InvalidProblem,
@@ -25,7 +25,6 @@ from eelgrid_controller.partition.problem import (
     SearchExhausted,
     TrainingDemand,
     UnservableService,
-    pool_of_product,
 )
 from eelgrid_controller.profiles.points import Configuration, Point
 

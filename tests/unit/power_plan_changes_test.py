@@ -2,19 +2,22 @@
 
 import pytest
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
-from eelgrid_controller.objectives.power.limit_rollout import (
-    TRIES_MOST,
-    CommandConfirmed,
-    CommandFailed,
+from eelgrid_controller.objectives.power.budgets import (
+    BudgetTooSmall,
+    BudgetTree,
     Holding,
-    LimitRollout,
+    InvalidBudget,
     LimitSetting,
-    RolloutLeaseEnded,
-    RolloutNodeLost,
-    RolloutNodeReturned,
+    PowerBudgetNode,
 )
+from eelgrid_controller.objectives.power.control_events import (
+    LimitConfirmed,
+    LimitFailed,
+    NodeLeaseExpired,
+    NodeReachable,
+    NodeUnreachable,
+)
+from eelgrid_controller.objectives.power.limit_rollout import TRIES_MOST, LimitRollout
 
 
 def changes(limits, room_w=500.0, restored_w=None):
@@ -34,9 +37,9 @@ def test_lower_first_then_raise_what_the_confirmed_lowering_made_room_for():
     (lower,) = fleet.request_settings({"a": at(200.0), "b": at(300.0)})
     assert (lower.holding, lower.limit_w) == ("a", 200.0)
     assert fleet.claims_w() == {"row": 500.0}
-    (higher,) = fleet.handle_event(CommandConfirmed(lower.number, 200.0))
+    (higher,) = fleet.handle_event(LimitConfirmed(0.0, lower.number, 200.0))
     assert (higher.holding, higher.limit_w) == ("b", 300.0)
-    assert fleet.handle_event(CommandConfirmed(higher.number, 300.0)) == []
+    assert fleet.handle_event(LimitConfirmed(0.0, higher.number, 300.0)) == []
     assert fleet.unfinished_holdings() == ()
     assert fleet.confirmed_settings() == {"a": at(200.0), "b": at(300.0)}
 
@@ -44,7 +47,7 @@ def test_lower_first_then_raise_what_the_confirmed_lowering_made_room_for():
 def test_a_lowering_that_read_back_otherwise_makes_no_room():
     fleet = changes({"a": 300.0, "b": 200.0})
     (lower,) = fleet.request_settings({"a": at(200.0), "b": at(300.0)})
-    (again,) = fleet.handle_event(CommandConfirmed(lower.number, 300.0))
+    (again,) = fleet.handle_event(LimitConfirmed(0.0, lower.number, 300.0))
     assert again.holding == "a"
     assert fleet.unfinished_holdings() == ("a", "b")
 
@@ -53,38 +56,38 @@ def test_what_was_commanded_and_never_read_stays_claimed():
     fleet = changes({"a": 200.0}, room_w=300.0)
     (command,) = fleet.request_settings({"a": at(300.0)})
     for _ in range(TRIES_MOST - 1):
-        (command,) = fleet.handle_event(CommandFailed(command.number, None))
-    assert fleet.handle_event(CommandFailed(command.number, None)) == []
+        (command,) = fleet.handle_event(LimitFailed(0.0, command.number, None))
+    assert fleet.handle_event(LimitFailed(0.0, command.number, None)) == []
     assert fleet.abandoned_holdings() == ("a",)
     assert fleet.claims_w() == {"row": 300.0}  # it may have it, after all
     (back,) = fleet.request_settings({"a": at(100.0)})
     assert fleet.claims_w() == {"row": 300.0}
-    fleet.handle_event(CommandConfirmed(back.number, 100.0))
+    fleet.handle_event(LimitConfirmed(0.0, back.number, 100.0))
     assert fleet.claims_w() == {"row": 100.0}
 
 
 def test_an_answer_of_the_past_changes_nothing():
     fleet = changes({"a": 300.0})
     (command,) = fleet.request_settings({"a": at(200.0)})
-    fleet.handle_event(RolloutNodeLost("node-a"))
-    assert fleet.handle_event(CommandConfirmed(command.number, 200.0)) == []
+    fleet.handle_event(NodeUnreachable(0.0, "node-a"))
+    assert fleet.handle_event(LimitConfirmed(0.0, command.number, 200.0)) == []
     assert fleet.claims_w() == {"row": 300.0}
-    (again,) = fleet.handle_event(RolloutNodeReturned("node-a", {"a": 300.0}))
+    (again,) = fleet.handle_event(NodeReachable(0.0, "node-a", {"a": 300.0}))
     assert again.limit_w == 200.0
     assert again.number != command.number
 
 
 def test_a_lost_node_keeps_its_claim_and_what_its_guard_will_put_back_is_told():
     fleet = changes({"a": 200.0, "b": 200.0}, room_w=500.0, restored_w=400.0)
-    fleet.handle_event(RolloutNodeLost("node-a"))
+    fleet.handle_event(NodeUnreachable(0.0, "node-a"))
     assert fleet.claims_w() == {"row": 400.0}
     assert fleet.shortfalls() == {"row": 100.0}
     (lower,) = fleet.request_settings({"b": at(100.0)})
-    fleet.handle_event(CommandConfirmed(lower.number, 100.0))
+    fleet.handle_event(LimitConfirmed(0.0, lower.number, 100.0))
     assert fleet.shortfalls() == {}
-    fleet.handle_event(RolloutLeaseEnded("node-a"))
+    fleet.handle_event(NodeLeaseExpired(0.0, "node-a"))
     assert fleet.claims_w() == {"row": 500.0}
-    fleet.handle_event(RolloutNodeReturned("node-a", {"a": 200.0}))
+    fleet.handle_event(NodeReachable(0.0, "node-a", {"a": 200.0}))
     assert fleet.claims_w() == {"row": 300.0}
 
 
@@ -98,7 +101,7 @@ def test_what_cannot_fit_is_refused_before_anything_changes():
 
 def test_a_lost_holding_counts_with_what_it_may_have():
     fleet = changes({"a": 300.0, "b": 200.0}, room_w=500.0)
-    fleet.handle_event(RolloutNodeLost("node-a"))
+    fleet.handle_event(NodeUnreachable(0.0, "node-a"))
     with pytest.raises(BudgetTooSmall):
         fleet.request_settings({"a": at(100.0), "b": at(300.0)})
 
@@ -108,7 +111,7 @@ def test_a_budget_that_is_cut_lowers_only():
     commands = fleet.request_settings({"a": at(150.0), "b": at(250.0)}, BudgetTree([PowerBudgetNode("row", 400.0)]))
     assert [command.holding for command in commands] == ["a"]
     assert fleet.shortfalls() == {"row": 100.0}
-    (higher,) = fleet.handle_event(CommandConfirmed(commands[0].number, 150.0))
+    (higher,) = fleet.handle_event(LimitConfirmed(0.0, commands[0].number, 150.0))
     assert higher.holding == "b"
 
 
@@ -117,7 +120,7 @@ def test_a_raise_that_does_not_fit_does_not_hold_up_one_that_does():
     commands = fleet.request_settings({"a": at(300.0), "b": at(150.0), "c": at(100.0), "d": at(150.0)})
     assert {command.holding for command in commands} == {"b", "c", "d"}
     (lower,) = (command for command in commands if command.holding == "c")
-    assert {command.holding for command in fleet.handle_event(CommandConfirmed(lower.number, 100.0))} == {"a"}
+    assert {command.holding for command in fleet.handle_event(LimitConfirmed(0.0, lower.number, 100.0))} == {"a"}
 
 
 @pytest.mark.parametrize(

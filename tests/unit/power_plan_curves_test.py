@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from eelgrid_controller.objectives.power.errors import InvalidCurve
 from eelgrid_controller.objectives.power.power_model import (
+    InvalidCurve,
     LimitPoint,
     PowerCurve,
     PowerLaw,

@@ -5,8 +5,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget, InvalidPromise
+from eelgrid_controller.objectives.power.budgets import BudgetTooSmall, BudgetTree, InvalidBudget, PowerBudgetNode
 from eelgrid_controller.objectives.power.limit_allocation import (
     AllocationGoal,
     AllocationJob,
@@ -25,7 +24,7 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     total_value,
 )
 from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, InvalidPromise, MaxSlowdown
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0)
 

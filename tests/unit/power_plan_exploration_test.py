@@ -16,9 +16,8 @@ from eelgrid_controller.objectives.power.bandit import (
     start_search,
     step_search,
 )
-from eelgrid_controller.objectives.power.errors import InvalidCurve
 from eelgrid_controller.objectives.power.estimates import LimitPrior, LimitRatio, MeasurementWindow
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, PowerLaw
+from eelgrid_controller.objectives.power.power_model import InvalidCurve, LimitPoint, PowerCurve, PowerLaw
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, choose_limit
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0, 300.0)

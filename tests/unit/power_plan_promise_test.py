@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from bench.powercap.mixture import choose_mixture
 from scipy.optimize import linprog
 
-from eelgrid_controller.objectives.power.errors import InvalidPromise
 from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
 from eelgrid_controller.objectives.power.training_promises import (
     BestEffort,
     Deadline,
+    InvalidPromise,
     MaxSlowdown,
     choose_limit,
-    choose_mixture,
 )
 
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from tests.fakes.metrics_servers import Listener, Replica, answer
 
-from eelgrid_controller.objectives.scrape_windows import ScrapeRound, ScrapeTarget, ScrapeWindows, required_names
-from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage
+from eelgrid_controller.objectives.service_observer import ScrapeWindows, required_names
+from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.services.service_metrics import SERVER_NAMES, generic_names, server_metric_names
 from eelgrid_controller.runtime.scraper import (
     PAGES_MOST,
@@ -230,7 +230,7 @@ def test_with_fewer_than_half_nothing_is_said():
     _, half, less = rounds_of((0, 0, 0), (100, "x", 100), (200, "x", "y"))
     assert half.window is not None
     assert less.window is None
-    assert less.reason == "1 of 3 replicas answered (replica 1: x): too few to judge by"
+    assert less.reason == "1 of 3 replicas answered (replica 1: x): too few to rely on"
     assert less.serving == 3
 
 

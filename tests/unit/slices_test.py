@@ -21,8 +21,8 @@ from tests.slices_rig import (
 )
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.partition.execution import PartitionsRefused
 from eelgrid_controller.partition.problem import FleetTooSmall, InvalidProblem, UnservableService
+from eelgrid_controller.partition.recommendation import PartitionsRefused
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import PartitionsPlanned, WorkloadPlaced, event_from_plain, event_to_plain
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
@@ -250,16 +250,16 @@ def test_a_stage_that_no_longer_holds_changes_nothing():
         ),
     )
     core.register_node(cut, now_ns=7)
-    refused("cut by somebody else|wanted otherwise")
+    refused("cut by somebody else|given another layout since")
     core.register_node(node(name, gpus=1, cpu=0), now_ns=8)
     refused("exceeds the CPU")
     core.register_node(node(name, gpus=1), now_ns=9)
     core.apply_partitions(stage, now_ns=10)
-    refused("wanted otherwise by now")
+    refused("has been given another layout since")
     core.cancel("s", now_ns=11)
-    refused("wanted otherwise by now|is gone")
+    refused("has been given another layout since|is gone")
     policy(core, partitioned=False, now_ns=12)
-    refused("no longer the partition planner's")
+    refused("no longer managed by the partition planner")
 
 
 def test_gpus_that_somebody_else_cut_are_left_alone_and_told():
@@ -345,7 +345,7 @@ def test_agents_are_asked_again_by_a_new_epoch():
     core.apply_partitions(seats_, now_ns=7)
     assert core.node_plan("a").epoch == epoch + 1
     agents_act(core, now_ns=8)
-    with pytest.raises(PartitionsRefused, match="does not stand"):
+    with pytest.raises(PartitionsRefused, match="have their layouts already"):
         core.apply_partitions(seats_, now_ns=9)
     # The same inventory again is no news.
     epoch = core.node_plan("a").epoch

@@ -1,5 +1,6 @@
 """Jobs under steering: searching, gangs, budgets, lost nodes and restarts."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -9,11 +10,9 @@ from tests.unit.steering_services_test import PROMISED
 
 from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding, PowerBudgetNode
 from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
-    ControlNodeLeaseEnded,
-    ControlNodeLost,
     ControlTick,
     JobMeasured,
     JobMissed,
@@ -22,12 +21,14 @@ from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,
     LimitFailed,
     LimitPhase,
+    NodeLeaseExpired,
+    NodeUnreachable,
     ServiceStarted,
+    SetPowerLimit,
     WorkloadEnded,
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
-from eelgrid_controller.objectives.power.limit_rollout import Holding
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 
 
@@ -48,6 +49,19 @@ def test_a_job_finds_its_limit_within_its_promise_and_all_its_gpus_have_the_same
     assert view.saving == pytest.approx(1.0 - energy[0] / energy[1], abs=0.02)
     assert view.earned_s > 0.0
     assert view.ceiling_w is None
+
+
+def test_a_driver_that_rounds_limits_down_to_whole_watts_is_searched_like_any_other():
+    fleet = Fleet()
+    fleet.rounded = math.floor
+    limits_w = tuple(limit_w + 0.8 for limit_w in LIMITS_W)
+    fleet.begin("a", ["n1", "n2"], limits_w=limits_w, held_w=(300.0, 300.0))
+    fleet.run(60)
+    view = fleet.job("a")
+    assert (view.phase, view.limit_w, view.target_w) == (LimitPhase.SETTLED, 250.8, 250.8)
+    assert set(fleet.jobs["a"].limits.values()) == {250}
+    commands = [one.limit_w for one in fleet.said if isinstance(one, SetPowerLimit) and one.holding == "a/n1"]
+    assert all(before != after for before, after in itertools.pairwise(commands)), "commanded again: it looked refused"
 
 
 def test_windows_that_are_old_double_or_across_a_change_say_nothing():
@@ -125,7 +139,7 @@ def test_what_cannot_fit_gets_its_least_limits_and_that_is_said():
     assert fleet.jobs["a"].limits == {"a/n1": LIMITS_W[0]}
     node = fleet.steering.controller_status().budgets[1]
     assert (node.name, node.shortfall_w) == ("n1", 50.0)
-    assert "least" in node.reason
+    assert "lowest" in node.reason
     assert fleet.steering.controller_status().budgets[0].shortfall_w == 0.0
 
 
@@ -316,8 +330,8 @@ def test_what_is_no_job_is_counted():
         replace(began, name="b", holdings=(other,), weight=math.inf),
         ServiceStarted(0.0, "a", PROMISED, 1),
         WorkloadEnded(0.0, "b"),
-        ControlNodeLost(0.0, "n9"),
-        ControlNodeLeaseEnded(0.0, "n9"),
+        NodeUnreachable(0.0, "n9"),
+        NodeLeaseExpired(0.0, "n9"),
         LimitConfirmed(0.0, 77, 100.0),
         LimitFailed(0.0, 77, None),
     ]

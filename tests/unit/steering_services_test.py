@@ -14,7 +14,7 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceWindow,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.settings import ControlSettings, InvalidSetting
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings, InvalidSetting
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase, ScalingLimits
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, MetricsWindow
 from eelgrid_controller.objectives.services.service_model import RequestService

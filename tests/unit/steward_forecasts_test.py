@@ -128,7 +128,7 @@ async def test_numbers_of_gpus_between_two_that_were_measured(rig):
     [none] = await rig.turn(ScaleQuestion("llm", "G2", (4, 2)))
     assert none is None
     [none] = await rig.turn(ScaleQuestion("llm", "G2", (4, 2)))
-    assert "4 GPUs in no usual way" in none.why_none
+    assert "4 GPUs only in unusual configurations" in none.why_none
 
 
 async def test_until_a_family_is_learned_it_says_so():
@@ -149,7 +149,7 @@ async def test_until_a_family_is_learned_it_says_so():
     ("points", "question", "words"),
     [
         ([], ASKED, "no points"),
-        (served("llm", "G3"), ASKED, "nothing is learned"),
+        (served("llm", "G3"), ASKED, "no model of its kind"),
         ([point for name in ("a", "b", "llm") for point in served(name, "G3")], ASKED, "measured on G2"),
         (family(), ASKED._replace(gpus=8), "8 GPUs a replica nowhere else"),
         (family(), ASKED._replace(limit_w=100.0), "power limit was never varied"),

@@ -62,5 +62,5 @@ async def test_budgets_that_cannot_be():
         await world.join(node("n1"))
         negative = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1.0)
         object.__setattr__(negative, "limit_w", float("nan"))
-        with pytest.raises(InvalidArgument, match="no tree"):
+        with pytest.raises(InvalidArgument, match="do not form a tree"):
             await world.steward.imagine((negative,))

@@ -8,7 +8,7 @@ from tests.fakes.stewarded import job, node, stewarded
 from tests.unit.steward_jobs_test import Training, ready, standing
 
 from eelgrid_controller.objectives import job_observer
-from eelgrid_controller.objectives.job_history import HISTORY_INTERVAL_S, JobHistories, limit_history
+from eelgrid_controller.objectives.job_observer import HISTORY_INTERVAL_S, JobHistories, limit_history
 from eelgrid_controller.objectives.observation import ClusterObservation, ObservedNode
 from eelgrid_controller.objectives.power.bandit import HISTORY_LIMITS_MOST, PickReason, start_search
 from eelgrid_controller.objectives.power.control_events import LimitPhase

@@ -65,7 +65,7 @@ async def test_a_service_that_was_never_measured_on_its_gpu_is_planned_from_the_
 async def test_without_anything_to_predict_from_the_reason_says_so():
     async with stewarded(learner=LearnsHere()) as world:
         await begun(world, served("llm", "G3"), service("s"))
-        assert "nothing is learned of profiles of its kind yet" in said(world).reason
+        assert "no model of its kind of profile is learned yet" in said(world).reason
         assert "run eelctl profile import" in said(world).reason
         more = [point for name in ("a", "b", "c") for point in served(name, "G3")]
         await world.loop.record_points(more)
@@ -99,7 +99,7 @@ async def test_a_learner_that_fails_is_told_once_and_the_service_waits_for_point
         for _ in range(5):
             await world.cycle()
             await settled(world)
-        assert "nothing is learned" in said(world).reason
+        assert "no model of its kind" in said(world).reason
         assert caplog.text.count("learned=no") == 1
         assert world.steward.failures == 0
 

@@ -4,21 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.objectives.control_cycle import (
-    NodeLimitReport,
-    NodeLiveness,
-    NodeLivenessTracker,
-    PendingLimit,
-    PendingLimits,
-)
+from eelgrid_controller.objectives.control_cycle import NodeLiveness, NodeLivenessTracker, PendingLimits
 from eelgrid_controller.objectives.observation import GpuCounters, JobMeter, JobProgress
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.control_events import (
-    ControlNodeLeaseEnded,
-    ControlNodeLost,
-    ControlNodeReturned,
     LimitConfirmed,
     LimitFailed,
+    NodeLeaseExpired,
+    NodeLimitReport,
+    NodeReachable,
+    NodeUnreachable,
+    PendingLimit,
 )
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, PlanApplied
 
@@ -185,13 +181,13 @@ def test_a_node_goes_runs_out_of_its_lease_and_comes_back_with_its_limits():
         return watched.observe_nodes({"n": seen}, at_s, lease_s=60.0)
 
     assert look(up, 0.0) == []
-    assert look(down, 10.0) == [ControlNodeLost(10.0, "n")]
+    assert look(down, 10.0) == [NodeUnreachable(10.0, "n")]
     assert look(down, 50.0) == []
-    assert look(down, 60.0) == [ControlNodeLeaseEnded(60.0, "n")]
+    assert look(down, 60.0) == [NodeLeaseExpired(60.0, "n")]
     assert look(down, 70.0) == []
     assert look(back, 80.0) == []
     assert watched.is_away("n")
-    assert look(up, 85.0) == [ControlNodeReturned(85.0, "n", {"j/n": 200.0})]
+    assert look(up, 85.0) == [NodeReachable(85.0, "n", {"j/n": 200.0})]
     assert look(up, 90.0) == []
     look(down, 95.0)
     assert watched.observe_nodes({}, 100.0, lease_s=60.0) == []

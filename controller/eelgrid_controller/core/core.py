@@ -28,8 +28,7 @@ from eelgrid_controller.core.plan_claims import PlanClaim, compare_claim
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.scaling import plan_scaling
 from eelgrid_controller.errors import LostEntries
-from eelgrid_controller.partition.execution import partition_event
-from eelgrid_controller.partition.recommendation import PartitionStage
+from eelgrid_controller.partition.recommendation import PartitionStage, partition_event
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, survey_gpus
 from eelgrid_controller.placement.explanations import (
     CONTRADICTED_REASON,

@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.controller import ObjectiveController
-from eelgrid_controller.objectives.elastic import ElasticJob, ElasticResize, plan_resizes
-from eelgrid_controller.objectives.job_history import JobHistories, ProfileUpdates
-from eelgrid_controller.objectives.job_observer import JobObserver
-from eelgrid_controller.objectives.observation import ClusterObservation, allows_enforcement, gpu_models_of
+from eelgrid_controller.objectives.elastic import ElasticObserver
+from eelgrid_controller.objectives.job_observer import JobHistories, JobObserver, ProfileUpdates
+from eelgrid_controller.objectives.observation import ClusterObservation, allows_enforcement
 from eelgrid_controller.objectives.policy_budgets import (
     BudgetUsage,
     NodePowerDraw,
@@ -30,24 +29,28 @@ from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     ControlInstruction,
     ControllerStatus,
-    ControlNodeLeaseEnded,
-    ControlNodeLost,
-    ControlNodeReturned,
     ControlTick,
     JobMeasured,
     JobPredicted,
     JobStarted,
+    LimitChange,
     LimitConfirmed,
     LimitFailed,
+    NodeLeaseExpired,
+    NodeLimitReport,
+    NodeReachable,
+    NodeUnreachable,
+    PendingLimit,
     PricesSet,
     ScaleService,
     SetPowerLimit,
     SolveAllocation,
 )
 from eelgrid_controller.objectives.power.estimates import LimitHistory
+from eelgrid_controller.objectives.power.power_model import is_same_limit
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
-from eelgrid_controller.objectives.scrape_windows import ScrapeTarget
 from eelgrid_controller.objectives.service_observer import ServiceObservation, ServiceObserver
+from eelgrid_controller.objectives.services.prometheus_text import ScrapeTarget
 from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.state.replica_changes import is_sliced
 from eelgrid_controller.state.work_intervals import WorkInterval
@@ -57,36 +60,15 @@ from eelgrid_protos.messages import (
     EnergyPrices,
     ImagineBudgetsResponse,
     MeasuredPoint,
-    PlanApplied,
     Policy,
     Workload,
 )
 
-_EQUAL_LIMIT_W = 1.0  # drivers round
 _DONE = frozenset((ApplyStatus.REFUSED, ApplyStatus.FAILED))
 
 
-class PendingLimit(NamedTuple):
-    """One instruction that was carried out as far as the journal."""
-
-    number: int
-    node: str
-    uuids: tuple[str, ...]
-    limit_w: float
-    epoch: int  # of the node's plan that has it
-    at_s: float
-
-
-class NodeLimitReport(NamedTuple):
-    """What a node told last: of its plan, and of each GPU's limit with the age of the reading."""
-
-    applied: PlanApplied | None
-    limits_w: Mapping[str, float]
-    age_s: float | None
-
-
 class PendingLimits:
-    """All numbers without an answer."""
+    """All instructions that no node has answered yet, by number."""
 
     def __init__(self, *, confirm_s: float) -> None:
         self._confirm_s = confirm_s
@@ -101,7 +83,7 @@ class PendingLimits:
         return frozenset(asked.node for asked in self._asked.values())
 
     def add_request(self, asked: PendingLimit) -> None:
-        """An answer is awaited; an older number of the same GPUs gets none any more."""
+        """Awaits an answer; an older instruction for the same GPUs gets none any more."""
         uuids = frozenset(asked.uuids)
         self._asked = {
             number: one for number, one in self._asked.items() if one.node != asked.node or uuids.isdisjoint(one.uuids)
@@ -113,7 +95,7 @@ class PendingLimits:
         self._asked = {number: one for number, one in self._asked.items() if one.node != node}
 
     def collect_answers(self, words: Mapping[str, NodeLimitReport], at_s: float) -> list[LimitConfirmed | LimitFailed]:
-        """What is answered by now; each number once."""
+        """The answers that node reports give by now; each instruction is answered once."""
         made: list[LimitConfirmed | LimitFailed] = []
         for number in sorted(self._asked):
             one = self._asked[number]
@@ -141,56 +123,11 @@ class PendingLimits:
         seen_w = [word.limits_w[uuid] for uuid in one.uuids if uuid in word.limits_w]
         waited_s = at_s - one.at_s
         is_seen = len(seen_w) == len(one.uuids) and word.age_s is not None and word.age_s < waited_s
-        if is_seen and all(abs(limit_w - one.limit_w) <= _EQUAL_LIMIT_W for limit_w in seen_w):
+        if is_seen and all(is_same_limit(limit_w, one.limit_w) for limit_w in seen_w):
             return LimitConfirmed(at_s, one.number, max(seen_w))
         if waited_s >= self._confirm_s:
             return LimitFailed(at_s, one.number, max(seen_w) if is_seen else None)
         return None
-
-
-class ElasticObserver:
-    """Remembers when each job was last resized."""
-
-    def __init__(self, *, horizon_s: float) -> None:
-        self._horizon_s = horizon_s
-        self._since_s: dict[str, tuple[int, float]] = {}  # replicas, and since when
-
-    def plan_resizes(self, jobs: Mapping[str, Workload], world: ClusterObservation) -> tuple[ScaleService, ...]:
-        """What should change, where free GPUs were counted in this cycle; those that shrink come first."""
-        elastic = {name: job for name, job in jobs.items() if job.spec.training and job.spec.training.is_elastic}
-        for name, job in elastic.items():
-            if self._since_s.get(name, (0, 0.0))[0] != len(job.placements):
-                began_s = job.placed_ns / 1e9 if name not in self._since_s else world.at_s
-                self._since_s[name] = len(job.placements), began_s
-        self._since_s = {name: since for name, since in self._since_s.items() if name in elastic}
-        if world.free is None:
-            return ()
-        taking_part = [
-            made
-            for name, job in sorted(elastic.items())
-            if world.at_s - self._since_s[name][1] >= self._horizon_s and (made := _elastic(job, world)) is not None
-        ]
-        found: tuple[ElasticResize, ...] = plan_resizes(taking_part, world.free, horizon_s=self._horizon_s)
-        return tuple(ScaleService(one.name, one.replicas, one.reason) for one in found)
-
-
-def _elastic(job: Workload, world: ClusterObservation) -> ElasticJob | None:
-    """The job as the planner sees it; None for one that stands on several models."""
-    training = job.spec.training
-    assert training is not None, "elastic jobs have a promise"
-    models = gpu_models_of(job, world)
-    if len(models) != 1:
-        return None
-    return ElasticJob(
-        job.workload_id,
-        next(iter(models)),
-        gpus=job.spec.request.gpu_count,
-        replicas=len(job.placements),
-        least=training.replicas_least,
-        most=training.replicas_most,
-        points=world.points.get(training.profile, ()),
-        restart_s=training.restart_s,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,39 +145,39 @@ class _Absence:
 
 
 class NodeLivenessTracker:
-    """The nodes of all steered jobs."""
+    """Tracks which nodes of managed jobs are unreachable, and until when their leases last."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
         self._away: dict[str, _Absence] = {}
 
     def is_away(self, node: str) -> bool:
-        """Whether the steering was told that it is lost and not yet that it is back."""
+        """Whether the controller was told that the node is unreachable and not yet that it is back."""
         return node in self._away
 
     def observe_nodes(
         self, seen: Mapping[str, NodeLiveness], at_s: float, *, lease_s: float
-    ) -> list[ControlNodeLost | ControlNodeLeaseEnded | ControlNodeReturned]:
-        """What is to be told; nodes that are no longer looked at are forgotten."""
+    ) -> list[NodeUnreachable | NodeLeaseExpired | NodeReachable]:
+        """The events that follow from who is ready; nodes that are not in `seen` are forgotten."""
         self._away = {name: away for name, away in self._away.items() if name in seen}
-        made: list[ControlNodeLost | ControlNodeLeaseEnded | ControlNodeReturned] = []
+        made: list[NodeUnreachable | NodeLeaseExpired | NodeReachable] = []
         for name in sorted(seen):
             node, away = seen[name], self._away.get(name)
             if not node.is_ready:
                 if away is None:
                     away = self._away[name] = _Absence(at_s)
-                    made.append(ControlNodeLost(at_s, name))
+                    made.append(NodeUnreachable(at_s, name))
                 if not away.is_ended and at_s - away.since_s >= max(0.0, lease_s - self._grace_s):
                     away.is_ended = True
-                    made.append(ControlNodeLeaseEnded(at_s, name))
+                    made.append(NodeLeaseExpired(at_s, name))
             elif away is not None and node.limits_w is not None:
                 del self._away[name]
-                made.append(ControlNodeReturned(at_s, name, dict(node.limits_w)))
+                made.append(NodeReachable(at_s, name, dict(node.limits_w)))
         return made
 
 
 class ControllerPort(Protocol):
-    """What the desk needs of the steering."""
+    """What the control cycle needs of the objective controller."""
 
     def handle_event(self, event: ControlEvent) -> list[ControlInstruction]:
         """What should be done after an event."""
@@ -253,15 +190,6 @@ class ControllerPort(Protocol):
 
     def controller_status(self) -> ControllerStatus:
         """How everything stands."""
-
-
-class LimitChange(NamedTuple):
-    """One limit on all GPUs of a job; the numbers that are to be answered, with their nodes and GPUs."""
-
-    name: str
-    limit_w: float
-    reason: str
-    numbers: tuple[tuple[int, str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +205,7 @@ class ObjectivesStatus:
 
 
 class CycleResult(NamedTuple):
-    """What one turn asks for."""
+    """What one cycle asks for."""
 
     scales: tuple[ScaleService, ...]
     limits: tuple[LimitChange, ...]
@@ -292,7 +220,7 @@ class CycleResult(NamedTuple):
 
 
 class ControlCycle:
-    """Holds the steering; one turn at a time."""
+    """Runs the objective controller on observations, one cycle at a time."""
 
     def __init__(
         self,
@@ -370,13 +298,13 @@ class ControlCycle:
         )
 
     def record_request(self, limit: LimitChange, epochs: dict[str, int], at_s: float) -> None:
-        """A limit is in the journal; its nodes' plans have it from these epochs on."""
+        """Records that a limit is in the journal; its nodes' plans have it from these epochs on."""
         self._jobs.restart_window(limit.name)
         for number, node, uuids in limit.numbers:
             self._limits.add_request(PendingLimit(number, node, uuids, limit.limit_w, epochs.get(node, 0), at_s))
 
     def record_refusal(self, limit: LimitChange, at_s: float) -> None:
-        """The core did not take a limit; what its GPUs have is what they had. Told with the next turn."""
+        """Records that the core refused a limit, so that its GPUs keep what they had; reported with the next cycle."""
         self._refused += [LimitFailed(at_s, number, None) for number, _, _ in limit.numbers]
 
     @property
@@ -385,13 +313,13 @@ class ControlCycle:
         return self._jobs.has_unstarted
 
     def unmanaged_reasons(self) -> dict[str, str]:
-        """Promised workloads that are not steered, and why."""
+        """Workloads with a promise that are not managed, and why."""
         return self._services.unmanaged_reasons() | self._jobs.unmanaged_reasons()
 
     def evaluate_policy(
         self, policy: Policy, draws: Sequence[NodePowerDraw], workloads: Mapping[str, Workload]
     ) -> ImagineBudgetsResponse:
-        """What jobs would have under a policy's budgets; nothing changes. Raises BudgetRefused."""
+        """What jobs would have under a policy's budgets; nothing changes. Raises InvalidBudget."""
         begun = self._jobs.managed_jobs()
         gpus = {name: {node: len(uuids) for node, uuids in by_node.items()} for name, by_node in begun.items()}
         return evaluate_policy_budgets(self.steering, policy, draws, gpus, workloads)
@@ -421,14 +349,14 @@ class ControlCycle:
             self._jobs.restart_window(self._numbers.pop(answer.number, ""))
         changes = self._watched.observe_nodes(seen, world.at_s, lease_s=world.policy.lease_s)
         for change in changes:
-            if isinstance(change, ControlNodeLost):
+            if isinstance(change, NodeUnreachable):
                 self._limits.forget_node(change.node)
         return [*answers, *changes]
 
     def _of_predictions(
         self, name: str, world: ClusterObservation, heard: Sequence[ControlEvent], told: list[tuple[str, str]]
     ) -> list[ControlEvent]:
-        """A job's curve as it is foreseen, once; or that what was foreseen is wrong."""
+        """A job's predicted curve, once; or that its prediction is wrong."""
         question = self._jobs.forecast_question(name)
         if question is None:
             return []
@@ -464,7 +392,7 @@ class ControlCycle:
         return made
 
     def _to_set(self, said: Iterable[SetPowerLimit], advice: frozenset[str]) -> tuple[LimitChange, ...]:
-        """One command for each job; what only waits for its pool is kept."""
+        """One command for each job; those of pools that are only observed are kept until they may be enforced."""
         begun = self._jobs.managed_jobs()
         self._advised = {job: kept for job, kept in self._advised.items() if job in begun}
         for one in said:

@@ -16,22 +16,30 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, LimitChange, ObjectivesStatus
+from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, ObjectivesStatus
 from eelgrid_controller.objectives.forecasts import FamilyLearner, ForecastQuestion, ForecastService, ProfileForecast
 from eelgrid_controller.objectives.learning_process import LearningProcess
 from eelgrid_controller.objectives.observation import (
     ClusterObservation,
+    ClusterSums,
     JobProgress,
     NodeObservation,
     ObservedNode,
+    iter_batches,
+    node_readings,
+    observe_node,
     read_back_limits,
 )
 from eelgrid_controller.objectives.power.budget_allocation import BudgetAllocation, solve_allocation
-from eelgrid_controller.objectives.power.control_events import LimitConfirmed, ScaleService, SolveAllocation
+from eelgrid_controller.objectives.power.control_events import (
+    LimitChange,
+    LimitConfirmed,
+    ScaleService,
+    SolveAllocation,
+)
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
-from eelgrid_controller.objectives.scrape_windows import ScrapeRound, ScrapeTarget
+from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.settings import ObjectiveSettings
-from eelgrid_controller.objectives.state_reader import ClusterSums, iter_batches, node_readings, observe_node
 from eelgrid_controller.objectives.status import ControlCounts, objective_latency_s, promise_statuses, refusal_rule
 from eelgrid_controller.profiles.conservative import STORED_POINTS_MOST
 from eelgrid_controller.profiles.points import Point
@@ -55,7 +63,7 @@ from eelgrid_protos.messages import (
 
 
 class AllocationWorker:
-    """Questions in, answers out; used from one event loop."""
+    """Solves budget allocations in a thread, the newest first; used from one event loop."""
 
     def __init__(
         self,
@@ -114,7 +122,7 @@ _Result = TypeVar("_Result")
 
 
 class ControllerCommands(Protocol):
-    """What the steward needs of the controller's loop."""
+    """What the control loop needs of the controller's command loop."""
 
     listeners: list[Callable[[CommitResult], None]]
     outside: EngineOverrides
@@ -140,7 +148,7 @@ class ControllerCommands(Protocol):
 
 
 class PageScraper(Protocol):
-    """What the steward needs of the scraper."""
+    """What the control loop needs of the scraper."""
 
     def set_targets(self, asked: dict[str, ScrapeTarget]) -> frozenset[str]:
         """From now on these; those that are too many."""
@@ -153,7 +161,7 @@ class PageScraper(Protocol):
 
 
 class DurationObservers(NamedTuple):
-    """Who hears how many seconds things took."""
+    """Callbacks that get how many seconds a cycle and an allocation took."""
 
     turn: Callable[[float], None] = lambda _: None
     division: Callable[[float], None] = lambda _: None
@@ -169,7 +177,7 @@ class _CoreReads(Protocol):
 
 
 class ForecastFeed:
-    """Tells forecasts what is measured; used from the event loop but for `turned`."""
+    """Feeds new profile points to the forecasts; used from the event loop."""
 
     def __init__(
         self,
@@ -189,7 +197,7 @@ class ForecastFeed:
         self._wanted: dict[str, None] = {}
 
     def request_forecast(self, question: ForecastQuestion) -> ProfileForecast | None:
-        """A prediction for somebody beside the desk, who asks again until there is one; no plan is withdrawn by it."""
+        """A prediction for a caller outside the control cycle, who asks again until there is one; withdraws no plan."""
         self._wanted.pop(question.profile, None)
         self._wanted[question.profile] = None
         if len(self._wanted) > _WANTED_MOST:
@@ -255,7 +263,7 @@ class MonotonicUnixClock:
 
 
 class ControlLoop:
-    """Runs a desk over a controller's loop; used from one event loop."""
+    """Runs the control cycle on the controller's command loop; used from one event loop."""
 
     def __init__(
         self,
@@ -334,7 +342,7 @@ class ControlLoop:
             )
         except ControllerError as error:
             raise InvalidArgument(
-                "the budgets make no tree", (Violation("budgets", error.problem, error.remedy),)
+                "the budgets do not form a tree", (Violation("budgets", error.problem, error.remedy),)
             ) from None
 
     def progress(self, workload_id: str, work_done: float, at_ns: int | None = None) -> None:
@@ -349,7 +357,7 @@ class ControlLoop:
         at_s = now_s if at_ns is None else at_ns / 1e9 + self._steady.lead_s()
         if at_s > now_s + _BEHIND_S:
             found = Violation("at_ns", f"is {at_s - now_s:.0f} s ahead", "leave it out, or set the clock")
-            raise InvalidArgument("progress is of the future", (found,))
+            raise InvalidArgument("progress lies in the future", (found,))
         last = self._progress.get(workload_id)
         if last is None or at_s > last.at_s:
             self._progress[workload_id] = JobProgress(min(at_s, now_s), work_done)
@@ -478,7 +486,7 @@ class ControlLoop:
         counts.attainment.count_windows(turn.standing.steering.services, objectives_s)
 
     def _log_changes(self, turn: CycleResult) -> None:
-        """The log hears what changed."""
+        """Logs what changed in a cycle."""
         for name, error in turn.faults:
             self._log.error("workload=%s steering=failed error=%r", name, error)
         for name, words in turn.said:
@@ -548,7 +556,7 @@ class ControlLoop:
         self._desk.record_request(limit, epochs, at_s)
 
     def _log_refusal(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
-        """A refusal is told, a fault of ours with its trace."""
+        """Counts and logs a refusal; an error of our own is logged with its trace."""
         self.counts.refused[command, refusal_rule(error)] += 1
         is_refusal = isinstance(error, Fault | ContractError)
         self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.power.bandit import PickReason
-from eelgrid_controller.objectives.power.budget_allocation import is_same_limit
-from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding
 from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
     BudgetControlStatus,
@@ -21,9 +20,6 @@ from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     ControlInstruction,
     ControllerStatus,
-    ControlNodeLeaseEnded,
-    ControlNodeLost,
-    ControlNodeReturned,
     ControlTick,
     JobControlStatus,
     JobMeasured,
@@ -33,6 +29,9 @@ from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,
     LimitFailed,
     LimitPhase,
+    NodeLeaseExpired,
+    NodeReachable,
+    NodeUnreachable,
     PreviewedJob,
     PricesSet,
     ScaleService,
@@ -44,9 +43,8 @@ from eelgrid_controller.objectives.power.control_events import (
 )
 from eelgrid_controller.objectives.power.estimates import LimitHistory
 from eelgrid_controller.objectives.power.job_controller import JobController
-from eelgrid_controller.objectives.power.limit_rollout import Holding
-from eelgrid_controller.objectives.power.power_cap_controller import PowerCapController
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings, PowerCapController
+from eelgrid_controller.objectives.power.power_model import is_same_limit
 from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerAdvice,
     AutoscalerState,
@@ -101,12 +99,14 @@ class ServiceControllers:
             watch = replace(known.watch, state=replace(state, target=target))
             known.watch = watch if same else AutoscalerState(watch.state)
             known.promised = event.promised
-            known.decision = ReplicaDecision(target, "it promises something else now")
+            known.decision = ReplicaDecision(target, "its promise has changed")
             return self._due_instructions(event.name, known, event.at_s)
         if event.replicas < 0 or len(self._services) >= self._settings.services_most:
             return "more services than are steered, or impossible replicas"
         watch = start_autoscaler(event.promised, event.replicas)
-        reason = "as it was found" if watch.state.target == event.replicas else "its least or most"
+        reason = (
+            "as it was found" if watch.state.target == event.replicas else "the least or most replicas of its promise"
+        )
         service = _ServiceController(
             event.promised, watch, ReplicaDecision(watch.state.target, reason), event.at_s, event.replicas
         )
@@ -288,18 +288,16 @@ class ObjectiveController:
                 return jobs.set_budgets(self._now_s, budgets)
             case PricesSet(_, tariff):
                 return jobs.set_tariff(self._now_s, tariff)
-            case LimitConfirmed(at_s, number, limit_w):
-                return jobs.confirm_command(at_s, number, limit_w, done=True)
-            case LimitFailed(at_s, number, limit_w):
-                return jobs.confirm_command(at_s, number, limit_w, done=False)
+            case LimitConfirmed() | LimitFailed():
+                return jobs.confirm_command(event)
             case AllocationSolved(at_s, number, shared):
                 return jobs.apply_allocation(at_s, number, shared)
-            case ControlNodeLost(_, node):
-                return jobs.mark_node_lost(node)
-            case ControlNodeLeaseEnded(at_s, node):
-                return jobs.mark_lease_ended(at_s, node)
-            case ControlNodeReturned(at_s, node, limits_w):
-                return jobs.mark_node_returned(at_s, node, limits_w)
+            case NodeUnreachable():
+                return jobs.mark_node_lost(event)
+            case NodeLeaseExpired():
+                return jobs.mark_lease_ended(event)
+            case NodeReachable():
+                return jobs.mark_node_returned(event)
             case _:
                 return "an event that is none"
 
@@ -332,7 +330,7 @@ class ObjectiveController:
         claims, lacks = jobs.changes.claims_w(), jobs.changes.shortfalls()
         for budget, room_w in zip(jobs.budgets.all, jobs.budgets.available_w(), strict=True):
             lack, short = lacks.get(budget.name, 0.0), jobs.shortfalls.get(budget.name)
-            reason = "claims, and limits that leases will put back, are more" if lack > 0.0 else ""
+            reason = "limits in force, and those that expiring leases restore, exceed the budget" if lack > 0.0 else ""
             if short is not None and short.watts >= lack:
                 lack, reason = short.watts, short.reason
             yield BudgetControlStatus(budget.name, room_w, claims[budget.name], lack, reason, budget.other_w)

@@ -1,7 +1,8 @@
 """Chooses the number of workers of elastic jobs from a common stock of GPUs.
 
-Job j runs on n workers of g_j GPUs with a measured throughput T_j(n) and power P_j(n). The allocation of
-most value is found exactly; resizes that do not pay for their restart within the horizon are left out.
+Job j runs on n workers of g_j GPUs with a measured throughput T_j(n) and power P_j(n). The allocation of most value is
+found exactly; resizes that do not pay for their restart within the horizon are left out. `ElasticObserver` prepares the
+jobs of a cluster and lets no job be resized more often than once in the horizon.
 """
 
 import math
@@ -13,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.objectives.observation import ClusterObservation, gpu_models_of
+from eelgrid_controller.objectives.power.control_events import ScaleService
 from eelgrid_controller.profiles.points import Point
+from eelgrid_protos.messages import Workload
 
 
 class InvalidElasticJob(ControllerError):
@@ -50,13 +54,17 @@ class GrowableJob:
                 "throughput_hz", f"{name!r} has {len(rates)} counts", "give workers from 1 on, measured"
             )
         if not all(0.0 < rate < math.inf for rate in rates.values()):
-            raise InvalidElasticJob("throughput_hz", f"{name!r} has a rate that is none", "leave out what did not run")
+            raise InvalidElasticJob(
+                "throughput_hz", f"{name!r} has a rate that is not positive", "leave out what did not run"
+            )
         if self.gpus < 1 or self.now < 0 or not 0.0 < self.weight < math.inf:
             raise InvalidElasticJob(
                 "gpus", f"{name!r}: {self.gpus} GPUs, {self.now} workers", "give 1 or more, and a weight"
             )
         if not all(0.0 <= watts < math.inf for watts in self.power_w.values()) or not 0.0 <= self.restart_s < math.inf:
-            raise InvalidElasticJob("power_w", f"{name!r} has watts or a restart that are none", "give 0 or more")
+            raise InvalidElasticJob(
+                "power_w", f"{name!r} has negative or infinite watts or restart time", "give 0 or more"
+            )
 
 
 class WorkerAllocation(NamedTuple):
@@ -189,3 +197,48 @@ def plan_resizes(
                 )
     now = {job.name: job.replicas for stock in stocks.values() for job, _ in stock}
     return tuple(sorted(made, key=lambda one: (one.replicas > now[one.name], one.name)))
+
+
+class ElasticObserver:
+    """Remembers when each job was last resized."""
+
+    def __init__(self, *, horizon_s: float) -> None:
+        self._horizon_s = horizon_s
+        self._since_s: dict[str, tuple[int, float]] = {}  # replicas, and since when
+
+    def plan_resizes(self, jobs: Mapping[str, Workload], world: ClusterObservation) -> tuple[ScaleService, ...]:
+        """What should change, where free GPUs were counted in this cycle; those that shrink come first."""
+        elastic = {name: job for name, job in jobs.items() if job.spec.training and job.spec.training.is_elastic}
+        for name, job in elastic.items():
+            if self._since_s.get(name, (0, 0.0))[0] != len(job.placements):
+                began_s = job.placed_ns / 1e9 if name not in self._since_s else world.at_s
+                self._since_s[name] = len(job.placements), began_s
+        self._since_s = {name: since for name, since in self._since_s.items() if name in elastic}
+        if world.free is None:
+            return ()
+        taking_part = [
+            made
+            for name, job in sorted(elastic.items())
+            if world.at_s - self._since_s[name][1] >= self._horizon_s and (made := _elastic(job, world)) is not None
+        ]
+        found: tuple[ElasticResize, ...] = plan_resizes(taking_part, world.free, horizon_s=self._horizon_s)
+        return tuple(ScaleService(one.name, one.replicas, one.reason) for one in found)
+
+
+def _elastic(job: Workload, world: ClusterObservation) -> ElasticJob | None:
+    """The job as the planner sees it; None for one that stands on several models."""
+    training = job.spec.training
+    assert training is not None, "elastic jobs have a promise"
+    models = gpu_models_of(job, world)
+    if len(models) != 1:
+        return None
+    return ElasticJob(
+        job.workload_id,
+        next(iter(models)),
+        gpus=job.spec.request.gpu_count,
+        replicas=len(job.placements),
+        least=training.replicas_least,
+        most=training.replicas_most,
+        points=world.points.get(training.profile, ()),
+        restart_s=training.restart_s,
+    )

@@ -31,7 +31,7 @@ QUESTIONS_MOST = 1024
 LIMIT_CHANGE_LEAST = 0.05
 POINT_GROWTH_LEAST = 0.25  # of a family's points, at which it is learned again
 RETRAIN_RETRY_S = 600.0
-NOT_LEARNED_REASON = "nothing is learned of profiles of its kind yet"
+NOT_LEARNED_REASON = "no model of its kind of profile is learned yet"
 _KEPT_CYCLES = 120  # that a question is answered for after it was last asked
 
 
@@ -118,7 +118,7 @@ class _WorkItem:
 
 
 class ForecastService:
-    """Asked from the thread of the desk, told points from the event loop, answered by its own."""
+    """Asked from the thread of the control cycle, given points from the event loop, answered by a thread of its own."""
 
     def __init__(
         self, catalogue: Catalogue, *, learner: FamilyLearner, monotonic_s: Callable[[], float], log: logging.Logger
@@ -148,14 +148,14 @@ class ForecastService:
         """The newest answer; None until there is one."""
         with self._lock:
             if question not in self._asked and len(self._asked) >= QUESTIONS_MOST:
-                return ProfileForecast(why_none=f"more than {QUESTIONS_MOST} predictions are asked for")
+                return ProfileForecast(why_none=f"more than {QUESTIONS_MOST} predictions are requested")
             if question not in self._asked:
                 self._mail.is_new = True
             self._asked[question] = self._turn
         return self._answers.get(question)
 
     def end_cycle(self) -> None:
-        """A turn of the desk is over: what it asked is answered, what nobody asks any more is forgotten."""
+        """Ends a control cycle: what it asked is answered, what nobody asks any more is forgotten."""
         with self._lock:
             self._turn += 1
             for question in [one for one, at in self._asked.items() if at + _KEPT_CYCLES < self._turn]:
@@ -304,7 +304,7 @@ def _forecast_service(predictor: "ProfilePredictor", of: Sequence[Point], questi
 def _forecast_job(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQuestion) -> ProfileForecast:
     how = usual_configuration(of, question.gpu_model, question.gpus)
     if how is None:
-        return ProfileForecast(why_none="its watts were measured nowhere")
+        return ProfileForecast(why_none="its power was never measured")
     ways = [replace(how, power_limit_w=limit_w) for limit_w in question.limits_w]
     speeds = predictor.predict_ratios(question.profile, THROUGHPUT, ways, ways[0])
     watts = predictor.predict_ratios(question.profile, POWER, ways, ways[0])
@@ -326,7 +326,7 @@ def _forecast_scale(predictor: "ProfilePredictor", of: Sequence[Point], question
     how = usual_configuration(of, question.gpu_model, question.gpus[0])
     base = next((point for point in of if point.configuration == how), None)
     if how is None or base is None or base.power_w is None:
-        return ProfileForecast(why_none=f"it was measured with {question.gpus[0]} GPUs in no usual way")
+        return ProfileForecast(why_none=f"it was measured with {question.gpus[0]} GPUs only in unusual configurations")
     ways = [replace(how, gpus=gpus) for gpus in question.gpus]
     found = [predictor.predict_ratios(question.profile, name, ways, ways[0]) for name in (THROUGHPUT, POWER)]
     for one in found:

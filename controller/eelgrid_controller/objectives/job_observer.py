@@ -1,24 +1,30 @@
-"""Observes training jobs: turns each cycle's view into controller events and counts the work done.
+"""Observes training jobs: turns each cycle's view into controller events, counts work, and keeps what was measured.
 
-A job is managed once the limits of its GPUs have been read. Work is counted from the totals that jobs
-report; a total that falls means a restart from a checkpoint.
+A job is managed once the limits of its GPUs have been read. Work is counted from the totals that jobs report; a total
+that falls means a restart from a checkpoint.
+
+Measured windows become profile points: `JobHistories` keeps what each job did at each limit, from which
+`limit_history` resumes its search after a restart of the controller; `ProfileUpdates` adds the windows of all jobs of a
+profile.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.objectives.forecasts import JobQuestion
-from eelgrid_controller.objectives.job_history import limit_history
 from eelgrid_controller.objectives.observation import (
     ClusterObservation,
     GpuCounters,
     JobMeter,
     JobProgress,
     allows_enforcement,
+    gpu_models_of,
 )
 from eelgrid_controller.objectives.policy_budgets import nearest_budgets
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     JobMeasured,
@@ -27,17 +33,181 @@ from eelgrid_controller.objectives.power.control_events import (
     JobStarted,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.limit_rollout import Holding
+from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, MeasurementWindow, WindowScatter
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.promises import gpus_by_node, job_holdings, job_promise, metric_urls, related_curves
-from eelgrid_controller.objectives.scrape_windows import ScrapeTarget
-from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage
+from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, ScrapeTarget
 from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.placement.gpu_power import PowerLimitRange, find_power_limit_range, list_limit_choices
+from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name
 from eelgrid_controller.state.work_intervals import WORK, WorkInterval
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import TrainingPromise, Workload
+from eelgrid_protos.messages import MeasuredPoint, TrainingPromise, Workload
+
+HISTORY_INTERVAL_S = 600.0
+JOBS_MOST = 4_000  # of 12 limits each: half of all points that are kept
+_MORE = 4
+_PROFILE_MOST = 253
+_SOURCE = re.compile(r"own, ([0-9]{1,9}) windows, scatter ([0-9.]{1,12}) % and ([0-9.]{1,12}) %")
+_NOISE_MOST = 64.0  # windows that a scatter of before is worth
+
+
+class _RecordedHistory(NamedTuple):
+    at_s: float
+    limits_w: tuple[float, ...]
+    windows: int
+
+
+class JobHistories:
+    """Decides when a job's measurements at each limit are recorded again as profile points."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, _RecordedHistory] = {}
+
+    def collect_points(
+        self, shown: Mapping[str, LimitHistory], jobs: Mapping[str, Workload], world: ClusterObservation
+    ) -> tuple[MeasuredPoint, ...]:
+        """Points of jobs of which there is enough that is new."""
+        self._told = {name: told for name, told in self._told.items() if name in jobs}
+        made: list[MeasuredPoint] = []
+        for name, (arms, noise) in shown.items():
+            workload = jobs.get(name)
+            if workload is None or not self._is_due(name, arms, world.at_s):
+                continue
+            models = gpu_models_of(workload, world)
+            if len(models) == 1 and len(make_job_profile_name(name)) <= _PROFILE_MOST:
+                self._told[name] = _RecordedHistory(world.at_s, *_behind(arms))
+                made += _points(workload, next(iter(models)), arms, noise)
+        return tuple(made)
+
+    def _is_due(self, name: str, arms: tuple[LimitArm, ...], at_s: float) -> bool:
+        told, (limits_w, windows) = self._told.get(name), _behind(arms)
+        if told is None:
+            return bool(arms) and len(self._told) < JOBS_MOST
+        is_news = limits_w != told.limits_w or windows >= _MORE * told.windows or windows < told.windows
+        return is_news and at_s - told.at_s >= HISTORY_INTERVAL_S
+
+
+def _behind(arms: Iterable[LimitArm]) -> tuple[tuple[float, ...], int]:
+    known = list(arms)
+    return tuple(arm.limit_w for arm in known), sum(arm.windows for arm in known)
+
+
+def _gpus(workload: Workload) -> int:
+    return sum(len(placement.gpu_uuids) for placement in workload.placements)
+
+
+def _points(
+    workload: Workload, gpu_model: str, arms: Iterable[LimitArm], noise: WindowScatter | None
+) -> list[MeasuredPoint]:
+    scatter = (0.0, 0.0) if noise is None else (100.0 * noise.time_share, 100.0 * noise.energy_share)
+    return [
+        MeasuredPoint(
+            profile=make_job_profile_name(workload.workload_id),
+            gpu_model=gpu_model,
+            gpus=_gpus(workload),
+            power_limit_w=arm.limit_w,
+            throughput_hz=arm.work / arm.time_s,
+            power_w=arm.power_w,
+            source=f"own, {arm.windows} windows, scatter {scatter[0]:.4f} % and {scatter[1]:.4f} %",
+        )
+        for arm in arms
+    ]
+
+
+def limit_history(workload: Workload, gpu_model: str, points: Iterable[Point], window_s: float) -> LimitHistory:
+    """What a job showed on so many GPUs of this model, as a search sums it; windows are taken to last `window_s`."""
+    made, shares = list[LimitArm](), (0.0, 0.0)
+    for point in points:
+        running, found = point.configuration, _SOURCE.fullmatch(point.source)
+        if running.gpu_model != gpu_model or running.gpus != _gpus(workload) or running.mig_profile or found is None:
+            continue
+        if running.power_limit_w is None or point.power_w is None or not point.power_w > 0.0:
+            continue
+        counted = max(1, int(found[1]))
+        time_s = counted * window_s
+        made.append(
+            LimitArm(running.power_limit_w, counted, point.throughput_hz * time_s, time_s, point.power_w * time_s)
+        )
+        shares = max(shares[0], _number(found[2]) / 100.0), max(shares[1], _number(found[3]) / 100.0)
+    if not made:
+        return LimitHistory()
+    windows = min(_NOISE_MOST, float(sum(arm.windows for arm in made)))
+    return LimitHistory(tuple(made), WindowScatter.prior(*shares, windows) if min(shares) > 0.0 else None)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+FIRST_WINDOWS = 4
+_GROWTH_FACTOR = 4
+_KEPT_MOST = 50_000
+
+
+class _Key(NamedTuple):
+    profile: str
+    gpu_model: str
+    gpus: int
+    limit_w: float
+
+
+@dataclass(slots=True)
+class _Sum:
+    windows: int = 0
+    told: int = 0  # windows that the last point rested on
+    work: float = 0.0
+    time_s: float = 0.0
+    energy_j: float = 0.0
+
+
+class ProfileUpdates:
+    """Sums by profile, model, number of GPUs and limit; the oldest are forgotten when there are too many."""
+
+    def __init__(self) -> None:
+        self._sums: dict[_Key, _Sum] = {}
+        self._heard: dict[_Key, _Sum] = {}  # those that a window came to since the last look
+
+    def add_window(self, workload: Workload, world: ClusterObservation, window: MeasurementWindow) -> None:
+        """Adds a window of a job; one without a profile, or on several GPU models, is left out."""
+        training, models = workload.spec.training, gpu_models_of(workload, world)
+        if training is None or not training.profile or len(models) != 1 or not window.time_s > 0.0:
+            return
+        gpus = sum(len(placement.gpu_uuids) for placement in workload.placements)
+        key = _Key(training.profile, next(iter(models)), gpus, round(window.limit_w, 1))
+        if key not in self._sums and len(self._sums) >= _KEPT_MOST:
+            del self._sums[next(iter(self._sums))]
+        known = self._heard[key] = self._sums.setdefault(key, _Sum())
+        known.windows += 1
+        known.work += window.work
+        known.time_s += window.time_s
+        known.energy_j += window.energy_j
+
+    def collect_points(self) -> tuple[MeasuredPoint, ...]:
+        """The points that rest on enough new windows; each is returned once."""
+        heard, self._heard = self._heard, {}
+        return tuple(self._point_of(heard.items()))
+
+    def _point_of(self, sums: Iterable[tuple[_Key, _Sum]]) -> Iterable[MeasuredPoint]:
+        for key, known in sums:
+            if known.windows < max(FIRST_WINDOWS, _GROWTH_FACTOR * known.told) or not (
+                known.work > 0.0 and known.energy_j > 0.0
+            ):
+                continue
+            known.told = known.windows
+            yield MeasuredPoint(
+                profile=key.profile,
+                gpu_model=key.gpu_model,
+                gpus=key.gpus,
+                power_limit_w=key.limit_w,
+                throughput_hz=known.work / known.time_s,
+                power_w=known.energy_j / known.time_s,
+                source=f"telemetry, {known.windows} windows",
+            )
 
 
 class JobWorkCounter:
@@ -48,7 +218,7 @@ class JobWorkCounter:
         self._last: dict[str, JobProgress] = {}
 
     def retain(self, names: set[str], at_s: float) -> None:
-        """Who else is forgotten."""
+        """Forgets all jobs but these."""
         if self._began_s is None:
             self._began_s = at_s
         self._last = {name: last for name, last in self._last.items() if name in names}
@@ -71,7 +241,7 @@ class JobWorkCounter:
 
 
 class _JobPlacement(NamedTuple):
-    """Where a job stands and what it may be set to; another one makes it begin anew."""
+    """Where a job runs and which limits it may have; a change of it starts the job again for the controller."""
 
     promise: TrainingPromise
     holdings: tuple[Holding, ...]
@@ -121,7 +291,7 @@ class JobObserver:
 
     @property
     def has_unstarted(self) -> bool:
-        """Whether a job is not taken up yet that could be."""
+        """Whether a job could be managed and is not yet."""
         return any(job.meter is None and not isinstance(job.stand, str) for job in self._jobs.values())
 
     def collect_work(self) -> list[WorkInterval]:
@@ -134,11 +304,11 @@ class JobObserver:
         return {name: job.asked for name, job in self._jobs.items() if job.asked is not None}
 
     def unmanaged_reasons(self) -> dict[str, str]:
-        """Why some are not steered."""
+        """Jobs that are not managed, and why."""
         return {name: job.stand for name, job in self._jobs.items() if isinstance(job.stand, str)}
 
     def managed_jobs(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
-        """Jobs that the steering knows, with their GPUs by node."""
+        """Jobs that the controller manages, with their GPUs by node."""
         return {
             name: job.stand.uuids
             for name, job in self._jobs.items()
@@ -146,7 +316,7 @@ class JobObserver:
         }
 
     def forecast_question(self, name: str) -> JobQuestion | None:
-        """What a prediction of a job that the steering knows would be of; None for one that it does not know."""
+        """The question for a prediction of a managed job; None for a job that is not managed."""
         job = self._jobs.get(name)
         if job is None or job.meter is None or isinstance(job.stand, str):
             return None
@@ -155,13 +325,13 @@ class JobObserver:
         return JobQuestion(stand.promise.profile, stand.gpu_model, gpus, stand.limits_w)
 
     def restart_window(self, name: str) -> None:
-        """A limit of the job has changed: its window begins anew."""
+        """Starts the job's window again, because its limit has changed."""
         job = self._jobs.get(name)
         if job is not None and job.meter is not None:
             job.meter.restart_window()
 
     def end_missing(self, kept: Mapping[str, Workload], world: ClusterObservation) -> list[ControlEvent]:
-        """What is to be told of jobs that are no more or stand elsewhere; before any budget changes."""
+        """Events of jobs that ended or run elsewhere; to be handled before budgets change."""
         left = sorted(self._jobs.keys() - kept.keys())
         self._work.retain(set(kept), world.at_s)
         made: list[ControlEvent] = [
@@ -181,7 +351,7 @@ class JobObserver:
     def observe_job(
         self, name: str, workload: Workload, world: ClusterObservation, earned_s: float
     ) -> list[ControlEvent]:
-        """What is to be told of one job in this cycle; `earned_s` is of its promise, before it began anew."""
+        """Events of one job in this cycle; `earned_s` is what it had earned of its promise before it started again."""
         job = self._jobs[name]
         self._observe_windows(job, name, workload, world)
         told, promise = job.progress, workload.spec.training
@@ -226,7 +396,7 @@ class JobObserver:
             node = world.nodes.get(name)
             gpus = {} if node is None else {gpu.uuid: gpu for gpu in node.inventory.gpus}
             if node is None or not gpus.keys() >= set(held):
-                return f"node {name} has not all of its GPUs now"
+                return f"node {name} lacks some of its GPUs now"
             found = [find_power_limit_range(gpus[uuid], self._catalogue) for uuid in held]
             known = [board for board in found if board is not None]
             if len(known) < len(found):
@@ -241,7 +411,7 @@ class JobObserver:
         return _JobPlacement(training, job_holdings(workload, restored_w, budgets), uuids, limits_w, min(models))
 
     def _observe_windows(self, job: _Job, name: str, workload: Workload, world: ClusterObservation) -> None:
-        """The newest word of its progress, and where to ask for the next."""
+        """Takes the newest progress, and sets where the next is read."""
         training = workload.spec.training
         source = None if training is None else training.metrics
         job.asked = None
@@ -272,7 +442,7 @@ class JobObserver:
     def _begin_job(
         self, job: _Job, stand: _JobPlacement, workload: Workload, world: ClusterObservation, earned_s: float
     ) -> JobStarted | None:
-        """The job as the steering takes it up; None while that would be too early."""
+        """The event that starts managing the job; None while that would be too early."""
         waited = world.at_s - job.since_s >= self._settings.readings_s
         ran_s = max(0.0, world.at_s - workload.placed_ns / 1e9)
         limits_w = self._held_w(stand, world)
@@ -316,7 +486,7 @@ class JobObserver:
 
     @staticmethod
     def _held_w(stand: _JobPlacement, world: ClusterObservation) -> dict[str, float]:
-        """The limit of its GPUs by node, the highest of each; of nodes that told all."""
+        """The highest limit of its GPUs on each node that reported them all."""
         found = {}
         for node, uuids in stand.uuids.items():
             look = world.looks.get(node)

@@ -59,16 +59,16 @@ class LearningProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.communicate()
-            raise LearningFailed(f"learning took over {WALL_S:g} s", "give the machine more room") from None
+            raise LearningFailed(f"learning took over {WALL_S:g} s", "give the controller more CPU time") from None
         finally:
             with self._lock:
                 self._child = None
         if child.returncode != 0:
             last = said.decode(errors="replace").strip()[-_MESSAGE_LENGTH_MOST:]
-            raise LearningFailed(f"learning ended with {child.returncode}: {last}", "see its last words")
+            raise LearningFailed(f"learning ended with {child.returncode}: {last}", "see its last output")
         found = decode_record(json.loads(answer))
         if not isinstance(found, LearnedFamily):
-            raise LearningFailed("the learner answered something else", "install one release of eelgrid")
+            raise LearningFailed("the learning process gave an unexpected answer", "install one release of eelgrid")
         return found
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ _MONDAY_S = 345_600.0  # 1970-01-05, the first Monday of Unix time
 
 
 class NodePowerDraw(NamedTuple):
-    """Where a node is, what its GPUs that are not steered may draw, and what all of them were read to draw."""
+    """A node, the most that its unmanaged GPUs may draw, and what all its GPUs were read to draw."""
 
     inventory: Inventory
     other_w: float
@@ -40,7 +40,7 @@ def nearest_budgets(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
 
 
 def policy_budgets(policy: Policy, nodes: Iterable[NodePowerDraw]) -> BudgetTree:
-    """The tree; raises BudgetRefused where the policy's budgets make none."""
+    """The tree; raises InvalidBudget where the policy's budgets make none."""
     places = BudgetHierarchy(policy)
     others: dict[str, float] = {}
     parents: dict[str, str] = {}
@@ -78,11 +78,11 @@ def policy_tariff(prices: EnergyPrices | None) -> EnergyTariff | None:
     )
 
 
-_UNKNOWN = "its curve is not known yet: what it would lose is not either"
+_UNKNOWN = "its power curve is not known yet, nor what it would lose"
 
 
 class BudgetEvaluator(Protocol):
-    """What is needed of the steering."""
+    """What the preview needs of the objective controller."""
 
     def evaluate_budgets(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
         """The limits that jobs would have under other budgets."""
@@ -95,7 +95,7 @@ def evaluate_policy_budgets(
     gpus: Mapping[str, Mapping[str, int]],
     workloads: Mapping[str, Workload],
 ) -> ImagineBudgetsResponse:
-    """The answer for a policy's budgets; `gpus` are those of each job by node. Raises BudgetRefused."""
+    """The answer for a policy's budgets; `gpus` are those of each job by node. Raises InvalidBudget."""
     budgets = policy_budgets(policy, draws)
     lowest = {one.inventory.node_name: nearest_budgets(policy, one.inventory) for one in draws}
     found: BudgetPreview = steering.evaluate_budgets(budgets, lowest)
@@ -138,7 +138,7 @@ class BudgetUsage(NamedTuple):
 
 
 def budget_usage(policy: Policy, nodes: Iterable[NodePowerDraw]) -> Mapping[str, BudgetUsage]:
-    """By budget, on every level; raises BudgetRefused where the policy's budgets make no tree."""
+    """By budget, on every level; raises InvalidBudget where the policy's budgets make no tree."""
     known = list(nodes)
     budgets = policy_budgets(policy, known)
     found = dict.fromkeys((one.name for one in budgets.all), BudgetUsage())

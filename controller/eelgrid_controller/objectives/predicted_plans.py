@@ -69,7 +69,7 @@ class _JobCheck:
 
 @dataclass(slots=True)
 class PredictedPlans:
-    """Plans from predictions, and what became of them; used from the thread of the desk."""
+    """Plans from predictions, and what became of them; used from the thread of the control cycle."""
 
     forecasts: ForecastSource | None = None
     _withdrawn: dict[ServiceQuestion, float] = field(default_factory=dict)  # factor of what was served
@@ -125,7 +125,7 @@ class PredictedPlans:
         if factor is not None:
             said = (
                 f"{before}its prediction for {model} is withdrawn: what was served is {factor:.2f} times as slow as its "
-                f"safe side, outside of the 90 % interval {OUTSIDE_WINDOWS} windows in a row; planned from what was served "
+                f"conservative estimate, outside the 90 % interval {OUTSIDE_WINDOWS} windows in a row; planned from what was served "
                 "until it is measured there"
             )
             return ServicePlan(points, said)
@@ -158,7 +158,7 @@ class PredictedPlans:
     def predict_job(
         self, name: str, question: JobQuestion, own: Iterable[Point], *, is_new: bool = False
     ) -> LimitPrior | None:
-        """The prior that is to be told now of a job that is steered; None where nothing is, or not yet.
+        """The prior that a managed job gets now; None where there is none, or not yet.
 
         own: points of its profile; is_new: it begins, or begins anew.
         """
@@ -184,7 +184,7 @@ class PredictedPlans:
         )
 
     def check_job_window(self, name: str, window: MeasurementWindow) -> str | None:
-        """What is said of a job whose prediction is withdrawn by this window; the steering is to be told, too."""
+        """The log text where this window withdraws a job's prediction, which the controller has to hear, too; else None."""
         known = self._jobs.get(name)
         if known is None or known.bend is None or known.is_over or not (window.work > 0.0 and window.time_s > 0.0):
             return None
@@ -202,7 +202,7 @@ class PredictedPlans:
             return None
         known.is_over = True
         known.basis = (
-            f"its prediction is withdrawn: its windows lay outside of the 90 % interval {OUTSIDE_WINDOWS} times in a row; "
+            f"its prediction is withdrawn: its windows were outside the 90 % interval {OUTSIDE_WINDOWS} times in a row; "
             "what was measured stands"
         )
         return f"prediction=withdrawn limit_w={window.limit_w:g}"

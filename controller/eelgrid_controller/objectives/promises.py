@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.objectives.power.errors import PowerPlanError
-from eelgrid_controller.objectives.power.limit_rollout import Holding
-from eelgrid_controller.objectives.power.power_model import PowerCurve, fit_power_curve
+from eelgrid_controller.objectives.power.budgets import Holding
+from eelgrid_controller.objectives.power.power_model import PowerCurve, PowerPlanError, fit_power_curve, is_same_limit
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
 from eelgrid_controller.objectives.services.service_metrics import (
@@ -169,7 +168,7 @@ def service_target(
     settings: ObjectiveSettings,
     bounds: ReplicaBounds | None = None,
 ) -> AutoscalerTarget | str:
-    """What the steering watches; a text says why nothing can be watched, and the remedy.
+    """The autoscaler's target for a service; a text says why there is none, and the remedy.
 
     `models` are the GPU models that its replicas run on, `points` those of its profile.
     """
@@ -180,7 +179,7 @@ def service_target(
     on = sorted(set(models))
     found = slowest_gpu_model(workload, on, points)
     if not on:
-        return "no replica is placed on a GPU; a profile is of GPUs"
+        return "no replica is placed on a GPU, and profiles are of GPUs"
     if found is None:
         return (
             f"profile {promise.profile} has no point of {_promise_problem(workload)} {on[0]} at its power limit; "
@@ -214,18 +213,17 @@ def _promise_problem(workload: Workload) -> str:
 def matches_workload(running: Configuration, model: str, workload: Workload) -> bool:
     """Whether a point is of replicas such as the workload's on this GPU model."""
     request, limit_w = workload.spec.request, workload.power_limit_w
-    at_limit = running.power_limit_w is None if limit_w is None else _near(running.power_limit_w, limit_w)
+    measured_w = running.power_limit_w
+    is_at_limit = (
+        measured_w is None if limit_w is None else measured_w is not None and is_same_limit(measured_w, limit_w)
+    )
     return (
         running.gpu_model == model
         and not running.mig_profile
         and request.gpu_milli == GPU_MILLI_WHOLE
         and running.gpus == request.gpu_count
-        and at_limit
+        and is_at_limit
     )
-
-
-def _near(one_w: float | None, other_w: float) -> bool:
-    return one_w is not None and abs(one_w - other_w) <= 1.0
 
 
 def _objective(promised: LatencyObjective) -> QuantileObjective:

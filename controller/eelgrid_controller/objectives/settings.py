@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from eelgrid_controller.errors import ControllerConfigError
-from eelgrid_controller.objectives.power.settings import ControlSettings
+from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveSettings:
-    """How one steward runs."""
+    """Thresholds of the control loop."""
 
     # Agents send every 5 s by default; looking more often would see the same readings.
     cycle_s: float = 5.0
@@ -38,7 +38,7 @@ class ObjectiveSettings:
     steering: ControlSettings = field(default_factory=lambda: ControlSettings(divided_inside=64))
 
     def __post_init__(self) -> None:
-        """Refuse what no steward can run with."""
+        """Refuses what no control loop can run with."""
         for name in (
             "cycle_s",
             "scrape_s",

@@ -109,7 +109,7 @@ def _service(
 ) -> ServiceStatus:
     reason = f"{one.reason}; {seen.reason}" if seen.reason else one.reason
     if one.is_profile_wrong:
-        reason = f"its profile is far off, measure it anew; {reason}"
+        reason = f"its profile is far off: measure it again; {reason}"
     return ServiceStatus(
         workload_id=one.name,
         name=workload.spec.name,

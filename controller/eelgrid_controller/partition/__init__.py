@@ -1,6 +1,6 @@
 """MIG layouts: which replicas, slices and layouts serve the request rates with the fewest GPUs or watts.
 
 The planner works on measured points and the catalogue's geometry (problem, geometry, options, integer_program,
-column_generation, plan); a change of a running fleet is planned, weighed against its cost and cut into steps (running,
-transition, steps, repartition); survey, recommendation and execution connect it to the cluster state. Pure.
+column_generation, plan). A change of a running fleet is planned, weighed against its cost and ordered into steps
+(repartition, transition). Survey and recommendation connect it to the cluster state. Pure.
 """

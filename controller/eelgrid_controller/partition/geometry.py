@@ -1,15 +1,10 @@
-"""Every way in which MIG instances can stand together on one GPU, from the catalogue's placements.
+"""Enumerates the ways in which MIG instances fit together on one GPU, from the catalogue's placements.
 
-Owns layouts, their multisets and the choice of places for a multiset. Must not
-know services, drivers or what stands on a GPU now.
-
-Theory: an instance of a profile takes memory slices [start, start + size) from one
-of the profile's starts, and compute slices out of all there are. Sets of instances
-that overlap nowhere, take no more compute slices than there are and keep each
-profile's limit are enumerated by rising start: 298 on a seven-slice part with its
-five plain profiles, 26 on a four-slice part. A multiset is what can be used; one
-that is contained in no other is a pattern, and any part of a pattern can stand,
-too: on the A100 twelve patterns say all that its geometry allows.
+An instance of a profile takes memory slices [start, start + size) from one of the profile's starts, and compute slices
+out of all there are. Sets of instances that overlap nowhere, take no more compute slices than there are and keep each
+profile's limit are enumerated by rising start: 298 on a seven-slice part with its five plain profiles, 26 on a
+four-slice part. A multiset is what can be used; one that is contained in no other is a pattern, and any part of a
+pattern fits, too: on the A100 twelve patterns say all that its geometry allows.
 
 Source: the placements of protos/eelgrid_protos/catalogue/mig.json.
 """
@@ -48,12 +43,12 @@ class Tiling:
         return tuple(names.count(key) for key in self.keys)
 
     def choose_layout(self, wanted: Multiset) -> Layout:
-        """Places for a multiset; what leaves most room for large profiles comes first. Raises BadProblem."""
+        """Places for a multiset; what leaves most room for large profiles comes first. Raises InvalidProblem."""
         found = self.places.get(wanted)
         if found is None:
             listed = ", ".join(f"{count} {key}" for count, key in zip(wanted, self.keys, strict=True) if count)
             raise InvalidProblem(
-                "instances", f"{listed} cannot stand on {self.geometry.key}", "ask for less on one GPU"
+                "instances", f"{listed} do not fit together on {self.geometry.key}", "ask for less on one GPU"
             )
         return min(found, key=self._rank)
 
@@ -78,7 +73,7 @@ def maximal_multisets(multisets: Iterable[Multiset]) -> tuple[Multiset, ...]:
 
 
 def build_tiling(geometry: MigGeometry, keys: Iterable[str]) -> Tiling:
-    """Every layout of these profiles; raises BadProblem for a profile that the part lacks."""
+    """Every layout of these profiles; raises InvalidProblem for a profile that the part lacks."""
     profiles = []
     for key in set(keys):
         profile = geometry.profiles.get(key)

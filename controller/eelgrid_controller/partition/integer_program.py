@@ -77,7 +77,7 @@ class ObjectiveWeights(NamedTuple):
 def build_program(
     problem: PartitionProblem, held: HeldConfigurations = NO_HELD_CONFIGURATIONS, known: KnownOptions | None = None
 ) -> IntegerProgram:
-    """The problem's arrays; raises Unservable, BadProblem. What is held, what is known: options_of."""
+    """The problem's arrays; raises UnservableService, InvalidProblem. What is held, what is known: options_of."""
     cells, options = enumerate_options(problem, held, known)
     tilings = []
     rows: list[tuple[int, tuple[int, ...]]] = []

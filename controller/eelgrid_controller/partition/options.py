@@ -1,14 +1,9 @@
-"""What can serve what: each service's measured points that keep its objective, the efficient ones of each slice.
+"""Lists the ways to serve each demand: the measured points that keep its objective, and of each slice the efficient ones.
 
-Owns the way from points to options and the error for a service that nothing can
-serve. Must not know how many of an option are taken.
-
-Theory: a point is admissible if its latency at the service's quantile was measured
-and stays below the limit. Of one slice, what counts is throughput: the best
-admissible batch and number of processes, all else is dominated. More than the
-whole rate is no better, so that of all that suffice alone the one of least
-latency stands. With watts as the objective a slice keeps every point that no
-other beats in both.
+A point is admissible if its latency at the service's quantile was measured and stays below the limit. Of one slice, what
+counts is throughput: the best admissible batch and number of processes; all else is dominated. More than the whole rate
+is no better, so of all points that suffice alone the one of least latency stays. With watts as the objective a slice
+keeps every point that no other beats in both. How many replicas run by an option is decided elsewhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +71,7 @@ class _Cells:
         self.cells: list[PlacementCell] = []
 
     def number(self, model: str, profile: str) -> int | None:
-        """The cell's; None for a model that no pool has. Raises BadProblem for a profile that the model lacks."""
+        """The cell's; None for a model that no pool has. Raises InvalidProblem for a profile that the model lacks."""
         if (model, profile) not in self._known:
             self._known[model, profile] = self._enter(model, profile)
         return self._known[model, profile]
@@ -139,7 +134,7 @@ def _holds(known: KnownOptions | None, problem: PartitionProblem) -> bool:
 def enumerate_options(
     problem: PartitionProblem, held: HeldConfigurations = NO_HELD_CONFIGURATIONS, known: KnownOptions | None = None
 ) -> tuple[tuple[PlacementCell, ...], tuple[ReplicaOption, ...]]:
-    """The cells that anything can use, and every demand's options; raises Unservable, BadProblem.
+    """The cells that anything can use, and every demand's options; raises UnservableService, InvalidProblem.
 
     A configuration that a service is held in stays an option while it is admissible, efficient or not. With what is
     known of a like problem only the services that changed are looked at.

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Point
-from eelgrid_protos.catalogue.products import MigGeometry, Product
+from eelgrid_protos.catalogue.products import MigGeometry
 
 
 class PartitionError(ControllerError):
@@ -77,7 +77,7 @@ class InferenceDemand:
     safety: float = 1.0  # in (0, 1]
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         _positive(f"services[{self.name}].latency_s", self.latency_s)
         if not 0.0 <= self.rate_hz < math.inf:
             raise InvalidProblem(
@@ -104,7 +104,7 @@ class TrainingDemand:
     power_w: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         _check_count(f"jobs[{self.name}].gpus", self.gpus, 1)
 
 
@@ -119,7 +119,7 @@ class PartitionPool:
     held_w: float | None = None  # that a GPU in use draws beyond its replicas' watts and one not in use does not
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         _positive(f"pools[{self.model}].cost", self.cost)
         _check_count(f"pools[{self.model}].count", self.count or 0, 0)
 
@@ -139,7 +139,7 @@ class PartitionProblem:
     objective: PartitionObjective = PartitionObjective.GPUS
 
     def __post_init__(self) -> None:
-        """Raises BadProblem."""
+        """Raises InvalidProblem."""
         for name, items in (("services", self.services), ("jobs", self.jobs)):
             if len({item.name for item in items}) < len(items):
                 raise InvalidProblem(name, "two have one name", "give each its own")
@@ -150,12 +150,6 @@ class PartitionProblem:
         for pool in self.pools:
             if self.objective == PartitionObjective.WATTS and pool.held_w is None:
                 raise InvalidProblem(f"pools[{pool.model}].held_w", "is unknown", "give it, or plan for least GPUs")
-
-
-def pool_of_product(product: Product, count: int | None = None, *, cost: float = 1.0) -> PartitionPool:
-    """The pool of a product of the catalogue; a GPU that is not in use counts as off, so it saves its idle watts."""
-    idle_w = product.idle_w if product.idle_mig_w is None else product.idle_mig_w
-    return PartitionPool(model=product.model, count=count, geometry=product.mig, cost=cost, held_w=idle_w)
 
 
 def _positive(name: str, value: float) -> None:

@@ -1,22 +1,26 @@
-"""Recommends a change of the partitioned GPUs, with sustainable rates of replicas and its stages.
+"""Recommends a change of the partitioned GPUs, and turns its stages into events for the journal.
 
-Sustainable rates. A measured throughput is that of a replica under full load, and its latency
-contains no queueing. A service with random arrivals at that rate would queue without bound. So
-the planner gets for each point the largest rate at which the quantile of the response time,
-including queueing and the model's error, keeps the objective; each replica has a queue of its own, and
-requests are distributed by these rates. A point that keeps the objective at no rate stays in, too
-slow, so that the error can name the tightest objective that could be kept.
+Sustainable rates. A measured throughput is that of a replica under full load, and its latency contains no queueing. A
+service with random arrivals at that rate would queue without bound. So the planner gets for each point the largest rate
+at which the quantile of the response time, including queueing and the model's error, keeps the objective; each replica
+has a queue of its own, and requests are distributed by these rates. A point that keeps the objective at no rate stays
+in, too slow, so that the error can name the tightest objective that could be kept.
 
-Stages. The planner orders steps on GPUs (steps.py): what needs no draining comes first, then
-one GPU after another whose draining hurts least. A stage is one event: the leading steps that
-drain nothing, or one GPU that drains with all that follows it without draining. The next stage
-waits until this one is in place, so that a service's new replicas serve before old ones go.
-Where two services trade places and one would be left without any replica, their stages are one.
-What lost nodes and GPUs still hold is released by the last stage.
+Stages. The planner orders steps on GPUs (transition.py): what needs no draining comes first, then one GPU after another
+whose draining hurts least. A stage is one event: the leading steps that drain nothing, or one GPU that drains with all
+that follows it without draining. The next stage waits until this one is in place, so that a service's new replicas
+serve before old ones go. Where two services trade places and one would be left without any replica, their stages are
+one. What lost nodes and GPUs still hold is released by the last stage.
 
-A change that is only a gain, since every service has its rate already, does not justify a broken
-promise: if a service would fall below its rate on the way, everything stays. Where a service waits or
-falls short, the change is recommended and states which service falls how far.
+A change that is only a gain, since every service has its rate already, does not justify a broken promise: if a service
+would fall below its rate on the way, everything stays. Where a service waits or falls short, the change is recommended
+and states which service falls how far.
+
+Execution. A plan is made from one revision of the state and carried out at later ones. `partition_event` checks a stage
+against the state of the moment: each GPU must be as the stage found it, and the event is tried on copies of the
+allocations of the nodes it touches. The first thing that no longer holds refuses the whole stage. A replica moves from
+its old slice to the new one within the event: it holds the new slice from then on, and its agent hears of it when the
+slice exists. Nothing busy is ever destroyed: the agent refuses while anything runs in an instance, and reports why.
 """
 
 import hashlib
@@ -26,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eelgrid_controller.partition.integer_program import RATE_TOLERANCE
-from eelgrid_controller.partition.plan import PartitionReplica
+from eelgrid_controller.partition.plan import PartitionReplica, RunningGpu, layout_message
 from eelgrid_controller.partition.problem import (
     FleetTooSmall,
     InferenceDemand,
@@ -35,10 +39,8 @@ from eelgrid_controller.partition.problem import (
     UnservableService,
 )
 from eelgrid_controller.partition.repartition import PartitionChange, plan_change
-from eelgrid_controller.partition.running import RunningGpu, layout_message
-from eelgrid_controller.partition.steps import DrainStep, PartitionStep, StepSequence, apply_steps
-from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu
-from eelgrid_controller.partition.transition import TransitionCosts
+from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, is_usable, running_gpu, wanted_layout
+from eelgrid_controller.partition.transition import DrainStep, PartitionStep, StepSequence, TransitionCosts, apply_steps
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import (
     ArrivalProcess,
@@ -47,13 +49,24 @@ from eelgrid_controller.profiles.queueing_model import (
     latency_quantile,
     station_from_point,
 )
-from eelgrid_controller.state.mig_layouts import compute_share_milli
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import PartitionsPlanned, PlannedLayout, SlicedService
+from eelgrid_controller.state.mig_layouts import compute_share_milli, find_mig_geometry, is_layout_complete
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
+from eelgrid_controller.state.replica_changes import (
+    apply_partition_plan,
+    is_sliced,
+    list_involved_nodes,
+    reallocate_slices,
+)
 from eelgrid_protos.catalogue.products import MigGeometry
+from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
     GpuLayout,
     PartitionedGpu,
     PartitionedService,
     PartitionRecommendation,
+    Placement,
     Resident,
     ServicePromise,
     Slice,
@@ -65,7 +78,7 @@ RATE_LEAST_HZ = 1e-6
 
 
 def build_problem(found: PartitionSurvey, without: Collection[str] = ()) -> PartitionProblem:
-    """The partition problem of a moment, without some of its services; raises BadProblem, Unusable."""
+    """The partition problem of a moment, without some of its services; raises InvalidProblem, InvalidServingValue."""
     memory: dict[tuple[object, ...], tuple[Point, ...]] = {}
     held: dict[str, set[Configuration]] = {}
     for replica in (one for seat in found.seats for one in seat.running.replicas()):
@@ -161,7 +174,7 @@ class PartitionSearchResult:
 
 
 def recommend_partitions(found: PartitionSurvey, horizon_s: float | None = None) -> PartitionSearchResult:
-    """The best change, which may be none; equal surveys have equal answers. Raises PartitionError, Unusable."""
+    """The best change, which may be none; equal surveys have equal answers. Raises PartitionError, InvalidServingValue."""
     gpus = [seat.running for seat in found.seats]
     problems = dict[str, str]()
     while True:
@@ -370,3 +383,151 @@ def _services(
             lowest_share=min(1.0, changed.course.lowest.get(key, 1.0)),
             problem=problems.get(key, ""),
         )
+
+
+class PartitionsRefused(FailedPrecondition):
+    """A stage that no longer holds."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the partition plan no longer holds: {problem}; nothing was changed, ask for a new plan")
+
+
+def partition_event(
+    state: ClusterState, change: PartitionStage | Sequence[SurveyedGpu], *, now_ns: int
+) -> PartitionsPlanned:
+    """The event of a stage, or the one that has the agents of these GPUs try again what does not stand.
+
+    Raises PartitionsRefused, and changes nothing either way.
+    """
+    if isinstance(change, PartitionStage):
+        return _staged(state, change, now_ns=now_ns)
+    return _retry_event(state, change, now_ns=now_ns)
+
+
+def _staged(state: ClusterState, stage: PartitionStage, *, now_ns: int) -> PartitionsPlanned:
+    for turn in stage.turns:
+        problem = _turn_problem(state, turn)
+        if problem:
+            where = f"GPU {turn.seat.index} of node {turn.seat.node_name}"
+            raise PartitionsRefused(f"{where} {problem}")
+    owners = {replica.owner for turn in stage.turns for gpu in (turn.before, turn.after) for replica in gpu.replicas()}
+    if stage.lets_go:
+        owners |= _fallen(state)
+    for owner in sorted(owners):
+        workload = state.workloads.get(owner)
+        if workload is None or workload.phase is WorkloadPhase.CANCELLED:
+            raise PartitionsRefused(f"workload {owner} is gone")
+    event = PartitionsPlanned(
+        time_ns=now_ns,
+        layouts=tuple(
+            PlannedLayout(node_name=turn.seat.node_name, layout=layout_message(turn.after, turn.seat.geometry))
+            for turn in stage.turns
+        ),
+        services=tuple(
+            SlicedService(workload_id=owner, placements=placements)
+            for owner in sorted(owners)
+            if (placements := tuple(_placements(state, owner, stage))) != state.workloads[owner].placements
+        ),
+    )
+    try:
+        after = apply_partition_plan(state.workloads, event)
+        copies = {name: state.nodes[name].copy() for name in list_involved_nodes(state.workloads, after, event)}
+        reallocate_slices(copies, state.workloads, after, event)
+    except ContradictoryEvent as error:
+        raise PartitionsRefused(str(error)) from None
+    return event
+
+
+def _turn_problem(state: ClusterState, turn: GpuChange) -> str:
+    record = state.nodes.get(turn.seat.node_name)
+    gpu = None if record is None else record.gpu(turn.seat.running.uuid)
+    if record is None or gpu is None or not is_usable(record, gpu):
+        return "is lost, or no longer managed by the partition planner"
+    if gpu.cordon:
+        return f"is cordoned: {gpu.cordon}"
+    geometry = find_mig_geometry(gpu)
+    if geometry is None or strip_throughputs(running_gpu(record, gpu, geometry)) != strip_throughputs(turn.before):
+        return "has been given another layout since"
+    if wanted_layout(record, gpu).instances and gpu.uuid not in record.layouts:
+        return "was cut by somebody else"
+    return ""
+
+
+def _placements(state: ClusterState, owner: str, stage: PartitionStage) -> Iterator[Placement]:
+    """Every place of a service after the stage, by replica."""
+    turned = {turn.seat.running.uuid: turn for turn in stage.turns}
+    before = state.workloads[owner].placements
+    found = [place for place in before if place.gpu_uuids[0] not in turned]
+    if stage.lets_go:
+        found = [place for place in found if _serves(state, place)]
+    sitting = {(place.gpu_uuids[0], place.gpu_instance): place for place in before}
+    # Numbers of replicas that stay are kept, and none is given twice, also of those on nodes that are lost.
+    number = 1 + max((place.replica for place in before), default=-1)
+    for uuid, turn in turned.items():
+        for profile, start, replica in _sitting(turn.after):
+            if replica.owner != owner:
+                continue
+            there = replica_slice(turn.seat.geometry, profile, start, replica)
+            stays = sitting.get((uuid, there))
+            found.append(
+                stays
+                or Placement(
+                    replica=number,
+                    node_name=turn.seat.node_name,
+                    gpu_uuids=(uuid,),
+                    gpu_indexes=(turn.seat.index,),
+                    gpu_instance=there,
+                )
+            )
+            number += stays is None
+    yield from sorted(found, key=lambda place: place.replica)
+
+
+def _fallen(state: ClusterState) -> set[str]:
+    """Services of which some replicas serve and some are on what is lost."""
+    found = set()
+    for key, workload in state.workloads.items():
+        if workload.phase is WorkloadPhase.PLACED and is_sliced(workload):
+            serving = [_serves(state, place) for place in workload.placements]
+            found |= {key} if any(serving) and not all(serving) else set()
+    return found
+
+
+def _serves(state: ClusterState, place: Placement) -> bool:
+    record = state.nodes[place.node_name]
+    gpu = record.gpu(place.gpu_uuids[0])
+    return gpu is not None and is_usable(record, gpu)
+
+
+def _sitting(gpu: RunningGpu) -> Iterator[tuple[str, int, PartitionReplica]]:
+    yield from ((one.profile, one.start, one.replica) for one in gpu.instances if one.replica is not None)
+    if gpu.whole is not None:
+        yield "", 0, gpu.whole
+
+
+def unfinished_gpus(state: ClusterState, seats: Iterable[SurveyedGpu]) -> tuple[SurveyedGpu, ...]:
+    """Those of these GPUs that do not stand as they are wanted."""
+    return tuple(seat for seat in seats if not _stands(state, seat))
+
+
+def _stands(state: ClusterState, seat: SurveyedGpu) -> bool:
+    record = state.nodes.get(seat.node_name)
+    gpu = None if record is None else record.gpu(seat.running.uuid)
+    if record is None or gpu is None:
+        return False
+    layout = record.layouts.get(gpu.uuid)
+    return layout is None or is_layout_complete(gpu, layout)
+
+
+def _retry_event(state: ClusterState, seats: Sequence[SurveyedGpu], *, now_ns: int) -> PartitionsPlanned:
+    wanted = [
+        PlannedLayout(node_name=seat.node_name, layout=layout)
+        for seat in unfinished_gpus(state, seats)
+        if (record := state.nodes.get(seat.node_name)) is not None
+        and (gpu := record.gpu(seat.running.uuid)) is not None
+        and is_usable(record, gpu)
+        and (layout := record.layouts.get(gpu.uuid)) is not None
+    ]
+    if not wanted:
+        raise PartitionsRefused("all GPUs that it names have their layouts already")
+    return PartitionsPlanned(time_ns=now_ns, layouts=tuple(wanted))

@@ -1,7 +1,7 @@
 """Replans a running fleet for new rates: what stays, what changes, and whether the change pays for itself.
 
 Theory: GPUs in the same state form a class k of n_k; u_kt of them become target t
-(running.py), x_o replicas of option o run afterwards, of which h_o stay where they
+(`GpuTarget`), x_o replicas of option o run afterwards, of which h_o stay where they
 run now, b_c places of cell c are made:
 
     sum of t_o x_o  >= r_d - what runs elsewhere                        every rate
@@ -37,7 +37,7 @@ from eelgrid_controller.partition.integer_program import (
     restrict_options,
 )
 from eelgrid_controller.partition.options import HeldConfigurations
-from eelgrid_controller.partition.plan import PartitionReplica
+from eelgrid_controller.partition.plan import PartitionReplica, RunningGpu
 from eelgrid_controller.partition.problem import (
     FleetTooSmall,
     InvalidProblem,
@@ -45,16 +45,18 @@ from eelgrid_controller.partition.problem import (
     PartitionPool,
     PartitionProblem,
 )
-from eelgrid_controller.partition.running import RunningGpu
-from eelgrid_controller.partition.steps import (
+from eelgrid_controller.partition.transition import (
     CreateStep,
     DestroyStep,
     SetModeStep,
     StartStep,
     StepSequence,
+    TransitionCosts,
+    apply_transition,
+    classify_gpus,
+    decide_transition,
     order_steps,
 )
-from eelgrid_controller.partition.transition import TransitionCosts, apply_transition, classify_gpus, decide_transition
 from eelgrid_controller.profiles.points import Configuration, Point
 
 EMPTY_MOST = 64  # of one model: GPUs without anything are alike
@@ -251,7 +253,7 @@ def plan_change(
     prices: Prices | None = None,
     scope_most: int | None = None,
 ) -> PartitionChange:
-    """The best change of these GPUs for this problem; raises Unservable, FleetTooSmall, SearchExhausted, BadProblem.
+    """The best change of these GPUs for this problem; raises UnservableService, FleetTooSmall, SearchExhausted, InvalidProblem.
 
     GPUs that are held, pinned instances, training jobs that run and replicas of several GPUs stay as they are. Jobs
     of the problem that do not run yet are placed on whole GPUs. Prices of places (Plan.memory) tell the options of a

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from eelgrid_controller.partition.plan import PartitionReplica
+from eelgrid_controller.partition.plan import PartitionReplica, RunningGpu, RunningInstance
 from eelgrid_controller.partition.problem import PartitionPool
-from eelgrid_controller.partition.running import RunningGpu, RunningInstance
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.mig_layouts import find_mig_geometry, is_layout_complete, list_slice_positions

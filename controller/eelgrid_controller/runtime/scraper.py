@@ -18,8 +18,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eelgrid_controller.objectives.scrape_windows import ScrapeRound, ScrapeTarget
-from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, parse_exposition
+from eelgrid_controller.objectives.services.prometheus_text import (
+    ExpositionPage,
+    ScrapeRound,
+    ScrapeTarget,
+    parse_exposition,
+)
 from eelgrid_controller.profiles.errors import MetricsUnreadable
 
 _HEAD_BYTES_MOST = 32 * 1024

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.energy.ledger import HOUR_S, LedgerAmount
-from eelgrid_controller.energy.ledger_queries import DAY_S, LedgerAnswer, LedgerQuery
+from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerAmount, LedgerAnswer, LedgerQuery
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import PolicyChanged, SpendingJudged

@@ -13,24 +13,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eelgrid_controller.energy.exporters import (
+from eelgrid_controller.energy.ledger import (
+    DAY_S,
     ChangedHours,
+    EnergyHolder,
     ExportClaim,
     Exporter,
-    advance_mark,
-    retention_cutoff_s,
-    settled_s,
-)
-from eelgrid_controller.energy.ledger import (
-    EnergyHolder,
+    LedgerAnswer,
     LedgerEntry,
     LedgerPlace,
+    LedgerQuery,
     MeasuredEnergy,
     NamespaceSum,
     NamespaceSums,
+    advance_mark,
     namespace_label,
+    retention_cutoff_s,
+    settled_s,
 )
-from eelgrid_controller.energy.ledger_queries import DAY_S, LedgerAnswer, LedgerQuery
 from eelgrid_controller.energy.store.query_execution import LedgerUnreadable, SumOverflow, answer_queries
 from eelgrid_controller.energy.store.schema import (
     APPLICATION_ID,
@@ -142,7 +142,7 @@ HOURS_KEPT_S = 400 * DAY_S
 DAYS_KEPT_S = 5 * 366 * DAY_S
 _FORGOTTEN_ONCE = 5_000
 _DISK = "check the disk and the rights of its folder"
-_DAMAGED = "check the disk, and put a backup back or move the file away (docs/how-to/runbooks/EelgridLedgerFailing.md)"
+_DAMAGED = "check the disk, and restore a backup or move the file away (docs/how-to/runbooks/EelgridLedgerFailing.md)"
 # What Python says of a value that SQLite cannot take: too large, no text in UTF-8, of no known type.
 _OF_VALUES = (OverflowError, ValueError, TypeError)
 # Times from clocks of nodes: how far ahead of the one behind which at most two nodes are, rows may count as old.
@@ -254,7 +254,7 @@ class LedgerStore:
         lost = self._mark.noted - self.marks.revision
         if lost > 0:
             self.losses = (
-                f"{lost} transactions of before it was opened: its log was damaged, or an older copy put back",
+                f"{lost} committed transactions are missing: its log was damaged, or an older copy was restored",
             )
         self._mark.save_revision(self.marks.revision)
         self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
@@ -418,7 +418,7 @@ class LedgerStore:
             raise LedgerError(self.path, str(error), _DISK) from error
 
     def settled_s(self, now_s: int) -> int:
-        """Until when hours are settled (`exporters.py`); raises LedgerError."""
+        """Until when hours are settled (`ledger.settled_s`); raises LedgerError."""
         return settled_s([until_s for (until_s,) in self._read("SELECT until FROM windows", ())], now_s)
 
     def begun_s(self) -> int | None:

@@ -11,9 +11,15 @@ from typing import NamedTuple, TypeVar
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.energy.exporters import ExportClaim, Exporter
-from eelgrid_controller.energy.ledger import EnergyHolder, LedgerPlace, resolve_holder
-from eelgrid_controller.energy.ledger_queries import LedgerAnswer, LedgerQuery
+from eelgrid_controller.energy.ledger import (
+    EnergyHolder,
+    ExportClaim,
+    Exporter,
+    LedgerAnswer,
+    LedgerPlace,
+    LedgerQuery,
+    resolve_holder,
+)
 from eelgrid_controller.energy.store.ledger_store import LastWindow, LedgerStore, NodeEntries, WriteOutcome, open_ledger
 from eelgrid_controller.energy.store.schema import NO_DAMAGE
 from eelgrid_controller.energy.windows import (
@@ -210,7 +216,7 @@ class LedgerWriter:
         self._until_s = found.until_s
         if store.healed.rows:
             self._log.warning(
-                "ledger=healed rows=%d joules=%.6g reason=no devices can have spent that",
+                "ledger=healed rows=%d joules=%.6g reason=more energy than the devices can have drawn",
                 store.healed.rows,
                 store.healed.energy_j,
             )

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from eelgrid_controller.energy.ledger import LedgerAmount
-from eelgrid_controller.energy.ledger_queries import TIME_KEYS, GroupWork, LedgerAnswer, LedgerGroup, LedgerQuery
+from eelgrid_controller.energy.ledger import TIME_KEYS, GroupWork, LedgerAmount, LedgerAnswer, LedgerGroup, LedgerQuery
 from eelgrid_controller.energy.store.schema import (
     DAMAGED_MOST,
     NO_DAMAGE,

@@ -7,12 +7,10 @@ import json
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from eelgrid_controller.energy.ledger import HOUR_S, namespace_label
-from eelgrid_controller.energy.ledger_queries import DAY_S, TIME_KEYS, LedgerQuery
+from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, TIME_KEYS, LedgerQuery, namespace_label
 
 Read: TypeAlias = Callable[[str, Iterable[Any]], list[Any]]
 # A table of hours or of days, and the times from which and before which.
@@ -424,17 +422,6 @@ def upgrade_schema(connection: sqlite3.Connection, version: int) -> RepairedRows
             connection.execute("ROLLBACK")
         raise
     return healed
-
-
-@contextmanager
-def suspend_checks(connection: sqlite3.Connection) -> Iterator[None]:
-    """Rows may be written as they are meanwhile; checksums of all rows are made anew at the end."""
-    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-        connection.execute(f"DROP TRIGGER {name}")
-    yield
-    register_sql_functions(connection)
-    for statement in _statements(CHECKS_BUILT + TRIGGERS):
-        connection.execute(statement)
 
 
 def _statements(script: str) -> list[str]:

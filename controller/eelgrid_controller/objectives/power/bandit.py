@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.errors import InvalidCurve
 from eelgrid_controller.objectives.power.estimates import (
     LimitArm,
     LimitEstimate,
@@ -23,7 +22,13 @@ from eelgrid_controller.objectives.power.estimates import (
     estimate_limits,
     prior_from_relatives,
 )
-from eelgrid_controller.objectives.power.power_model import LIMITS_MOST, PowerCurve
+from eelgrid_controller.objectives.power.power_model import (
+    LIMITS_MOST,
+    InvalidCurve,
+    PowerCurve,
+    is_higher_limit,
+    is_same_limit,
+)
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
@@ -52,14 +57,14 @@ class BanditSettings:
 class PickReason(Enum):
     """Why a limit was picked."""
 
-    REFERENCE = "what slowdowns are relative to is not known yet"
-    UNTRIED = "the next limit down was never measured"
+    REFERENCE = "the largest limit, which slowdowns are relative to, is not measured yet"
+    UNTRIED = "the next lower limit was never measured"
     HOPE = "it may be the cheapest that keeps the promise"
-    COMPARE = "whether the cheapest keeps the promise cannot be told without knowing the reference better"
-    REPAY = "time has to be made up first"
+    COMPARE = "the reference has to be measured better to tell whether the cheapest limit keeps the promise"
+    REPAY = "lost time has to be made up first"
     KEEP = "nothing else could save enough to be worth trying"
     ALTERNATE = "two limits in turn use the promise up"
-    BLIND = "measurements stay away: nothing is held back until they return"
+    BLIND = "measurements are missing: nothing is held back until they return"
 
 
 class PromiseAccount(NamedTuple):
@@ -319,7 +324,6 @@ def pick_limit(
 _CHANGED = 0.05  # by which a limit's ratios may change with the job
 _FIRST_PHASE = 16  # windows
 HISTORY_LIMITS_MOST = 64  # windows of a limit that are believed of before
-_SAME_W = 0.5
 _OPENING = PromiseAccount()
 _LEVEL = WindowDrift()
 _NOTHING_SHOWN = LimitHistory()
@@ -329,9 +333,9 @@ class MissedWindowReason(Enum):
     """Why a window says nothing."""
 
     NO_POWER = "power was not measured"
-    NO_PROGRESS = "the job told no progress"
+    NO_PROGRESS = "the job reported no progress"
     IMPOSSIBLE = "a number is missing, negative or not finite"
-    OTHER_LIMIT = "it ran at a limit that is none of the job's"
+    OTHER_LIMIT = "it ran at a limit that is not one of the job's"
 
 
 class WindowMissed(NamedTuple):
@@ -409,7 +413,7 @@ def start_search(
 
     `relatives` are curves of other jobs on the same GPU model; without them the job starts cold. What was shown at a
     limit that is none of these is left out, and each counts as SHOWN_MOST windows at most: it may be of long ago.
-    Raises CurveRefused for no limits, too many, or one that is not a positive number of watts.
+    Raises InvalidCurve for no limits, too many, or one that is not a positive number of watts.
     """
     falling = sorted(set(limits_w), reverse=True)
     if not falling or len(falling) > LIMITS_MOST:
@@ -435,7 +439,7 @@ def start_search(
 
 
 def _history_at(limit_w: float, shown: Sequence[LimitArm]) -> LimitArm:
-    found = next((arm for arm in shown if abs(arm.limit_w - limit_w) <= _SAME_W and arm.windows), None)
+    found = next((arm for arm in shown if is_same_limit(arm.limit_w, limit_w) and arm.windows), None)
     if found is None:
         return LimitArm(limit_w)
     share = min(1.0, HISTORY_LIMITS_MOST / found.windows)
@@ -474,7 +478,7 @@ def limit_estimates(state: LimitSearch) -> tuple[LimitEstimate | None, ...]:
 
 def can_afford(state: LimitSearch, limit_w: float, windows: int = 1) -> bool:
     """Whether so many windows at a known limit leave the promise kept, whenever the job may end after them."""
-    place = next((index for index, arm in enumerate(state.arms) if abs(arm.limit_w - limit_w) <= _SAME_W), None)
+    place = next((index for index, arm in enumerate(state.arms) if is_same_limit(arm.limit_w, limit_w)), None)
     reference = state.reference
     if place is None or reference is None or state.windows < 1:
         return False
@@ -497,13 +501,13 @@ def _under(state: LimitSearch, limit_w: float | None) -> LimitSearch:
     if limit_w is None:
         return replace(state, first=0)
     last = len(state.arms) - 1
-    first = next((i for i, arm in enumerate(state.arms) if arm.limit_w <= limit_w + _SAME_W), last)
+    first = next((i for i, arm in enumerate(state.arms) if not is_higher_limit(arm.limit_w, limit_w)), last)
     kept = state.kept if state.kept is None or state.kept >= first else None
     return replace(state, first=first, kept=kept)
 
 
 def _with_prior(state: LimitSearch, prior: LimitPrior | None) -> LimitSearch:
-    """Another word of the model; what counted only because of the last one counts no longer."""
+    """Replaces the model's prediction; what counted only because of the last one counts no longer."""
     if prior is not None and not len(prior.time) == len(prior.energy) == len(state.arms):
         return state
     counted = state.prior is not None and state.prior == state.foreseen
@@ -519,7 +523,7 @@ def _arm_of(state: LimitSearch, window: MeasurementWindow) -> int | MissedWindow
     if not (window.time_s > 0.0 and math.isfinite(window.time_s)):
         return MissedWindowReason.IMPOSSIBLE
     for index, arm in enumerate(state.arms):
-        if abs(arm.limit_w - window.limit_w) <= _SAME_W:
+        if is_same_limit(arm.limit_w, window.limit_w):
             return index
     return MissedWindowReason.OTHER_LIMIT
 
@@ -562,7 +566,7 @@ def _with_window(state: LimitSearch, index: int, window: MeasurementWindow) -> L
 
 
 def _next_phase(state: LimitSearch, window: MeasurementWindow, index: int) -> LimitSearch:
-    """The job is another: limits start anew, with what was known as a prior, and the books go on."""
+    """Starts a new phase of a job that has changed: arms are empty, what was known becomes the prior, accounts go on."""
     found = limit_estimates(state)
     reference = state.reference
     assert reference is not None, "a window came"

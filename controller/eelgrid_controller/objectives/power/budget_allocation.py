@@ -10,30 +10,33 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.objectives.power.bandit import CeilingSet, LimitDecision, LimitSearch, can_afford, step_search
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
-from eelgrid_controller.objectives.power.errors import PowerPlanError
+from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree, PowerBudgetNode
 from eelgrid_controller.objectives.power.limit_allocation import (
     AllocationGoal,
     AllocationJob,
     BudgetShare,
     allocate_limits,
 )
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.power_model import (
+    LimitPoint,
+    PowerCurve,
+    PowerPlanError,
+    is_higher_limit,
+    is_same_limit,
+)
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
-_HAIR_W = 1e-6
-_SAME_W = 0.5
 _HAIR = 1e-9  # relative: a promise met exactly is met
 _SLOWS = 0.5  # power of the ratio of limits; measured jobs lie between 0 and 1
 _POINTS = 3  # of a curve whose shape is believed
 _BINDS = 0.9  # of a limit drawn
-_PROMISES = "the limits that keep all promises draw more: promises give way"
-_LEAST = "even the least limits, and what cannot be changed, draw more"
+_PROMISES = "the limits that keep all promises exceed the budget: promises give way"
+_LEAST = "even the lowest limits, with GPUs that cannot be changed, exceed the budget"
 _TIME_ONLY = BestEffort(0.0)
 
 
 class AllocationRequest(NamedTuple):
-    """A job that shares."""
+    """A job that shares budgets with others."""
 
     name: str
     wish_w: float  # of each GPU
@@ -69,7 +72,7 @@ class _Option(NamedTuple):
 
 
 class _Allocation:
-    """One division: jobs, what they may have, and what is free."""
+    """One allocation: jobs, their options, and what is free."""
 
     def __init__(self, asking: Sequence[AllocationRequest], budgets: BudgetTree, fixed_w: Sequence[float]) -> None:
         self.asking = asking
@@ -87,14 +90,14 @@ class _Allocation:
 
     def affected_jobs(self, lacks: Sequence[float]) -> list[bool]:
         """Jobs that draw from a budget that lacks."""
-        return [any(lacks[place] > _HAIR_W for place, _ in draws) for draws in self.draws]
+        return [any(lacks[place] > ROUNDING_W for place, _ in draws) for draws in self.draws]
 
     def allocate_options(self, want: AllocationGoal, shortfalls: dict[str, BudgetShortfall]) -> list[_Option]:
-        """One option for each job by a division; what is short is written down."""
+        """One option for each job by `allocate_limits`; fills in what budgets lack."""
         options = [_feasible_options(one) if one.curve is not None else _held(one) for one in self.asking]
         for relax in (_unknown, _any):
             lacks = self.shortages_w([min(one.charge_w for one in each) for each in options])
-            if max(lacks, default=0.0) <= _HAIR_W:
+            if max(lacks, default=0.0) <= ROUNDING_W:
                 break
             if relax is _any:
                 self._record_shortfalls(lacks, _PROMISES, shortfalls)
@@ -109,7 +112,7 @@ class _Allocation:
 
     def _record_shortfalls(self, lacks: Sequence[float], reason: str, shortfalls: dict[str, BudgetShortfall]) -> None:
         for budget, lack in zip(self.budgets.all, lacks, strict=True):
-            if lack > _HAIR_W:
+            if lack > ROUNDING_W:
                 shortfalls[budget.name] = BudgetShortfall(lack, reason)
 
     def _allocate_within(
@@ -124,7 +127,7 @@ class _Allocation:
         except PowerPlanError:  # rounding at a room that is exactly the least
             return [min(each, key=lambda one: one.charge_w) for each in options]
         return [
-            next(one for one in each if abs(one.limit_w - got.limit_w) <= _SAME_W)
+            next(one for one in each if is_same_limit(one.limit_w, got.limit_w))
             for each, got in zip(options, given, strict=True)
         ]
 
@@ -136,7 +139,7 @@ def allocate_budgets(
     case = _Allocation(asking, budgets, fixed_w)
     shortfalls: dict[str, BudgetShortfall] = {}
     chosen = [_at(one, one.wish_w) for one in asking]
-    if max(case.shortages_w([one.charge_w for one in chosen]), default=0.0) > _HAIR_W:
+    if max(case.shortages_w([one.charge_w for one in chosen]), default=0.0) > ROUNDING_W:
         chosen = case.allocate_options(want, shortfalls)
     left = [-lack for lack in case.shortages_w([one.charge_w for one in chosen])]
     ceilings: dict[str, float | None] = {}
@@ -145,14 +148,16 @@ def allocate_budgets(
         one, draws, now = asking[at], case.draws[at], chosen[at]
         for limit_w, charge_w in zip(one.limits_w, one.charges_w, strict=True):
             more = charge_w - now.charge_w
-            if limit_w <= now.limit_w + _SAME_W or all(gpus * more <= left[place] + _HAIR_W for place, gpus in draws):
+            if not is_higher_limit(limit_w, now.limit_w) or all(
+                gpus * more <= left[place] + ROUNDING_W for place, gpus in draws
+            ):
                 break
-        if limit_w > now.limit_w + _SAME_W:
+        if is_higher_limit(limit_w, now.limit_w):
             for place, gpus in draws:
                 left[place] -= gpus * more
         else:
             limit_w = now.limit_w
-        ceilings[one.name] = None if limit_w >= one.limits_w[0] - _SAME_W else limit_w
+        ceilings[one.name] = limit_w if is_higher_limit(one.limits_w[0], limit_w) else None
     return BudgetAllocation(ceilings, shortfalls)
 
 
@@ -181,7 +186,7 @@ def _at(one: AllocationRequest, limit_w: float) -> _Option:
 def _estimate_point(curve: PowerCurve, limit_w: float) -> LimitPoint:
     """The job at a limit. A shape says nothing above the largest measured limit if that binds, nor by two points."""
     low, top = curve.points[0], curve.largest
-    inside = low.limit_w - _SAME_W <= limit_w <= top.limit_w + _SAME_W
+    inside = not is_higher_limit(low.limit_w, limit_w) and not is_higher_limit(limit_w, top.limit_w)
     if inside or (limit_w < low.limit_w and len(curve.points) >= _POINTS):
         return curve.interpolate(limit_w)
     near = top if limit_w > top.limit_w else low
@@ -195,7 +200,7 @@ def _estimate_point(curve: PowerCurve, limit_w: float) -> LimitPoint:
 
 def _options_up_to(one: AllocationRequest) -> list[float]:
     """Limits up to the wish, falling."""
-    return [limit_w for limit_w in one.limits_w if limit_w <= one.wish_w + _SAME_W] or [one.limits_w[-1]]
+    return [limit_w for limit_w in one.limits_w if not is_higher_limit(limit_w, one.wish_w)] or [one.limits_w[-1]]
 
 
 def _feasible_options(one: AllocationRequest) -> list[_Option]:
@@ -237,13 +242,7 @@ def _job(one: AllocationRequest, options: Sequence[_Option], want: AllocationGoa
     return AllocationJob(one.name, PowerCurve(one.name, "", gpus, points), shares, one.weight * scale, _TIME_ONLY)
 
 
-EQUAL_LIMIT_W = 0.5
 _RUN = 8  # windows
-
-
-def is_same_limit(one_w: float, other_w: float) -> bool:
-    """Whether two limits are one."""
-    return abs(one_w - other_w) <= EQUAL_LIMIT_W
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +261,10 @@ def choose_target(
     if dear is None or not decision.settled or is_same_limit(dear.limit_w, aim.limit_w):
         return aim
     if dear.limit_w > aim.limit_w:
-        return LimitTarget(dear.limit_w, "energy is cheap now: time is earned for when it is dear")
-    ahead = 1 if target_w <= dear.limit_w + EQUAL_LIMIT_W else _RUN
+        return LimitTarget(dear.limit_w, "energy is cheap now: a faster limit earns time for when it is expensive")
+    ahead = _RUN if is_higher_limit(target_w, dear.limit_w) else 1
     if can_afford(search, dear.limit_w, ahead):
-        return LimitTarget(dear.limit_w, "energy is dear now: time that was earned is spent")
+        return LimitTarget(dear.limit_w, "energy is expensive now: earned time is spent at a slower limit")
     return aim
 
 

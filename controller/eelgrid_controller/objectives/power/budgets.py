@@ -1,13 +1,32 @@
-"""The tree of power budgets (cluster, rack, node, feed) and the power that is charged to each."""
+"""The tree of power budgets (cluster, rack, node, feed), the GPUs and limits that are charged to them, and its errors."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.errors import InvalidBudget
+from eelgrid_controller.objectives.power.power_model import PowerPlanError
 
 BUDGETS_MOST = 100_000
 _DEPTH_MOST = 16
+ROUNDING_W = 1e-6  # watts by which the rounding of a sum may pass a budget
+
+
+class InvalidBudget(PowerPlanError):
+    """Budgets that make no tree, or a draw from a budget that is not in it."""
+
+
+class BudgetTooSmall(PowerPlanError):
+    """The least limits together exceed a budget by `missing_w` watts."""
+
+    def __init__(self, budget: str, missing_w: float) -> None:
+        self.budget = budget
+        self.missing_w = missing_w
+        super().__init__(
+            f"budget {budget!r}",
+            f"the least limits that the jobs' promises allow draw {missing_w:.1f} W more than it has",
+            f"give it {missing_w:.1f} W more, promise its jobs a larger slowdown, or stop one of them",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +39,29 @@ class PowerBudgetNode:
     other_w: float = 0.0  # of the limit, drawn by what is not planned
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The GPUs that one job holds on one node."""
+
+    name: str  # job/node
+    node: str
+    gpus: int
+    budgets: tuple[str, ...]  # the lowest they draw from
+    restored_w: float | None = None  # charge of what the node puts back when its lease ends; None if it never does
+
+
+class LimitSetting(NamedTuple):
+    """A limit on all GPUs of a holding, and the watts that it is charged with."""
+
+    limit_w: float  # of each GPU
+    charge_w: float  # of all of them together
+
+
 class BudgetTree:
     """A tree of budgets, or several; immutable."""
 
     def __init__(self, budgets: Iterable[PowerBudgetNode]) -> None:
-        """Raises BudgetRefused for a name twice, a parent that is not there, a circle, or impossible watts."""
+        """Raises InvalidBudget for a name twice, a parent that is not there, a circle, or impossible watts."""
         self.all: tuple[PowerBudgetNode, ...] = tuple(budgets)
         self._place: Mapping[str, int] = {budget.name: place for place, budget in enumerate(self.all)}
         if len(self.all) > BUDGETS_MOST:
@@ -63,7 +100,7 @@ class BudgetTree:
         return len(self.all)
 
     def chain_indices(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Places of these budgets and of all above them, each once. Raises BudgetRefused for a name that is none."""
+        """Places of these budgets and of all above them, each once. Raises InvalidBudget for an unknown name."""
         for name in names:
             if name not in self._place:
                 raise InvalidBudget("budgets", f"{name!r} is no budget", f"draw from one of {sorted(self._place)[:8]}")

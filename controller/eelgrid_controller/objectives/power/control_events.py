@@ -2,6 +2,17 @@
 
 Every event carries `at_s`, seconds of a clock that does not go back. Old, unknown or repeated events
 change nothing and are counted. A status value that is not known is None.
+
+A new power limit is called, on its way from decision to confirmation:
+
+    SetPowerLimit     of one holding, from the limit rollout
+    LimitChange       of all holdings of a job, from the control cycle to the core
+    WorkloadLimited   the core's event in the journal, from which the plans of nodes are made
+    PendingLimit      until the node's agent has applied the plan (ApplyResult) or its limits are read
+    LimitConfirmed or LimitFailed, back to the limit rollout
+
+Limits that are read back count as those that were set where they differ by less than
+`power_model.SAME_LIMIT_W`.
 """
 
 from collections.abc import Mapping
@@ -11,14 +22,14 @@ from typing import NamedTuple
 
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import AllocationTask, BudgetAllocation
-from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding
 from eelgrid_controller.objectives.power.estimates import LimitHistory, LimitPrior, MeasurementWindow
-from eelgrid_controller.objectives.power.limit_rollout import Holding
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff
 from eelgrid_controller.objectives.power.training_promises import TrainingPromise
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase
 from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
+from eelgrid_protos.messages import PlanApplied
 
 
 class ServiceStarted(NamedTuple):
@@ -39,7 +50,7 @@ class ServiceWindow(NamedTuple):
 
 
 class ServiceReady(NamedTuple):
-    """So many replicas serve now."""
+    """The number of replicas that serve now."""
 
     at_s: float
     name: str
@@ -47,7 +58,7 @@ class ServiceReady(NamedTuple):
 
 
 class JobPast(NamedTuple):
-    """What a job had done before steering knew of it; all 0 for one that has just begun."""
+    """What a job had done before it was managed; all 0 for one that has just begun."""
 
     work: float = 0.0  # units
     time_s: float = 0.0
@@ -84,7 +95,7 @@ class JobMeasured(NamedTuple):
 
 
 class JobPredicted(NamedTuple):
-    """What a model says of a job's limits, the largest first; None for what was said before being wrong."""
+    """A model's prediction for a job's limits, the largest first; None withdraws the last prediction."""
 
     at_s: float
     name: str
@@ -100,14 +111,14 @@ class JobMissed(NamedTuple):
 
 
 class WorkloadEnded(NamedTuple):
-    """A service or a job is no more."""
+    """A service or a job has ended."""
 
     at_s: float
     name: str
 
 
 class BudgetsSet(NamedTuple):
-    """The budgets from now on; an empty tree for none."""
+    """The budgets that hold from now on; an empty tree for none."""
 
     at_s: float
     budgets: BudgetTree
@@ -136,21 +147,21 @@ class LimitFailed(NamedTuple):
     limit_w: float | None
 
 
-class ControlNodeLost(NamedTuple):
-    """Nothing is known of the node from now on."""
+class NodeUnreachable(NamedTuple):
+    """Nothing is known of the node from now on; its GPUs keep their limits until its lease expires."""
 
     at_s: float
     node: str
 
 
-class ControlNodeLeaseEnded(NamedTuple):
-    """A lost node has put back what it found."""
+class NodeLeaseExpired(NamedTuple):
+    """An unreachable node's lease has expired: its agent has put back the limits that it found."""
 
     at_s: float
     node: str
 
 
-class ControlNodeReturned(NamedTuple):
+class NodeReachable(NamedTuple):
     """The node is there again; limits of each GPU by name of the holding, as read back."""
 
     at_s: float
@@ -158,8 +169,11 @@ class ControlNodeReturned(NamedTuple):
     limits_w: Mapping[str, float]
 
 
+LimitEvent = LimitConfirmed | LimitFailed | NodeUnreachable | NodeLeaseExpired | NodeReachable
+
+
 class AllocationSolved(NamedTuple):
-    """The answer to `Divide` of this number; None where none could be found."""
+    """The answer to the `SolveAllocation` of this number; None where none could be found."""
 
     at_s: float
     number: int
@@ -167,7 +181,7 @@ class AllocationSolved(NamedTuple):
 
 
 class ControlTick(NamedTuple):
-    """Time passed; to be told every few seconds."""
+    """Time passed; sent every few seconds."""
 
     at_s: float
 
@@ -183,11 +197,7 @@ ControlEvent = (
     | WorkloadEnded
     | BudgetsSet
     | PricesSet
-    | LimitConfirmed
-    | LimitFailed
-    | ControlNodeLost
-    | ControlNodeLeaseEnded
-    | ControlNodeReturned
+    | LimitEvent
     | AllocationSolved
     | ControlTick
 )
@@ -202,18 +212,49 @@ class ScaleService(NamedTuple):
 
 
 class SetPowerLimit(NamedTuple):
-    """Set this limit on all GPUs of a holding, read it back, and answer with the number."""
+    """Set this limit on all GPUs of a holding, read it back, and answer with the number.
 
-    job: str
+    The limit rollout knows neither job nor reason; the power cap controller adds them.
+    """
+
     holding: str
     node: str
     limit_w: float
     number: int
+    job: str = ""
+    reason: str = ""
+
+
+class LimitChange(NamedTuple):
+    """One limit on all GPUs of a job: what the journal records as `WorkloadLimited`."""
+
+    name: str
+    limit_w: float
     reason: str
+    numbers: tuple[tuple[int, str, tuple[str, ...]], ...]  # to be answered, each with its node and GPUs
+
+
+class PendingLimit(NamedTuple):
+    """One instruction that the journal has and that its node has not answered yet."""
+
+    number: int
+    node: str
+    uuids: tuple[str, ...]
+    limit_w: float
+    epoch: int  # of the node's plan that has it
+    at_s: float
+
+
+class NodeLimitReport(NamedTuple):
+    """The newest report of a node's agent: what it applied of its plan, and each GPU's limit."""
+
+    applied: PlanApplied | None
+    limits_w: Mapping[str, float]  # as read back, by UUID
+    age_s: float | None  # of that reading
 
 
 class SolveAllocation(NamedTuple):
-    """Work out `dividing.solved(problem)` anywhere, and answer with the number; a later one makes it void."""
+    """Compute `solve_allocation(problem)` in any thread, and answer with the number; a later one makes it void."""
 
     number: int
     problem: AllocationTask

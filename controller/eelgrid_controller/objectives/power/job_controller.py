@@ -16,91 +16,22 @@ from eelgrid_controller.objectives.power.bandit import (
     step_search,
 )
 from eelgrid_controller.objectives.power.budget_allocation import (
-    EQUAL_LIMIT_W,
     DesiredLimit,
     LimitTarget,
     choose_target,
-    is_same_limit,
 )
+from eelgrid_controller.objectives.power.budgets import LimitSetting
 from eelgrid_controller.objectives.power.control_events import JobMeasured, JobStarted
 from eelgrid_controller.objectives.power.estimates import LimitPrior, MeasurementWindow
-from eelgrid_controller.objectives.power.limit_rollout import LimitSetting
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.tariffs import EnergyTariff, LimitSchedule, PriceSlice, schedule_limits
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
-
-_FLAT = 0.02  # of the mean: prices that vary less are one price
-
-
-def weighted_promise(promise: TrainingPromise, weight: float) -> TrainingPromise:
-    """The promise at a price that is `weight` times the mean; only best effort weighs energy against time."""
-    if not isinstance(promise, BestEffort):
-        return promise
-    energy = promise.energy_weight * weight
-    rest = 1.0 - promise.energy_weight
-    return BestEffort(energy / (energy + rest)) if energy + rest > 0.0 else promise
-
-
-class PriceHorizon:
-    """A tariff and its horizon; remembers the slices of the last moment that was asked for."""
-
-    def __init__(self, tariff: EnergyTariff | None, horizon_s: float) -> None:
-        self.tariff = tariff
-        self.horizon_s = horizon_s
-        self._slices: tuple[float, float, tuple[PriceSlice, ...]] | None = None
-
-    def price_per_j(self, at_s: float) -> float | None:
-        """What a joule costs then; None without prices."""
-        return None if self.tariff is None else self.tariff.price_at(at_s)
-
-    def price_weight(self, at_s: float) -> float:
-        """Relative to the mean of the horizon; 1 without prices."""
-        if self.tariff is None:
-            return 1.0
-        slices = self.price_slices(at_s, self.horizon_s)
-        mean = sum(one.seconds * one.price for one in slices) / self.horizon_s
-        return max(0.0, slices[0].price / mean) if mean > 0.0 else 1.0
-
-    def price_slices(self, at_s: float, horizon_s: float) -> tuple[PriceSlice, ...]:
-        """The horizon from then on, cut where the price changes; empty without prices."""
-        if self.tariff is None or horizon_s <= 0.0:
-            return ()
-        if self._slices is None or self._slices[:2] != (at_s, horizon_s):
-            self._slices = at_s, horizon_s, self.tariff.price_slices(at_s, horizon_s)
-        return self._slices[2]
-
-    def schedule_limits(
-        self,
-        promise: TrainingPromise,
-        points: tuple[LimitPoint, ...],
-        at_s: float,
-        *,
-        base_s: float,
-        earned_s: float,
-        left: tuple[float, float],
-    ) -> LimitSchedule | None:
-        """When to run at which limit; None where prices make no difference.
-
-        `base_s` is the time of a unit of work that slowdowns are relative to, `left` the work and the seconds of a
-        deadline.
-        """
-        horizon_s = self.horizon_s
-        if isinstance(promise, MaxSlowdown):
-            work = (horizon_s + earned_s) / ((1.0 + promise.share) * base_s)
-        elif isinstance(promise, Deadline) and min(left) > 0.0:
-            horizon_s = min(horizon_s, left[1])
-            work = left[0] * horizon_s / left[1]
-        else:
-            return None
-        slices = self.price_slices(at_s, horizon_s)
-        prices = [one.price for one in slices]
-        if len(points) < 2 or not prices:
-            return None
-        mean = sum(one.seconds * one.price for one in slices) / horizon_s
-        if max(prices) - min(prices) <= _FLAT * abs(mean):
-            return None
-        return schedule_limits(points, slices, max(0.0, work))
-
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, is_higher_limit, is_same_limit
+from eelgrid_controller.objectives.power.tariffs import LimitSchedule, PriceHorizon
+from eelgrid_controller.objectives.power.training_promises import (
+    BestEffort,
+    Deadline,
+    MaxSlowdown,
+    TrainingPromise,
+    weighted_promise,
+)
 
 _HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
 _OVER = 1.03  # of its limit: more is an overshoot of the board, less the scatter of windows
@@ -109,7 +40,7 @@ _OVER_WINDOWS = 3
 
 @dataclass(slots=True)
 class JobController:
-    """All that is remembered of a job."""
+    """One job's search, ceiling, price and target limit."""
 
     began: JobStarted
     search: LimitSearch
@@ -269,7 +200,7 @@ class JobController:
             self._update_curve()
 
     def _update_curve(self) -> None:
-        """The curve from what was measured; made anew when the windows of a limit have doubled."""
+        """Fits the curve to what was measured, again when the windows of a limit have doubled."""
         made_of = tuple(arm.windows.bit_length() for arm in self.search.arms)
         if self.curve is not None and made_of == self.curve_of:
             return
@@ -290,7 +221,7 @@ class JobController:
             return None
         if self.plan is None or at_s >= self.plan_until_s:
             most_w = self.search.limits_w[0] if self.ceiling_w is None else self.ceiling_w
-            points = tuple(at for at in self.curve.points if at.limit_w <= most_w + EQUAL_LIMIT_W)
+            points = tuple(at for at in self.curve.points if not is_higher_limit(at.limit_w, most_w))
             self.plan = prices.schedule_limits(
                 self.began.promise, points, at_s, base_s=base_s, earned_s=self.earned_s() or 0.0, left=self.remaining()
             )
@@ -300,7 +231,7 @@ class JobController:
 
 
 def start_job(event: JobStarted, manner: BanditSettings, prices: PriceHorizon) -> JobController:
-    """A job from its first event. Raises PowerRefused for limits or holdings that are none."""
+    """A job from its first event. Raises PowerPlanError for invalid limits or holdings."""
     weight = prices.price_weight(event.at_s)
     search, decision = start_search(
         event.limits_w,

@@ -17,12 +17,10 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
+from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTooSmall, BudgetTree, InvalidBudget
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise, choose_limit
 
-_HAIR_W = 1e-6  # watts: what rounding may add
 _ROUNDS_MOST = 4
 _TRADES_MOST = 400  # steps up for which a trade is sought, a round
 
@@ -84,14 +82,14 @@ def total_value(sack: Knapsack, chosen: Sequence[int]) -> float:
 
 def is_feasible(sack: Knapsack, chosen: Sequence[int]) -> bool:
     """Whether no budget is exceeded, rounding aside."""
-    return all(used <= room + _HAIR_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
+    return all(used <= room + ROUNDING_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
 
 
 def least_choice(sack: Knapsack) -> list[int]:
     """The least watts for every job. Raises BudgetTooSmall, naming the budget that lacks most, if they are too many."""
     chosen = [0] * len(sack.options)
     lacks = [used - room for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True)]
-    if lacks and max(lacks) > _HAIR_W:
+    if lacks and max(lacks) > ROUNDING_W:
         worst = lacks.index(max(lacks))
         raise BudgetTooSmall(sack.names[worst], lacks[worst])
     return chosen
@@ -104,7 +102,7 @@ class _LocalSearch:
         self.sack = sack
         self.chosen = list(chosen)
         used = budget_usage_w(sack, chosen)
-        self.left = [room - drawn + _HAIR_W for room, drawn in zip(sack.room_w, used, strict=True)]
+        self.left = [room - drawn + ROUNDING_W for room, drawn in zip(sack.room_w, used, strict=True)]
 
     def fits(self, job: int, place: int) -> bool:
         more = self.sack.options[job][place].watts - self.sack.options[job][self.chosen[job]].watts
@@ -305,7 +303,7 @@ def solve_relaxation(sack: Knapsack) -> LpRelaxation | None:
 
 
 def solve_exact(sack: Knapsack, gap: float = 1e-6) -> tuple[int, ...] | None:
-    """The best division, within a relative gap, for small cases; None where the search did not end in its nodes."""
+    """The best choice within a relative gap, for small cases; None where the search hit its node limit."""
     columns = [(job, place) for job, options in enumerate(sack.options) for place in range(len(options))]
     if not columns:
         return ()
@@ -337,7 +335,7 @@ _NONE = BestEffort(0.0)
 
 
 class AllocationGoal(Enum):
-    """What a division is to be good at."""
+    """What an allocation maximizes."""
 
     THROUGHPUT = "the least weighted throughput lost"
     ENERGY = "the least weighted energy for the same work"
@@ -410,7 +408,7 @@ def _options(job: AllocationJob, want: AllocationGoal) -> tuple[KnapsackOption, 
 
 
 def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ...]:
-    """GPUs of a job in each budget. Raises BudgetRefused where shares and curve disagree."""
+    """GPUs of a job in each budget. Raises InvalidBudget where shares and curve disagree."""
     if any(share.gpus < 1 for share in job.shares) or sum(share.gpus for share in job.shares) != job.curve.gpus:
         raise InvalidBudget(
             "shares",
@@ -425,7 +423,7 @@ def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ..
 
 
 def build_knapsack(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal) -> Knapsack:
-    """The question as numbers. Raises PromiseRefused and BudgetRefused for what cannot be asked."""
+    """The question as numbers. Raises InvalidPromise and InvalidBudget for what cannot be asked."""
     for job in jobs:
         if not (0.0 < job.weight < math.inf):
             raise InvalidBudget("weight", f"{job.weight} of {job.name!r}", "weights are positive and finite")
@@ -458,11 +456,11 @@ def _best(sack: Knapsack, *, certify: bool) -> tuple[list[int], float | None]:
 def allocate_limits(
     jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal, *, certify: bool = True
 ) -> LimitAllocation:
-    """One limit for each job within every budget and promise, and the bound on any such division.
+    """One limit for each job within every budget and promise, and the bound on any such allocation.
 
     Without `certify` the bound is left out and only the climb is made, which is faster.
-    Raises BudgetTooSmall where even the least limits exceed a budget, PromiseRefused where no limit keeps a
-    promise, BudgetRefused where jobs and budgets do not fit together.
+    Raises BudgetTooSmall where even the least limits exceed a budget, InvalidPromise where no limit keeps a
+    promise, InvalidBudget where jobs and budgets do not fit together.
     """
     sack = build_knapsack(jobs, budgets, want)
     chosen, bound = _best(sack, certify=certify)

@@ -9,80 +9,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree
-from eelgrid_controller.objectives.power.errors import BudgetTooSmall, InvalidBudget
+from eelgrid_controller.objectives.power.budgets import (
+    ROUNDING_W,
+    BudgetTooSmall,
+    BudgetTree,
+    Holding,
+    InvalidBudget,
+    LimitSetting,
+)
+from eelgrid_controller.objectives.power.control_events import (
+    LimitConfirmed,
+    LimitEvent,
+    LimitFailed,
+    NodeLeaseExpired,
+    NodeReachable,
+    NodeUnreachable,
+    SetPowerLimit,
+)
+from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
 
 TRIES_MOST = 3
-_HAIR_W = 1e-6
-_SAME_W = 0.5
 _LINE_LOOKS = 32  # at waiting raises, an event and budget
 
 
-class LimitSetting(NamedTuple):
-    """A limit on all GPUs of a holding, and the watts that it is charged with."""
-
-    limit_w: float  # of each GPU
-    charge_w: float  # of all of them together
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """GPUs of one job on one node."""
-
-    name: str
-    node: str
-    gpus: int
-    budgets: tuple[str, ...]  # the lowest they draw from
-    restored_w: float | None = None  # charge of what the node puts back when its lease ends; None if it never does
-
-
-class LimitCommand(NamedTuple):
-    """Set this limit on all GPUs of a holding, read it back, and answer with the number."""
-
-    holding: str
-    node: str
-    limit_w: float
-    number: int
-
-
-class CommandConfirmed(NamedTuple):
-    """What was read back from the GPUs after a command."""
-
-    number: int
-    limit_w: float
-
-
-class CommandFailed(NamedTuple):
-    """A command that came to nothing; what the GPUs have now, or None where it could not be read."""
-
-    number: int
-    limit_w: float | None
-
-
-class RolloutNodeLost(NamedTuple):
-    """Nothing is known of the node from now on."""
-
-    node: str
-
-
-class RolloutLeaseEnded(NamedTuple):
-    """A lost node has put back what it found."""
-
-    node: str
-
-
-class RolloutNodeReturned(NamedTuple):
-    """The node is there again; limits of each GPU by holding, as read back."""
-
-    node: str
-    limits_w: Mapping[str, float]
-
-
-RolloutEvent = CommandConfirmed | CommandFailed | RolloutNodeLost | RolloutLeaseEnded | RolloutNodeReturned
-
-
 class HoldingStatus(NamedTuple):
-    """How a holding stands."""
+    """The state of a holding."""
 
     limit_w: float  # last read back
     claim_w: float
@@ -120,7 +71,7 @@ class _HoldingState:
             not self.lost
             and self.asked is None
             and self.unread_w == 0.0
-            and abs(self.now.limit_w - self.wanted.limit_w) <= _SAME_W
+            and is_same_limit(self.now.limit_w, self.wanted.limit_w)
         )
 
     @property
@@ -130,12 +81,12 @@ class _HoldingState:
 
 
 class LimitRollout:
-    """One fleet's limits on their way; events in, commands out."""
+    """Changes the limits of a fleet: events in, instructions out."""
 
     def __init__(self, budgets: BudgetTree, holdings: Iterable[Holding], now: Mapping[str, LimitSetting]) -> None:
         """`now` is what was read back of each holding, by name; nothing else is wanted yet.
 
-        Raises BudgetRefused for a holding twice, without a setting, or in no budget.
+        Raises InvalidBudget for a holding twice, without a setting, or in no budget.
         """
         self._budgets = budgets
         self._held: dict[str, _HoldingState] = {}
@@ -148,7 +99,7 @@ class LimitRollout:
             self.add_holding(holding, now.get(holding.name))
 
     def add_holding(self, holding: Holding, now: LimitSetting | None) -> None:
-        """One more holding as it was read back; its claim counts from now on. Raises BudgetRefused as above."""
+        """One more holding as it was read back; its claim counts from now on. Raises InvalidBudget as above."""
         if holding.name in self._held or now is None or holding.gpus < 1:
             raise InvalidBudget(
                 "holding",
@@ -159,8 +110,8 @@ class LimitRollout:
         self._held[holding.name] = held
         self._add(held, held.claim_w)
 
-    def remove_holding(self, name: str) -> list[LimitCommand]:
-        """A holding that is no more: its claim ends, and what waited for its watts may go."""
+    def remove_holding(self, name: str) -> list[SetPowerLimit]:
+        """Removes a holding: its claim ends, and raises that waited for its watts may go."""
         held = self._held.pop(name)
         self._by_number.pop(held.number, None)
         self._add(held, -held.claim_w)
@@ -169,10 +120,10 @@ class LimitRollout:
                 line.remove(held)
         return self._release_waiting(held.places)
 
-    def set_budgets(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[LimitCommand]:
+    def set_budgets(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[SetPowerLimit]:
         """Another tree, with the lowest budgets of each holding; what is under way stays so.
 
-        Claims may be more than a new room: only lowerings go until they fit. Raises BudgetRefused, nothing changed,
+        Claims may be more than a new room: only lowerings go until they fit. Raises InvalidBudget, nothing changed,
         for a budget that is none.
         """
         places = {name: budgets.chain_indices(drawn[name]) for name in self._held}
@@ -183,7 +134,7 @@ class LimitRollout:
             self._add(held, held.claim_w)
         return [command for held in self._held.values() for command in self._try_command(held)]
 
-    def offer_settings(self, settings: Mapping[str, LimitSetting]) -> list[LimitCommand] | None:
+    def offer_settings(self, settings: Mapping[str, LimitSetting]) -> list[SetPowerLimit] | None:
         """Settings of one gang, taken together; None, nothing changed, where a raise among them cannot go now.
 
         A raise goes when every budget has room for all of it and no GPU of the gang is lost or being changed. What
@@ -193,13 +144,13 @@ class LimitRollout:
         for name, setting in settings.items():
             held = self._held[name]
             rise = setting.charge_w - held.claim_w
-            for place in held.places if rise > _HAIR_W else ():
+            for place in held.places if rise > ROUNDING_W else ():
                 more[place] = more.get(place, 0.0) + rise
             least_w = held.now.limit_w if held.asked is None else min(held.now.limit_w, held.asked.limit_w)
             busy = held.lost or any(self._held[one].asked is not None for one in settings)
-            if busy and setting.limit_w > least_w + _SAME_W:
+            if busy and is_higher_limit(setting.limit_w, least_w):
                 return None
-        if any(self._claims[place] + rise > self._room[place] + _HAIR_W for place, rise in more.items()):
+        if any(self._claims[place] + rise > self._room[place] + ROUNDING_W for place, rise in more.items()):
             return None
         for name, setting in settings.items():
             self._set_desired(self._held[name], setting)
@@ -207,7 +158,7 @@ class LimitRollout:
 
     def request_settings(
         self, settings: Mapping[str, LimitSetting], budgets: BudgetTree | None = None
-    ) -> list[LimitCommand]:
+    ) -> list[SetPowerLimit]:
         """New settings, by holding, and new watts for the same budgets; what else was wanted stays so.
 
         Raises BudgetTooSmall, and changes nothing, where what is wanted and what cannot be changed would not fit.
@@ -215,7 +166,7 @@ class LimitRollout:
         room = self._room if budgets is None else self._new_room(budgets)
         unknown = [name for name in settings if name not in self._held]
         if unknown:
-            raise InvalidBudget("holding", f"{unknown[0]!r} is none", "want settings of holdings that were given")
+            raise InvalidBudget("holding", f"{unknown[0]!r} is unknown", "set limits of known holdings only")
         totals: list[list[float]] = [[] for _ in room]
         for name, held in self._held.items():
             fixed = held.lost or (held.tries >= TRIES_MOST and name not in settings)
@@ -223,7 +174,7 @@ class LimitRollout:
             for place in held.places:
                 totals[place].append(charge_w)
         lacks = [math.fsum(charges) - watts for charges, watts in zip(totals, room, strict=True)]
-        if lacks and max(lacks) > _HAIR_W:
+        if lacks and max(lacks) > ROUNDING_W:
             worst = lacks.index(max(lacks))
             raise BudgetTooSmall(self._budgets.all[worst].name, lacks[worst])
         self._room = room
@@ -234,23 +185,23 @@ class LimitRollout:
         idle.sort(key=lambda held: held.wanted.charge_w > held.claim_w)  # lowerings first
         return [command for held in idle for command in self._try_command(held)]
 
-    def handle_event(self, event: RolloutEvent) -> list[LimitCommand]:
+    def handle_event(self, event: LimitEvent) -> list[SetPowerLimit]:
         """What is known after an event, and the commands that it makes possible."""
         match event:
-            case CommandConfirmed(number, limit_w) | CommandFailed(number, limit_w):
+            case LimitConfirmed(_, number, limit_w) | LimitFailed(_, number, limit_w):
                 name = self._by_number.pop(number, None)
                 return [] if name is None else self._on_command_end(self._held[name], limit_w)
-            case RolloutNodeLost(node):
+            case NodeUnreachable(_, node):
                 for held in self._on_node(node):
                     held.lost = True
                     self._by_number.pop(held.number, None)
                 return []
-            case RolloutLeaseEnded(node):
+            case NodeLeaseExpired(_, node):
                 for held in self._on_node(node):
                     if held.lost and not held.restored:
                         self._change(held, restored=True)
                 return []
-            case RolloutNodeReturned(node, limits_w):
+            case NodeReachable(_, node, limits_w):
                 made = []
                 for held in self._on_node(node):
                     if held.lost and held.holding.name in limits_w:
@@ -292,19 +243,21 @@ class LimitRollout:
             (budget.name, claim + more - room)
             for budget, claim, more, room in zip(self._budgets.all, self._claims, extra, self._room, strict=True)
         )
-        return {name: lack for name, lack in lacks if lack > _HAIR_W}
+        return {name: lack for name, lack in lacks if lack > ROUNDING_W}
 
     def _new_room(self, budgets: BudgetTree) -> list[float]:
         if [(one.name, one.parent) for one in budgets.all] != [(one.name, one.parent) for one in self._budgets.all]:
-            raise InvalidBudget("budgets", "they are others", "change watts here, and begin anew with another tree")
+            raise InvalidBudget(
+                "budgets", "have other names or parents", "change only watts here; another tree replaces all budgets"
+            )
         return budgets.available_w()
 
     def _set_desired(self, held: _HoldingState, setting: LimitSetting) -> None:
-        """What is wanted of a holding; a charge that was measured anew for what it has counts at once."""
-        if abs(setting.limit_w - held.wanted.limit_w) > _SAME_W or held.tries >= TRIES_MOST:
+        """Sets what is wanted of a holding; a new charge for the limit that it has counts at once."""
+        if not is_same_limit(setting.limit_w, held.wanted.limit_w) or held.tries >= TRIES_MOST:
             held.tries = 0
         held.wanted = setting
-        if abs(setting.limit_w - held.now.limit_w) <= _SAME_W and setting.charge_w > held.now.charge_w:
+        if is_same_limit(setting.limit_w, held.now.limit_w) and setting.charge_w > held.now.charge_w:
             self._change(held, now=held.now._replace(charge_w=setting.charge_w))
 
     def _add(self, held: _HoldingState, watts: float) -> None:
@@ -318,21 +271,21 @@ class LimitRollout:
             setattr(held, name, value)
         self._add(held, held.claim_w - before)
 
-    def _on_command_end(self, held: _HoldingState, limit_w: float | None) -> list[LimitCommand]:
+    def _on_command_end(self, held: _HoldingState, limit_w: float | None) -> list[SetPowerLimit]:
         """A command came to an end; without a reading the holding may have any of what it was commanded."""
         assert held.asked is not None, "it was commanded"
         if limit_w is None:
             held.tries += 1
             self._change(held, unread_w=held.claim_w, asked=None)
             return self._try_command(held)
-        if abs(limit_w - held.asked.limit_w) > _SAME_W:
+        if not is_same_limit(limit_w, held.asked.limit_w):
             held.tries += 1
         return self._on_limit_confirmed(held, limit_w)
 
-    def _on_limit_confirmed(self, held: _HoldingState, limit_w: float) -> list[LimitCommand]:
+    def _on_limit_confirmed(self, held: _HoldingState, limit_w: float) -> list[SetPowerLimit]:
         """What was read back is what there is; commands that the watts set free make possible."""
         for setting in (held.asked, held.now, held.wanted):
-            if setting is not None and abs(setting.limit_w - limit_w) <= _SAME_W:
+            if setting is not None and is_same_limit(setting.limit_w, limit_w):
                 break
         else:
             setting = LimitSetting(limit_w, held.holding.gpus * limit_w)
@@ -342,7 +295,7 @@ class LimitRollout:
     def _on_node(self, node: str) -> list[_HoldingState]:
         return [held for held in self._held.values() if held.holding.node == node]
 
-    def _try_command(self, held: _HoldingState) -> list[LimitCommand]:
+    def _try_command(self, held: _HoldingState) -> list[SetPowerLimit]:
         """The command to what is wanted, if there is one to give and room for it; else it gets in line."""
         if not held.idle:
             return []
@@ -353,16 +306,16 @@ class LimitRollout:
         self._numbers += 1
         self._change(held, asked=held.wanted, number=self._numbers)
         self._by_number[self._numbers] = held.holding.name
-        return [LimitCommand(held.holding.name, held.holding.node, held.wanted.limit_w, self._numbers)]
+        return [SetPowerLimit(held.holding.name, held.holding.node, held.wanted.limit_w, self._numbers)]
 
     def _lacking(self, held: _HoldingState) -> int | None:
         """A budget without room for what is wanted; none for a lowering, which claims no more."""
         more = held.wanted.charge_w - held.claim_w
         if more <= 0.0:
             return None
-        return next((at for at in held.places if self._claims[at] + more > self._room[at] + _HAIR_W), None)
+        return next((at for at in held.places if self._claims[at] + more > self._room[at] + ROUNDING_W), None)
 
-    def _release_waiting(self, places: Iterable[int]) -> list[LimitCommand]:
+    def _release_waiting(self, places: Iterable[int]) -> list[SetPowerLimit]:
         """Raises that waited at these budgets and fit now; a few of a long line, all where nothing else is under way."""
         made = []
         for place in places:

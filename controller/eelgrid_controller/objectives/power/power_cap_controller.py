@@ -1,41 +1,83 @@
 """Controls the power limits of all managed jobs within every budget.
 
-Offers the target limit of each job to the limit rollout for the whole gang, keeps raises that have no room
-waiting, and asks for a new budget allocation when wishes, budgets or prices change.
+Offers the target limit of each job to the limit rollout for the whole gang, keeps raises that have no room waiting, and
+asks for a new budget allocation when desired limits, budgets or prices change. `ControlSettings` has its thresholds,
+and those of services, each with its reason.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.objectives.power.bandit import BanditSettings, MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import (
     AllocationRequest,
     AllocationTask,
     BudgetAllocation,
     BudgetShortfall,
-    is_same_limit,
     preview_limits,
     solve_allocation,
 )
-from eelgrid_controller.objectives.power.budgets import BudgetTree
-from eelgrid_controller.objectives.power.control_events import JobMeasured, JobStarted, SetPowerLimit, SolveAllocation
-from eelgrid_controller.objectives.power.job_controller import JobController, PriceHorizon, start_job
-from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
-from eelgrid_controller.objectives.power.limit_rollout import (
-    CommandConfirmed,
-    CommandFailed,
-    Holding,
-    HoldingStatus,
-    LimitCommand,
-    LimitRollout,
-    LimitSetting,
-    RolloutLeaseEnded,
-    RolloutNodeLost,
-    RolloutNodeReturned,
+from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree, Holding, LimitSetting
+from eelgrid_controller.objectives.power.control_events import (
+    JobMeasured,
+    JobStarted,
+    LimitConfirmed,
+    LimitFailed,
+    NodeLeaseExpired,
+    NodeReachable,
+    NodeUnreachable,
+    SetPowerLimit,
+    SolveAllocation,
 )
-from eelgrid_controller.objectives.power.settings import ALLOCATION_JOBS, ControlSettings
-from eelgrid_controller.objectives.power.tariffs import EnergyTariff
+from eelgrid_controller.objectives.power.job_controller import JobController, start_job
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
+from eelgrid_controller.objectives.power.limit_rollout import HoldingStatus, LimitRollout
+from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
+from eelgrid_controller.objectives.power.tariffs import EnergyTariff, PriceHorizon
+
+ALLOCATION_JOBS = 1000
+
+
+class InvalidSetting(ControllerError):
+    """A setting with an impossible value; `field` names it."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {problem}", remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Thresholds of the objective controller, for services and jobs."""
+
+    manner: BanditSettings = field(default_factory=BanditSettings)  # of every search for a limit
+    # What an allocation maximizes where the limits that jobs should have do not fit.
+    want: AllocationGoal = AllocationGoal.THROUGHPUT
+    # A ScaleService whose replicas do not come is repeated: placing and starting takes as long.
+    repeat_s: float = 60.0
+    # Without a window a job counts one as missed: windows last 10 to 60 s, and one may fail.
+    stale_after_s: float = 180.0
+    # Between allocations of ALLOCATION_JOBS jobs, which take a second or two; in proportion less with fewer.
+    divide_every_s: float = 30.0
+    # An allocation of more jobs is not made in the call that finds it due, but asked for: it takes a millisecond a job.
+    divided_inside: int = 100_000
+    divided_within_s: float = 600.0  # an answer that does not come by then is asked for again
+    retry_after_s: float = 300.0  # a holding that refused a limit is tried again: a driver reload takes minutes
+    reprice: float = 0.02  # change of a price's weight from which jobs are decided again: less moves no limit
+    horizon_s: float = 86_400.0  # of prices: a day, over which they repeat
+    services_most: int = 10_000
+    jobs_most: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("repeat_s", "stale_after_s", "retry_after_s", "divided_within_s", "horizon_s"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise InvalidSetting(name, f"{getattr(self, name)}", "give seconds above 0")
+        if not 0.0 <= self.divide_every_s < math.inf or not 0.0 <= self.reprice < math.inf:
+            raise InvalidSetting("divide_every_s", "a negative number", "give 0 or more")
+        if self.services_most < 1 or self.jobs_most < 1 or self.divided_inside < 0:
+            raise InvalidSetting("jobs_most", "less than 1", "give how many there may be at most")
 
 
 def allocation_task(
@@ -47,7 +89,7 @@ def allocation_task(
     at_s: float,
     want: AllocationGoal,
 ) -> AllocationTask:
-    """The question of now, for jobs with how each of their holdings stands; `lowest` are the budgets of a holding."""
+    """The allocation task of the moment, from jobs and the state of their holdings; `lowest` names a holding's budgets."""
     asking, wishes, fixed_w = [], [], [0.0] * len(budgets)
     for job, known in jobs:
         asking.append(_allocation_request(job, known, lowest))
@@ -82,7 +124,7 @@ _LOOKS = 64  # at jobs that wait for room, an event
 
 
 class PowerCapController:
-    """All jobs. Methods answer with instructions, or the reason why an event changes nothing."""
+    """Controls the limits of all jobs. Methods return instructions, or the reason why an event changes nothing."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
@@ -134,18 +176,18 @@ class PowerCapController:
         self.jobs[event.name] = job
         if len(self.budgets):
             # Nothing is raised before watts are shared; a limit that was found is a limit that fits.
-            job.set_ceiling(min((one for one in event.limits_w if one >= max(held_w) - 0.5), default=None))
+            job.set_ceiling(min((one for one in event.limits_w if not is_higher_limit(max(held_w), one)), default=None))
             self._urgent |= bool(self.changes.shortfalls())
         self._stale = True
         return [*made, *self._offer_target(job, event.at_s)]
 
     def end_job(self, name: str) -> list[SetPowerLimit] | str:
-        """Forgets a job; its watts are free."""
+        """Forgets a job and frees its watts."""
         job = self.jobs.pop(name, None)
         if job is None:
             return "an end of what is not known"
         self._waiting.pop(name, None)
-        commands: list[LimitCommand] = []
+        commands: list[SetPowerLimit] = []
         for holding in job.began.holdings:
             self._owner.pop(holding.name)
             commands = [one for one in commands if one.holding != holding.name] + self.changes.remove_holding(
@@ -182,16 +224,14 @@ class PowerCapController:
         job.add_missed_window(at_s, reason)
         return self._offer_target(job, at_s)
 
-    def confirm_command(
-        self, at_s: float, number: int, limit_w: float | None, *, done: bool
-    ) -> list[SetPowerLimit] | str:
-        """A command came to an end; a reading that is none counts as no reading."""
+    def confirm_command(self, event: LimitConfirmed | LimitFailed) -> list[SetPowerLimit] | str:
+        """An instruction came to an end; an impossible reading counts as no reading."""
+        at_s, number, limit_w = event
         name = self._numbers.pop(number, None)
         if name is None:
             return "an answer to what was not asked, or twice"
         if limit_w is not None and not 0.0 < limit_w < 1e9:
-            limit_w, done = None, False
-        event = CommandConfirmed(number, limit_w) if done and limit_w is not None else CommandFailed(number, limit_w)
+            event = LimitFailed(at_s, number, None)
         made = self._sent(self.changes.handle_event(event))
         job = self.jobs[self._owner[name]]
         job.since_s = at_s
@@ -205,29 +245,32 @@ class PowerCapController:
             made += self._offer_target(job, at_s)
         return made + self._retry_waiting(at_s)
 
-    def mark_node_lost(self, node: str) -> list[SetPowerLimit] | str:
+    def mark_node_lost(self, event: NodeUnreachable) -> list[SetPowerLimit] | str:
         """Nothing is known of the node: its holdings keep their claims."""
-        gone = {one.name for job in self.jobs.values() for one in job.began.holdings if one.node == node}
+        gone = {one.name for job in self.jobs.values() for one in job.began.holdings if one.node == event.node}
         if not gone:
             return "a node without jobs"
-        self.changes.handle_event(RolloutNodeLost(node))
+        self.changes.handle_event(event)
         self._numbers = {number: one for number, one in self._numbers.items() if one not in gone}
         self._stale = self._urgent = True  # its lease will end: room has to be made before
         return []
 
-    def mark_lease_ended(self, at_s: float, node: str) -> list[SetPowerLimit] | str:
+    def mark_lease_ended(self, event: NodeLeaseExpired) -> list[SetPowerLimit] | str:
         """A lost node has put back what it found."""
-        if all(one.node != node for job in self.jobs.values() for one in job.began.holdings):
+        if all(one.node != event.node for job in self.jobs.values() for one in job.began.holdings):
             return "a node without jobs"
-        self.changes.handle_event(RolloutLeaseEnded(node))
+        self.changes.handle_event(event)
         self._stale = self._urgent = True
-        return self._retry_waiting(at_s)
+        return self._retry_waiting(event.at_s)
 
-    def mark_node_returned(self, at_s: float, node: str, limits_w: Mapping[str, float]) -> list[SetPowerLimit] | str:
-        """The node tells what it has; holdings that it does not tell of stay lost."""
-        told = {name: limit_w for name, limit_w in limits_w.items() if 0.0 < limit_w < 1e9}
-        back = {self._owner[name] for name in told if name in self._owner and self.changes.holding_status(name).lost}
-        made = self._sent(self.changes.handle_event(RolloutNodeReturned(node, told)))
+    def mark_node_returned(self, event: NodeReachable) -> list[SetPowerLimit] | str:
+        """The node reports its limits; holdings that it does not report stay lost."""
+        at_s, node, limits_w = event
+        reported = {name: limit_w for name, limit_w in limits_w.items() if 0.0 < limit_w < 1e9}
+        back = {
+            self._owner[name] for name in reported if name in self._owner and self.changes.holding_status(name).lost
+        }
+        made = self._sent(self.changes.handle_event(NodeReachable(at_s, node, reported)))
         self._stale = True
         for name in sorted(back):
             job = self.jobs[name]
@@ -256,7 +299,7 @@ class PowerCapController:
         return made
 
     def on_tick(self, at_s: float) -> list[SetPowerLimit]:
-        """What time alone changes: prices, jobs that are not heard of, limits that may be tried again."""
+        """What time alone changes: prices, jobs without measurements, limits that may be tried again."""
         made = []
         for job in self.jobs.values():
             if at_s - job.heard_s > self.settings.stale_after_s:
@@ -320,7 +363,7 @@ class PowerCapController:
                 gpus[place] += holding.gpus
         for limit_w in sorted(limits_w, reverse=True):
             if all(
-                claims[one.name] + count * limit_w <= watts + 1e-6
+                claims[one.name] + count * limit_w <= watts + ROUNDING_W
                 for one, count, watts in zip(self.budgets.all, gpus, room, strict=True)
                 if count
             ):
@@ -361,7 +404,7 @@ class PowerCapController:
                 limit_w = min([limit_w, *(one.limit_w for one in known.values())])
             elif least_w <= limit_w or job.ceiling_w is None or least_w <= job.ceiling_w:
                 limit_w = least_w
-            job.reason = "a holding refuses another limit, and the slowest paces the rest"
+            job.reason = "a node refuses to change its limit, and the slowest GPU sets the pace of the job"
         job.target_w = limit_w
         commands = self._offer_limit(job, limit_w, refusing)
         if commands is None:
@@ -383,7 +426,7 @@ class PowerCapController:
         }
         return any(self.budgets.all[at].name in lacks for at in places)
 
-    def _offer_limit(self, job: JobController, limit_w: float, refusing: set[str]) -> list[LimitCommand] | None:
+    def _offer_limit(self, job: JobController, limit_w: float, refusing: set[str]) -> list[SetPowerLimit] | None:
         settings = {name: one for name, one in job.holding_settings(limit_w).items() if name not in refusing}
         return self.changes.offer_settings(settings)
 
@@ -395,16 +438,12 @@ class PowerCapController:
             made += self._offer_target(self.jobs[name], at_s)
         return made
 
-    def _sent(self, commands: Iterable[LimitCommand]) -> list[SetPowerLimit]:
+    def _sent(self, commands: Iterable[SetPowerLimit]) -> list[SetPowerLimit]:
         made = []
         for command in commands:
             owner = self._owner[command.holding]
             self._numbers[command.number] = command.holding
-            made.append(
-                SetPowerLimit(
-                    owner, command.holding, command.node, command.limit_w, command.number, self.jobs[owner].reason
-                )
-            )
+            made.append(command._replace(job=owner, reason=self.jobs[owner].reason))
         return made
 
     def preview_budgets(

@@ -4,7 +4,7 @@ Measured values are kept; between and beyond them the fitted power law gives the
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eelgrid_controller.objectives.power.errors import InvalidCurve
+from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Configuration, Point
 
 FloatArray = npt.NDArray[np.float64]
@@ -23,6 +23,18 @@ USUAL_ROUNDNESS, USUAL_STEEPNESS, USUAL_CLOCKED = 4.0, 3.0, 0.05
 _ROUNDNESS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 24.0)
 _STEEPNESS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FREE_STEPS = 60
+
+
+class PowerPlanError(ControllerError):
+    """What cannot be planned; `field` is the one at fault."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {problem}", remedy)
+
+
+class InvalidCurve(PowerPlanError):
+    """Points that make no curve."""
 
 
 class PowerLaw(NamedTuple):
@@ -83,8 +95,22 @@ def fit_power_law(limits_w: FloatArray, power_w: FloatArray, time_s: FloatArray)
 
 
 LIMITS_MOST = 64  # of one curve
-_SAME_W = 0.5  # limits nearer than this are one
+
+# Limits that are less than this apart are the same limit. Drivers round to a tenth of a watt or to a whole watt, so
+# what is read back may be off by nearly a watt; the agent reports a limit as applied within the same distance
+# (`GuardLimits.tolerance_w`). The limits that are tried lie 25 W apart, those that a person sets at least 1 W.
+SAME_LIMIT_W = 1.0
 _FLAT = 1e-6  # relative
+
+
+def is_same_limit(one_w: float, other_w: float) -> bool:
+    """Whether two power limits of a GPU, wanted or read back, are the same limit."""
+    return abs(one_w - other_w) < SAME_LIMIT_W
+
+
+def is_higher_limit(one_w: float, other_w: float) -> bool:
+    """Whether a power limit of a GPU is another one than `other_w`, and above it."""
+    return one_w - other_w >= SAME_LIMIT_W
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +155,11 @@ class PowerCurve:
         return fit_power_law(limits, np.minimum(power_w, limits), np.array([point.time_s for point in self.points]))
 
     def interpolate(self, limit_w: float) -> LimitPoint:
-        """The job at any limit; measured where it was, else shaped. Raises CurveRefused for a limit of 0 or less."""
+        """The job at any limit; measured where it was, else shaped. Raises InvalidCurve for a limit of 0 or less."""
         if not limit_w > 0.0 or not math.isfinite(limit_w):
             raise InvalidCurve("limit_w", f"{limit_w} W is no power limit", "ask for a positive number of watts")
-        index = bisect_left(self.limits_w, limit_w - _SAME_W)
-        if index < len(self.points) and abs(self.points[index].limit_w - limit_w) <= _SAME_W:
+        index = bisect_right(self.limits_w, limit_w - SAME_LIMIT_W)
+        if index < len(self.points) and is_same_limit(self.points[index].limit_w, limit_w):
             return self.points[index]
         below = self.points[index - 1] if index else None
         above = self.points[index] if index < len(self.points) else None
@@ -168,7 +194,7 @@ def _between(shape: Callable[[float], float], limit_w: float, known: Sequence[tu
 
 
 def _check_point(point: Point) -> tuple[float, LimitPoint]:
-    """A point as a place on a curve; the reason where it is none."""
+    """A point's limit and what it measured there; raises InvalidCurve where it is incomplete."""
     limit_w, power_w = point.configuration.power_limit_w, point.power_w
     if limit_w is None:
         raise InvalidCurve("power_limit_w", f"a point of {point.workload!r} has none", "name the limit it ran under")
@@ -194,7 +220,7 @@ def _apart(points: Sequence[Point]) -> Configuration:
 def fit_power_curve(points: Iterable[Point]) -> PowerCurve:
     """The curve of one job from its points, which differ in the power limit only; repeated limits are averaged.
 
-    Raises CurveRefused where there are none, too many, or a number is missing or impossible.
+    Raises InvalidCurve where there are none, too many, or a number is missing or impossible.
     """
     given = list(points)
     if not given:
@@ -202,7 +228,7 @@ def fit_power_curve(points: Iterable[Point]) -> PowerCurve:
     shared = _apart(given)
     found: dict[float, list[LimitPoint]] = {}
     for limit_w, at in map(_check_point, given):
-        near = next((known for known in found if abs(known - limit_w) <= _SAME_W), limit_w)
+        near = next((known for known in found if is_same_limit(known, limit_w)), limit_w)
         found.setdefault(near, []).append(at)
     if len(found) > LIMITS_MOST:
         raise InvalidCurve("points", f"{len(found)} limits", f"keep the {LIMITS_MOST} that matter")

@@ -1,6 +1,7 @@
 """Energy prices over time, and the schedule of power limits that does given work at the least cost.
 
-A joule costs c(t) = PUE(t) (price(t) + carbon_price carbon(t)), each a step function that repeats.
+A joule costs c(t) = PUE(t) (price(t) + carbon_price carbon(t)), each a step function that repeats. `PriceHorizon` weighs
+the price of the moment against the mean of a horizon, and plans a job's limits over it.
 """
 
 import math
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.errors import PowerPlanError
-from eelgrid_controller.objectives.power.power_model import LimitPoint
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerPlanError
+from eelgrid_controller.objectives.power.training_promises import Deadline, MaxSlowdown, TrainingPromise
 
 DAY_S = 86_400.0
 WEEK_S = 604_800.0
@@ -222,3 +223,67 @@ def schedule_limits(points: Sequence[LimitPoint], slices: Sequence[PriceSlice], 
 
 def _sign(price: float) -> int:
     return (price > 0.0) - (price < 0.0)
+
+
+_FLAT = 0.02  # of the mean: prices that vary less are one price
+
+
+class PriceHorizon:
+    """A tariff and its horizon; remembers the slices of the last moment that was asked for."""
+
+    def __init__(self, tariff: EnergyTariff | None, horizon_s: float) -> None:
+        self.tariff = tariff
+        self.horizon_s = horizon_s
+        self._slices: tuple[float, float, tuple[PriceSlice, ...]] | None = None
+
+    def price_per_j(self, at_s: float) -> float | None:
+        """What a joule costs then; None without prices."""
+        return None if self.tariff is None else self.tariff.price_at(at_s)
+
+    def price_weight(self, at_s: float) -> float:
+        """Relative to the mean of the horizon; 1 without prices."""
+        if self.tariff is None:
+            return 1.0
+        slices = self.price_slices(at_s, self.horizon_s)
+        mean = sum(one.seconds * one.price for one in slices) / self.horizon_s
+        return max(0.0, slices[0].price / mean) if mean > 0.0 else 1.0
+
+    def price_slices(self, at_s: float, horizon_s: float) -> tuple[PriceSlice, ...]:
+        """The horizon from then on, cut where the price changes; empty without prices."""
+        if self.tariff is None or horizon_s <= 0.0:
+            return ()
+        if self._slices is None or self._slices[:2] != (at_s, horizon_s):
+            self._slices = at_s, horizon_s, self.tariff.price_slices(at_s, horizon_s)
+        return self._slices[2]
+
+    def schedule_limits(
+        self,
+        promise: TrainingPromise,
+        points: tuple[LimitPoint, ...],
+        at_s: float,
+        *,
+        base_s: float,
+        earned_s: float,
+        left: tuple[float, float],
+    ) -> LimitSchedule | None:
+        """When to run at which limit; None where prices make no difference.
+
+        `base_s` is the time of a unit of work that slowdowns are relative to, `left` the work and the seconds of a
+        deadline.
+        """
+        horizon_s = self.horizon_s
+        if isinstance(promise, MaxSlowdown):
+            work = (horizon_s + earned_s) / ((1.0 + promise.share) * base_s)
+        elif isinstance(promise, Deadline) and min(left) > 0.0:
+            horizon_s = min(horizon_s, left[1])
+            work = left[0] * horizon_s / left[1]
+        else:
+            return None
+        slices = self.price_slices(at_s, horizon_s)
+        prices = [one.price for one in slices]
+        if len(points) < 2 or not prices:
+            return None
+        mean = sum(one.seconds * one.price for one in slices) / horizon_s
+        if max(prices) - min(prices) <= _FLAT * abs(mean):
+            return None
+        return schedule_limits(points, slices, max(0.0, work))

@@ -1,13 +1,16 @@
-"""Promises of training jobs, and the limit or mixture of limits that keeps one for the least energy."""
+"""Promises of training jobs, and the power limit that keeps one for the least energy."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eelgrid_controller.objectives.power.errors import InvalidPromise
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
+from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, PowerPlanError
 
 _HAIR = 1e-9  # relative: a promise met exactly is met
+
+
+class InvalidPromise(PowerPlanError):
+    """A promise that no limit can keep, or that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +61,6 @@ class LimitChoice:
     barred: tuple[LimitPoint, ...]  # they would break the promise
 
 
-@dataclass(frozen=True, slots=True)
-class LimitMixture:
-    """Two limits in turn; `share` of the work is done at `slow`."""
-
-    slow: LimitPoint
-    fast: LimitPoint
-    share: float
-
-    @property
-    def time_s(self) -> float:
-        """Seconds a unit of work, in the mean."""
-        return self.share * self.slow.time_s + (1.0 - self.share) * self.fast.time_s
-
-    @property
-    def energy_j(self) -> float:
-        """Joules a unit of work, in the mean."""
-        return self.share * self.slow.energy_j + (1.0 - self.share) * self.fast.energy_j
-
-
 def _pace_s(curve: PowerCurve, promise: TrainingPromise) -> float:
     """The most seconds that a unit of work may take."""
     if isinstance(promise, MaxSlowdown):
@@ -111,7 +95,7 @@ def _too_slow(curve: PowerCurve, pace_s: float, fastest: LimitPoint) -> InvalidP
 def choose_limit(curve: PowerCurve, promise: TrainingPromise, limits_w: Sequence[float] | None = None) -> LimitChoice:
     """The limit of least cost that keeps the promise, among the measured limits or those given.
 
-    Raises PromiseRefused where not even the fastest limit keeps it.
+    Raises InvalidPromise where not even the fastest limit keeps it.
     """
     options = _options(curve, limits_w)
     pace_s = _pace_s(curve, promise)
@@ -129,23 +113,10 @@ def choose_limit(curve: PowerCurve, promise: TrainingPromise, limits_w: Sequence
     )
 
 
-def choose_mixture(
-    curve: PowerCurve, promise: MaxSlowdown | Deadline, limits_w: Sequence[float] | None = None
-) -> LimitMixture:
-    """The two limits that in turn keep the promise for the least energy; both the same where one is best alone.
-
-    Exact: with one constraint on time, an optimum of the linear program has at most two limits.
-    """
-    options = _options(curve, limits_w)
-    pace_s = _pace_s(curve, promise)
-    fast = [at for at in options if at.time_s <= pace_s * (1.0 + _HAIR)]
-    if not fast:
-        raise _too_slow(curve, pace_s, min(options, key=lambda at: at.time_s))
-    alone = min(fast, key=lambda at: (at.energy_j, -at.limit_w))
-    best = LimitMixture(alone, alone, 1.0)
-    for quick in fast:
-        for slow in options:
-            if slow.time_s > pace_s * (1.0 + _HAIR):
-                tried = LimitMixture(slow, quick, max(0.0, (pace_s - quick.time_s) / (slow.time_s - quick.time_s)))
-                best = min(best, tried, key=lambda one: one.energy_j)
-    return best
+def weighted_promise(promise: TrainingPromise, weight: float) -> TrainingPromise:
+    """The promise at a price that is `weight` times the mean; only best effort weighs energy against time."""
+    if not isinstance(promise, BestEffort):
+        return promise
+    energy = promise.energy_weight * weight
+    rest = 1.0 - promise.energy_weight
+    return BestEffort(energy / (energy + rest)) if energy + rest > 0.0 else promise

@@ -189,7 +189,7 @@ class ReplicaScaler:
         if last_s is None or at_s - last_s <= self.limits.stale_after_s:
             return state, ReplicaDecision(state.target, "nothing new")
         blind = replace(state, phase=ScalerPhase.BLIND)
-        return blind, ReplicaDecision(state.target, f"blind for {at_s - last_s:.0f} s: nothing is taken away")
+        return blind, ReplicaDecision(state.target, f"blind for {at_s - last_s:.0f} s: no replica is removed")
 
     def _on_load(self, state: ScalerState, event: LoadObserved) -> tuple[ScalerState, ReplicaDecision]:
         limits = self.limits
@@ -197,7 +197,7 @@ class ReplicaScaler:
         if not (math.isfinite(event.arrived_hz) and event.arrived_hz >= 0.0) or (
             last_s is not None and event.at_s <= last_s
         ):
-            return state, ReplicaDecision(state.target, "a window that is none, or old: nothing changes")
+            return state, ReplicaDecision(state.target, "an invalid or old window: nothing changes")
         was_blind = last_s is not None and event.at_s - last_s > limits.stale_after_s
         # What was seen before a blind time says nothing of now: the look-back begins anew.
         trend = update_trend(RateTrend() if was_blind else state.trend, event.arrived_hz, event.at_s)
@@ -247,10 +247,12 @@ class ReplicaScaler:
             why = "a queue grows" if growing else "the promise is broken" if event.is_promise_broken else "too early"
             return rising, ReplicaDecision(state.target, f"kept, {why}: {reason}")
         if event.at_s - max(state.fell_at_s, state.rose_at_s) < limits.cool_s:
-            return rising, ReplicaDecision(state.target, f"kept, cooling: {reason}")
+            return rising, ReplicaDecision(state.target, f"kept, cooling down: {reason}")
         target = max(worst, state.target - max(1, math.floor(limits.fall * state.target)))
         fallen = replace(state, target=target, fell_at_s=event.at_s)
-        return fallen, ReplicaDecision(target, f"down: the worst of {limits.hold_s:g} s needs {worst}")
+        return fallen, ReplicaDecision(
+            target, f"down: the highest demand of the last {limits.hold_s:g} s needs {worst}"
+        )
 
     def _clamp_replicas(self, replicas: int) -> int:
         return min(self.limits.most, max(self.limits.least, replicas))

@@ -1,4 +1,7 @@
-"""Parses metrics pages in the Prometheus text format (0.0.4) and the OpenMetrics additions that servers write."""
+"""Parses metrics pages in the Prometheus text format (0.0.4) and the OpenMetrics additions that servers write.
+
+`ScrapeTarget` says which pages of a workload are wanted, `ScrapeRound` what its replicas answered.
+"""
 
 import math
 import re
@@ -44,6 +47,20 @@ class ExpositionPage:
         return self.samples.get(name, ())
 
 
+class ScrapeTarget(NamedTuple):
+    """Whose pages are wanted: where, by replica, and which metrics of them."""
+
+    urls: Mapping[int, str]
+    names: frozenset[str]  # all that is kept of a page
+
+
+class ScrapeRound(NamedTuple):
+    """What all replicas of one workload answered; a text says why there is no page."""
+
+    at_s: float  # when it began
+    pages: Mapping[tuple[int, str], ExpositionPage | str]  # by replica and address
+
+
 def _number(text: str, line: int) -> float:
     if text in _WORDS:
         return _WORDS[text]
@@ -69,7 +86,7 @@ def _labels(text: str, line: int) -> SampleLabels:
 
 
 def parse_exposition(text: str, at_s: float) -> ExpositionPage:
-    """The samples of a page; MetricsUnreadable names the first line that is none."""
+    """The samples of a page; raises MetricsUnreadable, which names the first line that cannot be parsed."""
     if len(text) > BYTES_MOST:
         raise MetricsUnreadable("page", f"{len(text)} bytes", f"scrape a page of at most {BYTES_MOST}")
     found: dict[str, list[MetricSample]] = {}

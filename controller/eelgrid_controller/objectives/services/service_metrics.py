@@ -129,7 +129,7 @@ def generic_names(
 
 
 def server_metric_names(server: str) -> ServerNames:
-    """The names of a kind of server; Unusable names those that there are."""
+    """The names of a kind of server; InvalidServingValue names those that there are."""
     if server not in SERVER_NAMES:
         raise InvalidServingValue(
             "server", f"{server!r} is unknown", f"take one of {', '.join(SERVER_NAMES)}, or name a histogram"
@@ -222,7 +222,7 @@ def _mine(samples: Iterable[MetricSample], label: str, model: str) -> Iterable[M
 
 
 def _has_restarted(pair: ScrapePair) -> bool:
-    """Whether the page's one process started anew in between."""
+    """Whether the page's one process restarted in between."""
     before, after = pair.before.samples_of(_STARTED), pair.after.samples_of(_STARTED)
     return len(before) == len(after) == 1 and before[0].value != after[0].value
 

@@ -180,7 +180,7 @@ def least_instances(
     """The least instances that keep both objectives, uncertainty added; NothingFits if `most` do not.
 
     `factor` corrects the curve. An objective for the first token without
-    the prompt's cost cannot be checked: that is Unusable, not kept.
+    the prompt's cost cannot be checked: that is InvalidServingValue, not kept.
     """
     if first_token_objective is not None and prefill is None:
         raise InvalidServingValue("prefill", "not measured", "measure it, or promise no time to first token")

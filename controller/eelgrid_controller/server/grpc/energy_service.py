@@ -7,9 +7,17 @@ from typing import Any, Protocol, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.energy.exporters import ExportClaim, Exporter, parse_export
-from eelgrid_controller.energy.ledger import LedgerAmount
-from eelgrid_controller.energy.ledger_queries import GroupWork, LedgerAnswer, LedgerQuery, parse_queries, parse_query
+from eelgrid_controller.energy.ledger import (
+    ExportClaim,
+    Exporter,
+    GroupWork,
+    LedgerAmount,
+    LedgerAnswer,
+    LedgerQuery,
+    parse_export,
+    parse_queries,
+    parse_query,
+)
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.state.spending import utc_offset_minutes_of
 from eelgrid_protos.messages import (

@@ -14,8 +14,12 @@ import grpc.aio
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.partition.execution import unfinished_gpus
-from eelgrid_controller.partition.recommendation import PartitionSearchResult, PartitionStage, recommend_partitions
+from eelgrid_controller.partition.recommendation import (
+    PartitionSearchResult,
+    PartitionStage,
+    recommend_partitions,
+    unfinished_gpus,
+)
 from eelgrid_controller.partition.survey import SurveyedGpu, apply_problem, partition_statuses
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.authorization import DescribeCall, describe_no_call

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.energy.exporters import Exporter
-from eelgrid_controller.energy.ledger import OTHER_NAMESPACES
+from eelgrid_controller.energy.ledger import OTHER_NAMESPACES, Exporter
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.server.metrics.catalogue import (
     MODELS_MOST,
@@ -239,7 +238,7 @@ class LedgerCounters(Protocol):
 
     @property
     def exporters(self) -> Mapping[str, Exporter]:
-        """Marks by name; as many as `exporters.py` allows."""
+        """Marks by name; `ledger.EXPORTERS_MOST` at most."""
 
     def joules_by_namespace(self) -> Mapping[str, float]:
         """Joules of what is on disk, since the ledger began."""

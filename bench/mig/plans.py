@@ -1,16 +1,55 @@
-"""Checks a partition plan against its problem: geometry, latency, rates, pools and jobs, without the search.
+"""What benches and tests of the partition planner share: pools, plans as running fleets, and a check of plans.
 
-Geometry is judged by the catalogue, admissibility by the points.
+The check shares nothing with the search: `find_violations` judges geometry by the catalogue and admissibility by the points.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from eelgrid_controller.partition.integer_program import RATE_TOLERANCE
-from eelgrid_controller.partition.plan import PartitionPlan, PartitionReplica, PlannedGpu
-from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem
+from eelgrid_controller.partition.plan import (
+    PartitionPlan,
+    PartitionReplica,
+    PlannedGpu,
+    PlannedInstance,
+    RunningGpu,
+    RunningInstance,
+)
+from eelgrid_controller.partition.problem import InferenceDemand, PartitionPool, PartitionProblem
 from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_protos.catalogue.products import Product
+
+
+def pool_of_product(product: Product, count: int | None = None, *, cost: float = 1.0) -> PartitionPool:
+    """The pool of a product of the catalogue; a GPU that is not in use counts as off, so it saves its idle watts."""
+    idle_w = product.idle_w if product.idle_mig_w is None else product.idle_mig_w
+    return PartitionPool(model=product.model, count=count, geometry=product.mig, cost=cost, held_w=idle_w)
+
+
+def assign_plan(plan: PartitionPlan, uuids: Mapping[str, Iterable[tuple[str, str]]]) -> tuple[RunningGpu, ...]:
+    """A plan on the GPUs of a fleet, (uuid, node) by model, in order; those beyond the plan stand empty."""
+    left = {model: iter(tuple(members)) for model, members in uuids.items()}
+    found = []
+    for gpu in plan.gpus:
+        uuid, node = next(left[gpu.model])
+        standing = tuple(RunningInstance(one.profile, one.start, one.replica) for one in gpu.instances)
+        found.append(RunningGpu(uuid, node, gpu.model, bool(standing), standing, gpu.whole))
+    for model, members in left.items():
+        found += (RunningGpu(uuid, node, model) for uuid, node in members)
+    return tuple(found)
+
+
+def running_as_plan(gpus: Iterable[RunningGpu]) -> PartitionPlan:
+    """What of ours runs, as a plan without proofs."""
+    found = []
+    for gpu in gpus:
+        mine = tuple(
+            PlannedInstance(one.profile, one.start, one.replica) for one in gpu.instances if one.replica is not None
+        )
+        if mine or gpu.whole is not None:
+            found.append(PlannedGpu(gpu.model, mine, gpu.whole))
+    return PartitionPlan(tuple(found), ())
 
 
 def find_violations(problem: PartitionProblem, plan: PartitionPlan) -> tuple[str, ...]:
