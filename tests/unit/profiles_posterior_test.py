@@ -105,7 +105,7 @@ def test_the_posterior_is_the_joint_normal_conditioned(seed):
     whole = _twin(covariance, told.sites, told.sites) + np.diag(told.noise)
     mean = cross.T @ np.linalg.solve(whole, told.values)
     variance = np.diag(_twin(covariance, asked, asked) - cross.T @ np.linalg.solve(whole, cross))
-    found = GpPosterior(covariance, told).at(asked)
+    found = GpPosterior(covariance, told).predict_at(asked)
     assert found[0] == pytest.approx(mean, rel=1e-5, abs=1e-6)
     assert found[1] == pytest.approx(variance, rel=1e-5, abs=1e-6)
 
@@ -121,7 +121,7 @@ def test_a_difference_is_that_of_the_joint_normal(seed):
     mean = cross.T @ np.linalg.solve(whole, told.values)
     joint = _twin(covariance, asked, asked) - cross.T @ np.linalg.solve(whole, cross)
     variance = np.diag(joint)[:-1] + joint[-1, -1] - 2.0 * joint[:-1, -1]
-    found = GpPosterior(covariance, told).difference(asked[:-1], asked[-1:])
+    found = GpPosterior(covariance, told).predict_difference(asked[:-1], asked[-1:])
     assert found[0] == pytest.approx((mean - mean[-1])[:-1], rel=1e-5, abs=1e-6)
     assert found[1] == pytest.approx(variance, rel=1e-5, abs=1e-6)
 
@@ -134,8 +134,12 @@ def test_a_question_shares_its_code_with_the_last_fresh_measurement_in_its_place
     found = build_evidence(frame, 0.0, 1.0, [twice, twice._replace(workload="v")])
     codes = found.sites[:, CONFIGURATION]
     assert len(set(codes)) == len(codes) == 10
-    assert frame.sites([place, other], [{}] * 2, ["w"] * 2)[:, CONFIGURATION] == pytest.approx(codes[[1, 2]], abs=0.0)
-    assert frame.sites([place, other], [{}] * 2, ["v"] * 2)[:, CONFIGURATION] == pytest.approx(codes[[6, 7]], abs=0.0)
+    assert frame.build_sites([place, other], [{}] * 2, ["w"] * 2)[:, CONFIGURATION] == pytest.approx(
+        codes[[1, 2]], abs=0.0
+    )
+    assert frame.build_sites([place, other], [{}] * 2, ["v"] * 2)[:, CONFIGURATION] == pytest.approx(
+        codes[[6, 7]], abs=0.0
+    )
     assert found.sites[:, STALE].tolist() == [0, 0, 0, 1, 1] * 2
     assert found.noise[3] == pytest.approx(0.01 + STALE_NOISE**2)
 
@@ -143,11 +147,11 @@ def test_a_question_shares_its_code_with_the_last_fresh_measurement_in_its_place
 def test_left_out_is_what_the_others_say():
     rng = np.random.default_rng(5)
     covariance, told = _covariance(rng), _evidence(rng, 10)
-    error, variance = GpPosterior(covariance, told).left_out(7)
+    error, variance = GpPosterior(covariance, told).leave_one_out(7)
     assert len(error) == len(variance) == 7
     for row in range(7):
         others = told.take(np.arange(10) != row)
-        mean, spread = GpPosterior(covariance, others).at(told.sites[row : row + 1])
+        mean, spread = GpPosterior(covariance, others).predict_at(told.sites[row : row + 1])
         assert error[row] == pytest.approx(told.values[row] - mean[0], rel=1e-5, abs=1e-7)
         assert variance[row] == pytest.approx(spread[0] + told.noise[row], rel=1e-5)
 
@@ -166,7 +170,7 @@ def test_the_posterior_has_the_numbers_of_scikit_learn(numbers, names, traits):
     told = GpEvidence(sites[:30], rng.normal(size=30), rng.uniform(1e-4, 1e-2, 30))
     asked = sites[25:]  # five were measured
     mean, deviation = fit_regressor(covariance, told).predict(asked, return_std=True)
-    found = GpPosterior(covariance, told).at(asked)
+    found = GpPosterior(covariance, told).predict_at(asked)
     assert found[0] == pytest.approx(mean, rel=1e-12, abs=1e-12)
     assert np.sqrt(found[1]) == pytest.approx(deviation, rel=1e-12, abs=1e-12)
 
@@ -235,23 +239,25 @@ def test_the_search_beats_its_beginning_and_stays_within_reach():
 
 def test_a_factor_is_the_conformal_rank():
     scores = np.arange(1.0, 100.0)  # 99 of them: the 90th is exceeded by no more than a tenth
-    assert summarize_scores(24, -scores, 0).factor(0.9) == 90.0
-    assert summarize_scores(24, np.arange(10_000.0), 0).factor(0.9) == pytest.approx(9000.0, rel=0.01)
+    assert summarize_scores(24, -scores, 0).interval_factor(0.9) == 90.0
+    assert summarize_scores(24, np.arange(10_000.0), 0).interval_factor(0.9) == pytest.approx(9000.0, rel=0.01)
 
 
 def test_few_workloads_widen_and_few_scores_are_not_believed():
     scores = np.linspace(0.0, 2.0, 60)
-    plain = summarize_scores(0, scores, 0).factor(0.9)
-    by_groups = [summarize_scores(0, scores, groups).factor(0.9) for groups in (2, 3, 6, 12, 60)]
+    plain = summarize_scores(0, scores, 0).interval_factor(0.9)
+    by_groups = [summarize_scores(0, scores, groups).interval_factor(0.9) for groups in (2, 3, 6, 12, 60)]
     assert by_groups == sorted(by_groups, reverse=True)
     assert by_groups[0] == pytest.approx(plain * 6.31 / NORMAL_90)
     assert by_groups[-1] == pytest.approx(plain, rel=0.02)
-    assert merge_scores([(0, scores[:10])], ()).factor(0) == NORMAL_90
+    assert merge_scores([(0, scores[:10])], ()).interval_factor(0) == NORMAL_90
 
 
 def test_the_largest_number_known_counts():
     calibration = merge_scores(
         [(0, np.full(30, 3.0)), (8, np.full(30, 2.0)), (24, np.full(30, 1.0)), (16, np.ones(5))], ()
     )
-    assert [calibration.factor(known) for known in (0, 7, 8, 23, 24, 500)] == [3.0, 3.0, 2.0, 2.0, 1.0, 1.0]
-    assert ConformalCalibration(calibration.scores[1:]).factor(0) == 2.0  # nothing was judged so: the nearest that was
+    assert [calibration.interval_factor(known) for known in (0, 7, 8, 23, 24, 500)] == [3.0, 3.0, 2.0, 2.0, 1.0, 1.0]
+    assert (
+        ConformalCalibration(calibration.scores[1:]).interval_factor(0) == 2.0
+    )  # nothing was judged so: the nearest that was

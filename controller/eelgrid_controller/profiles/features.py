@@ -162,7 +162,7 @@ class FeatureFrame(NamedTuple):
     traits: tuple[FeatureColumn, ...]
     fixed: tuple[tuple[str, float], ...]  # coordinates that all measured configurations share, and their value
 
-    def unknown(self, place: FeaturePoint) -> tuple[str, ...]:
+    def unknown_features(self, place: FeaturePoint) -> tuple[str, ...]:
         """Coordinates that the question varies and no measurement did."""
         fixed = dict(self.fixed)
         known = {column.name for column in self.numbers} | {"load"}
@@ -174,7 +174,7 @@ class FeatureFrame(NamedTuple):
             )
         )
 
-    def sites(
+    def build_sites(
         self, places: Sequence[FeaturePoint], traits: Sequence[Mapping[str, float]], workloads: Sequence[str]
     ) -> Floats:
         """(N, 3 + Q + T + C) places of workloads as gaussian_process.py lays sites out, none of them stale.
@@ -184,7 +184,7 @@ class FeatureFrame(NamedTuple):
         """
         count = len(places)
         found = np.zeros((count, COORDINATES + len(self.numbers) + len(self.traits) + len(self.names)))
-        numbers = _scaled(self.numbers, [one.numbers for one in places], dict(self.fixed))
+        numbers = _scale_rows(self.numbers, [one.numbers for one in places], dict(self.fixed))
         codes = np.array(
             [[name_code(one.names.get(name, "")) for name in self.names] for one in places], dtype=np.float64
         )
@@ -192,7 +192,7 @@ class FeatureFrame(NamedTuple):
         found[:, WORKLOAD] = [name_code(name) for name in workloads]
         keyed = np.hstack((found[:, :1], np.round(numbers, _DIGITS) + 0.0, codes))  # 0.0: no negative zero
         found[:, CONFIGURATION] = [_digest(row.tobytes()) for row in keyed]
-        facts = _scaled(self.traits, traits, {column.name: column.centre for column in self.traits})
+        facts = _scale_rows(self.traits, traits, {column.name: column.centre for column in self.traits})
         found[:, COORDINATES:] = np.hstack((numbers, facts, codes))
         return found
 
@@ -207,7 +207,7 @@ def _digest(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=5).digest(), "big")
 
 
-def _scaled(
+def _scale_rows(
     columns: Sequence[FeatureColumn], rows: Sequence[Mapping[str, float]], absent: Mapping[str, float]
 ) -> Floats:
     found = [

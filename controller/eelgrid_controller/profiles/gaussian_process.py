@@ -116,7 +116,7 @@ class GpEvidence(NamedTuple):
     values: Floats  # (N,)
     noise: Floats  # (N,) variance of the mean of a site's readings, and of what a drift may have moved it by
 
-    def take(self, rows: Ints | NDArray[np.bool_]) -> "GpEvidence":
+    def select(self, rows: Ints | NDArray[np.bool_]) -> "GpEvidence":
         """Those rows, in that order."""
         return GpEvidence(self.sites[rows], self.values[rows], self.noise[rows])
 
@@ -136,7 +136,7 @@ class GpPosterior:
         self._lower = cholesky(found, lower=True, overwrite_a=True, check_finite=False)
         self._weights = cho_solve((self._lower, True), evidence.values, check_finite=False)
 
-    def at(self, questions: Floats) -> tuple[Floats, Floats]:
+    def predict_at(self, questions: Floats) -> tuple[Floats, Floats]:
         """(M,) mean and (M,) variance of the quantity at M sites.
 
         A question with the code of a measured configuration shares its idiosyncrasy. The noise of a reading is not
@@ -146,7 +146,7 @@ class GpPosterior:
         variance = prior_variance(self._covariance, questions) - self._explained(known)
         return known @ self._weights, np.maximum(variance, 0.0)
 
-    def difference(self, questions: Floats, base: Floats) -> tuple[Floats, Floats]:
+    def predict_difference(self, questions: Floats, base: Floats) -> tuple[Floats, Floats]:
         """(M,) mean and (M,) variance of the quantity at M sites less what it is at `base`, (1, ...), another one.
 
         What they have in common, such as a level that nobody measured, is in neither.
@@ -158,7 +158,7 @@ class GpPosterior:
         variance = apart - 2.0 * shared - self._explained(known)
         return known @ self._weights, np.maximum(variance, 0.0)
 
-    def left_out(self, count: int) -> tuple[Floats, Floats]:
+    def leave_one_out(self, count: int) -> tuple[Floats, Floats]:
         """Error and variance of each of the first `count` measurements as all others predict its reading.
 
         Rasmussen and Williams 2006, equations 5.10 to 5.12.

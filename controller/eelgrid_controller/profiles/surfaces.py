@@ -62,7 +62,7 @@ def build_evidence(
     A question has the code of the last fresh measurement in its place. Others there, and stale ones, have codes of
     their own: what is particular to them says nothing of a reading now.
     """
-    sites = surface_frame.sites(
+    sites = surface_frame.build_sites(
         [place for one in samples for place in one.places],
         [one.traits for one in samples for _ in one.places],
         [one.workload for one in samples for _ in one.places],
@@ -94,7 +94,7 @@ def workload_sample(
         places,
         np.array(values, dtype=np.float64),
         np.array(noise, dtype=np.float64),
-        tuple(profile.stale(cell) for cell in cells),
+        tuple(profile.is_stale(cell) for cell in cells),
     )
     return found, cells
 
