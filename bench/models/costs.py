@@ -18,8 +18,6 @@ from eelgrid_controller.profiles.prediction import ProfilePredictor
 from eelgrid_controller.profiles.store import ProfileReading
 from eelgrid_protos.catalogue.loader import load_catalogue
 
-__all__ = ["COLUMNS", "Row", "measured"]
-
 COLUMNS = ("what", "data_set", "count", "p50_ms", "p99_ms")
 _READINGS = 400
 _STARTS = 5

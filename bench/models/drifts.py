@@ -16,8 +16,6 @@ import numpy as np
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.store import ProfiledWorkload, ProfileReading, ProfileStore
 
-__all__ = ["CHANGE", "COLUMNS", "Row", "measured"]
-
 CHANGE = 400
 _AFTER = 300
 _CONFIGURATIONS = 8

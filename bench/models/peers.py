@@ -26,8 +26,6 @@ from eelgrid_controller.profiles.grid import monotone_direction
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_protos.catalogue.loader import load_catalogue
 
-__all__ = ["PEERS", "Answers", "Table", "table"]
-
 _FOLDS = 5
 _GBM = {"max_iter": 400, "learning_rate": 0.08, "min_samples_leaf": 3, "l2_regularization": 0.1}
 _NORMAL_90 = 1.6448536269514722

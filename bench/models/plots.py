@@ -13,11 +13,8 @@ mpl.use("Agg")  # before pyplot, which else looks for a screen
 import numpy as np
 from matplotlib import pyplot as plt
 
-from bench.models.measure import CONFIDENCE_PCT
-from bench.models.report import COVERED_PCT, Row
+from bench.models.report import CONFIDENCE_PCT, COVERED_PCT, Row
 from bench.models.runs import OURS, Result
-
-__all__ = ["draw_calibration", "draw_summary"]
 
 _NORMAL_90 = 1.6448536269514722
 _SPLIT = "configuration 0.2"

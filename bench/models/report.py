@@ -1,6 +1,4 @@
-"""Tables of what predictions came to.
-
-Owns the columns. Must not know models or how figures are made.
+"""Figures and tables of what predictions came to. Must not know models.
 
 summary.csv, a line a family of workloads, quantity, split and method:
     data_set, quantity   as in docs/explanation/profiles.md
@@ -11,7 +9,10 @@ summary.csv, a line a family of workloads, quantity, split and method:
     runs                 seeds, or folds
     points               held-out truths over all runs
     unanswered           of all that were asked, beside `points`: no answer but a reason (peers answer everything)
-    median_error_pct, p90_error_pct, coverage_pct, coverage_sd_pct, width_pct   bench/models/measure.py
+    median_error_pct, p90_error_pct   of |median / truth - 1|
+    coverage_pct         share of truths within [lower, upper], which should be CONFIDENCE_PCT
+    coverage_sd_pct      spread of the coverage between seeds (or folds)
+    width_pct            median of (upper - lower) / median
     fit_s                seconds to learn all quantities, the mean of the runs
     answer_ms            milliseconds for each configuration and quantity; empty where it is part of fit_s
     target_pct           what median_error_pct should stay under; empty where there is no target
@@ -21,12 +22,12 @@ summary.csv, a line a family of workloads, quantity, split and method:
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.models.measure import Figures, figures
-from bench.models.runs import OURS, Result
+import numpy as np
+
+from bench.models.runs import OURS, Predicted, Result
 from bench.text_tables import aligned
 
-__all__ = ["COLUMNS", "Row", "csv_rows", "rows", "table"]
-
+CONFIDENCE_PCT = 90.0
 COVERED_PCT = (88.0, 92.0)
 _LATENCIES = ("latency", "itl_", "time_per_epoch", "iteration_time")
 COLUMNS = (
@@ -47,6 +48,33 @@ COLUMNS = (
     "target_pct",
     "meets",
 )
+
+
+class Figures(NamedTuple):
+    """Of one set of predictions; see the module."""
+
+    points: int
+    median_error_pct: float
+    p90_error_pct: float
+    coverage_pct: float
+    coverage_sd_pct: float
+    width_pct: float
+
+
+def figures(parts: Sequence[Predicted]) -> Figures:
+    """All parts together, a part a seed or a fold."""
+    errors = np.concatenate([part.errors for part in parts])
+    inside = np.concatenate([part.inside for part in parts])
+    widths = np.concatenate([(part.upper - part.lower) / part.median for part in parts])
+    between = np.array([part.inside.mean() for part in parts])
+    return Figures(
+        len(errors),
+        100.0 * float(np.median(errors)),
+        100.0 * float(np.quantile(errors, 0.9)),
+        100.0 * float(inside.mean()),
+        100.0 * float(between.std()),
+        100.0 * float(np.median(widths)),
+    )
 
 
 class Row(NamedTuple):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.models.measure import Predicted
 from bench.models.peers import PEERS, table
 from bench.models.splits import Split
 from bench.models.tables import Cell, DataSet, Told
@@ -26,9 +25,26 @@ from eelgrid_controller.profiles.store import ProfiledWorkload, ProfileReading, 
 from eelgrid_kernels.arrays import Floats
 from eelgrid_protos.catalogue.loader import load_catalogue
 
-__all__ = ["OURS", "Job", "Result", "run", "store"]
-
 OURS = "eelgrid"
+
+
+class Predicted(NamedTuple):
+    """Truths beside intervals, all (N,) and in the same unit."""
+
+    truth: Floats
+    median: Floats
+    lower: Floats
+    upper: Floats
+
+    @property
+    def errors(self) -> Floats:
+        """(N,) as shares."""
+        return np.abs(self.median / self.truth - 1.0)
+
+    @property
+    def inside(self) -> Floats:
+        """(N,) 1 where the interval holds the truth."""
+        return ((self.lower <= self.truth) & (self.truth <= self.upper)).astype(np.float64)
 
 
 class Job(NamedTuple):

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from eelgrid_controller.profiles.points import POWER, THROUGHPUT, Configuration, Point, latency_quantity
 
-__all__ = ["DATA_SETS", "Cell", "DataSet", "Told", "Unreadable", "load"]
-
 _PARVAGPU = "a100-sxm4-80gb"
 _MISO = "a100-sxm4-40gb"
 _ZEUS = {"v100": "v100-pcie-16gb", "a40": "a40", "p100": "p100-pcie-16gb", "rtx6000": "quadro-rtx-6000"}

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.isotonic import IsotonicRegression
 from tests.profiles_rig import A100, FAMILY, SIZES, STRANGER, catalogue, configurations, learned, measured, point
 
-from eelgrid_controller.profiles.grid import isotonic_regression, monotone_surface
+from eelgrid_controller.profiles.features import FeaturePoint, SliceShare
+from eelgrid_controller.profiles.grid import PredictionGrid, interpolate_grid, monotone_surface
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point, ProfileEstimate
 from eelgrid_controller.profiles.prediction import ProfilePredictor, clip_power
 from eelgrid_controller.profiles.profile_service import ProfileService, decode_record, encode_record
@@ -190,7 +192,26 @@ def _nearest(values, weights):
 @given(st.lists(st.tuples(VALUES, st.floats(0.1, 10.0)), min_size=1, max_size=8))
 def test_pooling_is_the_minimax_formula(pairs):
     values, weights = (np.array(column) for column in zip(*pairs, strict=True))
-    assert isotonic_regression(values, weights) == pytest.approx(np.array(_nearest(values, weights)), abs=1e-9)
+    [found] = monotone_surface(values[np.newaxis], weights[np.newaxis], 1)
+    assert found == pytest.approx(np.array(_nearest(values, weights)), abs=1e-9)
+
+
+@quiet
+@given(
+    st.lists(st.tuples(VALUES, st.floats(0.1, 10.0)), min_size=2, max_size=9),
+    st.sampled_from([1, -1]),
+    st.floats(-3.0, 12.0),
+)
+def test_one_row_of_a_grid_answers_as_isotonic_regression_of_scikit_learn(pairs, way, at):
+    """The same fit, the same straight lines between limits, and the ends beyond them."""
+    values, weights = (np.array(column) for column in zip(*pairs, strict=True))
+    limits = np.arange(len(values), dtype=np.float64)
+    model = IsotonicRegression(increasing=way > 0, out_of_bounds="clip").fit(limits, values, sample_weight=weights)
+    grid = PredictionGrid((SliceShare("", 1.0, 1.0),), tuple(limits.tolist()), ())
+    found = monotone_surface(values[np.newaxis], weights[np.newaxis], way)
+    assert found[0] == pytest.approx(model.predict(limits), abs=1e-9)
+    place = FeaturePoint({"compute": 0.0, "memory": 0.0, "limit": at}, {})
+    assert interpolate_grid(grid, found, place) == pytest.approx(model.predict([at])[0], abs=1e-7)
 
 
 @quiet

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from bench.models.__main__ import _turn, main
 from bench.models.drifts import CHANGE, measured
-from bench.models.measure import Predicted, figures
 from bench.models.peers import PEERS, table
-from bench.models.report import COLUMNS
-from bench.models.runs import OURS, Job
+from bench.models.report import COLUMNS, figures
+from bench.models.runs import OURS, Job, Predicted
 from bench.models.splits import by_configuration, by_gpu, by_workload
 from bench.models.tables import Cell, DataSet, Told, Unreadable, load
 

@@ -1,12 +1,15 @@
 """What the daemon holds: observe, predict, learn again when due, write down and read back."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.profiles_rig import A100, FAMILY, STRANGER, catalogue, configurations, learned, measured, point
 
 from eelgrid_controller.profiles.errors import ImpossibleReading, UnknownSlice, UnreadableRecord
 from eelgrid_controller.profiles.features import COLUMNS_MOST, FeaturePoint, fit_frame
+from eelgrid_controller.profiles.gaussian_process import COORDINATES
 from eelgrid_controller.profiles.learning import learn_family
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point
 from eelgrid_controller.profiles.profile_service import (
@@ -152,7 +155,7 @@ def test_labels_bring_no_more_coordinates_than_the_limit():
     frame = fit_frame(places, [{}] * 3)
     assert len(frame.numbers) == COLUMNS_MOST
     assert frame.unknown_features(places[2])  # what was left out cannot be answered
-    assert frame.build_sites(places, [{}] * 3, ["w"] * 3).numbers.shape == (3, COLUMNS_MOST)
+    assert frame.build_sites(places, [{}] * 3, ["w"] * 3).shape == (3, COORDINATES + COLUMNS_MOST)
 
 
 def test_a_stated_error_of_a_reading_is_kept():
@@ -162,3 +165,26 @@ def test_a_stated_error_of_a_reading_is_kept():
         point("small", WHOLE), 1.0, noise={"throughput_hz": 0.2}, expected=reading.expected
     )
     assert held.snapshot().profiles["small"].cells[WHOLE].tallies["throughput_hz"].stated == 0.2
+
+
+def test_the_daemon_answers_without_scikit_learn():
+    """What it imports at its start, reads back what a child has learned and predicts loads none of it."""
+    code = """
+import json, sys
+import eelgrid_controller.composition, eelgrid_controller.objectives.learning_process
+from eelgrid_controller.profiles.profile_service import ProfileService
+from eelgrid_controller.profiles.points import Configuration
+from eelgrid_protos.catalogue.loader import load_catalogue
+held = ProfileService.restored(json.load(sys.stdin), load_catalogue())
+found = held.predict(sys.argv[1], Configuration(sys.argv[2], batch=8, power_limit_w=230.0))
+print(json.dumps([found.throughput_hz[:3], [name for name in sys.modules if name.partition(".")[0] == "sklearn"]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, STRANGER, A100],
+        input=json.dumps(_held().dump()),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = _held().predict(STRANGER, Configuration(A100, batch=8, power_limit_w=230.0)).throughput_hz
+    assert json.loads(done.stdout) == [list(expected[:3]), []]

@@ -7,16 +7,6 @@ import pytest
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles import store as stores
-from eelgrid_controller.profiles.drift import (
-    CUSUM_THRESHOLD,
-    PRIOR_NOISE,
-    PRIOR_READINGS,
-    RESIDUAL_CLIP,
-    DriftTest,
-    ReadingNoise,
-    recursive_residual,
-    update_drift_test,
-)
 from eelgrid_controller.profiles.errors import ImpossibleReading
 from eelgrid_controller.profiles.points import (
     POWER,
@@ -29,11 +19,19 @@ from eelgrid_controller.profiles.points import (
 )
 from eelgrid_controller.profiles.store import (
     CELLS_MOST,
+    CUSUM_THRESHOLD,
+    PRIOR_NOISE,
+    PRIOR_READINGS,
+    RESIDUAL_CLIP,
+    DriftTest,
     ExpectedReading,
     ProfiledWorkload,
     ProfileReading,
     ProfileStore,
+    ReadingNoise,
     profile_provenance,
+    recursive_residual,
+    update_drift_test,
 )
 
 

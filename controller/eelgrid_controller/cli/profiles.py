@@ -102,10 +102,10 @@ def _predict_configurations(
     points: Sequence[Point], name: str, asked: Sequence[Configuration]
 ) -> tuple[ProfilePrediction, ...]:
     from eelgrid_controller.optional_imports import import_library
+
+    import_library("sklearn.gaussian_process", "learning", "'eelgrid[controller]'")
     from eelgrid_controller.profiles.learning import learn_family
     from eelgrid_controller.profiles.profile_service import ProfileService
-
-    import_library("scipy.optimize", "learning", "'eelgrid[controller]'")
 
     catalogue = load_catalogue()
     held = ProfileService(catalogue)

@@ -22,9 +22,9 @@ from eelgrid_controller.profiles.points import POWER, THROUGHPUT, LogRatio, Poin
 from eelgrid_protos.catalogue.loader import Catalogue
 
 if TYPE_CHECKING:
-    from eelgrid_controller.profiles.learning import LearnedFamily
     from eelgrid_controller.profiles.prediction import ProfilePredictor
     from eelgrid_controller.profiles.store import ProfileStore
+    from eelgrid_controller.profiles.surfaces import LearnedFamily
 
 
 QUESTIONS_MOST = 1024

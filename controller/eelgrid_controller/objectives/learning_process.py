@@ -1,6 +1,6 @@
 """Learns a profile family in a child process with bounded CPU time, memory and wall time.
 
-The child reads one line of JSON from standard input and writes one to standard output.
+The child reads one line of JSON from standard input and writes one to standard output. It alone imports scikit-learn.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from eelgrid_controller.errors import ControllerError
 
 if TYPE_CHECKING:
-    from eelgrid_controller.profiles.learning import LearnedFamily
     from eelgrid_controller.profiles.store import ProfileStore
+    from eelgrid_controller.profiles.surfaces import LearnedFamily
 
 
 CHILD_CPU_S = 600
@@ -40,8 +40,8 @@ class LearningProcess:
 
     def __call__(self, profiles: "ProfileStore", family: str) -> "LearnedFamily":
         """What a family teaches; raises LearningFailed. Waits for the child, WALL_S at most."""
-        from eelgrid_controller.profiles.learning import LearnedFamily
         from eelgrid_controller.profiles.profile_service import decode_record, encode_record
+        from eelgrid_controller.profiles.surfaces import LearnedFamily
 
         question = json.dumps({"family": family, "profiles": encode_record(profiles)}).encode()
         with self._lock:

@@ -4,6 +4,7 @@ Coordinates are logarithms to base 2, zero for a whole GPU at its default limit 
 measurement varies is dropped, and questions that vary it are reported as unknown.
 """
 
+import hashlib
 import math
 import re
 import zlib
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eelgrid_controller.profiles.errors import ImpossibleReading, UnknownSlice
-from eelgrid_controller.profiles.gaussian_process import GpSites
+from eelgrid_controller.profiles.gaussian_process import CONFIGURATION, COORDINATES, WORKLOAD
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_kernels.arrays import Floats
 from eelgrid_protos.catalogue.loader import Catalogue
@@ -141,6 +142,7 @@ def locate_configuration(configuration: Configuration, catalogue: Catalogue) -> 
 
 
 _SAME = 1e-9
+_DIGITS = 6  # of a scaled coordinate, to which two places are one
 COLUMNS_MOST = 24
 
 
@@ -174,20 +176,35 @@ class FeatureFrame(NamedTuple):
 
     def build_sites(
         self, places: Sequence[FeaturePoint], traits: Sequence[Mapping[str, float]], workloads: Sequence[str]
-    ) -> GpSites:
-        """Places of workloads as arrays; a trait that is not known is at its centre."""
-        return GpSites(
-            _scale_rows(self.numbers, [one.numbers for one in places], dict(self.fixed)),
-            np.array(
-                [[_code(one.names.get(name, "")) for name in self.names] for one in places], dtype=np.int64
-            ).reshape(len(places), len(self.names)),
-            _scale_rows(self.traits, traits, {column.name: column.centre for column in self.traits}),
-            np.array([_code(name) for name in workloads], dtype=np.int64),
+    ) -> Floats:
+        """(N, 3 + Q + T + C) places of workloads as gaussian_process.py lays sites out, none of them stale.
+
+        Two places of a workload have one code of configuration if they differ by no more than rounding. A trait that is
+        not known is at its centre.
+        """
+        count = len(places)
+        found = np.zeros((count, COORDINATES + len(self.numbers) + len(self.traits) + len(self.names)))
+        numbers = _scale_rows(self.numbers, [one.numbers for one in places], dict(self.fixed))
+        codes = np.array(
+            [[name_code(one.names.get(name, "")) for name in self.names] for one in places], dtype=np.float64
         )
+        codes = codes.reshape(count, len(self.names))
+        found[:, WORKLOAD] = [name_code(name) for name in workloads]
+        keyed = np.hstack((found[:, :1], np.round(numbers, _DIGITS) + 0.0, codes))  # 0.0: no negative zero
+        found[:, CONFIGURATION] = [_digest(row.tobytes()) for row in keyed]
+        facts = _scale_rows(self.traits, traits, {column.name: column.centre for column in self.traits})
+        found[:, COORDINATES:] = np.hstack((numbers, facts, codes))
+        return found
 
 
-def _code(text: str) -> int:
+def name_code(text: str) -> int:
+    """The code of a name, or of a workload, in a matrix of sites."""
     return zlib.crc32(text.encode())
+
+
+def _digest(content: bytes) -> int:
+    """A code of 40 bits, which a double holds exactly beside 12 of a fraction."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=5).digest(), "big")
 
 
 def _scale_rows(

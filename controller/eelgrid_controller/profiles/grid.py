@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from eelgrid_controller.profiles.features import FeaturePoint, SliceShare, find_product, list_slices
 from eelgrid_controller.profiles.points import POWER, THROUGHPUT, latency_quantile_of
@@ -101,26 +102,19 @@ def interpolate_grid(lattice: PredictionGrid, values: Floats, place: FeaturePoin
     return float((1.0 - part) * values[row, below] + part * values[row, below + 1])
 
 
-def isotonic_regression(values: Floats, weights: Floats) -> Floats:
-    """The nearest sequence that never decreases; (K,) values, (K,) positive weights."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, length
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        mean, total, length = value, weight, 1
-        while pools and pools[-1][0] > mean:
-            below, other, count = pools.pop()
-            mean = (mean * total + below * other) / (total + other)
-            total, length = total + other, length + count
-        pools.append((mean, total, length))
-    return np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
-
-
 def monotone_surface(values: Floats, weights: Floats, direction: int) -> Floats:
     """(S, L) values that never go against `direction` along either axis: 1 rises, -1 falls.
 
-    weights: (S, L), positive.
+    weights: (S, L), positive. Along each axis it is the fit of scikit-learn's IsotonicRegression, by the function of
+    scipy that this class calls.
     """
-    rising = direction * values
-    along = np.stack([isotonic_regression(row, weight) for row, weight in zip(rising, weights, strict=True)])
+    rising = direction > 0
+    along = [
+        isotonic_regression(row, weights=weight, increasing=rising).x
+        for row, weight in zip(values, weights, strict=True)
+    ]
     slice_weights = weights.mean(axis=1)
-    across = np.stack([isotonic_regression(column, slice_weights) for column in along.T], axis=1)
-    return np.asarray(direction * across)
+    across = [
+        isotonic_regression(column, weights=slice_weights, increasing=rising).x for column in np.stack(along, axis=1)
+    ]
+    return np.stack(across, axis=1)

@@ -1,33 +1,38 @@
 """Learns what the workloads of a family have in common, with errors honest enough for conformal intervals.
 
-Selects the samples of a family from the store, fits the covariance of each quantity and scores it on
-configurations that were left out.
+Selects the samples of a family from the store, fits the covariance of each quantity and scores it on configurations
+that were left out. It imports scikit-learn, so the daemon imports it in a child process only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles import features
-from eelgrid_controller.profiles.conformal import ConformalCalibration, merge_scores
-from eelgrid_controller.profiles.drift import ReadingNoise
+from eelgrid_controller.profiles.conformal import merge_scores
 from eelgrid_controller.profiles.errors import NothingToLearnFrom
-from eelgrid_controller.profiles.features import FeatureFrame, FeaturePoint, locate_configuration
+from eelgrid_controller.profiles.family_kernel import count_parameters, maximize_likelihood
+from eelgrid_controller.profiles.features import fit_frame, locate_configuration
 from eelgrid_controller.profiles.gaussian_process import (
     GpCovariance,
     GpEvidence,
     GpPosterior,
-    GpSites,
-    maximize_likelihood,
-    pack_parameters,
+    initial_covariance,
+    join_evidence,
 )
-from eelgrid_controller.profiles.prior import log_offset
-from eelgrid_controller.profiles.store import ProfileCell, ProfileStore, WorkloadProfile
+from eelgrid_controller.profiles.store import ProfileStore
+from eelgrid_controller.profiles.surfaces import (
+    CONFIGURATIONS_LEAST,
+    LearnedFamily,
+    LearnedSurface,
+    WorkloadSample,
+    build_evidence,
+    read_quantities,
+    workload_sample,
+)
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_protos.catalogue.loader import Catalogue
 
-CONFIGURATIONS_LEAST = 6  # measured configurations, below which nothing is learned
 _BLOCK, _BLOCKS = 128, 8
 _JUDGED = 24  # workloads in each half, and questions for each number of known configurations
 _STRANGERS = (0, 1, 3)  # configurations that are measured of a workload that the covariance never saw
@@ -36,46 +41,6 @@ _DENSE = 24  # from here on each is left out of all the others
 _PANEL = 192  # measurements of other workloads beside those of one that is judged
 PANEL_MOST = 320  # and beside those of one that is asked for
 _FLAT = 1e-6  # log units: a quantity that never changes has this spread
-
-
-class WorkloadSample(NamedTuple):
-    """What was measured of one workload, N configurations."""
-
-    workload: str
-    traits: Mapping[str, float]
-    places: tuple[FeaturePoint, ...]
-    values: Floats  # (N,) natural logarithm, less what was known before
-    noise: Floats  # (N,) variance of the value as it stands, log units squared
-    stale: tuple[bool, ...] = ()  # measured before the last drift; () for none
-
-
-class LearnedSurface(NamedTuple):
-    """What was learned of one quantity of a family."""
-
-    frame: FeatureFrame
-    centre: float  # log units
-    scale: float  # log units
-    covariance: GpCovariance  # in scaled units
-    calibration: ConformalCalibration
-    panel: GpEvidence  # measurements that stand for the family, evenly of its workloads
-    learned_from: int  # configurations
-    workloads: int
-
-
-def build_evidence(
-    surface_frame: FeatureFrame, centre: float, scale: float, samples: Sequence[WorkloadSample]
-) -> GpEvidence:
-    """The samples as arrays, one after the other."""
-    places = [place for one in samples for place in one.places]
-    sites = surface_frame.build_sites(
-        places,
-        [one.traits for one in samples for _ in one.places],
-        [one.workload for one in samples for _ in one.places],
-    )
-    values = np.concatenate([one.values for one in samples]) if samples else np.zeros(0)
-    noise = np.concatenate([one.noise for one in samples]) if samples else np.zeros(0)
-    stale = np.array([old for one in samples for old in (one.stale or (False,) * len(one.places))], dtype=np.bool_)
-    return GpEvidence(sites, (values - centre) / scale, noise / scale**2, stale)
 
 
 def select_even_rows(counts: Sequence[int], most: int) -> list[Ints]:
@@ -93,19 +58,16 @@ def select_even_rows(counts: Sequence[int], most: int) -> list[Ints]:
     ]
 
 
-def _blocks(all_evidence: GpEvidence, order: Sequence[Ints], most: int) -> list[tuple[GpSites, Floats, Floats]]:
+def _blocks(all_evidence: GpEvidence, order: Sequence[Ints], most: int) -> list[GpEvidence]:
     """Rows of workloads, one workload after the other, cut into blocks."""
     rows = np.concatenate(order)[: _BLOCK * most]
-    parts = np.array_split(rows, max(1, round(len(rows) / _BLOCK)))
-    chosen = (all_evidence.select(part) for part in parts)
-    return [(one.sites, one.values, one.noise) for one in chosen]
+    return [all_evidence.select(part) for part in np.array_split(rows, max(1, round(len(rows) / _BLOCK)))]
 
 
 class _CalibrationScorer(NamedTuple):
     """Scores one workload after the other by the same covariance."""
 
     covariance: GpCovariance
-    scale: float
     rng: np.random.Generator
 
     def score_known(self, mine: GpEvidence, others: GpEvidence, known: Sequence[int]) -> list[tuple[int, Floats]]:
@@ -118,25 +80,16 @@ class _CalibrationScorer(NamedTuple):
                 continue
             told = join_evidence(shuffled.select(np.arange(one)), others)
             asked = shuffled.select(np.arange(one, min(count, one + _JUDGED)))
-            unmeasured = np.full(len(asked.values), -1)
-            mean, variance = GpPosterior(self.covariance, told, self.scale).predict_at(asked.sites, unmeasured)
+            mean, variance = GpPosterior(self.covariance, told).predict_at(asked.sites)
             found.append((one, (asked.values - mean) / np.sqrt(variance + asked.noise)))
         return found
 
     def score_left_out(self, mine: GpEvidence, others: GpEvidence) -> tuple[int, Floats]:
         """With each of its configurations left out in turn."""
         count = len(mine.values)
-        error, variance = GpPosterior(self.covariance, join_evidence(mine, others), self.scale).leave_one_out(
-            np.arange(count)
-        )
+        error, variance = GpPosterior(self.covariance, join_evidence(mine, others)).leave_one_out(count)
         known = max(one for one in (*_STRANGERS, *_FRIENDS, _DENSE) if one < max(count, 1))
         return known, error / np.sqrt(variance)
-
-
-def join_evidence(first: GpEvidence, second: GpEvidence) -> GpEvidence:
-    """One set of evidence after the other."""
-    sites = GpSites(*(np.concatenate(pair) for pair in zip(first.sites, second.sites, strict=True)))
-    return GpEvidence(sites, *(np.concatenate(pair) for pair in zip(first[1:], second[1:], strict=True)))
 
 
 def learn_surface(samples: Sequence[WorkloadSample], seed: int) -> LearnedSurface:
@@ -152,96 +105,47 @@ def learn_surface(samples: Sequence[WorkloadSample], seed: int) -> LearnedSurfac
             "points", f"{total} measured configurations", f"measure at least {CONFIGURATIONS_LEAST}"
         )
     rng = np.random.default_rng(seed)
-    found_frame = features.fit_frame(
-        [place for one in samples for place in one.places], [one.traits for one in samples]
-    )
+    frame = fit_frame([place for one in samples for place in one.places], [one.traits for one in samples])
     values = np.concatenate([one.values for one in samples])
     centre, scale = float(values.mean()), max(float(values.std()), _FLAT)
-    told = build_evidence(found_frame, centre, scale, samples)
+    told = build_evidence(frame, centre, scale, samples)
     ends = np.cumsum([len(one.places) for one in samples])
     rows = [np.arange(end - len(one.places), end) for one, end in zip(samples, ends, strict=True)]
     order = [rows[index] for index in rng.permutation(len(rows))]
-    first, scores = _strangers(told, order, scale, rng) if len(order) > 1 else (None, [])
+    first = initial_covariance(len(frame.numbers), len(frame.names), len(frame.traits), scale)
+    scores: list[tuple[int, Floats]] = []
+    if len(order) > 1:
+        first, scores = _strangers(told, order, first, rng)
     blocks = _blocks(told, [rng.permutation(one) for one in order], _BLOCKS)
     covariance = maximize_likelihood(blocks, first)
     shares = select_even_rows([len(one) for one in rows], PANEL_MOST)
     taken = np.concatenate([one[share] for one, share in zip(rows, shares, strict=True)])
     # What was fitted makes its own errors look small, as in any regression: n / (n - p) of their variance.
-    seen, fitted = sum(len(values) for _, values, _ in blocks), len(pack_parameters(covariance))
+    seen, fitted = sum(len(one.values) for one in blocks), count_parameters(covariance)
     inflation = np.sqrt(seen / (seen - min(fitted, seen / 2)))
-    judge = _CalibrationScorer(covariance, scale, rng)
+    judge = _CalibrationScorer(covariance, rng)
     for one in order[: 2 * _JUDGED]:
         mine, others = told.select(one), told.select(taken[~np.isin(taken, one)])
         judged = [*judge.score_known(mine, others, _FRIENDS), judge.score_left_out(mine, others)]
         scores += [(known, inflation * found) for known, found in judged]
     return LearnedSurface(
-        found_frame,
-        centre,
-        scale,
-        covariance,
-        merge_scores(scores, _STRANGERS),
-        told.select(taken),
-        total,
-        len(samples),
+        frame, centre, scale, covariance, merge_scores(scores, _STRANGERS), told.select(taken), total, len(samples)
     )
 
 
 def _strangers(
-    told: GpEvidence, order: Sequence[Ints], scale: float, rng: np.random.Generator
+    told: GpEvidence, order: Sequence[Ints], first: GpCovariance, rng: np.random.Generator
 ) -> tuple[GpCovariance, list[tuple[int, Floats]]]:
     """Scores of workloads of each half by what was learned from the other half; the last covariance, to begin from."""
     scores: list[tuple[int, Floats]] = []
-    found: GpCovariance | None = None
+    found = first
     for mine, theirs in ((order[::2], order[1::2]), (order[1::2], order[::2])):
         found = maximize_likelihood(_blocks(told, [rng.permutation(one) for one in mine], _BLOCKS // 2), found)
         shares = select_even_rows([len(one) for one in mine], _PANEL)
         panel = told.select(np.concatenate([one[share] for one, share in zip(mine, shares, strict=True)]))
         for one in theirs[:_JUDGED]:
-            scores += _CalibrationScorer(found, scale, rng).score_known(told.select(one), panel, _STRANGERS)
-    assert found is not None
+            scores += _CalibrationScorer(found, rng).score_known(told.select(one), panel, _STRANGERS)
     return found, scores
-
-
-class LearnedFamily(NamedTuple):
-    """What was learned of a family, to be journalled; reproducible from the store at `revision`."""
-
-    family: str
-    revision: int
-    seed: int
-    surfaces: Mapping[str, LearnedSurface]  # by quantity
-    limits: Mapping[str, tuple[float, ...]]  # measured, log2 over the default, by GPU model
-
-
-def reading_variance(profile: WorkloadProfile, quantity: str, stated: float = 0.0) -> float:
-    """Of one reading's logarithm."""
-    return max(profile.noise.get(quantity, ReadingNoise()).variance, stated * stated)
-
-
-def workload_sample(
-    profile: WorkloadProfile, quantity: str, catalogue: Catalogue
-) -> tuple[WorkloadSample, tuple[ProfileCell, ...]]:
-    """What was measured of one quantity of a workload, and the cells that it is from."""
-    cells = tuple(cell for cell in profile.cells.values() if quantity in cell.tallies)
-    values, noise = [], []
-    places = tuple(locate_configuration(cell.configuration, catalogue) for cell in cells)
-    for cell, where in zip(cells, places, strict=True):
-        tally = cell.tallies[quantity]
-        values.append(tally.mean - log_offset(quantity, where, catalogue))
-        noise.append(reading_variance(profile, quantity, tally.stated) / tally.readings)
-    found = WorkloadSample(
-        profile.workload.workload,
-        profile.workload.traits,
-        places,
-        np.array(values, dtype=np.float64),
-        np.array(noise, dtype=np.float64),
-        tuple(profile.is_stale(cell) for cell in cells),
-    )
-    return found, cells
-
-
-def read_quantities(profiles: Sequence[WorkloadProfile]) -> tuple[str, ...]:
-    """Every quantity that was read of any of them."""
-    return tuple(sorted({name for profile in profiles for cell in profile.cells.values() for name in cell.tallies}))
 
 
 def learn_family(profiles: ProfileStore, family: str, catalogue: Catalogue, seed: int = 0) -> LearnedFamily:

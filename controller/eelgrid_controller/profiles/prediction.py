@@ -13,24 +13,20 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.profiles import prior
 from eelgrid_controller.profiles.conformal import NORMAL_90
-from eelgrid_controller.profiles.features import FeaturePoint, effective_limit_w, find_product, locate_configuration
-from eelgrid_controller.profiles.gaussian_process import GpPosterior, GpSites
+from eelgrid_controller.profiles.features import (
+    FeaturePoint,
+    effective_limit_w,
+    find_product,
+    locate_configuration,
+    name_code,
+)
+from eelgrid_controller.profiles.gaussian_process import CONFIGURATION, STALE, WORKLOAD, GpPosterior, join_evidence
 from eelgrid_controller.profiles.grid import (
     build_grid,
     grid_key,
     interpolate_grid,
     monotone_direction,
     monotone_surface,
-)
-from eelgrid_controller.profiles.learning import (
-    LearnedFamily,
-    LearnedSurface,
-    WorkloadSample,
-    build_evidence,
-    join_evidence,
-    read_quantities,
-    reading_variance,
-    workload_sample,
 )
 from eelgrid_controller.profiles.points import (
     MEMORY,
@@ -51,11 +47,19 @@ from eelgrid_controller.profiles.store import (
     ProfileStore,
     ReadingTally,
     WorkloadProfile,
+    reading_variance,
+)
+from eelgrid_controller.profiles.surfaces import (
+    LearnedFamily,
+    LearnedSurface,
+    WorkloadSample,
+    build_evidence,
+    read_quantities,
+    workload_sample,
 )
 from eelgrid_kernels.arrays import Floats
 from eelgrid_protos.catalogue.loader import Catalogue
 
-_DIGITS = 6  # of a scaled coordinate, to which two places are one
 _CHUNK = 1024  # places at a time
 
 
@@ -74,19 +78,19 @@ class QuantityPosterior:
         self.surface = surface
         self.reading_variance = reading_variance
         own = build_evidence(surface.frame, surface.centre, surface.scale, [mine])
-        code = surface.frame.build_sites([], [], [mine.workload]).workload
-        others = surface.panel.select(surface.panel.sites.workload != code)
+        others = surface.panel.select(surface.panel.sites[:, WORKLOAD] != name_code(mine.workload))
         self._traits, self._workload = mine.traits, mine.workload
-        self.known = int((~own.stale).sum())
+        fresh = own.sites[:, STALE] == 0.0
+        self.known = int(fresh.sum())
         self.own = len(own.values)
-        self._rows = {key: row for row, key in enumerate(_keys(own.sites)) if not own.stale[row]}
+        self._measured = own.sites[fresh, CONFIGURATION]
         whole = join_evidence(own, others)
         self.size = len(whole.values)
-        self._posterior = GpPosterior(surface.covariance, whole, surface.scale)
+        self._posterior = GpPosterior(surface.covariance, whole)
 
     @property
     def number_count(self) -> int:
-        """How many numbers it holds, nearly all of them in the inverse."""
+        """How many numbers it holds, nearly all of them in the factor of its matrix."""
         return self.size**2
 
     @property
@@ -101,25 +105,19 @@ class QuantityPosterior:
 
     def predict_difference(self, places: Sequence[FeaturePoint], base: FeaturePoint) -> tuple[Floats, Floats]:
         """(M,) mean and variance of the logarithm's difference to `base`, which is none of the places; less offsets."""
-        surface = self.surface
-        count = len(places)
-        whole = surface.frame.build_sites([*places, base], [self._traits] * (count + 1), [self._workload] * (count + 1))
-        measured = np.array([self._rows.get(key, -1) for key in _keys(whole)], dtype=np.int64)
-        mean, variance = self._posterior.predict_difference(whole, measured)
-        return surface.scale * mean, surface.scale**2 * variance
+        scale = self.surface.scale
+        mean, variance = self._posterior.predict_difference(self._sites(places), self._sites([base]))
+        return scale * mean, scale**2 * variance
 
     def _at(self, places: Sequence[FeaturePoint]) -> QuantityEstimate:
-        surface = self.surface
-        asked = surface.frame.build_sites(places, [self._traits] * len(places), [self._workload] * len(places))
-        measured = np.array([self._rows.get(key, -1) for key in _keys(asked)], dtype=np.int64)
-        mean, variance = self._posterior.predict_at(asked, measured)
-        return QuantityEstimate(surface.centre + surface.scale * mean, surface.scale**2 * variance, measured >= 0)
+        surface, asked = self.surface, self._sites(places)
+        mean, variance = self._posterior.predict_at(asked)
+        measured = np.isin(asked[:, CONFIGURATION], self._measured)
+        return QuantityEstimate(surface.centre + surface.scale * mean, surface.scale**2 * variance, measured)
 
-
-def _keys(sites: GpSites) -> list[bytes]:
-    """What tells two places of one workload apart."""
-    rounded = np.round(sites.numbers, _DIGITS) + 0.0  # no negative zero
-    return [number.tobytes() + name.tobytes() for number, name in zip(rounded, sites.names, strict=True)]
+    def _sites(self, places: Sequence[FeaturePoint]) -> Floats:
+        count = len(places)
+        return self.surface.frame.build_sites(places, [self._traits] * count, [self._workload] * count)
 
 
 _OVER, _OVER_AT_LEAST = 1.05, 1.25  # of the limit

@@ -12,25 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.profiles.conformal import ConformalCalibration, ConformityScores
-from eelgrid_controller.profiles.drift import DriftTest, ReadingNoise
 from eelgrid_controller.profiles.errors import UnreadableRecord
 from eelgrid_controller.profiles.features import FeatureColumn, FeatureFrame
-from eelgrid_controller.profiles.gaussian_process import GpCovariance, GpEvidence, GpSites, SurfaceKernel
-from eelgrid_controller.profiles.learning import CONFIGURATIONS_LEAST, LearnedFamily, LearnedSurface
+from eelgrid_controller.profiles.gaussian_process import GpCovariance, GpEvidence, SurfaceCovariance
 from eelgrid_controller.profiles.points import Configuration, Point, ProfilePrediction
 from eelgrid_controller.profiles.prediction import ProfilePredictor
 from eelgrid_controller.profiles.store import (
+    DriftTest,
     ExpectedReading,
     ProfileCell,
     ProfiledWorkload,
     ProfileProvenance,
     ProfileReading,
     ProfileStore,
+    ReadingNoise,
     ReadingTally,
     RecentReading,
     WorkloadProfile,
     profile_provenance,
 )
+from eelgrid_controller.profiles.surfaces import CONFIGURATIONS_LEAST, LearnedFamily, LearnedSurface
 from eelgrid_protos.catalogue.loader import Catalogue
 
 RECORD_FORMAT = 1
@@ -47,14 +48,13 @@ _KINDS: Mapping[str, Any] = {
         FeatureFrame,
         LearnedFamily,
         ReadingNoise,
-        SurfaceKernel,
+        SurfaceCovariance,
         Point,
         WorkloadProfile,
         ProfileStore,
         ProfileReading,
         RecentReading,
         ConformityScores,
-        GpSites,
         LearnedSurface,
         ReadingTally,
         DriftTest,

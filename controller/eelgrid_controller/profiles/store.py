@@ -1,21 +1,15 @@
-"""The profile store as a value: measured configurations of each workload and the provenance of each number."""
+"""The profile store as a value: measured configurations of each workload, their provenance, and drifts.
+
+That a workload has changed is detected by a two-sided CUSUM test on recursive residuals (Page 1954, Hawkins 1987).
+"""
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eelgrid_controller.profiles.drift import (
-    RESIDUAL_CLIP,
-    WARM_UP,
-    DriftTest,
-    ReadingNoise,
-    recursive_residual,
-    since_change,
-    update_drift_test,
-)
 from eelgrid_controller.profiles.points import Configuration, Point, log_quantities
 
 CELLS_MOST = 512  # configurations of a workload; published sweeps have up to 384
@@ -25,6 +19,75 @@ _OTHERS = "others"
 _RECENT_MOST = 64  # readings kept for the next epoch
 _ERRORS_MOST = 64  # of the latest configurations that were predicted before they were measured
 DEFAULT_FAMILY = "default"
+
+CUSUM_SLACK = 0.5
+CUSUM_THRESHOLD = 8.0
+RESIDUAL_CLIP = 3.0
+PRIOR_NOISE = 0.005  # log units: half a per cent between readings that are means over some seconds
+PRIOR_READINGS = 4.0
+WARM_UP = 16
+
+
+class ReadingNoise(NamedTuple):
+    """The spread of readings of one configuration around their mean, log units."""
+
+    squares: float = 0.0  # sum of squared residuals, each as a single reading's
+    readings: float = 0.0  # behind it
+
+    @property
+    def variance(self) -> float:
+        """Of one reading."""
+        return (PRIOR_NOISE**2 * PRIOR_READINGS + self.squares) / (PRIOR_READINGS + self.readings)
+
+    def with_residual(self, score: float) -> "ReadingNoise":
+        """With one more residual, standardised."""
+        square = score * score if self.readings < WARM_UP else min(score * score, RESIDUAL_CLIP * RESIDUAL_CLIP)
+        return ReadingNoise(self.squares + self.variance * square, self.readings + 1.0)
+
+
+class DriftTest(NamedTuple):
+    """The two sums, and how many readings ago each was zero."""
+
+    up: float = 0.0
+    up_run: int = 0
+    down: float = 0.0
+    down_run: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether the level has changed."""
+        return max(self.up, self.down) > CUSUM_THRESHOLD
+
+    @property
+    def change_length(self) -> int:
+        """How many readings, the last included, speak for the change."""
+        return self.up_run if self.up >= self.down else self.down_run
+
+
+def recursive_residual(value: float, mean: float, count: int, variance: float) -> float:
+    """The standardised residual of a reading after `count` others of the same configuration."""
+    return (value - mean) / math.sqrt(variance * (1.0 + 1.0 / count))
+
+
+def since_change(scores: Sequence[float]) -> int:
+    """How many of the last of these residuals, none or more of them from before the change, are from after it.
+
+    The most probable number for a shift of unknown size: the largest (sum of the last k)^2 / k. At least 1.
+    """
+    best, found, total = -1.0, 1, 0.0
+    for count, score in enumerate(reversed(scores), 1):
+        total += max(-RESIDUAL_CLIP, min(RESIDUAL_CLIP, score))
+        if total * total / count > best:
+            best, found = total * total / count, count
+    return found
+
+
+def update_drift_test(watch: DriftTest, score: float) -> DriftTest:
+    """After one more residual."""
+    bounded = max(-RESIDUAL_CLIP, min(RESIDUAL_CLIP, score))
+    up = max(0.0, watch.up + bounded - CUSUM_SLACK)
+    down = max(0.0, watch.down - bounded - CUSUM_SLACK)
+    return DriftTest(up, watch.up_run + 1 if up else 0, down, watch.down_run + 1 if down else 0)
 
 
 class ExpectedReading(NamedTuple):
@@ -131,9 +194,9 @@ def profile_provenance(profile: WorkloadProfile) -> ProfileProvenance:
     )
 
 
-def _variance(profile: WorkloadProfile, name: str, stated: float) -> float:
-    """Of one reading's logarithm."""
-    return max(profile.noise.get(name, ReadingNoise()).variance, stated * stated)
+def reading_variance(profile: WorkloadProfile, quantity: str, stated: float = 0.0) -> float:
+    """Variance of one reading's logarithm; stated: deviation that the source of the reading gives."""
+    return max(profile.noise.get(quantity, ReadingNoise()).variance, stated * stated)
 
 
 def _add_reading(profile: WorkloadProfile, reading: ProfileReading, values: Mapping[str, float]) -> ProfileCell:
@@ -151,7 +214,7 @@ def _add_reading(profile: WorkloadProfile, reading: ProfileReading, values: Mapp
         stated = max(held.stated, reading.noise.get(name, 0.0))
         off = value - held.mean
         if held.readings and profile.noise.get(name, ReadingNoise()).readings >= WARM_UP:
-            reach = RESIDUAL_CLIP * math.sqrt(_variance(profile, name, stated) * (1.0 + 1.0 / held.readings))
+            reach = RESIDUAL_CLIP * math.sqrt(reading_variance(profile, name, stated) * (1.0 + 1.0 / held.readings))
             off = max(-reach, min(reach, off))
         tallies[name] = ReadingTally(count, held.mean + off / count, stated)
     sources = dict(before.sources) if fresh and before is not None else {}
@@ -169,7 +232,7 @@ def _scores(
     for name, value in values.items():
         held = None if cell is None or profile.is_stale(cell) else cell.tallies.get(name)
         if held is not None:
-            variance = _variance(profile, name, max(held.stated, reading.noise.get(name, 0.0)))
+            variance = reading_variance(profile, name, max(held.stated, reading.noise.get(name, 0.0)))
             found[name] = recursive_residual(value, held.mean, held.readings, variance)
         elif name in reading.expected:
             found[name] = (value - reading.expected[name].mean) / reading.expected[name].deviation
