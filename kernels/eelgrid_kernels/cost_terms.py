@@ -199,7 +199,7 @@ def gain_after(run: EngineArrays, row: int, cpu_free: int, slot: int, kind: int)
 
 
 @inlined_kernel
-def _served(run: EngineArrays, row: int, cpu_free: int, change: GpuChange) -> int:
+def _served_milli(run: EngineArrays, row: int, cpu_free: int, change: GpuChange) -> int:
     """Weighted milli-GPU that the mix can use with so much free CPU after a change of GPUs."""
     groups, family = run.groups, run.shapes[run.states[row].shape_row].family
     level = served_level(groups, cpu_free)
@@ -250,7 +250,7 @@ def fill_state_terms(run: EngineArrays, row: int) -> None:
                 run.usable[row, q].gpus += 1
                 run.usable[row, q].milli += free
     state.options, state.total_free, state.most_free = options, total, most
-    state.served = _served(run, row, state.cpu_free, NO_CHANGE)
+    state.served = _served_milli(run, row, state.cpu_free, NO_CHANGE)
     refresh_gain(run, row)
 
 
@@ -281,7 +281,7 @@ def _served_after_several(run: EngineArrays, kind: int, row: int) -> int:
                 run.usable[row, q].gpus += sign * (after - before)
                 run.usable[row, q].milli += sign * (after * (free - milli) - before * free)
         if sign > 0:
-            served = _served(run, row, state.cpu_free - asked.cpu_milli, NO_CHANGE)
+            served = _served_milli(run, row, state.cpu_free - asked.cpu_milli, NO_CHANGE)
     return served
 
 
@@ -327,7 +327,7 @@ def compute_added_terms(
         if several:
             served = _served_after_several(run, kind, row)
         else:
-            served = _served(run, row, cpu_left, GpuChange(model, count, was, was - milli))
+            served = _served_milli(run, row, cpu_left, GpuChange(model, count, was, was - milli))
         fragments = -gpu_asked * scalars.mix_weight - (served - state.served)
     if scalars.weights[LOOKAHEAD] != 0.0:
         if exact:

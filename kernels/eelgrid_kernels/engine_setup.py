@@ -210,7 +210,7 @@ def fill_fleet_scalars(scalars: Records, shapes: Records, mean: tuple[float, flo
     scalars["capacity_milli"], scalars["horizon"] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
 
 
-def _seed(rank: Ints) -> int:
+def _random_seed(rank: Ints) -> int:
     """The only draw that a run is given: RANDOM's go by the order of the nodes."""
     seed = 0
     for place in rank.tolist():
@@ -228,7 +228,7 @@ def _build_nodes(columns: NodeColumns) -> Records:
 
 def _build_scalars(expected: ExpectedMix, policy: PlacementPolicy, rank: Ints) -> Records:
     scalars = np.zeros(1, SCALARS)
-    scalars["policy"], scalars["seed"], scalars["shifts"] = policy.code, _seed(rank), -1
+    scalars["policy"], scalars["seed"], scalars["shifts"] = policy.code, _random_seed(rank), -1
     weight, captive = int(expected.class_weight.sum()), expected.captive
     scalars["mix_weight"], scalars["captive_milli"] = weight, captive.milli
     scalars["captive_unions"], scalars["captive_sets"] = captive.unions, captive.sets
