@@ -29,7 +29,6 @@ from tests.props.placement_test import (
     tasks,
 )
 
-from eelgrid_kernels import arrays as columns
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex
 from eelgrid_kernels.cpu_packages import package_slack
@@ -52,7 +51,7 @@ WATTS = st.integers(0, 900)
 
 def engine(cluster, mix, weights=OURS.weights):
     sorts = np.zeros(len(cluster), np.int64)
-    return CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, OURS.code, np.array(weights, np.float64))
+    return CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, OURS._replace(weights=np.array(weights, np.float64)))
 
 
 def bits(models):
@@ -258,25 +257,24 @@ def test_a_copied_fleet_quotes_alike(scene, more):
     other = fleet.copy()
     for number in more:
         assert fleet.place(number % len(scene.tasks)) == other.place(number % len(scene.tasks))
-        assert (fleet.run.offers == other.run.offers).all()
-        assert (fleet.run.facts == other.run.facts).all()
-        assert (fleet.run.rates == other.run.rates).all()
+        assert (fleet.run.classes.offers == other.run.classes.offers).all()
+        assert (fleet.run.scalars == other.run.scalars).all()
     mine, theirs = (np.zeros(len(scene.mix), np.int64) for _ in range(2))
     assert compute_prices(fleet.run, mine) == compute_prices(other.run, theirs)
     assert mine.tolist() == theirs.tolist()
     # Apart: what comes to one ages the quotes of that one alone.
     if more and (placed := other.place(more[0] % len(scene.tasks)))[0] >= 0:
-        before = fleet.run.facts[columns.SHIFTS]
+        before = fleet.run.scalars[0].shifts
         other.release(placed[0], more[0] % len(scene.tasks), placed[1])
-        assert fleet.run.facts[columns.SHIFTS] == before
-        assert are_prices_due(fleet.run) == (before >= max(1, fleet.run.facts[columns.HORIZON] // 10))
+        assert fleet.run.scalars[0].shifts == before
+        assert are_prices_due(fleet.run) == (before >= max(1, fleet.run.scalars[0].horizon // 10))
 
 
 PRINTED = """
 from tests.props.lookahead_test import generated, fleet_of
 scene = generated()
 fleet = fleet_of(scene, "lookahead")
-print([fleet.place(number) for number in scene.order[:120]], fleet.run.offers.tolist(), fleet.run.facts.tolist())
+print([fleet.place(number) for number in scene.order[:120]], fleet.run.classes.offers.tolist(), fleet.run.scalars[0])
 """
 
 
@@ -295,6 +293,6 @@ def test_every_process_quotes_alike():
     scene = generated()
     fleet = fleet_of(scene, "lookahead")
     here = [fleet.place(number) for number in scene.order[:120]]
-    assert any(fleet.run.offers)
-    expected = f"{here} {fleet.run.offers.tolist()} {fleet.run.facts.tolist()}\n"
+    assert any(fleet.run.classes.offers)
+    expected = f"{here} {fleet.run.classes.offers.tolist()} {fleet.run.scalars[0]}\n"
     assert printed("1") == printed("2") == expected
