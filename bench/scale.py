@@ -28,7 +28,7 @@ from numba import njit
 from bench.kernel_clock import THREAD, WALL, now_ns
 from eelgrid_controller.replay.openb_protocol import TraceArrays, csv_folder, load_trace
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_task
-from eelgrid_kernels.arrays import READ, Floats, Ints
+from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.fleet_simulation import build_empty_engine
 from eelgrid_kernels.node_states import shift_task
@@ -93,7 +93,7 @@ def _fill(run: Any, order: Ints, held: Ints, slots: Ints, most: int) -> tuple[in
             held[count, 0], held[count, 1] = node, kind
             slots[count] = run.taken
             count += 1
-            asked += run.kinds[kind, 2] * run.kinds[kind, 3]
+            asked += run.kinds[kind].gpu_count * run.kinds[kind].gpu_milli
     return count, at
 
 
@@ -114,7 +114,7 @@ def _churn(
             apply_log_ahead(run, step % run.kinds.shape[0], _TENDED_MOST)
             times[step, 2] = now_ns(clock, scratch) - begun
         elif way == _WAYS_SCAN:
-            run.kinds[kind, READ] = -1
+            run.kinds[kind].read = -1
         begun = now_ns(clock, scratch)
         update_prices(run)
         node = place_task(run, kind, 0)
@@ -132,7 +132,7 @@ def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, in
     """Both ways on a fleet of that size; steps: to settle, to time, to time by scanning."""
     fleet, how, bits = grown(trace, gpus), find_policy(name), np.random.PCG64(gpus)
     nodes = len(fleet.gpu_count)
-    run = build_empty_engine(fleet, trace.specs, trace.typical, np.arange(nodes), how.code, how.weights)
+    run = build_empty_engine(fleet, trace.specs, trace.typical, np.arange(nodes), how)
 
     def drawn(count: int) -> Ints:
         return trace.task_spec[(bits.random_raw(count) % np.uint64(len(trace.task_spec))).astype(np.int64)]
@@ -152,7 +152,7 @@ def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, in
             continue
         asked = run.kinds[held[:count, 1]]
         micro = np.percentile(times / 1e3, (50, 90, 99, 100), axis=0)
-        states = int((run.states[: run.facts[0], 0] >= 0).sum())
+        states = int((run.states["root"] >= 0).sum())
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         rows.append(
             Row(
@@ -161,7 +161,7 @@ def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, in
                 name,
                 way,
                 states,
-                100.0 * float((asked[:, 2] * asked[:, 3]).sum()) / capacity,
+                100.0 * float((asked["gpu_count"] * asked["gpu_milli"]).sum()) / capacity,
                 len(order),
                 *micro[:, 0],
                 micro[0, 1],

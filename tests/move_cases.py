@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eelgrid_kernels.arrays import (
+    CLOCK,
+    PROGRESS,
     ChurnLimits,
     Mix,
     MovableUnits,
@@ -168,13 +170,14 @@ def arrays(case: Case) -> tuple[MoveNodes, MoveSearch]:
     count = len(case.nodes)
     ground = MoveNodes(
         nodes, mix, TermPrices(*case.prices), requests, np.zeros(count), np.zeros((len(case.units), count)),
-        np.zeros(count, np.int64), np.zeros(2, np.int64), np.zeros(99, np.int64), np.zeros(99),
+        np.zeros(count, np.int64), np.zeros(1, CLOCK), np.zeros(99, np.int64), np.zeros(99),
         np.zeros((2, max(most, width)), np.int64),
     )  # fmt: skip
     search = MoveSearch(
-        units, case.limits, at, listed, np.zeros(3, np.int64), np.zeros(len(case.units), np.bool_),
+        units, case.limits, at, listed, np.zeros(1, PROGRESS), np.zeros(len(case.units), np.bool_),
         np.zeros(len(slots), np.int64), np.zeros((len(slots), max(most, width)), np.int64),
-        np.zeros(max(1, len(case.units)), np.int64), np.zeros(count), np.zeros((count, 2), np.int64),
+        np.zeros(max(1, len(case.units)), np.int64), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64),
+        np.zeros(max(1, len(case.units)), np.int64),
     )  # fmt: skip
     return ground, search
 
@@ -187,9 +190,8 @@ def searched(case: Case) -> list[tuple[int, list[tuple[int, list[int]]]]]:
     """What the kernel finds: unit by unit in order, the place of each replica."""
     ground, search = arrays(case)
     weigh_board(ground)
-    log = np.zeros(max(1, len(case.units)), np.int64)
     found = []
-    for unit in log[: search_moves(ground, search, log)].tolist():
+    for unit in search.log[: search_moves(ground, search)].tolist():
         items = range(search.units.first[unit], search.units.first[unit + 1])
         count = case.units[unit].task.gpu_count
         found.append((unit, [(int(search.to_node[i]), search.to_slots[i, :count].tolist()) for i in items]))

@@ -48,7 +48,7 @@ class Scene(NamedTuple):
     def fleet(self, name="fgd", seed=42) -> SimulatedFleet:
         chosen, trace = find_policy(name), self.trace
         rank = node_order(trace, seed)
-        return SimulatedFleet(trace.fleet, trace.specs, trace.typical, rank, chosen.code, chosen.weights)
+        return SimulatedFleet(trace.fleet, trace.specs, trace.typical, rank, chosen)
 
     def run(self, name="fgd", *, outages=(), end_s=None, seed=42) -> SimulationOutcome:
         end_s = self.schedule.end_s if end_s is None else end_s

@@ -96,7 +96,7 @@ def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Int
         update_prices(scene)
         tended = looked = 0
         while tended < _TENDED and looked < kinds:
-            if scene.loose[turn] > 0.0:
+            if scene.kinds[turn].loose > 0.0:
                 apply_log_ahead(scene, turn, 0)
                 tended += 1
             turn = (turn + 1) % kinds
@@ -111,9 +111,7 @@ def run(job: Job) -> Result:
     trace = job.trace
     how: PlacementPolicy = find_policy(job.policy)
     order = arrival_order(trace, job.seed)
-    scene = build_empty_engine(
-        trace.fleet, trace.specs, trace.typical, node_order(trace, job.seed), how.code, how.weights
-    )
+    scene = build_empty_engine(trace.fleet, trace.specs, trace.typical, node_order(trace, job.seed), how)
     course = build_empty_outcomes(len(order))
     decision_ns, idle_ns = np.zeros(len(order), np.int64), np.zeros(len(order), np.int64)
     _timed(scene, order[:0], course, decision_ns[:0], idle_ns[:0])  # compiles, once a process

@@ -17,38 +17,22 @@ A real mix of PWR and FGD is scaled by the least and the most over all that fits
 so that its two numbers are kept and read in a row, two passes, for every state
 ever used; RANDOM draws for every node that fits.
 """
-# ruff: noqa: PLR0917 (numba takes arguments by position)
 
 import numpy as np
 
 from eelgrid_kernels.arrays import (
-    ASKED_GPUS,
-    ASKED_MEMORY,
-    ASKED_MILLI,
-    BORN,
     BOUNDED,
-    ENTRIES,
     EXACT,
-    LEFT,
+    FRAGMENTATION,
     LOOSE,
-    MEMORY,
-    MOST,
-    RANK,
-    READ,
-    RIGHT,
-    ROOT,
-    ROWS,
-    SEED,
-    STATE,
-    TOUCHED,
-    WEIGHTS,
+    POWER,
     ArrivalOutcomes,
+    CostIndex,
     EngineArrays,
-    Floats,
     Ints,
-    Shorts,
+    Records,
 )
-from eelgrid_kernels.baselines import MIX, RANDOM, choose_gpus, compute_cost_in_engine, compute_task_cost, is_bounded
+from eelgrid_kernels.baselines import MIX, RANDOM, choose_gpus, compute_exact_cost, compute_task_cost, is_bounded
 from eelgrid_kernels.compilation import inlined_kernel, kernel, lean_kernel
 from eelgrid_kernels.node_states import shift_task
 from eelgrid_kernels.node_tree import first_roomy, random_draw
@@ -59,107 +43,103 @@ BLOCK = 1 << _SHIFT
 LOOSE_MOST_W = 200.0  # from there on bounds are made anew rather than lowered
 
 
-@lean_kernel
-def is_scaled(policy: int, weights: Floats) -> bool:
-    """Whether two numbers are kept, which are weighed against each other when all are known."""
-    return bool(policy == MIX and weights[0] != 0.0 and weights[1] != 0.0)
+@inlined_kernel
+def is_scaled(policy: int, power: float, fragmentation: float) -> bool:
+    """Whether a policy with these weights keeps two numbers, which are weighed against each other when all are known."""
+    return bool(policy == MIX and power != 0.0 and fragmentation != 0.0)
 
 
 @inlined_kernel
-def _find_top(cost: Floats, rank: Shorts, top: Shorts, top_cost: Floats, rows: int, kind: int, block: int) -> None:
+def _is_cheaper(index: CostIndex, kind: int, row: int, other: int) -> bool:
+    """Whether a row comes before another: by its cost, equals by rank."""
+    mine, theirs = index.cost[kind, row], index.cost[kind, other]
+    return bool(mine < theirs or (mine == theirs and index.rank[kind, row] < index.rank[kind, other]))
+
+
+@inlined_kernel
+def _find_top(run: EngineArrays, kind: int, block: int) -> None:
     """Look for the best row of a block anew."""
-    first = block * BLOCK
+    first, index = block * BLOCK, run.cost_index
     best = first
-    for row in range(first + 1, min(first + BLOCK, rows)):
-        if cost[kind, row] < cost[kind, best] or (
-            cost[kind, row] == cost[kind, best] and rank[kind, row] < rank[kind, best]
-        ):
+    for row in range(first + 1, min(first + BLOCK, run.scalars[0].rows)):
+        if _is_cheaper(index, kind, row, best):
             best = row
-    top[kind, block], top_cost[kind, block] = best, cost[kind, best]
+    index.top[kind, block], index.top_cost[kind, block] = best, index.cost[kind, best]
+
+
+@inlined_kernel
+def _weigh_again(run: EngineArrays, kind: int, row: int, read: int, exact: bool) -> float:
+    """The cost of a row whose nodes changed since the kind has read the log; infinite where it does not fit."""
+    state, index, price = run.states[row], run.cost_index, np.inf
+    if state.root < 0:
+        return price
+    price = index.cost[kind, row]
+    # Where it did not fit for memory alone it may fit now.
+    if state.born >= read or price == np.inf:
+        price, power, _ = compute_task_cost(run, kind, row, exact)
+        index.known[kind, row] = EXACT if exact else BOUNDED
+        if index.scaled.shape[1] > 0:
+            index.scaled[kind, row] = power
+    if price < np.inf:
+        node = first_roomy(run.nodes, state.root, run.kinds[kind].memory, -1)
+        if node < 0:
+            return np.inf
+        index.rank[kind, row] = run.nodes[node].rank
+    return price
 
 
 @lean_kernel
 def _review(run: EngineArrays, kind: int, entry: int, entries: int, whole: bool) -> int:
     """Bring what a kind knows of the rows of these entries of the log up to date, or of all rows; returns how many."""
-    nodes, states, shapes, added_w, kinds, groups = (
-        run.nodes,
-        run.states,
-        run.shapes,
-        run.added_w,
-        run.kinds,
-        run.groups,
-    )
-    weight, levels, rates, facts, log = run.weight, run.levels, run.rates, run.facts, run.log
-    classes, wanted, offers = run.classes, run.wanted, run.offers
-    cost, rank, scaled, top, top_cost = run.cost, run.rank, run.scaled, run.top, run.top_cost
-    exact = not is_bounded(run.policy, rates)
-    rows, policy, mask, reviewed = facts[ROWS], run.policy, log.shape[0] - 1, 0
-    read = -1 if whole else kinds[kind, READ]
-    memory, partly = kinds[kind, ASKED_MEMORY], not whole and entries < facts[ENTRIES]
+    index, exact, mask, reviewed = run.cost_index, not is_bounded(run), run.log.shape[0] - 1, 0
+    rows, read = run.scalars[0].rows, -1 if whole else run.kinds[kind].read
+    partly = not whole and entries < run.scalars[0].log_entries
     for at in range(entry, entries):
-        row = at if whole else log[at & mask]
-        if not whole and states[row, TOUCHED] != at:
+        row = at if whole else run.log[at & mask]
+        block = row >> _SHIFT
+        if not whole and run.states[row].touched != at:
             # Its last entry counts. Where this reading ends before that one, it must still be weighed then.
-            if partly and states[row, BORN] >= read:
-                cost[kind, row] = np.inf
-                if top[kind, row >> _SHIFT] == row:
-                    _find_top(cost, rank, top, top_cost, rows, kind, row >> _SHIFT)
+            if partly and run.states[row].born >= read:
+                index.cost[kind, row] = np.inf
+                if index.top[kind, block] == row:
+                    _find_top(run, kind, block)
             continue
         reviewed += 1
-        price = np.inf
-        if states[row, ROOT] >= 0:
-            price = cost[kind, row]
-            # Where it did not fit for memory alone it may fit now.
-            if states[row, BORN] >= read or price == np.inf:
-                price, power, _ = compute_task_cost(
-                    states, shapes, added_w, kinds, groups, weight, levels, classes, wanted, offers, run.relief, rates,
-                    facts, policy, kind, row, exact,
-                )  # fmt: skip
-                run.known[kind, row] = EXACT if exact else BOUNDED
-                if scaled.shape[1] > 0:
-                    scaled[kind, row] = power
-            if price < np.inf:
-                node = first_roomy(nodes, states[row, ROOT], memory, -1)
-                if node >= 0:
-                    rank[kind, row] = nodes[node, RANK]
-                else:
-                    price = np.inf
-        cost[kind, row] = price
-        block = row >> _SHIFT
-        best = top[kind, block]
+        index.cost[kind, row] = _weigh_again(run, kind, row, read, exact)
+        best = index.top[kind, block]
         if whole:
             if row == rows - 1 or (row + 1) >> _SHIFT != block:
-                _find_top(cost, rank, top, top_cost, rows, kind, block)
+                _find_top(run, kind, block)
         elif best == row or best >> _SHIFT != block:
-            _find_top(cost, rank, top, top_cost, rows, kind, block)
-        elif price < cost[kind, best] or (price == cost[kind, best] and rank[kind, row] < rank[kind, best]):
-            top[kind, block], top_cost[kind, block] = row, price
+            _find_top(run, kind, block)
+        elif _is_cheaper(index, kind, row, best):
+            index.top[kind, block], index.top_cost[kind, block] = row, index.cost[kind, row]
     return reviewed
 
 
 @lean_kernel
 def _lower(run: EngineArrays, kind: int) -> None:
     """Take off all costs of a kind what new prices may have taken off: none is known exactly then."""
-    loose = run.loose[kind]
-    run.loose[kind] = 0.0
-    for row in range(run.facts[ROWS]):
-        run.cost[kind, row] -= loose
-        run.known[kind, row] = LOOSE
-    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
-        run.top_cost[kind, block] -= loose
+    loose, index, rows = run.kinds[kind].loose, run.cost_index, run.scalars[0].rows
+    run.kinds[kind].loose = 0.0
+    for row in range(rows):
+        index.cost[kind, row] -= loose
+        index.known[kind, row] = LOOSE
+    for block in range((rows + BLOCK - 1) >> _SHIFT):
+        index.top_cost[kind, block] -= loose
 
 
 @lean_kernel
 def apply_log(run: EngineArrays, kind: int) -> int:
     """Read the log to its end for a kind; returns how many rows were reviewed."""
-    entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
-    whole = read < 0 or entries - read > run.log.shape[0] or run.loose[kind] > LOOSE_MOST_W
+    asked, entries, rows = run.kinds[kind], run.scalars[0].log_entries, run.scalars[0].rows
+    whole = asked.read < 0 or entries - asked.read > run.log.shape[0] or asked.loose > LOOSE_MOST_W
     if whole:
-        run.loose[kind] = 0.0
-    elif run.loose[kind] > 0.0:
+        asked.loose = 0.0
+    elif asked.loose > 0.0:
         _lower(run, kind)
-    reviewed = _review(run, kind, 0 if whole else read, run.facts[ROWS] if whole else entries, whole)
-    run.kinds[kind, READ] = entries
+    reviewed = _review(run, kind, 0 if whole else asked.read, rows if whole else entries, whole)
+    asked.read = entries
     return reviewed
 
 
@@ -170,67 +150,43 @@ def apply_log_ahead(run: EngineArrays, kind: int, most: int) -> int:
     For idle time: it changes no decision, only how much the kind's next one has to catch up. What is known by
     prices of before is weighed anew, all of it.
     """
-    entries, read = run.facts[ENTRIES], run.kinds[kind, READ]
-    if read < 0 or entries - read > run.log.shape[0]:
+    asked, entries = run.kinds[kind], run.scalars[0].log_entries
+    if asked.read < 0 or entries - asked.read > run.log.shape[0]:
         return 0
-    if run.loose[kind] > 0.0:
+    if asked.loose > 0.0:
         return apply_log(run, kind)
-    last = min(entries, read + most)
-    reviewed = _review(run, kind, read, last, False)
-    run.kinds[kind, READ] = last
+    last = min(entries, asked.read + most)
+    reviewed = _review(run, kind, asked.read, last, False)
+    asked.read = last
     if last == entries:
         _cheapest(run, kind)
     return reviewed
 
 
 @inlined_kernel
-def _lowest(rank: Shorts, top: Shorts, top_cost: Floats, rows: int, kind: int) -> int:
+def _lowest(run: EngineArrays, kind: int) -> int:
     """The best row of the blocks' bests, or -1; it may be there by a bound."""
-    best, best_cost = -1, np.inf
-    for block in range((rows + BLOCK - 1) >> _SHIFT):
-        cost = top_cost[kind, block]
+    index, best, best_cost = run.cost_index, -1, np.inf
+    for block in range((run.scalars[0].rows + BLOCK - 1) >> _SHIFT):
+        cost = index.top_cost[kind, block]
         if cost < best_cost:
-            best, best_cost = top[kind, block], cost
-        elif cost == best_cost and cost < np.inf and rank[kind, top[kind, block]] < rank[kind, best]:
-            best = top[kind, block]
+            best, best_cost = index.top[kind, block], cost
+        elif cost == best_cost and cost < np.inf and index.rank[kind, index.top[kind, block]] < index.rank[kind, best]:
+            best = index.top[kind, block]
     return best
 
 
 @lean_kernel
 def _cheapest(run: EngineArrays, kind: int) -> int:
     """The row with the least cost, or -1: the lowest is weighed until it is there by its cost."""
-    cost, rank, top, top_cost, known, rows = run.cost, run.rank, run.top, run.top_cost, run.known, run.facts[ROWS]
-    row = _lowest(rank, top, top_cost, rows, kind)
-    if row < 0 or known[kind, row] == EXACT:
-        return int(row)
-    states, shapes, added_w, kinds, groups = run.states, run.shapes, run.added_w, run.kinds, run.groups
-    weight, levels, rates, facts, relief = run.weight, run.levels, run.rates, run.facts, run.relief
-    classes, wanted, offers = run.classes, run.wanted, run.offers
-    while row >= 0 and known[kind, row] != EXACT:
-        fresh = known[kind, row] == BOUNDED
-        price, _, _ = compute_task_cost(
-            states,
-            shapes,
-            added_w,
-            kinds,
-            groups,
-            weight,
-            levels,
-            classes,
-            wanted,
-            offers,
-            relief,
-            rates,
-            facts,
-            run.policy,
-            kind,
-            row,
-            fresh,
-        )
-        cost[kind, row] = price if fresh else max(price, cost[kind, row])
-        known[kind, row] = EXACT if fresh else BOUNDED
-        _find_top(cost, rank, top, top_cost, rows, kind, row >> _SHIFT)
-        row = _lowest(rank, top, top_cost, rows, kind)
+    index, row = run.cost_index, _lowest(run, kind)
+    while row >= 0 and index.known[kind, row] != EXACT:
+        fresh = index.known[kind, row] == BOUNDED
+        price, _, _ = compute_task_cost(run, kind, row, fresh)
+        index.cost[kind, row] = price if fresh else max(price, index.cost[kind, row])
+        index.known[kind, row] = EXACT if fresh else BOUNDED
+        _find_top(run, kind, row >> _SHIFT)
+        row = _lowest(run, kind)
     return int(row)
 
 
@@ -238,20 +194,21 @@ def _cheapest(run: EngineArrays, kind: int) -> int:
 def compute_all_costs(run: EngineArrays, kind: int) -> None:
     """Make every cost of a kind exact."""
     apply_log(run, kind)
-    for row in range(run.facts[ROWS]):
-        if run.known[kind, row] != EXACT and run.cost[kind, row] < np.inf:
-            run.cost[kind, row], run.known[kind, row] = compute_cost_in_engine(run, kind, row, True)[0], EXACT
-    for block in range((run.facts[ROWS] + BLOCK - 1) >> _SHIFT):
-        _find_top(run.cost, run.rank, run.top, run.top_cost, run.facts[ROWS], kind, block)
+    index, rows = run.cost_index, run.scalars[0].rows
+    for row in range(rows):
+        if index.known[kind, row] != EXACT and index.cost[kind, row] < np.inf:
+            index.cost[kind, row], index.known[kind, row] = compute_exact_cost(run, kind, row)[0], EXACT
+    for block in range((rows + BLOCK - 1) >> _SHIFT):
+        _find_top(run, kind, block)
 
 
 @lean_kernel
 def _span(run: EngineArrays, kind: int) -> tuple[float, float]:
     """The least and the most that is scaled, over all that fits."""
     low, high = np.inf, -np.inf
-    for row in range(run.facts[ROWS]):
-        if run.cost[kind, row] < np.inf:
-            score = -run.scaled[kind, row]
+    for row in range(run.scalars[0].rows):
+        if run.cost_index.cost[kind, row] < np.inf:
+            score = -run.cost_index.scaled[kind, row]
             low, high = min(low, score), max(high, score)
     return low, high
 
@@ -259,35 +216,36 @@ def _span(run: EngineArrays, kind: int) -> tuple[float, float]:
 @lean_kernel
 def _cheapest_scaled(run: EngineArrays, kind: int, low: float, high: float) -> int:
     """The row with the highest mixed score, or -1."""
-    cost, rank, best, best_score = run.cost, run.rank, -1, -np.inf
-    for row in range(run.facts[ROWS]):
-        if cost[kind, row] == np.inf:
+    index, best, best_score = run.cost_index, -1, -np.inf
+    weights = run.scalars[0].weights
+    for row in range(run.scalars[0].rows):
+        if index.cost[kind, row] == np.inf:
             continue
-        scaled = (-run.scaled[kind, row] - low) * 100.0 // (high - low) if high > low else 100.0
-        score = run.rates[WEIGHTS, 0] * scaled - run.rates[WEIGHTS, 1] * cost[kind, row]
-        if score > best_score or (score == best_score and rank[kind, row] < rank[kind, best]):
+        scaled = (-index.scaled[kind, row] - low) * 100.0 // (high - low) if high > low else 100.0
+        score = weights[POWER] * scaled - weights[FRAGMENTATION] * index.cost[kind, row]
+        if score > best_score or (score == best_score and index.rank[kind, row] < index.rank[kind, best]):
             best, best_score = row, score
     return best
 
 
 @lean_kernel
-def _luckier(nodes: Ints, seed: int, moment: int, one: int, other: int) -> int:
+def _luckier(nodes: Records, seed: int, moment: int, one: int, other: int) -> int:
     """Of two nodes the one with the higher draw, equals by rank; -1 is none."""
     if one < 0 or other < 0:
         return max(one, other)
-    mine, theirs = random_draw(seed, moment, nodes[one, RANK]), random_draw(seed, moment, nodes[other, RANK])
-    first = mine > theirs or (mine == theirs and nodes[one, RANK] < nodes[other, RANK])
+    mine, theirs = random_draw(seed, moment, nodes[one].rank), random_draw(seed, moment, nodes[other].rank)
+    first = mine > theirs or (mine == theirs and nodes[one].rank < nodes[other].rank)
     return one if first else other
 
 
 @lean_kernel
-def _drawn_of(nodes: Ints, root: int, memory: int, seed: int, moment: int) -> int:
+def _drawn_of(nodes: Records, root: int, memory: int, seed: int, moment: int) -> int:
     """The node with the highest draw among those of a tree with the memory, or -1."""
-    if root < 0 or nodes[root, MOST] < memory:
+    if root < 0 or nodes[root].most_memory < memory:
         return -1
-    best = root if nodes[root, MEMORY] >= memory else -1
-    for side in (LEFT, RIGHT):
-        below = _drawn_of(nodes, nodes[root, side], memory, seed, moment)
+    best = root if nodes[root].memory >= memory else -1
+    for child in (nodes[root].left, nodes[root].right):
+        below = _drawn_of(nodes, child, memory, seed, moment)
         best = _luckier(nodes, seed, moment, best, below)
     return best
 
@@ -295,11 +253,11 @@ def _drawn_of(nodes: Ints, root: int, memory: int, seed: int, moment: int) -> in
 @lean_kernel
 def _random_node(run: EngineArrays, kind: int, moment: int) -> int:
     """The node with the highest draw among all that fit, or -1."""
-    nodes, states, seed, cost = run.nodes, run.states, run.facts[SEED], run.cost
-    best, memory = -1, run.kinds[kind, ASKED_MEMORY]
-    for row in range(run.facts[ROWS]):
-        if cost[kind, row] < np.inf:
-            found = _drawn_of(nodes, states[row, ROOT], memory, seed, moment)
+    nodes, seed = run.nodes, run.scalars[0].seed
+    best, memory = -1, run.kinds[kind].memory
+    for row in range(run.scalars[0].rows):
+        if run.cost_index.cost[kind, row] < np.inf:
+            found = _drawn_of(nodes, run.states[row].root, memory, seed, moment)
             best = _luckier(nodes, seed, moment, best, found)
     return best
 
@@ -312,18 +270,18 @@ def choose_nodes(run: EngineArrays, kind: int, moment: int, nodes: Ints) -> int:
     for beyond the first is hidden as it is found, and shown again at the end.
     """
     apply_log(run, kind)
-    found, most, cost, rank, rows = 0, nodes.shape[0], run.cost, run.rank, run.facts[ROWS]
-    if run.policy == RANDOM:
+    found, most, cost, rank, scalars = 0, nodes.shape[0], run.cost_index.cost, run.cost_index.rank, run.scalars[0]
+    if scalars.policy == RANDOM:
         nodes[0] = _random_node(run, kind, moment)
         return 1 if nodes[0] >= 0 else 0
-    scaled = is_scaled(run.policy, run.rates[WEIGHTS])
+    scaled = is_scaled(scalars.policy, scalars.weights[POWER], scalars.weights[FRAGMENTATION])
     low, high = _span(run, kind) if scaled else (0.0, 0.0)
     hidden, costs, ranks = np.empty(most, np.int64), np.empty(most), np.empty(most, np.int64)
     while found < most:
         row = _cheapest_scaled(run, kind, low, high) if scaled else _cheapest(run, kind)
         if row < 0:
             break
-        root, memory = run.states[row, ROOT], run.kinds[kind, ASKED_MEMORY]
+        root, memory = run.states[row].root, run.kinds[kind].memory
         hidden[found], costs[found], ranks[found] = row, cost[kind, row], rank[kind, row]
         nodes[found] = first_roomy(run.nodes, root, memory, ranks[found] - 1)
         found += 1
@@ -331,14 +289,14 @@ def choose_nodes(run: EngineArrays, kind: int, moment: int, nodes: Ints) -> int:
             break
         following = first_roomy(run.nodes, root, memory, ranks[found - 1])
         if following >= 0:
-            rank[kind, row] = run.nodes[following, RANK]
+            rank[kind, row] = run.nodes[following].rank
         else:
             cost[kind, row] = np.inf
-        _find_top(cost, rank, run.top, run.top_cost, rows, kind, row >> _SHIFT)
+        _find_top(run, kind, row >> _SHIFT)
     for i in range(found - 1 if most > 1 else -1, -1, -1):
         row = hidden[i]
         cost[kind, row], rank[kind, row] = costs[i], ranks[i]
-        _find_top(cost, rank, run.top, run.top_cost, rows, kind, row >> _SHIFT)
+        _find_top(run, kind, row >> _SHIFT)
     return found
 
 
@@ -350,7 +308,7 @@ def place_task(run: EngineArrays, kind: int, moment: int) -> int:
         run.taken[:] = -1
         return -1
     node = one[0]
-    choose_gpus(run, kind, run.nodes[node, STATE], moment)
+    choose_gpus(run, kind, run.nodes[node].state, moment)
     shift_task(run, node, kind, run.taken, -1)
     return int(node)
 
@@ -362,10 +320,10 @@ def place_arrivals(run: EngineArrays, arrivals: Ints, course: ArrivalOutcomes, f
     for i in range(first, last):
         update_prices(run)
         kind = arrivals[i]
-        asked = run.kinds[kind, ASKED_GPUS] * run.kinds[kind, ASKED_MILLI]
+        asked = run.kinds[kind].gpu_count * run.kinds[kind].gpu_milli
         node = place_task(run, kind, i)
         arrived += asked
         if node >= 0:
             allocated += asked
-        course.node[i], course.placed[i], course.power_w[i] = node, node >= 0, run.power_w[0]
+        course.node[i], course.placed[i], course.power_w[i] = node, node >= 0, run.scalars[0].power_w
         course.arrived_milli[i], course.allocated_milli[i] = arrived, allocated

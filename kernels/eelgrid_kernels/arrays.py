@@ -6,21 +6,35 @@
     M  models, at most 62             Q  groups of the mix in a family, at most
     L  levels of CPU of the mix       B  blocks of 64 rows
     A  arrivals                       J  terms of the cost
+    C  classes of the mix             D  sets of models that classes may use, and their unions
 
-Things of one sort are one table with a row each, not an array per field: a row is
-a line or two of the processor's cache, and a compiled function is handed a few
-tables instead of sixty arrays (handing them over took ten times as long as what
-was done with them). Large tables are zeros that nobody has touched: the system
-lends their pages when they are first written.
+Things of one sort are one array of records (a structured dtype), not an array per
+field: a record is a line or two of the processor's cache, and a compiled function
+is handed a few arrays instead of sixty (handing them over took ten times as long
+as what was done with them). What depends on the fleet's width has an array of its
+own, since a record's size is known when a kernel is compiled. Large arrays are
+zeros that nobody has touched: the system lends their pages when they are first
+written.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Shorts = NDArray[np.int32]
+Flags = NDArray[np.uint8]
+Records = NDArray[np.void]
+
+
+def record_dtype(*fields: tuple[str, Any] | tuple[str, Any, tuple[int]]) -> np.dtype[np.void]:
+    """A record that reads the same compiled and interpreted: `records[i].field`; `records["field"]` is a column."""
+    hidden = {name for name, *_ in fields} & set(dir(np.record))
+    if hidden:
+        raise ValueError(f"fields hidden by attributes of numpy's records: {sorted(hidden)}")
+    return np.dtype((np.record, np.dtype(list(fields), align=True)))
 
 
 class Nodes(NamedTuple):
@@ -98,6 +112,22 @@ class ChurnLimits(NamedTuple):
     ejections: int  # of such chains, the most that are weighed in one search
 
 
+# The time of a search.
+CLOCK = record_dtype(
+    ("now", np.int64),
+    ("touches", np.int64),  # since the trail began
+)
+
+# How far a search came.
+PROGRESS = record_dtype(
+    ("replicas", np.int64),  # moved for good
+    ("gpu_milli", np.int64),
+    ("ejections", np.int64),  # weighed
+    ("steps", np.int64),  # of the log
+    ("queued", np.int64),  # units in the queue
+)
+
+
 class MoveNodes(NamedTuple):
     """The nodes while work comes and goes on them; mix, prices and requests are only read, the rest changes."""
 
@@ -108,7 +138,7 @@ class MoveNodes(NamedTuple):
     cost_w: Floats  # (N,) present potential of each node
     board_w: Floats  # (R, N) what the potential gains by one more of the kind, inf where it does not fit
     stamp: Ints  # (N,) when the node was last touched: at the present clock, its column of the board is stale
-    clock: Ints  # (2,) the present moment; touches since the trail began
+    clock: Records  # (1,) CLOCK
     trail: Ints  # (L,) nodes touched, in order; L is enough for every replica to come and go twice
     trail_w: Floats  # (L,) what they cost before
     slots: Ints  # (2, W) scratch
@@ -121,121 +151,172 @@ class MoveSearch(NamedTuple):
     limits: ChurnLimits
     at: Ints  # (N + 1,) node n is home to listed[at[n]] to listed[at[n + 1] - 1]
     listed: Ints  # (U,) units by home
-    spent: Ints  # (3,) replicas and milli-GPU moved for good; ejections weighed
+    progress: Records  # (1,) PROGRESS
     moved: NDArray[np.bool_]  # (U,)
     to_node: Ints  # (I,)
     to_slots: Ints  # (I, W)
     queue: Ints  # (Q,) units of the chain under way; Q is the most that one node is home to, at least 1
     worth: Floats  # (N,) the best chain of each node: net watts by the share of the budget that it takes
-    chain: Ints  # (N, 2) that chain and how much of it
+    chain: Ints  # (N,) that chain
+    chain_units: Ints  # (N,) and how many of its units
+    log: Ints  # (U,) units moved for good, in order
 
 
-Shorts = NDArray[np.int32]
-Flags = NDArray[np.uint8]
-
-# nodes (N, 9): where each node is. The nodes of a state are a search tree by rank.
-STATE = 0  # row of states, -1 for none
-NODE_SHAPE = 1
-RANK = 2  # order among equals
-MEMORY = 3  # free, in any unit that the kinds share
-LEFT, RIGHT = 4, 5  # nodes of lower and of higher rank in the same state, -1 for none
-MOST = 6  # free memory of the node that has most of those below, itself among them
-LEAST = 7  # of the node that has least of those below
-SIZE = 8  # nodes below, itself among them
-NODE_COLUMNS = 9
-
-# states (R, 13 + 2 G + 2 Q): a free row has root -1.
-ROOT = 0  # of the tree of its nodes
-BORN = 1  # entry of the log that made it
-TOUCHED = 2  # last entry of the log that names it
-CHAIN = 3  # next row of the same bucket
-SHAPE = 4
-CPU = 5  # free, milli
-TAGS = 6  # bits of the sorts of GPU task held, for GPU_CLUSTERING
-CLOSED = 7  # 1 if its nodes take no new tasks
-TOTAL = 8  # free milli-GPU
-SERVED = 9  # of it, what the expected tasks can use, weighted
-OPTIONS = 10  # slots that differ
-MOST_FREE = 11  # milli-GPU of the slot that has most
-GAIN = 12  # G of the look-ahead, weighted, by the offers in force
-GPU = 13  # (G,) free milli of each slot, 0 where a slot takes no task
-# then (G,) the first slot of each that differ, (Q,) GPUs that a group can use, (Q,) milli free on those
-
-# shapes (P, 4 + G): what nodes are when empty.
-CAPACITY = 0  # milli-CPU
-MODELS = 1  # bits
-FAMILY = 2
-WIDTH = 3  # GPUs that take tasks
-MODEL = 4  # (G,) -1 for a slot that takes no task
-
-# kinds (K, 7): tasks that may come; two that differ in anything are two kinds.
-ASKED_CPU, ASKED_MEMORY, ASKED_GPUS, ASKED_MILLI = range(4)  # the last of each GPU
-ASKED_MODELS = 4  # bits of those that it may use
-TAG = 5  # the sort of GPU task, -1 without GPU
-READ = 6  # entry of the log up to which the kind has read
-NEVER = -1  # nothing is known yet
+# Terms of the cost, in the order of TERMS; stranding has a second weight, that in a full fleet.
+POWER, FRAGMENTATION, STRANDING, LOOKAHEAD, SCARCITY, STRANDING_WHEN_FULL = range(6)
+WEIGHTS = STRANDING_WHEN_FULL + 1
 # How well a cost is known: as a bound from below by prices of before, by those in force, or itself.
 LOOSE, BOUNDED, EXACT = 0, 1, 2
-KIND_COLUMNS = 7
+NEVER = -1  # Kind.read where nothing is known yet
 
-# groups (F, 3 + M, Q): classes of the mix that nodes of a family tell apart by their CPU at most.
-GROUPS = 0  # how many there are, in [f, 0, 0]
-GROUP_COUNT, GROUP_MILLI, GROUP_ALLOWS = 1, 2, 3
 
-# classes (3, C): the mix class by class. CPU in milli; GPUs; milli that must be free on a GPU in use to do without
-# waking one: 0 without GPU, more than there is for several.
-CLASS_CPU, CLASS_GPUS, CLASS_BESIDE = 0, 1, 2
+# Where a node is. The nodes of a state are a search tree by rank.
+NODE = record_dtype(
+    ("state", np.int64),  # row of states, -1 for none
+    ("shape_row", np.int64),
+    ("rank", np.int64),  # order among equals
+    ("memory", np.int64),  # free, in any unit that the kinds share
+    ("left", np.int64),  # node of lower ranks in the same state, -1 for none
+    ("right", np.int64),  # of higher ranks
+    ("most_memory", np.int64),  # free memory of the node that has most of those below, itself among them
+    ("least_memory", np.int64),  # of the node that has least of those below
+    ("tree_size", np.int64),  # nodes below, itself among them
+)
 
-# captive (4, ...): [0] sets of models, as bits, [1] the sets that classes may use, [2] milli-GPU that those ask for,
-# each from column 1 on, with how many there are, or their sum, in column 0; [3] the weight of each class from column 0.
+# What nodes of equal shape have free; a row that is given back has the root -1.
+STATE = record_dtype(
+    ("root", np.int64),  # of the tree of its nodes
+    ("born", np.int64),  # entry of the log that made it
+    ("touched", np.int64),  # last entry of the log that names it
+    ("next_row", np.int64),  # of the same bucket
+    ("shape_row", np.int64),
+    ("cpu_free", np.int64),  # milli
+    ("tags", np.int64),  # bits of the sorts of GPU task held, for GPU_CLUSTERING
+    ("closed", np.int64),  # 1 if its nodes take no new tasks
+    ("total_free", np.int64),  # milli-GPU
+    ("served", np.int64),  # of it, what the expected tasks can use, weighted
+    ("options", np.int64),  # slots that differ
+    ("most_free", np.int64),  # milli-GPU of the slot that has most
+    ("gain", np.int64),  # G of the look-ahead, weighted, by the offers in force
+)
 
-# The whole numbers of a run are facts of shape (9,).
-ROWS, SPARE, ENTRIES = 0, 1, 2  # rows of states ever used, rows given back, entries of the log so far
-WEIGHT = 3  # of all classes of the mix
-SEED = 4  # of RANDOM
-HORIZON = 5  # tasks that offers look ahead to
-SHIFTS = 6  # tasks that came or left since offers were quoted, -1 before the first quote
-SCARCE = 7  # bits of the models that others will need
-CAPACITY_MILLI = 8  # of all GPUs
+# What a group of the mix can use in a state.
+USABLE = record_dtype(("gpus", np.int64), ("milli", np.int64))
 
-# The rates of shape (3, J + 1) turn terms into a cost.
-SCALE, WEIGHTS = 0, 1  # what divides a term, and its weight then; the first two weights are those of a mix
-GIVEN = 2  # the weights as given, and last that of stranding in a full fleet
+# What nodes are when empty.
+SHAPE = record_dtype(
+    ("cpu_capacity", np.int64),  # milli
+    ("models", np.int64),  # bits
+    ("family", np.int64),
+    ("width", np.int64),  # GPUs that take tasks
+)
+
+# Tasks that may come; two that differ in anything are two kinds.
+KIND = record_dtype(
+    ("cpu_milli", np.int64),
+    ("memory", np.int64),
+    ("gpu_count", np.int64),
+    ("gpu_milli", np.int64),  # of each GPU
+    ("models", np.int64),  # bits of those that it may use
+    ("tag", np.int64),  # the sort of GPU task, -1 without GPU
+    ("read", np.int64),  # entry of the log up to which the kind has read
+    ("loose", np.float64),  # by how much new prices may have lowered its costs since it was last asked for
+)
+
+# How much a look-ahead may rise at most, summed over the classes that a level of CPU serves.
+RELIEF = record_dtype(
+    ("package_w", np.float64),  # by each package that wakes
+    ("sharing", np.float64),  # weight of the classes that ask for a share of a GPU
+    ("sharing_w", np.float64),  # and what they cost elsewhere
+)
+
+# Whose tasks can use which models alone.
+CAPTIVE = record_dtype(
+    ("union", np.int64),  # sets of models, as bits: those of `models` and what they are together
+    ("models", np.int64),  # the sets that classes may use
+    ("milli", np.int64),  # milli-GPU that those classes ask for
+)
+
+# The single numbers of a run.
+SCALARS = record_dtype(
+    ("rows", np.int64),  # of states ever used
+    ("spare_rows", np.int64),  # given back
+    ("log_entries", np.int64),  # so far
+    ("mix_weight", np.int64),  # of all classes of the mix
+    ("seed", np.int64),  # of RANDOM
+    ("horizon", np.int64),  # tasks that offers look ahead to
+    ("shifts", np.int64),  # tasks that came or left since offers were quoted, -1 before the first quote
+    ("scarce_models", np.int64),  # bits of those that others will need
+    ("capacity_milli", np.int64),  # of all GPUs
+    ("captive_unions", np.int64),  # how many of `captive` are such
+    ("captive_sets", np.int64),
+    ("captive_milli", np.int64),  # the sum of what they ask for
+    ("policy", np.int64),
+    ("power_w", np.float64),  # of the fleet
+    ("scale", np.float64, (WEIGHTS,)),  # what divides a term
+    ("weights", np.float64, (WEIGHTS,)),  # of a term now; the first two are those of a mix
+    ("given_weights", np.float64, (WEIGHTS,)),  # as the policy has them
+)
+
+
+class GroupArrays(NamedTuple):
+    """Classes of the mix that nodes of a family tell apart by their CPU at most."""
+
+    group_count: Ints  # (F,) how many there are
+    gpu_count: Ints  # (F, Q)
+    gpu_milli: Ints  # (F, Q)
+    allows: Ints  # (F, M, Q) 1 where the model may be used
+    weight: Ints  # (F, L, Q) of a group's classes that a level of CPU serves
+    cpu_sizes: Ints  # sizes of CPU in the mix, ascending, and beyond the last the largest number
+    quick_level: Ints  # the level that whole vCPUs reach, for a quick start
+
+
+class ClassArrays(NamedTuple):
+    """The mix class by class; whole numbers in floats, so that sums are exact in any order."""
+
+    cpu_milli: Floats  # (C,)
+    gpus: Floats  # (C,)
+    beside_milli: Floats  # (C,) that must be free on a GPU in use to wake none: 0 without GPU, too many for several
+    wanted: Floats  # (M + 1, C) weight where nodes of a model can serve it; last for nodes without GPU
+    offers: Floats  # (C,) watts that a class costs elsewhere
+
+
+class CostIndex(NamedTuple):
+    """What is kept of each kind of task: its cost in each state and the best of each block of states."""
+
+    cost: Floats  # (K, R) lowest best, infinite where it does not fit
+    known: Flags  # (K, R) how well cost is known
+    rank: Shorts  # (K, R) of the first node with the memory
+    scaled: Floats  # (K, R) what is scaled, of mixes alone
+    top: Shorts  # (K, B) best row of each block
+    top_cost: Floats  # (K, B)
 
 
 class EngineArrays(NamedTuple):
     """One policy on one fleet, changed in place by what is done on it."""
 
-    nodes: Ints  # (N, 9)
-    states: Ints  # (R, 13 + 2 G + 2 Q)
-    shapes: Ints  # (P, 4 + G)
+    nodes: Records  # (N,) NODE
+    states: Records  # (R,) STATE
+    gpu_free: Ints  # (R, G) milli of each slot of a state, 0 where a slot takes no task
+    distinct_slots: Ints  # (R, G) the first slot of each that differ, as many as the state has options
+    usable: Records  # (R, Q) USABLE
+    shapes: Records  # (P,) SHAPE
+    slot_model: Ints  # (P, G) -1 for a slot that takes no task
     added_w: Floats  # (P, G) of a GPU that goes from idle to busy
-    kinds: Ints  # (K, 7)
-    groups: Ints  # (F, 3 + M, Q)
-    weight: Ints  # (F, L, Q) of a group's classes that a level of CPU serves
-    levels: Ints  # (2, ...) sizes of CPU in the mix, ascending; the level that whole vCPUs reach, for a quick start
-    classes: Floats  # (3, C) the mix class by class
-    wanted: Floats  # (M + 1, C) weight of a class where nodes of a model can serve it; last for nodes without GPU
-    offers: Floats  # (C,) whole watts that a class costs elsewhere
-    relief: Floats  # (3, M + 1, L) how much a look-ahead may rise at most, by level of CPU
-    captive: Ints  # (4, ...) whose tasks can use which models alone
-    rates: Floats  # (3, J + 1)
-    facts: Ints  # (9,)
+    kinds: Records  # (K,) KIND
+    groups: GroupArrays
+    classes: ClassArrays
+    class_weight: Ints  # (C,)
+    relief: Records  # (M + 1, L) RELIEF
+    captive: Records  # (D,) CAPTIVE
+    scalars: Records  # (1,) SCALARS
     held: Ints  # (N, T) tasks of each sort, GPU_CLUSTERING alone
     bucket: Ints  # (power of two,) first row, -1 for none
     spare: Ints  # (R,) rows given back
     log: Ints  # (power of two,) rows that changed, the last ones, round and round
-    cost: Floats  # (K, R) lowest best, infinite where it does not fit
-    known: Flags  # (K, R) how well cost is known
-    loose: Floats  # (K,) by how much new prices may have lowered the costs of a kind since it was last asked for
-    rank: Shorts  # (K, R) of the first node with the memory
-    scaled: Floats  # (K, R) what is scaled, of mixes alone
-    top: Shorts  # (K, B) best row of each block
-    top_cost: Floats  # (K, B)
+    cost_index: CostIndex
     gpu: Ints  # (G,) scratch: the GPUs of a node that changes its state
     taken: Ints  # (G,) GPUs of the task placed last, -1 beyond the last
-    power_w: Floats  # (1,) of the fleet
-    policy: int
 
 
 class ArrivalOutcomes(NamedTuple):

@@ -25,7 +25,7 @@ the mixes that Lettich et al. (CCGrid 2025) publish are listed. `eelgrid` weighs
 unless it is given other weights: a watt as 1; fragmentation not at all, since the
 look-ahead sees what it sees; a GPU that its node's CPU can no longer feed as 50 W,
 and as up to 1,000 W when the fleet is fuller than 70 %; a watt that the next task
-would have saved as 0.7; a GPU of a scarce model as 500 W. docs/model.md has the why.
+would have saved as 0.7; a GPU of a scarce model as 500 W. docs/explanation/placement.md has the why.
 """
 
 import re
@@ -33,37 +33,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_kernels.arrays import (
-    ASKED_CPU,
-    ASKED_GPUS,
-    ASKED_MILLI,
-    ASKED_MODELS,
-    CLOSED,
-    CPU,
-    GPU,
-    MODEL,
-    MODELS,
-    MOST_FREE,
-    OPTIONS,
-    SCALE,
-    SEED,
-    SHAPE,
-    TAG,
-    TAGS,
-    TOTAL,
-    WEIGHTS,
-    WIDTH,
-    EngineArrays,
-    Floats,
-    Ints,
-)
+from eelgrid_kernels.arrays import FRAGMENTATION, LOOKAHEAD, EngineArrays, Floats
 from eelgrid_kernels.compilation import inlined_kernel, lean_kernel
 from eelgrid_kernels.cost_terms import compute_added_terms
 from eelgrid_kernels.cpu_packages import WHOLE
 from eelgrid_kernels.node_tree import random_draw
-
-# ruff: noqa: PLR0917 (numba takes arguments by position)
-
 
 RANDOM, DOT_PROD, GPU_PACKING, GPU_CLUSTERING, BEST_FIT, MIX, EELGRID = range(7)
 
@@ -72,14 +46,19 @@ CPU_SPAN, GPU_SPAN = 128_000, 8_000  # the widest node of the papers, in milli
 
 
 @inlined_kernel
-def _tightest(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> int:
+def _fits_slot(run: EngineArrays, kind: int, row: int, slot: int) -> bool:
+    """Whether a GPU has what a task asks of one."""
+    asked, model = run.kinds[kind], run.slot_model[run.states[row].shape_row, slot]
+    return bool(model >= 0 and run.gpu_free[row, slot] >= asked.gpu_milli and asked.models >> model & 1)
+
+
+@inlined_kernel
+def _tightest(run: EngineArrays, kind: int, row: int) -> int:
     """The fitting GPU with the least free share; IN_ORDER unless one GPU is asked for."""
     best, least = IN_ORDER, 0
-    for slot in range(shapes.shape[1] - MODEL if kinds[kind, ASKED_GPUS] == 1 else 0):
-        free, model = states[row, GPU + slot], shapes[states[row, SHAPE], MODEL + slot]
-        if model < 0 or free < kinds[kind, ASKED_MILLI] or not kinds[kind, ASKED_MODELS] >> model & 1:
-            continue
-        if best < 0 or free < least:
+    for slot in range(run.gpu_free.shape[1] if run.kinds[kind].gpu_count == 1 else 0):
+        free = run.gpu_free[row, slot]
+        if _fits_slot(run, kind, row, slot) and (best < 0 or free < least):
             best, least = slot, free
     return best
 
@@ -88,221 +67,129 @@ def _tightest(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> i
 def _random_slot(run: EngineArrays, kind: int, row: int, moment: int) -> int:
     """Any fitting GPU."""
     best, highest = IN_ORDER, 0
-    for slot in range(run.gpu.shape[0]):
-        free, model = run.states[row, GPU + slot], run.shapes[run.states[row, SHAPE], MODEL + slot]
-        if model < 0 or free < run.kinds[kind, ASKED_MILLI] or not run.kinds[kind, ASKED_MODELS] >> model & 1:
+    for slot in range(run.gpu_free.shape[1]):
+        if not _fits_slot(run, kind, row, slot):
             continue
-        drawn = random_draw(run.facts[SEED], -1 - moment, slot)
+        drawn = random_draw(run.scalars[0].seed, -1 - moment, slot)
         if best < 0 or drawn < highest:
             best, highest = slot, drawn
     return best
 
 
 @inlined_kernel
-def _by_effect(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    kinds: Ints,
-    groups: Ints,
-    weight: Ints,
-    levels: Ints,
-    classes: Floats,
-    wanted: Floats,
-    offers: Floats,
-    relief: Floats,
-    rates: Floats,
-    facts: Ints,
-    policy: int,
-    kind: int,
-    row: int,
-    exact: bool,
-) -> tuple[float, float, int]:
+def _by_effect(run: EngineArrays, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
     """MIX and EELGRID: every GPU that differs is tried."""
-    shape, slots = states[row, SHAPE], added_w.shape[1]
-    count, milli, models = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], kinds[kind, ASKED_MODELS]
+    scalars, count = run.scalars[0], run.kinds[kind].gpu_count
     best, power, chosen = np.inf, np.inf, IN_ORDER
-    for option in range(states[row, OPTIONS] if count == 1 else 1):
+    for option in range(run.states[row].options if count == 1 else 1):
         slot = IN_ORDER
         if count == 1:
-            slot = states[row, GPU + slots + option]
-            if states[row, GPU + slot] < milli or not models >> shapes[shape, MODEL + slot] & 1:
+            slot = run.distinct_slots[row, option]
+            if not _fits_slot(run, kind, row, slot):
                 continue
-        terms = compute_added_terms(
-            states,
-            shapes,
-            added_w,
-            kinds,
-            groups,
-            weight,
-            levels,
-            classes,
-            wanted,
-            offers,
-            relief,
-            rates,
-            facts,
-            kind,
-            row,
-            slot,
-            exact,
-        )
-        if policy == EELGRID:
+        terms = compute_added_terms(run, kind, row, slot, exact)
+        if scalars.policy == EELGRID:
             cost = 0.0
             for term in range(len(terms)):
-                cost += rates[WEIGHTS, term] * (terms[term] / rates[SCALE, term])
+                cost += scalars.weights[term] * (terms[term] / scalars.scale[term])
         else:
             added_power = -float(int(-terms[0]))
             power = min(power, added_power)
-            eased = -terms[1] / rates[SCALE, 1]
-            cost = added_power if rates[WEIGHTS, 1] == 0.0 else -float(int(100.0 / (1.0 + np.exp(-eased))))
+            eased = -terms[1] / scalars.scale[FRAGMENTATION]
+            alone = scalars.weights[FRAGMENTATION] == 0.0
+            cost = added_power if alone else -float(int(100.0 / (1.0 + np.exp(-eased))))
         if cost < best:
             best, chosen = cost, slot
     return best, power, chosen
 
 
 @inlined_kernel
-def _by_fill(states: Ints, shapes: Ints, kinds: Ints, policy: int, kind: int, row: int) -> tuple[float, float, int]:
+def _by_fill(run: EngineArrays, kind: int, row: int) -> tuple[float, float, int]:
     """The policies that look at how full a node is."""
-    cpu_free, total = states[row, CPU], states[row, TOTAL]
-    count, milli, cpu = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], kinds[kind, ASKED_CPU]
-    slot = _tightest(states, shapes, kinds, kind, row)
+    policy, state, asked = run.scalars[0].policy, run.states[row], run.kinds[kind]
+    total, count = state.total_free, asked.gpu_count
+    slot = _tightest(run, kind, row)
     score = 0  # in whole numbers, so that no rounding decides
     if policy == BEST_FIT:
-        left = (cpu_free - cpu) + CPU_SPAN // GPU_SPAN * (total - count * milli)
+        left = (state.cpu_free - asked.cpu_milli) + CPU_SPAN // GPU_SPAN * (total - count * asked.gpu_milli)
         score = (100 * (2 * CPU_SPAN - left)) // (2 * CPU_SPAN)
     elif policy == DOT_PROD:
-        product = cpu_free * cpu + (CPU_SPAN // GPU_SPAN) ** 2 * total * count * milli
+        product = state.cpu_free * asked.cpu_milli + (CPU_SPAN // GPU_SPAN) ** 2 * total * count * asked.gpu_milli
         score = (100 * (2 * CPU_SPAN**2 - product)) // (2 * CPU_SPAN**2)
     elif policy == GPU_PACKING and count > 0:
-        width = shapes[states[row, SHAPE], WIDTH]
+        width = run.shapes[state.shape_row].width
         if total == width * WHOLE:
             score = max(33 - width, width)
-        elif count > 1 or states[row, GPU + slot] == WHOLE:
+        elif count > 1 or run.gpu_free[row, slot] == WHOLE:
             score = max(50 - count, 33)
         else:
-            score = max(100 - states[row, GPU + slot] // 100, 50)
+            score = max(100 - run.gpu_free[row, slot] // 100, 50)
     elif policy == GPU_CLUSTERING and count > 0:
-        tag, tags = 1 << kinds[kind, TAG], states[row, TAGS]
+        tag, tags = 1 << asked.tag, state.tags
         held = 75 if tags == tag else 50 if tags & tag else 25 if tags == 0 else 0
         score = held + 25 * (GPU_SPAN - total) // GPU_SPAN
     return -float(score), 0.0, slot
 
 
 @inlined_kernel
-def task_fits(states: Ints, shapes: Ints, kinds: Ints, kind: int, row: int) -> bool:
+def task_fits(run: EngineArrays, kind: int, row: int) -> bool:
     """Whether a task fits in a state, by all but memory."""
-    count, milli, models = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], kinds[kind, ASKED_MODELS]
-    if states[row, CLOSED] != 0 or states[row, CPU] < kinds[kind, ASKED_CPU]:
+    state, asked = run.states[row], run.kinds[kind]
+    if state.closed != 0 or state.cpu_free < asked.cpu_milli:
         return False
-    if count == 0:
+    if asked.gpu_count == 0:
         return True
-    shape = states[row, SHAPE]
-    if states[row, MOST_FREE] < milli or shapes[shape, MODELS] & models == 0 or states[row, TOTAL] < count * milli:
+    if state.most_free < asked.gpu_milli or state.total_free < asked.gpu_count * asked.gpu_milli:
+        return False
+    if run.shapes[state.shape_row].models & asked.models == 0:
         return False
     fitting = 0
-    for slot in range(shapes.shape[1] - MODEL):
-        model = shapes[shape, MODEL + slot]
-        fitting += 1 if model >= 0 and states[row, GPU + slot] >= milli and models >> model & 1 else 0
-    return bool(fitting >= count)
+    for slot in range(run.gpu_free.shape[1]):
+        fitting += 1 if _fits_slot(run, kind, row, slot) else 0
+    return bool(fitting >= asked.gpu_count)
 
 
 @inlined_kernel
-def compute_task_cost(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    kinds: Ints,
-    groups: Ints,
-    weight: Ints,
-    levels: Ints,
-    classes: Floats,
-    wanted: Floats,
-    offers: Floats,
-    relief: Floats,
-    rates: Floats,
-    facts: Ints,
-    policy: int,
-    kind: int,
-    row: int,
-    exact: bool,
-) -> tuple[float, float, int]:
+def compute_task_cost(run: EngineArrays, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
     """The cost of a task in a state, what of it is scaled, and the GPU; infinite where it does not fit.
 
     Where exact is not asked for, a cost with a look-ahead is bounded from below instead, and the GPU means nothing.
     """
-    if not task_fits(states, shapes, kinds, kind, row):
+    if not task_fits(run, kind, row):
         return np.inf, np.inf, IN_ORDER
+    policy = run.scalars[0].policy
     if policy == MIX or policy == EELGRID:  # noqa: PLR1714, SIM109 (a set would be made anew at each call)
-        return _by_effect(
-            states,
-            shapes,
-            added_w,
-            kinds,
-            groups,
-            weight,
-            levels,
-            classes,
-            wanted,
-            offers,
-            relief,
-            rates,
-            facts,
-            policy,
-            kind,
-            row,
-            exact,
-        )
-    return _by_fill(states, shapes, kinds, policy, kind, row)
+        return _by_effect(run, kind, row, exact)
+    return _by_fill(run, kind, row)
 
 
 @inlined_kernel
-def is_bounded(policy: int, rates: Floats) -> bool:
-    """Whether `weigh` can be asked for a bound that is cheaper than the cost."""
-    return bool(policy == EELGRID and rates[WEIGHTS, 3] != 0.0)
+def is_bounded(run: EngineArrays) -> bool:
+    """Whether `compute_task_cost` can be asked for a bound that is cheaper than the cost."""
+    return bool(run.scalars[0].policy == EELGRID and run.scalars[0].weights[LOOKAHEAD] != 0.0)
 
 
 @lean_kernel
-def compute_cost_in_engine(run: EngineArrays, kind: int, row: int, exact: bool) -> tuple[float, float, int]:
-    """`weigh` in a run, where it is not hot: code of its own, so that the compiler makes it once."""
-    return compute_task_cost(
-        run.states,
-        run.shapes,
-        run.added_w,
-        run.kinds,
-        run.groups,
-        run.weight,
-        run.levels,
-        run.classes,
-        run.wanted,
-        run.offers,
-        run.relief,
-        run.rates,
-        run.facts,
-        run.policy,
-        kind,
-        row,
-        exact,
-    )
+def compute_exact_cost(run: EngineArrays, kind: int, row: int) -> tuple[float, float, int]:
+    """`compute_task_cost` where it is not hot: code of its own, so that the compiler makes it once."""
+    exact = bool(1)  # a boolean: numba would compile all that it is handed to anew for the literal True
+    return compute_task_cost(run, kind, row, exact)
 
 
 @lean_kernel
 def choose_gpus(run: EngineArrays, kind: int, row: int, moment: int) -> None:
     """The GPUs that a task takes in a state where it fits into run.taken, -1 beyond the last."""
-    kinds, taken = run.kinds, run.taken
+    count, taken = run.kinds[kind].gpu_count, run.taken
     taken[:] = -1
-    count, models = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MODELS]
     if count == 1:
-        if run.policy == RANDOM:
+        if run.scalars[0].policy == RANDOM:
             taken[0] = _random_slot(run, kind, row, moment)
             return
-        taken[0] = compute_cost_in_engine(run, kind, row, True)[2]
+        taken[0] = compute_exact_cost(run, kind, row)[2]
         return
-    found, shape = 0, run.states[row, SHAPE]
-    for slot in range(run.gpu.shape[0] if count > 0 else 0):
-        model = run.shapes[shape, MODEL + slot]
-        fitting = model >= 0 and run.states[row, GPU + slot] >= kinds[kind, ASKED_MILLI]
-        if found < count and fitting and models >> model & 1:
+    found = 0
+    for slot in range(run.gpu_free.shape[1] if count > 0 else 0):
+        if found < count and _fits_slot(run, kind, row, slot):
             taken[found] = slot
             found += 1
 

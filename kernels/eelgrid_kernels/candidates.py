@@ -11,33 +11,18 @@ from typing import NamedTuple
 import numpy as np
 
 from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
-from eelgrid_kernels.arrays import (
-    ASKED_MEMORY,
-    ROOT,
-    ROWS,
-    SCALE,
-    SHIFTS,
-    SIZE,
-    STATE,
-    WEIGHTS,
-    EngineArrays,
-    Floats,
-    Ints,
-    Mix,
-    Nodes,
-    Task,
-)
-from eelgrid_kernels.arrays import MEMORY as MEMORY_FREE
-from eelgrid_kernels.baselines import choose_gpus
+from eelgrid_kernels.arrays import EngineArrays, Floats, Ints, Mix, Nodes, Task
+from eelgrid_kernels.baselines import PlacementPolicy, choose_gpus
 from eelgrid_kernels.compilation import lean_kernel
 from eelgrid_kernels.cost_terms import TERMS, compute_added_terms
 from eelgrid_kernels.engine_setup import (
+    NodeColumns,
     build_engine,
     build_expected_mix,
     build_kinds,
     build_shapes,
     encode_models,
-    fill_fleet_facts,
+    fill_fleet_scalars,
 )
 from eelgrid_kernels.gang import compute_replica_costs
 from eelgrid_kernels.node_cost import FITS, GPU_PLACEABLE, MEMORY, node_verdict
@@ -62,38 +47,20 @@ class NodeCandidate(NamedTuple):
 @lean_kernel
 def _terms(run: EngineArrays, kind: int, node: int, into: Floats) -> None:
     """What a task adds to each term on a node, on the GPUs in run.taken, scaled, into (J,), in place."""
-    terms = compute_added_terms(
-        run.states,
-        run.shapes,
-        run.added_w,
-        run.kinds,
-        run.groups,
-        run.weight,
-        run.levels,
-        run.classes,
-        run.wanted,
-        run.offers,
-        run.relief,
-        run.rates,
-        run.facts,
-        kind,
-        run.nodes[node, STATE],
-        run.taken[0],
-        True,
-    )
+    terms = compute_added_terms(run, kind, run.nodes[node].state, run.taken[0], bool(1))
     for term in range(len(terms)):
-        into[term] = terms[term] / run.rates[SCALE, term]
+        into[term] = terms[term] / run.scalars[0].scale[term]
 
 
 @lean_kernel
 def _count(run: EngineArrays, nodes: Nodes, task: Task, allows: Ints, counts: Ints) -> None:
     """Nodes by verdict into counts (8,), in place; one node of each state stands for all but memory."""
     counts[:] = 0
-    for row in range(run.facts[ROWS]):
-        root = run.states[row, ROOT]
+    for row in range(run.scalars[0].rows):
+        root = run.states[row].root
         if root < 0:
             continue
-        size = run.nodes[root, SIZE]
+        size = run.nodes[root].tree_size
         found = node_verdict(nodes, task, allows, root)
         if found == FITS or found == MEMORY:  # noqa: PLR1714, SIM109 (a set would be made anew for each row)
             roomy = count_roomy(run.nodes, root, task.memory_bytes)
@@ -106,7 +73,7 @@ def _count(run: EngineArrays, nodes: Nodes, task: Task, allows: Ints, counts: In
 class CandidateIndex:
     """The nodes of one era of a cluster under one policy."""
 
-    def __init__(self, nodes: Nodes, mix: Mix, sorts: Ints, policy: int, weights: Floats) -> None:
+    def __init__(self, nodes: Nodes, mix: Mix, sorts: Ints, policy: PlacementPolicy) -> None:
         """Sorts (N,) are bits of the sorts of GPU task that a node holds, as eelgrid_kernels.engine_setup.encode_task_sorts numbers."""
         count = len(nodes.rank)
         keys = self._keys(nodes, slice(None))
@@ -120,18 +87,19 @@ class CandidateIndex:
                 first.append(row)
             shape[row] = code
         there = nodes.gpu_state[first] == GPU_PLACEABLE
-        table, families = build_shapes(nodes.cpu_capacity[first], np.where(there, nodes.gpu_model[first], -1))
+        model = np.where(there, nodes.gpu_model[first], -1)
         added_w = np.where(there, nodes.gpu_busy_w[first] - nodes.gpu_idle_w[first], 0.0)
+        shapes = build_shapes(nodes.cpu_capacity[first], model, added_w)
         most = max(1, min(_KINDS_MOST, _KINDS_BYTES_MOST // (_KIND_BYTES * max(1, count))))
         none = np.zeros(most, np.int64)
         kinds = build_kinds(none, none, none, none, none)
         self._shape = shape
         # Ranks are made distinct, equals in order of rows.
         rank = np.argsort(np.argsort(nodes.rank, kind="stable")).astype(np.int64)
-        placed = (self._shape, rank, nodes.memory_free.copy())
-        expected = build_expected_mix(mix, families)
+        placed = NodeColumns(self._shape, rank, nodes.memory_free.copy())
+        expected = build_expected_mix(mix, shapes.families)
         self._mean = expected.mean
-        self._run = build_engine((table, added_w), kinds, expected, placed, policy, weights)
+        self._run = build_engine(shapes, kinds, expected, placed, policy)
         # Kind by what it asks for, the latest last.
         self._kinds: dict[tuple[Task, int], int] = {}
         self._counts = np.zeros(8, np.int64)
@@ -145,8 +113,7 @@ class CandidateIndex:
         return np.column_stack(columns)
 
     def _adopt(self, nodes: Nodes, rows: Ints, sorts: Ints) -> None:
-        columns = (nodes.cpu_free, nodes.memory_free, nodes.gpu_free, sorts, nodes.available)
-        adopt_nodes(self._run, rows, self._shape, *columns)
+        adopt_nodes(self._run, nodes, rows, self._shape, sorts)
 
     def update_nodes(self, nodes: Nodes, rows: Sequence[int], sorts: Ints) -> bool:
         """Takes over rows that changed; false if one has a shape never met, so that all must be built anew."""
@@ -158,30 +125,30 @@ class CandidateIndex:
             reshaped |= code != self._shape[row]
             self._shape[row] = code
         if reshaped:  # a GPU was lost, or came back
-            fill_fleet_facts(self._run.facts, self._run.shapes[self._shape], self._mean)
+            fill_fleet_scalars(self._run.scalars, self._run.shapes[self._shape], self._mean)
         self._adopt(nodes, np.array(rows, np.int64), sorts)
         return True
 
     @property
     def weights(self) -> tuple[float, ...]:
         """What each term weighs at the load of the last quotes."""
-        return tuple(self._run.rates[WEIGHTS, : len(TERMS)].tolist())
+        return tuple(self._run.scalars["weights"][0, : len(TERMS)].tolist())
 
     def is_due(self, shifts: int) -> bool:
         """Whether offers weigh anything, and so many tasks came or left since they were quoted; -1 if never."""
-        self._run.facts[SHIFTS] = shifts
+        self._run.scalars["shifts"] = shifts
         return bool(are_prices_due(self._run))
 
     def compute_prices(self) -> tuple[list[int], int, int]:
         """Offers of the classes of the mix, bits of the scarce models, and the load in thousandths."""
-        offers = np.zeros(self._run.offers.shape[0], np.int64)
+        offers = np.zeros(self._run.classes.offers.shape[0], np.int64)
         scarce, load = compute_prices(self._run, offers)
         whole: list[int] = offers.tolist()
         return whole, int(scarce), int(load)
 
     def apply_prices(self, offers: Sequence[int], scarce: int, load: int) -> None:
         """Puts quotes in force; offers that are for another mix, or none, count as 0."""
-        most = self._run.offers.shape[0]
+        most = self._run.classes.offers.shape[0]
         fitting = offers if len(offers) == most else [0] * most
         apply_prices(self._run, np.array(fitting, np.int64), scarce, load)
 
@@ -212,12 +179,12 @@ class CandidateIndex:
         """What the task costs on each node (N,), infinite where it does not fit; not for RANDOM nor what is scaled."""
         run = self._run
         compute_all_costs(run, kind)
-        roomy = run.nodes[:, MEMORY_FREE] >= run.kinds[kind, ASKED_MEMORY]
-        return np.where(roomy, run.cost[kind, run.nodes[:, STATE]], np.inf)
+        roomy = run.nodes["memory"] >= run.kinds[kind]["memory"]
+        return np.where(roomy, run.cost_index.cost[kind, run.nodes["state"]], np.inf)
 
     def state_numbers(self, nodes: Ints) -> Ints:
         """A number for the state of each of these nodes: those with the same one are weighed alike but for memory."""
-        states: Ints = self._run.nodes[nodes, STATE]
+        states: Ints = self._run.nodes["state"][nodes]
         return states
 
     def replica_costs(self, kind: int, nodes: Ints, most: int) -> Floats:
@@ -228,15 +195,16 @@ class CandidateIndex:
         run = self._run
         rows, place = np.unique(self.state_numbers(nodes), return_inverse=True)
         costs = np.empty((len(rows), most + 1))
-        held = compute_replica_costs(run._replace(states=np.empty_like(run.states[:1])), run.states, rows, kind, costs)
+        copies = {name: getattr(run, name)[rows] for name in ("states", "gpu_free", "distinct_slots", "usable")}
+        held = compute_replica_costs(run._replace(**copies), kind, 0, costs)
         table = costs[place.reshape(-1), : held + 1]
-        needed = run.kinds[kind, ASKED_MEMORY] * np.arange(held + 1)
-        table[run.nodes[nodes, MEMORY_FREE, None] < needed] = np.inf
+        needed = run.kinds[kind]["memory"] * np.arange(held + 1)
+        table[run.nodes["memory"][nodes, None] < needed] = np.inf
         return table
 
     def _found(self, kind: int, node: int, moment: int) -> NodeCandidate:
         run = self._run
-        choose_gpus(run, kind, run.nodes[node, STATE], moment)
+        choose_gpus(run, kind, run.nodes[node]["state"], moment)
         slots = tuple(slot for slot in run.taken.tolist() if slot >= 0)
         terms = np.empty(len(TERMS))
         _terms(run, kind, node, terms)

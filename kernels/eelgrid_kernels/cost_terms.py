@@ -39,103 +39,80 @@ exact in a float, in whatever order a processor's vectors add them up. The loop
 over classes has no branches for that reason: some 40 ns for 35 classes.
 """
 
-from eelgrid_kernels.arrays import (
-    ASKED_CPU,
-    ASKED_GPUS,
-    ASKED_MILLI,
-    ASKED_MODELS,
-    CAPACITY,
-    CLASS_BESIDE,
-    CLASS_CPU,
-    CLASS_GPUS,
-    CPU,
-    FAMILY,
-    GAIN,
-    GPU,
-    GROUP_ALLOWS,
-    GROUP_COUNT,
-    GROUP_MILLI,
-    GROUPS,
-    MODEL,
-    MODELS,
-    MOST_FREE,
-    OPTIONS,
-    SCARCE,
-    SERVED,
-    SHAPE,
-    TOTAL,
-    WEIGHT,
-    WEIGHTS,
-    Floats,
-    Ints,
-)
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eelgrid_kernels.arrays import FRAGMENTATION, LOOKAHEAD, ClassArrays, EngineArrays, GroupArrays
 from eelgrid_kernels.compilation import inlined_kernel, kernel_sum, lean_kernel
 from eelgrid_kernels.cpu_packages import FEED, PACKAGE_MILLI, PACKAGE_W, WHOLE, active_packages, package_slack
 
-# ruff: noqa: PLR0917 (numba takes arguments by position)
-
-
+TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
 # milli beside others of a class that asks for several GPUs: more than any GPU has.
 SEVERAL = 2000
 PACKAGES_MOST = 4  # that count
 ROUNDED_W = 1.0  # the watts of a GPU are rounded for G and not for power: a bound must hold for both
+# A state as it is. Typed, since numba compiles another version of a function for every literal that it is handed.
+NO_KIND: Any = np.int64(-1)
+NO_SLOT: Any = np.int64(-1)
+
+
+class ModelGpus(NamedTuple):
+    """The GPUs of one model in a node."""
+
+    idle: int
+    beside_milli: int  # the most that is free on one in use
+    open_w: float  # the least that waking one adds, rounded
+
+
+class GpuChange(NamedTuple):
+    """So many GPUs of a model go from one free amount to another, in milli."""
+
+    model: int
+    copies: int
+    was: int
+    becomes: int
+
+
+NO_CHANGE = GpuChange(0, 0, 0, 0)
 
 
 @kernel_sum
-def compute_gain(
-    classes: Floats,
-    wanted: Floats,
-    offers: Floats,
-    model: int,
-    cpu_free: int,
-    unpacked: int,
-    idle: int,
-    beside: int,
-    open_w: float,
-) -> float:
-    """G, weighted, by one model of a node: `idle` GPUs of it, each open_w when woken, and most `beside` milli in use."""
-    free, first, held, share = float(cpu_free), float(unpacked), float(idle), float(beside)
+def compute_gain(classes: ClassArrays, model: int, cpu_free: int, unpacked: int, gpus: ModelGpus) -> float:
+    """G, weighted, by one model of a node with so much free CPU, `unpacked` of it in packages that are awake."""
+    free, first, held, share = float(cpu_free), float(unpacked), float(gpus.idle), float(gpus.beside_milli)
     second, third, fourth = first + PACKAGE_MILLI, first + 2 * PACKAGE_MILLI, first + 3 * PACKAGE_MILLI
     sum_ = 0.0
-    for t in range(offers.shape[0]):
-        cpu, count = classes[CLASS_CPU, t], classes[CLASS_GPUS, t]
+    for t in range(classes.offers.shape[0]):
+        cpu, count = classes.cpu_milli[t], classes.gpus[t]
         cost = (PACKAGE_W if cpu > first else 0.0) + (PACKAGE_W if cpu > second else 0.0)
         cost += (PACKAGE_W if cpu > third else 0.0) + (PACKAGE_W if cpu > fourth else 0.0)
-        shares = classes[CLASS_BESIDE, t] <= share
-        cost += 0.0 if shares else count * open_w
-        saved = offers[t] - cost
+        shares = classes.beside_milli[t] <= share
+        cost += 0.0 if shares else count * gpus.open_w
+        saved = classes.offers[t] - cost
         saved = max(0.0, saved)
         saved = saved if cpu <= free else 0.0
         saved = saved if shares or count <= held else 0.0
-        sum_ += wanted[model, t] * saved
+        sum_ += classes.wanted[model, t] * saved
     return sum_
 
 
 @inlined_kernel
-def summarize_model(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    row: int,
-    model: int,
-    slot: int,
-    taken: int,
-    kinds: Ints,
-    kind: int,
-) -> tuple[int, int, float]:
-    """Idle GPUs of a model, the most milli free on one in use, and the least watts to wake one.
+def summarize_model(run: EngineArrays, row: int, model: int, slot: int, kind: int) -> ModelGpus:
+    """The GPUs of a model in a state, after a task of a kind took its own.
 
-    After a task of a kind took its GPUs: `slot`, or, where taken > 1, the first so many that fit; kind -1 for none.
+    Those are `slot`, or, where it asks for several, the first so many that fit; none for NO_KIND.
     """
-    shape, idle, beside, open_w = states[row, SHAPE], 0, 0, 1e9
-    milli = kinds[kind, ASKED_MILLI] if kind >= 0 else 0
-    for other in range(added_w.shape[1]):
-        there = shapes[shape, MODEL + other]
+    shape, idle, beside, open_w = run.states[row].shape_row, 0, 0, 1e9
+    milli = run.kinds[kind].gpu_milli if kind >= 0 else 0
+    taken = run.kinds[kind].gpu_count if kind >= 0 and run.kinds[kind].gpu_count > 1 else 0
+    for other in range(run.added_w.shape[1]):
+        there = run.slot_model[shape, other]
         if there < 0:
             continue
-        free = states[row, GPU + other]
+        free = run.gpu_free[row, other]
         if kind >= 0:
-            several = taken > 0 and free >= milli and kinds[kind, ASKED_MODELS] >> there & 1
+            several = taken > 0 and free >= milli and run.kinds[kind].models >> there & 1
             if other == slot or several:
                 free -= milli
                 taken -= 1 if several else 0
@@ -143,317 +120,219 @@ def summarize_model(
             continue
         if free == WHOLE:
             idle += 1
-            open_w = min(open_w, added_w[shape, other])
+            open_w = min(open_w, run.added_w[shape, other])
         else:
             beside = max(beside, free)
-    return idle, beside, float(round(open_w))
+    return ModelGpus(idle, beside, float(round(open_w)))
 
 
 @lean_kernel
-def _gain_mixed(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    kinds: Ints,
-    classes: Floats,
-    wanted: Floats,
-    offers: Floats,
-    row: int,
-    models: int,
-    cpu_free: int,
-    unpacked: int,
-    slot: int,
-    several: int,
-    kind: int,
-) -> float:
+def _gain_mixed(run: EngineArrays, row: int, cpu_free: int, slot: int, kind: int) -> float:
     """`gain_after` where GPUs are of several models."""
-    best = 0.0
-    for model in range(wanted.shape[0] - 1):
-        if models >> model & 1:
-            idle, beside, open_w = summarize_model(states, shapes, added_w, row, model, slot, several, kinds, kind)
-            best = max(best, compute_gain(classes, wanted, offers, model, cpu_free, unpacked, idle, beside, open_w))
+    shape, best = run.shapes[run.states[row].shape_row], 0.0
+    unpacked = package_slack(shape.cpu_capacity, cpu_free)
+    for model in range(run.classes.wanted.shape[0] - 1):
+        if shape.models >> model & 1:
+            gpus = summarize_model(run, row, model, slot, kind)
+            best = max(best, compute_gain(run.classes, model, cpu_free, unpacked, gpus))
     return best
 
 
 @inlined_kernel
-def served_level(levels: Ints, cpu_free: int) -> int:
+def served_level(groups: GroupArrays, cpu_free: int) -> int:
     """How many of the sizes of CPU in the mix are at most so much."""
-    level = levels[1, min(max(0, cpu_free) // 1000, levels.shape[1] - 1)]
-    while levels[0, level] <= cpu_free:
+    level = groups.quick_level[min(max(0, cpu_free) // 1000, groups.quick_level.shape[0] - 1)]
+    while groups.cpu_sizes[level] <= cpu_free:
         level += 1
     return int(level)
 
 
-@lean_kernel
-def bound_gain_rise(
-    relief: Floats, levels: Ints, models: int, awake: int, cpu_left: int, packages: int, gpu_w: float
-) -> float:
+@inlined_kernel
+def bound_gain_rise(run: EngineArrays, row: int, cpu_left: int, packages: int, gpu_w: float) -> float:
     """By how much G, weighted, may rise at most where a task wakes packages that it does not fill, and GPUs of gpu_w.
 
-    awake is the CPU that worked without another package before it came, cpu_left what is free after it.
+    cpu_left is what is free after it.
     """
-    most, until = 0.0, served_level(levels, cpu_left)
-    since = min(until, served_level(levels, awake))
-    for model in range(relief.shape[1]):
-        if not (models >> model & 1 or (models == 0 and model == relief.shape[1] - 1)):
+    state = run.states[row]
+    shape = run.shapes[state.shape_row]
+    most, until = 0.0, served_level(run.groups, cpu_left)
+    since = min(until, served_level(run.groups, package_slack(shape.cpu_capacity, state.cpu_free)))
+    for model in range(run.relief.shape[0]):
+        if not (shape.models >> model & 1 or (shape.models == 0 and model == run.relief.shape[0] - 1)):
             continue
-        sum_ = packages * (relief[0, model, until] - relief[0, model, since])
+        relief = run.relief[model, until]
+        sum_ = packages * (relief.package_w - run.relief[model, since].package_w)
         if gpu_w > 0.0:
-            sum_ += min((gpu_w + ROUNDED_W) * relief[1, model, until], relief[2, model, until])
+            sum_ += min((gpu_w + ROUNDED_W) * relief.sharing, relief.sharing_w)
         most = max(most, sum_)
     return most
 
 
 @lean_kernel
-def fill_relief(classes: Floats, wanted: Floats, offers: Floats, levels: Ints, relief: Floats) -> None:
-    """The sums of `rise` over the classes that each level of CPU serves into relief (3, M + 1, L), in place."""
-    relief[:] = 0.0
-    for t in range(offers.shape[0]):
-        for level in range(relief.shape[2]):
-            if level == 0 or levels[0, level - 1] < classes[CLASS_CPU, t]:
-                continue
-            for model in range(relief.shape[1]):
-                relief[0, model, level] += wanted[model, t] * min(PACKAGE_W, offers[t])
-                if classes[CLASS_GPUS, t] == 1.0:
-                    relief[1, model, level] += wanted[model, t]
-                    relief[2, model, level] += wanted[model, t] * offers[t]
+def fill_relief(run: EngineArrays) -> None:
+    """The sums of `bound_gain_rise` over the classes that each level of CPU serves, in place."""
+    classes = run.classes
+    for model in range(run.relief.shape[0]):
+        for level in range(run.relief.shape[1]):
+            relief = run.relief[model, level]
+            relief.package_w = relief.sharing = relief.sharing_w = 0.0
+            for t in range(classes.offers.shape[0]):
+                if level == 0 or run.groups.cpu_sizes[level - 1] < classes.cpu_milli[t]:
+                    continue
+                relief.package_w += classes.wanted[model, t] * min(PACKAGE_W, classes.offers[t])
+                if classes.gpus[t] == 1.0:
+                    relief.sharing += classes.wanted[model, t]
+                    relief.sharing_w += classes.wanted[model, t] * classes.offers[t]
 
 
 @inlined_kernel
-def gain_after(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    kinds: Ints,
-    classes: Floats,
-    wanted: Floats,
-    offers: Floats,
-    row: int,
-    cpu_free: int,
-    slot: int,
-    kind: int,
-) -> float:
-    """G, weighted, of a state after a task of a kind came; kind -1 for the state as it is."""
-    shape, model = states[row, SHAPE], 0
-    unpacked, models = package_slack(shapes[shape, CAPACITY], cpu_free), shapes[shape, MODELS]
-    several = kinds[kind, ASKED_GPUS] if kind >= 0 and kinds[kind, ASKED_GPUS] > 1 else 0
-    if models & (models - 1) != 0:
-        return _gain_mixed(
-            states,
-            shapes,
-            added_w,
-            kinds,
-            classes,
-            wanted,
-            offers,
-            row,
-            models,
-            cpu_free,
-            unpacked,
-            slot,
-            several,
-            kind,
-        )
-    while model < wanted.shape[0] - 1 and models >> model & 1 == 0:  # the last is for nodes without GPU
+def gain_after(run: EngineArrays, row: int, cpu_free: int, slot: int, kind: int) -> float:
+    """G, weighted, of a state after a task of a kind came; NO_KIND for the state as it is."""
+    shape, model = run.shapes[run.states[row].shape_row], 0
+    if shape.models & (shape.models - 1) != 0:
+        return _gain_mixed(run, row, cpu_free, slot, kind)
+    # The last model is for nodes without GPU.
+    while model < run.classes.wanted.shape[0] - 1 and shape.models >> model & 1 == 0:
         model += 1
-    idle, beside, open_w = summarize_model(states, shapes, added_w, row, model, slot, several, kinds, kind)
-    return compute_gain(classes, wanted, offers, model, cpu_free, unpacked, idle, beside, open_w)
-
-
-# ruff: noqa: PLR0917 (numba takes arguments by position)
-
-
-TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
+    gpus = summarize_model(run, row, model, slot, kind)
+    return compute_gain(run.classes, model, cpu_free, package_slack(shape.cpu_capacity, cpu_free), gpus)
 
 
 @inlined_kernel
-def _served_milli(
-    states: Ints,
-    groups: Ints,
-    weight: Ints,
-    levels: Ints,
-    row: int,
-    family: int,
-    cpu_free: int,
-    model: int,
-    copies: int,
-    was: int,
-    now: int,
-) -> int:
-    """Weighted milli-GPU that the mix can use after that many GPUs of a model go from `was` to `now` milli free."""
-    level = served_level(levels, cpu_free)
-    width = groups.shape[2]
-    usable_at = states.shape[1] - 2 * width
-    milli_at = usable_at + width
+def _served_milli(run: EngineArrays, row: int, cpu_free: int, change: GpuChange) -> int:
+    """Weighted milli-GPU that the mix can use with so much free CPU after a change of GPUs."""
+    groups, family = run.groups, run.shapes[run.states[row].shape_row].family
+    level = served_level(groups, cpu_free)
     sum_ = 0
-    for q in range(groups[family, GROUPS, 0]):
-        allowed, milli = groups[family, GROUP_ALLOWS + model, q], groups[family, GROUP_MILLI, q]
-        before = allowed if was >= milli else 0
-        after = allowed if now >= milli else 0
-        usable = states[row, usable_at + q] + copies * (after - before)
-        free = states[row, milli_at + q] + copies * (after * now - before * was)
-        sum_ += weight[family, level, q] * (free if usable >= groups[family, GROUP_COUNT, q] else 0)
+    for q in range(groups.group_count[family]):
+        allowed, milli = groups.allows[family, change.model, q], groups.gpu_milli[family, q]
+        before = allowed if change.was >= milli else 0
+        after = allowed if change.becomes >= milli else 0
+        usable = run.usable[row, q].gpus + change.copies * (after - before)
+        free = run.usable[row, q].milli + change.copies * (after * change.becomes - before * change.was)
+        sum_ += groups.weight[family, level, q] * (free if usable >= groups.gpu_count[family, q] else 0)
     return sum_
 
 
+@inlined_kernel
+def _is_like_another(run: EngineArrays, row: int, slot: int, options: int) -> bool:
+    """Whether one of the slots listed so far differs in nothing."""
+    shape, alike = run.states[row].shape_row, False
+    for lower in range(options):
+        other = run.distinct_slots[row, lower]
+        alike |= (
+            run.gpu_free[row, other] == run.gpu_free[row, slot]
+            and run.slot_model[shape, other] == run.slot_model[shape, slot]
+            and run.added_w[shape, other] == run.added_w[shape, slot]
+        )
+    return alike
+
+
 @lean_kernel
-def fill_state_terms(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    kinds: Ints,
-    groups: Ints,
-    weight: Ints,
-    levels: Ints,
-    classes: Floats,
-    wanted: Floats,
-    offers: Floats,
-    row: int,
-) -> None:
+def fill_state_terms(run: EngineArrays, row: int) -> None:
     """Fill what a new state's free CPU and GPUs imply, in place."""
-    shape, slots, width = states[row, SHAPE], added_w.shape[1], groups.shape[2]
-    family = shapes[shape, FAMILY]
-    option_at, usable_at = GPU + slots, GPU + 2 * slots
-    states[row, usable_at:] = 0
+    state, groups = run.states[row], run.groups
+    family = run.shapes[state.shape_row].family
+    for q in range(run.usable.shape[1]):
+        run.usable[row, q].gpus = run.usable[row, q].milli = 0
     total = options = most = 0
-    for slot in range(slots):
-        model, free = shapes[shape, MODEL + slot], states[row, GPU + slot]
+    for slot in range(run.added_w.shape[1]):
+        model, free = run.slot_model[state.shape_row, slot], run.gpu_free[row, slot]
         if model < 0:
             continue
         total += free
         most = max(most, free)
-        alike = False
-        for lower in range(options):
-            other = states[row, option_at + lower]
-            alike |= (
-                states[row, GPU + other] == free
-                and shapes[shape, MODEL + other] == model
-                and added_w[shape, other] == added_w[shape, slot]
-            )
-        if not alike:
-            states[row, option_at + options] = slot
+        if not _is_like_another(run, row, slot, options):
+            run.distinct_slots[row, options] = slot
             options += 1
-        for q in range(groups[family, GROUPS, 0] if free > 0 else 0):
-            if groups[family, GROUP_ALLOWS + model, q] != 0 and free >= groups[family, GROUP_MILLI, q]:
-                states[row, usable_at + q] += 1
-                states[row, usable_at + width + q] += free
-    states[row, OPTIONS], states[row, TOTAL], states[row, MOST_FREE] = options, total, most
-    states[row, SERVED] = _served_milli(states, groups, weight, levels, row, family, states[row, CPU], 0, 0, 0, 0)
-    refresh_gain(states, shapes, added_w, kinds, classes, wanted, offers, row)
+        for q in range(groups.group_count[family] if free > 0 else 0):
+            if groups.allows[family, model, q] != 0 and free >= groups.gpu_milli[family, q]:
+                run.usable[row, q].gpus += 1
+                run.usable[row, q].milli += free
+    state.options, state.total_free, state.most_free = options, total, most
+    state.served = _served_milli(run, row, state.cpu_free, NO_CHANGE)
+    refresh_gain(run, row)
 
 
 @inlined_kernel
-def refresh_gain(
-    states: Ints, shapes: Ints, added_w: Floats, kinds: Ints, classes: Floats, wanted: Floats, offers: Floats, row: int
-) -> None:
+def refresh_gain(run: EngineArrays, row: int) -> None:
     """Fill G of a state by the offers in force."""
-    states[row, GAIN] = int(
-        gain_after(states, shapes, added_w, kinds, classes, wanted, offers, row, states[row, CPU], -1, -1)
-    )
+    run.states[row].gain = int(gain_after(run, row, run.states[row].cpu_free, NO_SLOT, NO_KIND))
 
 
 @lean_kernel
-def _served_after_several(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    kinds: Ints,
-    groups: Ints,
-    weight: Ints,
-    levels: Ints,
-    kind: int,
-    row: int,
-) -> int:
+def _served_after_several(run: EngineArrays, kind: int, row: int) -> int:
     """`_served` after a task took several GPUs of several models; their change is undone before it returns."""
-    shape, width, milli = states[row, SHAPE], groups.shape[2], kinds[kind, ASKED_MILLI]
-    family, usable_at = shapes[shape, FAMILY], states.shape[1] - 2 * width
-    served = 0
+    state, asked, groups = run.states[row], run.kinds[kind], run.groups
+    family, milli, served = run.shapes[state.shape_row].family, asked.gpu_milli, 0
     for sign in (1, -1):
         taken = 0
-        for slot in range(added_w.shape[1]):
-            model, free = shapes[shape, MODEL + slot], states[row, GPU + slot]
-            if taken == kinds[kind, ASKED_GPUS] or model < 0 or free < milli:
+        for slot in range(run.added_w.shape[1]):
+            model, free = run.slot_model[state.shape_row, slot], run.gpu_free[row, slot]
+            if taken == asked.gpu_count or model < 0 or free < milli:
                 continue
-            if not kinds[kind, ASKED_MODELS] >> model & 1:
+            if not asked.models >> model & 1:
                 continue
             taken += 1
-            for q in range(groups[family, GROUPS, 0]):
-                allowed, needs = groups[family, GROUP_ALLOWS + model, q], groups[family, GROUP_MILLI, q]
+            for q in range(groups.group_count[family]):
+                allowed, needs = groups.allows[family, model, q], groups.gpu_milli[family, q]
                 before = allowed if free >= needs else 0
                 after = allowed if free - milli >= needs else 0
-                states[row, usable_at + q] += sign * (after - before)
-                states[row, usable_at + width + q] += sign * (after * (free - milli) - before * free)
+                run.usable[row, q].gpus += sign * (after - before)
+                run.usable[row, q].milli += sign * (after * (free - milli) - before * free)
         if sign > 0:
-            cpu_left = states[row, CPU] - kinds[kind, ASKED_CPU]
-            served = _served_milli(states, groups, weight, levels, row, family, cpu_left, 0, 0, 0, 0)
+            served = _served_milli(run, row, state.cpu_free - asked.cpu_milli, NO_CHANGE)
     return served
 
 
 @inlined_kernel
 def compute_added_terms(
-    states: Ints,
-    shapes: Ints,
-    added_w: Floats,
-    kinds: Ints,
-    groups: Ints,
-    weight: Ints,
-    levels: Ints,
-    classes: Floats,
-    wanted: Floats,
-    offers: Floats,
-    relief: Floats,
-    rates: Floats,
-    facts: Ints,
-    kind: int,
-    row: int,
-    slot: int,
-    exact: bool,
+    run: EngineArrays, kind: int, row: int, slot: int, exact: bool
 ) -> tuple[float, float, float, float, float]:
     """What a task adds to each term (J,) in a state where it fits, unscaled; slot is its GPU if it asks for one.
 
     Several GPUs are the first that fit. Terms that take a look at the mix are 0 where they weigh nothing. Where
     exact is not asked for, the look-ahead is the least that it can be by the watts added.
     """
-    shape, cpu_free, total = states[row, SHAPE], states[row, CPU], states[row, TOTAL]
-    family, capacity = shapes[shape, FAMILY], shapes[shape, CAPACITY]
-    count, milli, cpu_left = kinds[kind, ASKED_GPUS], kinds[kind, ASKED_MILLI], cpu_free - kinds[kind, ASKED_CPU]
+    state, asked, scalars = run.states[row], run.kinds[kind], run.scalars[0]
+    shape, shape_row = run.shapes[state.shape_row], state.shape_row
+    count, milli, cpu_free, cpu_left = (
+        asked.gpu_count,
+        asked.gpu_milli,
+        state.cpu_free,
+        state.cpu_free - asked.cpu_milli,
+    )
     gpu_w, model, was, several, scarce = 0.0, 0, 0, False, 0
     if count == 1:
-        model, was = shapes[shape, MODEL + slot], states[row, GPU + slot]
-        gpu_w = added_w[shape, slot] if was == WHOLE else 0.0
-        scarce = milli * (facts[SCARCE] >> model & 1)
+        model, was = run.slot_model[shape_row, slot], run.gpu_free[row, slot]
+        gpu_w = run.added_w[shape_row, slot] if was == WHOLE else 0.0
+        scarce = milli * (scalars.scarce_models >> model & 1)
     elif count > 1:
-        several = shapes[shape, MODELS] & (shapes[shape, MODELS] - 1) != 0 or milli < WHOLE
+        several = shape.models & (shape.models - 1) != 0 or milli < WHOLE
         taken = 0
-        for other in range(added_w.shape[1]):
-            model = max(0, shapes[shape, MODEL + other])
-            fits = shapes[shape, MODEL + other] >= 0 and states[row, GPU + other] >= milli
-            if fits and kinds[kind, ASKED_MODELS] >> model & 1:
-                gpu_w += added_w[shape, other] if states[row, GPU + other] == WHOLE else 0.0
-                scarce += milli * (facts[SCARCE] >> model & 1)
+        for other in range(run.added_w.shape[1]):
+            model = max(0, run.slot_model[shape_row, other])
+            fits = run.slot_model[shape_row, other] >= 0 and run.gpu_free[row, other] >= milli
+            if fits and asked.models >> model & 1:
+                gpu_w += run.added_w[shape_row, other] if run.gpu_free[row, other] == WHOLE else 0.0
+                scarce += milli * (scalars.scarce_models >> model & 1)
                 taken += 1
                 if taken == count:
                     break
         was = WHOLE
-    packages = active_packages(capacity, cpu_left) - active_packages(capacity, cpu_free)
-    asked, fragments, lost = count * milli, 0, 0.0
-    stranded = max(0, FEED * (total - asked) - cpu_left) - max(0, FEED * total - cpu_free)
-    if rates[WEIGHTS, 1] != 0.0:
+    packages = active_packages(shape.cpu_capacity, cpu_left) - active_packages(shape.cpu_capacity, cpu_free)
+    gpu_asked, fragments, lost = count * milli, 0, 0.0
+    stranded = max(0, FEED * (state.total_free - gpu_asked) - cpu_left) - max(0, FEED * state.total_free - cpu_free)
+    if scalars.weights[FRAGMENTATION] != 0.0:
         if several:
-            served = _served_after_several(states, shapes, added_w, kinds, groups, weight, levels, kind, row)
+            served = _served_after_several(run, kind, row)
         else:
-            served = _served_milli(
-                states, groups, weight, levels, row, family, cpu_left, model, count, was, was - milli
-            )
-        fragments = -asked * facts[WEIGHT] - (served - states[row, SERVED])
-    if rates[WEIGHTS, 3] != 0.0:
+            served = _served_milli(run, row, cpu_left, GpuChange(model, count, was, was - milli))
+        fragments = -gpu_asked * scalars.mix_weight - (served - state.served)
+    if scalars.weights[LOOKAHEAD] != 0.0:
         if exact:
-            lost = states[row, GAIN] - gain_after(
-                states, shapes, added_w, kinds, classes, wanted, offers, row, cpu_left, slot, kind
-            )
+            lost = state.gain - gain_after(run, row, cpu_left, slot, kind)
         elif gpu_w + packages > 0.0:
-            useful = packages - kinds[kind, ASKED_CPU] // PACKAGE_MILLI
-            lost = -bound_gain_rise(
-                relief, levels, shapes[shape, MODELS], package_slack(capacity, cpu_free), cpu_left, useful, gpu_w
-            )
+            useful = packages - asked.cpu_milli // PACKAGE_MILLI
+            lost = -bound_gain_rise(run, row, cpu_left, useful, gpu_w)
     return gpu_w + PACKAGE_W * packages, float(fragments), float(stranded), lost, float(scarce)

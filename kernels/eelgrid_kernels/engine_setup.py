@@ -3,7 +3,6 @@
 Owns how large each array is and how the mix becomes groups. Must not know where
 shapes and tasks come from.
 """
-# ruff: noqa: PLR0917 (the parts of a run come one by one)
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,39 +12,29 @@ from numpy.typing import NDArray
 
 from eelgrid_kernels.argmin_index import BLOCK, is_scaled
 from eelgrid_kernels.arrays import (
-    CAPACITY,
-    CAPACITY_MILLI,
-    GIVEN,
-    GPU,
-    GROUP_ALLOWS,
-    GROUP_COUNT,
-    GROUP_MILLI,
-    GROUPS,
-    HORIZON,
-    KIND_COLUMNS,
-    LEFT,
-    MEMORY,
+    CAPTIVE,
+    KIND,
     NEVER,
-    NODE_COLUMNS,
-    NODE_SHAPE,
-    RANK,
-    READ,
-    RIGHT,
-    ROOT,
-    SCALE,
-    SEED,
-    SHIFTS,
+    NODE,
+    RELIEF,
+    SCALARS,
+    SHAPE,
     STATE,
-    WEIGHT,
+    STRANDING,
+    STRANDING_WHEN_FULL,
+    USABLE,
     WEIGHTS,
-    WIDTH,
+    ClassArrays,
+    CostIndex,
     EngineArrays,
     Floats,
+    GroupArrays,
     Ints,
     Mix,
+    Records,
 )
-from eelgrid_kernels.baselines import GPU_CLUSTERING
-from eelgrid_kernels.cost_terms import SEVERAL, TERMS
+from eelgrid_kernels.baselines import GPU_CLUSTERING, PlacementPolicy
+from eelgrid_kernels.cost_terms import SEVERAL
 from eelgrid_kernels.cpu_packages import FEED, WHOLE
 
 MODELS_MOST = 62  # bits of a set
@@ -57,17 +46,40 @@ _LOG_PER_NODE = 4  # a kind that is asked for once in so many changes per node w
 _LOG_LEAST = 1024
 
 
+class NodeShapes(NamedTuple):
+    """What nodes are when empty, each shape once."""
+
+    rows: Records  # (P,) SHAPE
+    slot_model: Ints  # (P, G) -1 for a slot that takes no task
+    added_w: Floats  # (P, G) of a GPU that goes from idle to busy
+    families: tuple[int, ...]  # sets of models, as bits
+
+
+class NodeColumns(NamedTuple):
+    """The nodes, when empty."""
+
+    shape: Ints  # (N,) row of the shapes
+    rank: Ints  # (N,) order among equals
+    memory: Ints  # (N,)
+
+
+class CaptiveDemand(NamedTuple):
+    """Whose tasks can use which models alone."""
+
+    table: Records  # (D,) CAPTIVE
+    unions: int  # how many rows have one
+    sets: int
+    milli: int  # the sum of what they ask for
+
+
 class ExpectedMix(NamedTuple):
     """The typical mix, class by class and as groups of classes."""
 
-    groups: Ints  # (F, 3 + M, Q)
-    weight: Ints  # (F, L, Q)
-    levels: Ints  # (2, ...)
-    total: int  # of the weights of all classes
-    scale: float  # what F is divided by
-    classes: Floats  # (3, C)
-    wanted: Floats  # (M + 1, C)
-    captive: Ints  # (4, ...)
+    groups: GroupArrays
+    classes: ClassArrays
+    class_weight: Ints  # (C,)
+    captive: CaptiveDemand
+    fragmentation_scale: float  # what F is divided by
     mean: tuple[float, float]  # milli-GPU and milli-CPU of a task
 
 
@@ -90,26 +102,25 @@ def sort_bit(gpu_count: int, gpu_milli: int) -> int:
     return 1 << tag if tag >= 0 else 0
 
 
-def build_kinds(cpu_milli: Ints, memory: Ints, gpu_count: Ints, gpu_milli: Ints, models: Ints) -> Ints:
-    """The table of kinds (K, 7) from its columns (K,); models are bits."""
-    table = np.empty((len(cpu_milli), KIND_COLUMNS), np.int64)
-    for column, values in enumerate(
-        (cpu_milli, memory, gpu_count, gpu_milli, models, encode_task_sorts(gpu_count, gpu_milli))
-    ):
-        table[:, column] = values
-    table[:, READ] = NEVER
-    return table
+def build_kinds(cpu_milli: Ints, memory: Ints, gpu_count: Ints, gpu_milli: Ints, models: Ints) -> Records:
+    """The kinds (K,) that ask for this; models are bits."""
+    kinds = np.zeros(len(cpu_milli), KIND)
+    kinds["cpu_milli"], kinds["memory"], kinds["models"] = cpu_milli, memory, models
+    kinds["gpu_count"], kinds["gpu_milli"] = gpu_count, gpu_milli
+    kinds["tag"], kinds["read"] = encode_task_sorts(gpu_count, gpu_milli), NEVER
+    return kinds
 
 
-def build_shapes(capacity: Ints, model: Ints) -> tuple[Ints, list[int]]:
-    """The table of shapes (P, 4 + G) from CPU (P,) and the model of each slot (P, G), -1 for none; and the families."""
-    if int(model.max(initial=-1)) >= MODELS_MOST:
-        raise ValueError(f"there are {int(model.max()) + 1} GPU models; a fleet may have {MODELS_MOST}")
-    models = [sum(1 << each for each in set(row) if each >= 0) for row in model.tolist()]
-    families = sorted(set(models))
-    family = [families.index(each) for each in models]
-    columns = (capacity, np.array(models, np.int64), np.array(family, np.int64), (model >= 0).sum(axis=1), model)
-    return np.ascontiguousarray(np.column_stack(columns), np.int64), families
+def build_shapes(cpu_capacity: Ints, slot_model: Ints, added_w: Floats) -> NodeShapes:
+    """The shapes with this CPU (P,), model of each slot (P, G), -1 for none, and watts of each (P, G)."""
+    if int(slot_model.max(initial=-1)) >= MODELS_MOST:
+        raise ValueError(f"there are {int(slot_model.max()) + 1} GPU models; a fleet may have {MODELS_MOST}")
+    models = [sum(1 << each for each in set(row) if each >= 0) for row in slot_model.tolist()]
+    families = tuple(sorted(set(models)))
+    rows = np.zeros(len(models), SHAPE)
+    rows["cpu_capacity"], rows["models"] = cpu_capacity, models
+    rows["family"], rows["width"] = [families.index(each) for each in models], (slot_model >= 0).sum(axis=1)
+    return NodeShapes(rows, np.ascontiguousarray(slot_model, np.int64), np.ascontiguousarray(added_w), families)
 
 
 def _groups(mix: Mix, models: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
@@ -124,49 +135,50 @@ def _groups(mix: Mix, models: Sequence[int]) -> dict[tuple[int, ...], list[int]]
 
 def build_expected_mix(mix: Mix, families: Sequence[int]) -> ExpectedMix:
     """The typical mix for nodes with each of these sets of models."""
-    sizes = np.unique(mix.cpu_milli).astype(np.int64)
-    quick = np.arange(1 + int(sizes.max(initial=0)) // _MILLI_PER_CPU) * _MILLI_PER_CPU
-    levels = np.full((2, max(len(sizes) + 1, len(quick))), np.iinfo(np.int64).max)
-    levels[0, : len(sizes)] = sizes
-    reached = np.searchsorted(sizes, quick, side="right")
-    levels[1] = reached[-1]
-    levels[1, : len(quick)] = reached
-    every = [[model for model in range(mix.allows.shape[0]) if family >> model & 1] for family in families]
-    found = [_groups(mix, models) for models in every]
-    widest = max([1, *map(len, found)])
-    groups = np.zeros((len(families), GROUP_ALLOWS + max(1, mix.allows.shape[0]), widest), np.int64)
-    weight = np.zeros((len(families), len(sizes) + 1, widest), np.int64)
-    for family, models in enumerate(every):
-        groups[family, GROUPS, 0] = len(found[family])
-        for q, (key, classes) in enumerate(found[family].items()):
-            groups[family, GROUP_COUNT, q], groups[family, GROUP_MILLI, q] = key[:2]
-            for model, allowed in zip(models, key[2:], strict=True):
-                groups[family, GROUP_ALLOWS + model, q] = allowed
-            for t in classes:
-                weight[family, int(np.searchsorted(sizes, mix.cpu_milli[t])) + 1 :, q] += mix.weight[t]
     return ExpectedMix(
-        groups,
-        weight,
-        levels,
-        int(np.sum(mix.weight)),
+        _build_groups(mix, families),
+        _build_classes(mix),
+        np.ascontiguousarray(mix.weight, np.int64),
+        _find_captive_demand(mix),
         mix.total * float(WHOLE),
-        *_classes(mix),
-        _captive(mix),
         _mean(mix),
     )
 
 
-def _classes(mix: Mix) -> tuple[Floats, Floats]:
-    """The table of classes, and the weight of each where nodes of a model can serve it."""
+def _build_groups(mix: Mix, families: Sequence[int]) -> GroupArrays:
+    sizes = np.unique(mix.cpu_milli).astype(np.int64)
+    whole = np.arange(1 + int(sizes.max(initial=0)) // _MILLI_PER_CPU) * _MILLI_PER_CPU
+    every = [[model for model in range(mix.allows.shape[0]) if family >> model & 1] for family in families]
+    found = [_groups(mix, models) for models in every]
+    widest = max([1, *map(len, found)])
+    groups = GroupArrays(
+        group_count=np.array([len(each) for each in found], np.int64),
+        gpu_count=np.zeros((len(families), widest), np.int64),
+        gpu_milli=np.zeros((len(families), widest), np.int64),
+        allows=np.zeros((len(families), max(1, mix.allows.shape[0]), widest), np.int64),
+        weight=np.zeros((len(families), len(sizes) + 1, widest), np.int64),
+        cpu_sizes=np.append(sizes, np.iinfo(np.int64).max),
+        quick_level=np.searchsorted(sizes, whole, side="right").astype(np.int64),
+    )
+    for family, models in enumerate(every):
+        for q, (key, classes) in enumerate(found[family].items()):
+            groups.gpu_count[family, q], groups.gpu_milli[family, q] = key[:2]
+            for model, allowed in zip(models, key[2:], strict=True):
+                groups.allows[family, model, q] = allowed
+            for t in classes:
+                groups.weight[family, int(np.searchsorted(sizes, mix.cpu_milli[t])) + 1 :, q] += mix.weight[t]
+    return groups
+
+
+def _build_classes(mix: Mix) -> ClassArrays:
     beside = np.where(mix.gpu_count == 0, 0, np.where(mix.gpu_count > 1, SEVERAL, mix.gpu_milli))
-    classes = np.array([mix.cpu_milli, mix.gpu_count, beside], np.float64)
     cpu_only = mix.gpu_count == 0
     wanted = np.where(np.vstack([mix.allows != 0, np.zeros_like(cpu_only)[None]]) | cpu_only, mix.weight, 0)
-    return classes, np.ascontiguousarray(wanted, np.float64)
+    columns = (mix.cpu_milli, mix.gpu_count, beside, wanted, np.zeros(len(mix.weight)))
+    return ClassArrays(*(np.array(column, np.float64, order="C") for column in columns))
 
 
-def _captive(mix: Mix) -> Ints:
-    """See `peer_arrays`: unions of the sets of models that classes may use, those sets, what they ask for, weights."""
+def _find_captive_demand(mix: Mix) -> CaptiveDemand:
     asked: dict[int, int] = {}
     demand = mix.weight * mix.gpu_count * mix.gpu_milli
     for column, milli in zip(mix.allows.T, demand.tolist(), strict=True):
@@ -177,12 +189,11 @@ def _captive(mix: Mix) -> Ints:
         if len(unions) < _UNIONS_MOST:  # beyond it the sets themselves and what unions they made
             unions.extend(sorted({each | other for other in (0, *unions)} - set(unions)))
     unions = sorted({*unions[:_UNIONS_MOST], *asked})
-    captive = np.zeros((4, 1 + max(len(unions), len(mix.weight))), np.int64)
-    for row, first, rest in ((0, len(unions), unions), (1, len(asked), sorted(asked))):
-        captive[row, 0], captive[row, 1 : 1 + len(rest)] = first, rest
-    captive[2, 0], captive[2, 1 : 1 + len(asked)] = sum(asked.values()), [asked[each] for each in sorted(asked)]
-    captive[3, : len(mix.weight)] = mix.weight
-    return captive
+    table = np.zeros(max(1, len(unions)), CAPTIVE)
+    table["union"][: len(unions)] = unions
+    table["models"][: len(asked)] = sorted(asked)
+    table["milli"][: len(asked)] = [asked[each] for each in sorted(asked)]
+    return CaptiveDemand(table, len(unions), len(asked), sum(asked.values()))
 
 
 def _mean(mix: Mix) -> tuple[float, float]:
@@ -191,12 +202,12 @@ def _mean(mix: Mix) -> tuple[float, float]:
     return gpu, float(np.sum(mix.weight * mix.cpu_milli)) / total
 
 
-def fill_fleet_facts(facts: Ints, shapes: Ints, mean: tuple[float, float]) -> None:
-    """Put into facts what follows from the shapes of all nodes (N, 4 + G): their GPUs, and how far ahead to look."""
+def fill_fleet_scalars(scalars: Records, shapes: Records, mean: tuple[float, float]) -> None:
+    """Put into the scalars what follows from the shapes of all nodes (N,): their GPUs, and how far ahead to look."""
     gpu, cpu = mean
-    gpu_milli, cpu_milli = int(shapes[:, WIDTH].sum()) * WHOLE, int(shapes[:, CAPACITY].sum())
+    gpu_milli, cpu_milli = int(shapes["width"].sum()) * WHOLE, int(shapes["cpu_capacity"].sum())
     tasks = gpu_milli / gpu if gpu and gpu_milli else cpu_milli / cpu if cpu else 0.0
-    facts[CAPACITY_MILLI], facts[HORIZON] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
+    scalars["capacity_milli"], scalars["horizon"] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
 
 
 def _random_seed(rank: Ints) -> int:
@@ -207,69 +218,77 @@ def _random_seed(rank: Ints) -> int:
     return seed
 
 
-def _nodes(shape: Ints, rank: Ints, memory: Ints) -> Ints:
-    nodes = np.zeros((len(shape), NODE_COLUMNS), np.int64)
-    nodes[:, NODE_SHAPE], nodes[:, RANK], nodes[:, MEMORY] = shape, rank, memory
-    for column in (STATE, LEFT, RIGHT):
-        nodes[:, column] = -1
+def _build_nodes(columns: NodeColumns) -> Records:
+    nodes = np.zeros(len(columns.shape), NODE)
+    nodes["shape_row"], nodes["rank"], nodes["memory"] = columns
+    for field in ("state", "left", "right"):
+        nodes[field] = -1
     return nodes
 
 
+def _build_scalars(expected: ExpectedMix, policy: PlacementPolicy, rank: Ints) -> Records:
+    scalars = np.zeros(1, SCALARS)
+    scalars["policy"], scalars["seed"], scalars["shifts"] = policy.code, _random_seed(rank), -1
+    weight, captive = int(expected.class_weight.sum()), expected.captive
+    scalars["mix_weight"], scalars["captive_milli"] = weight, captive.milli
+    scalars["captive_unions"], scalars["captive_sets"] = captive.unions, captive.sets
+    scalars["scale"] = (1.0, expected.fragmentation_scale, FEED * float(WHOLE), max(1, weight), WHOLE, 1.0)
+    given = np.zeros(WEIGHTS)
+    given[: len(policy.weights)] = policy.weights
+    if len(policy.weights) <= STRANDING_WHEN_FULL:  # stranding weighs the same at any load
+        given[STRANDING_WHEN_FULL] = given[STRANDING]
+    scalars["given_weights"] = scalars["weights"] = given
+    return scalars
+
+
+def _build_index(kinds: int, rows: int, scaled: bool) -> CostIndex:
+    blocks = (rows + BLOCK - 1) // BLOCK
+    return CostIndex(
+        cost=np.zeros((kinds, rows)),
+        known=np.zeros((kinds, rows), np.uint8),
+        rank=np.zeros((kinds, rows), np.int32),
+        scaled=np.zeros((kinds, rows if scaled else 0)),
+        top=np.zeros((kinds, blocks), np.int32),
+        top_cost=np.zeros((kinds, blocks)),
+    )
+
+
 def build_engine(
-    shapes: tuple[Ints, Floats],
-    kinds: Ints,
-    expected: ExpectedMix,
-    nodes: tuple[Ints, Ints, Ints],
-    policy: int,
-    weights: Floats,
+    shapes: NodeShapes, kinds: Records, expected: ExpectedMix, nodes: NodeColumns, policy: PlacementPolicy
 ) -> EngineArrays:
     """A fleet whose nodes are in no state yet.
 
-    shapes: the table and the watts added (P, G); nodes: shape, rank and free memory (N,). weights are (PWR, FGD) of
-    MIX; one per term of EELGRID, and that of stranding in a full fleet; other policies take none.
+    The policy's weights are (PWR, FGD) of MIX; one per term of EELGRID, and that of stranding in a full fleet; other
+    policies take none.
     """
-    rows, slots = len(nodes[0]), shapes[1].shape[1]
-    rates = np.zeros((3, len(TERMS) + 1))
-    rates[SCALE] = (1.0, expected.scale, FEED * float(WHOLE), max(1, expected.total), WHOLE, 1.0)
-    rates[GIVEN, : len(weights)] = weights
-    if len(weights) <= len(TERMS):  # stranding weighs the same at any load
-        rates[GIVEN, len(TERMS)] = rates[GIVEN, 2]
-    rates[WEIGHTS] = rates[GIVEN]
-    facts = np.zeros(9, np.int64)
-    facts[WEIGHT], facts[SEED], facts[SHIFTS] = expected.total, _random_seed(nodes[1]), -1
-    fill_fleet_facts(facts, shapes[0][nodes[0]], expected.mean)
-    states = np.zeros((rows, GPU + 2 * slots + 2 * expected.groups.shape[2]), np.int64)
-    states[:, ROOT] = -1
-    blocks = (rows + BLOCK - 1) // BLOCK
+    rows, slots = len(nodes.shape), shapes.added_w.shape[1]
+    states = np.zeros(rows, STATE)
+    states["root"] = -1
+    scalars = _build_scalars(expected, policy, nodes.rank)
+    fill_fleet_scalars(scalars, shapes.rows[nodes.shape], expected.mean)
+    groups, wanted = expected.groups, expected.classes.wanted
+    power, fragmentation = scalars["weights"][0, :2].tolist()
     return EngineArrays(
-        nodes=_nodes(*nodes),
+        nodes=_build_nodes(nodes),
         states=states,
-        shapes=shapes[0],
-        added_w=shapes[1],
+        gpu_free=np.zeros((rows, slots), np.int64),
+        distinct_slots=np.zeros((rows, slots), np.int64),
+        usable=np.zeros((rows, groups.gpu_count.shape[1]), USABLE),
+        shapes=shapes.rows,
+        slot_model=shapes.slot_model,
+        added_w=shapes.added_w,
         kinds=kinds,
-        groups=expected.groups,
-        weight=expected.weight,
-        levels=expected.levels,
+        groups=groups,
         classes=expected.classes,
-        wanted=expected.wanted,
-        offers=np.zeros(expected.classes.shape[1]),
-        relief=np.zeros((3, expected.wanted.shape[0], expected.weight.shape[1])),
-        captive=expected.captive,
-        rates=rates,
-        facts=facts,
-        held=np.zeros((rows, TAGS_MOST if policy == GPU_CLUSTERING else 0), np.int64),
+        class_weight=expected.class_weight,
+        relief=np.zeros((wanted.shape[0], groups.weight.shape[1]), RELIEF),
+        captive=expected.captive.table,
+        scalars=scalars,
+        held=np.zeros((rows, TAGS_MOST if policy.code == GPU_CLUSTERING else 0), np.int64),
         bucket=np.full(1 << (2 * rows).bit_length(), -1, np.int64),
         spare=np.zeros(rows, np.int64),
         log=np.zeros(1 << max(_LOG_LEAST, _LOG_PER_NODE * rows).bit_length(), np.int64),
-        cost=np.zeros((len(kinds), rows)),
-        known=np.zeros((len(kinds), rows), np.uint8),
-        loose=np.zeros(len(kinds)),
-        rank=np.zeros((len(kinds), rows), np.int32),
-        scaled=np.zeros((len(kinds), rows if is_scaled(policy, rates[WEIGHTS]) else 0)),
-        top=np.zeros((len(kinds), blocks), np.int32),
-        top_cost=np.zeros((len(kinds), blocks)),
+        cost_index=_build_index(len(kinds), rows, is_scaled(policy.code, power, fragmentation)),
         gpu=np.zeros(slots, np.int64),
         taken=np.full(slots, -1, np.int64),
-        power_w=np.zeros(1),
-        policy=policy,
     )

@@ -1,6 +1,6 @@
 """Fleet simulation under one policy: arrivals, departures, node failures, and whole arrival sequences.
 
-fleet = Fleet(columns, specs, typical, rank, MIX, np.array([0.0, 1000.0]))
+fleet = SimulatedFleet(columns, specs, typical, rank, find_policy("fgd"))
 node, slots = fleet.place(spec, moment)     # node -1: it fits nowhere
 fleet.release(node, spec, slots)            # exactly as if it had never come
 """
@@ -12,25 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals, place_task
-from eelgrid_kernels.arrays import (
-    CPU,
-    GPU,
-    MEMORY,
-    NODE_SHAPE,
-    STATE,
-    WIDTH,
-    ArrivalOutcomes,
-    EngineArrays,
-    Floats,
-    Ints,
-    Mix,
-)
+from eelgrid_kernels.arrays import ArrivalOutcomes, EngineArrays, Floats, Ints, Mix, Records
+from eelgrid_kernels.baselines import PlacementPolicy
 from eelgrid_kernels.cpu_packages import CPU_PACKAGE_IDLE_W, PACKAGE_W, active_packages
-from eelgrid_kernels.engine_setup import build_engine, build_expected_mix, build_kinds, build_shapes, encode_models
+from eelgrid_kernels.engine_setup import (
+    NodeColumns,
+    NodeShapes,
+    build_engine,
+    build_expected_mix,
+    build_kinds,
+    build_shapes,
+    encode_models,
+)
 from eelgrid_kernels.node_states import set_node_available, settle_nodes, shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
-
-# ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
 
 
 class SpecColumns(Protocol):
@@ -69,19 +64,19 @@ def _ints(values: NDArray[Any]) -> Ints:
     return np.array(values, np.int64, order="C")
 
 
-def _kinds(specs: SpecColumns) -> Ints:
+def _kinds(specs: SpecColumns) -> Records:
     models = np.array([encode_models(row) for row in specs.allows], np.int64)
     return build_kinds(specs.cpu_milli, specs.memory_mib, specs.gpu_count, specs.gpu_milli, models)
 
 
-def _shapes(fleet: FleetColumns) -> tuple[tuple[Ints, Floats], list[int], Ints]:
-    """The shapes, the families that they are of, and the shape of each node."""
+def _shapes(fleet: FleetColumns) -> tuple[NodeShapes, Ints]:
+    """The shapes, and the shape of each node."""
     columns = (fleet.cpu_milli, fleet.gpu_count, fleet.model, fleet.idle_w, fleet.busy_w)
     rows, of_node = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
     there = np.arange(max(1, int(np.max(fleet.gpu_count)))) < rows[:, 1, None]
-    table, families = build_shapes(_ints(rows[:, 0]), _ints(np.where(there, rows[:, 2, None], -1)))
     added_w = np.where(there, (rows[:, 4] - rows[:, 3])[:, None], 0.0)
-    return (table, added_w), families, _ints(of_node.reshape(-1))
+    shapes = build_shapes(_ints(rows[:, 0]), _ints(np.where(there, rows[:, 2, None], -1)), added_w)
+    return shapes, _ints(of_node.reshape(-1))
 
 
 def _mix(specs: SpecColumns, typical: tuple[Ints, Ints]) -> Mix:
@@ -104,16 +99,16 @@ def _idle_w(fleet: FleetColumns) -> float:
 
 
 def build_empty_engine(
-    fleet: FleetColumns, specs: SpecColumns, typical: tuple[Ints, Ints], rank: Ints, policy: int, weights: Floats
+    fleet: FleetColumns, specs: SpecColumns, typical: tuple[Ints, Ints], rank: Ints, policy: PlacementPolicy
 ) -> EngineArrays:
-    """The empty fleet under a policy; weights are (PWR, FGD) of MIX and the three of EELGRID, others take none."""
-    shapes, families, of_node = _shapes(fleet)
-    expected = build_expected_mix(_mix(specs, typical), families)
-    nodes = (of_node, _ints(rank), _ints(fleet.memory_mib))
-    scene = build_engine(shapes, _kinds(specs), expected, nodes, policy, weights)
-    scene.power_w[0] = _idle_w(fleet)
-    settle_nodes(scene, np.arange(len(of_node)))
-    return scene
+    """The empty fleet under a policy."""
+    shapes, of_node = _shapes(fleet)
+    expected = build_expected_mix(_mix(specs, typical), shapes.families)
+    nodes = NodeColumns(of_node, _ints(rank), _ints(fleet.memory_mib))
+    run = build_engine(shapes, _kinds(specs), expected, nodes, policy)
+    run.scalars["power_w"] = _idle_w(fleet)
+    settle_nodes(run, np.arange(len(of_node)))
+    return run
 
 
 def build_empty_outcomes(arrivals: int) -> ArrivalOutcomes:
@@ -122,23 +117,11 @@ def build_empty_outcomes(arrivals: int) -> ArrivalOutcomes:
     return ArrivalOutcomes(np.zeros(arrivals, np.bool_), np.zeros(arrivals), *sums)
 
 
-def simulate_arrivals(
-    fleet: FleetColumns,
-    specs: SpecColumns,
-    typical: tuple[Ints, Ints],
-    arrivals: Ints,
-    rank: Ints,
-    policy: int,
-    weights: Floats,
-) -> ArrivalOutcomes:
-    """Every arrival under a policy, one after the other; none of them ever leaves."""
-    scene = build_empty_engine(fleet, specs, typical, rank, policy, weights)
-    course = build_empty_outcomes(len(arrivals))
-    place_arrivals(scene, _ints(arrivals), course, 0, len(arrivals))
-    return course
-
-
-# ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
+def simulate_arrivals(run: EngineArrays, arrivals: Ints) -> ArrivalOutcomes:
+    """Every arrival in a fleet, one after the other; none of them ever leaves."""
+    outcomes = build_empty_outcomes(len(arrivals))
+    place_arrivals(run, _ints(arrivals), outcomes, 0, len(arrivals))
+    return outcomes
 
 
 def _copy_arrays(value: Any) -> Any:
@@ -157,10 +140,9 @@ class SimulatedFleet:
         specs: SpecColumns,
         typical: tuple[Ints, Ints],
         rank: Ints,
-        policy: int,
-        weights: Floats,
+        policy: PlacementPolicy,
     ) -> None:
-        self._run = build_empty_engine(columns, specs, typical, rank, policy, weights)
+        self._run = build_empty_engine(columns, specs, typical, rank, policy)
         self._turn = 0
 
     def place_task(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
@@ -197,14 +179,14 @@ class SimulatedFleet:
     @property
     def power_w(self) -> float:
         """Modelled watts of all nodes."""
-        return float(self._run.power_w[0])
+        return float(self._run.scalars["power_w"][0])
 
     def free_resources(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """CPU milli, memory MiB and milli of each GPU slot that nobody holds."""
-        run = self._run
-        row = run.states[run.nodes[node, STATE]]
-        width = int(run.shapes[run.nodes[node, NODE_SHAPE], WIDTH])
-        return int(row[CPU]), int(run.nodes[node, MEMORY]), tuple(row[GPU : GPU + width].tolist())
+        run, at = self._run, self._run.nodes[node]
+        width = int(run.shapes[at.shape_row].width)
+        free = tuple(run.gpu_free[at.state, :width].tolist())
+        return int(run.states[at.state].cpu_free), int(at.memory), free
 
     @property
     def engine(self) -> EngineArrays:

@@ -17,48 +17,36 @@ replicas fit at all, on each node no more than R.
 
 import numpy as np
 
-from eelgrid_kernels.arrays import ASKED_CPU, ASKED_MILLI, CPU, GPU, EngineArrays, Floats, Ints
-from eelgrid_kernels.baselines import choose_gpus, compute_cost_in_engine
+from eelgrid_kernels.arrays import EngineArrays, Floats, Ints
+from eelgrid_kernels.baselines import choose_gpus, compute_exact_cost
 from eelgrid_kernels.compilation import kernel
 from eelgrid_kernels.cost_terms import fill_state_terms
 
 
 @kernel
-def compute_replica_costs(trial: EngineArrays, states: Ints, rows: Ints, kind: int, costs: Floats) -> int:
-    """What 0, 1, 2 ... equal tasks cost on a node of each of these states into costs (len(rows), S+1), in place.
+def compute_replica_costs(trial: EngineArrays, kind: int, moment: int, costs: Floats) -> int:
+    """What 0, 1, 2 ... equal tasks cost on a node of each state into costs (len(states), S+1), in place.
 
-    Infinite beyond the room, memory left aside; returns how many any of them holds. trial is the run with one row of
-    states of its own, on which task after task is weighed and taken as in a decision.
+    Infinite beyond the room, memory left aside; returns how many any of them holds. trial is the run with a copy of
+    the states that are asked for, on which task after task is weighed and taken as in a decision; moment numbers the
+    decisions of RANDOM.
     """
     most, asked = 0, trial.kinds[kind]
-    for place in range(rows.shape[0]):
-        trial.states[0] = states[rows[place]]
-        costs[place] = np.inf
-        costs[place, 0] = 0.0
+    for row in range(costs.shape[0]):
+        costs[row] = np.inf
+        costs[row, 0] = 0.0
         for tasks in range(1, costs.shape[1]):
-            cost = compute_cost_in_engine(trial, kind, 0, True)[0]
+            cost = compute_exact_cost(trial, kind, row)[0]
             if cost == np.inf:
                 break
-            costs[place, tasks] = costs[place, tasks - 1] + cost
+            costs[row, tasks] = costs[row, tasks - 1] + cost
             most = max(most, tasks)
-            choose_gpus(trial, kind, 0, 0)
-            trial.states[0, CPU] -= asked[ASKED_CPU]
+            choose_gpus(trial, kind, row, moment)
+            trial.states[row].cpu_free -= asked.cpu_milli
             for slot in trial.taken:
                 if slot >= 0:
-                    trial.states[0, GPU + slot] -= asked[ASKED_MILLI]
-            fill_state_terms(
-                trial.states,
-                trial.shapes,
-                trial.added_w,
-                trial.kinds,
-                trial.groups,
-                trial.weight,
-                trial.levels,
-                trial.classes,
-                trial.wanted,
-                trial.offers,
-                0,
-            )
+                    trial.gpu_free[row, slot] -= asked.gpu_milli
+            fill_state_terms(trial, row)
     return most
 
 

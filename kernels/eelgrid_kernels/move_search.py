@@ -18,11 +18,11 @@ or, where the unit allows it, given up first (RELEASES; that helps on its own no
 Moves are in the order of the log, so what an earlier one freed a later one may use.
 """
 
-# ruff: noqa: PLR0917 (numba takes arguments by position)
+from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_kernels.arrays import Floats, Ints, MoveNodes, MoveSearch
+from eelgrid_kernels.arrays import Floats, MoveNodes, MoveSearch
 from eelgrid_kernels.compilation import kernel, lean_kernel, nogil_kernel
 from eelgrid_kernels.node_cost import (
     added_w,
@@ -31,6 +31,7 @@ from eelgrid_kernels.node_cost import (
     node_cost_w,
     refresh_node,
     restore_potentials,
+    task_of_kind,
     weigh_column,
 )
 
@@ -44,28 +45,38 @@ _ROUNDS_MOST = 8
 _WEIGHINGS_MOST = 64
 
 
+class Ejection(NamedTuple):
+    """A unit that makes room for a chain before it."""
+
+    unit: int  # -1 for none
+    gain_w: float
+
+
+NOT_EJECTED = Ejection(-1, 0.0)
+
+
 @lean_kernel
 def _move_at_home(ground: MoveNodes, search: MoveSearch, unit: int, than_w: float) -> bool:
     """Move a share to another GPU of its node where that leaves the node cheaper than `than_w`; True if it moved."""
-    nodes, requests, units = ground.nodes, ground.requests, search.units
+    nodes, units = ground.nodes, search.units
     kind, home, item = units.kind[unit], units.home[unit], units.first[unit]
-    here = units.slots[item]
+    here, task = units.slots[item], task_of_kind(ground.requests, kind)
     if units.manner[unit] == OVERLAPS and (
-        nodes.cpu_free[home] < requests.cpu_milli[kind] or nodes.memory_free[home] < requests.memory_bytes[kind]
+        nodes.cpu_free[home] < task.cpu_milli or nodes.memory_free[home] < task.memory_bytes
     ):
         return False
-    book_replica(nodes, requests, kind, home, here, -1)
+    book_replica(nodes, task, home, here, -1)
     left_w = ground.cost_w[home]
     ground.cost_w[home] = 0.0
     whole_w = added_w(ground, kind, home, here[0], ground.slots[0])
     ground.cost_w[home] = left_w
     if whole_w >= than_w - _SLACK:
-        book_replica(nodes, requests, kind, home, here, 1)
+        book_replica(nodes, task, home, here, 1)
         return False
     search.to_node[item] = home
     for place in range(ground.slots.shape[1]):
         search.to_slots[item, place] = ground.slots[0, place]
-    book_replica(nodes, requests, kind, home, search.to_slots[item], 1)
+    book_replica(nodes, task, home, search.to_slots[item], 1)
     refresh_node(ground, home)
     return True
 
@@ -76,34 +87,34 @@ def _move(ground: MoveNodes, search: MoveSearch, unit: int, stays_home: bool) ->
 
     With `stays_home` a share may go to another GPU of its own node.
     """
-    nodes, requests, units = ground.nodes, ground.requests, search.units
+    nodes, units = ground.nodes, search.units
     kind, home, first, end = units.kind[unit], units.home[unit], units.first[unit], units.first[unit + 1]
-    before_w = ground.cost_w[home]
+    before_w, task = ground.cost_w[home], task_of_kind(ground.requests, kind)
     for item in range(first, end):  # what it costs that the home is left
-        book_replica(nodes, requests, kind, home, units.slots[item], -1)
+        book_replica(nodes, task, home, units.slots[item], -1)
     left_w = node_cost_w(nodes, ground.mix, ground.prices, home)
     for item in range(first, end):
-        book_replica(nodes, requests, kind, home, units.slots[item], 1)
+        book_replica(nodes, task, home, units.slots[item], 1)
     grown_w = left_w - before_w
     for item in range(first, end):
         target, more_w = find_cheapest_node(ground, kind, home)
-        shares = stays_home and end - first == 1 and requests.gpu_count[kind] == 1
+        shares = stays_home and end - first == 1 and task.gpu_count == 1
         if shares and _move_at_home(ground, search, unit, left_w + more_w):
             return float(ground.cost_w[home] - before_w)
         if target < 0:
             for back in range(first, item):
-                book_replica(nodes, requests, kind, search.to_node[back], search.to_slots[back], -1)
+                book_replica(nodes, task, search.to_node[back], search.to_slots[back], -1)
                 refresh_node(ground, search.to_node[back])
             return float(np.inf)
         added_w(ground, kind, target, -1, ground.slots[1])
         search.to_node[item] = target
         for place in range(ground.slots.shape[1]):
             search.to_slots[item, place] = ground.slots[1, place]
-        book_replica(nodes, requests, kind, target, search.to_slots[item], 1)
+        book_replica(nodes, task, target, search.to_slots[item], 1)
         refresh_node(ground, target)
         grown_w += more_w
     for item in range(first, end):
-        book_replica(nodes, requests, kind, home, units.slots[item], -1)
+        book_replica(nodes, task, home, units.slots[item], -1)
     refresh_node(ground, home)
     return float(grown_w)
 
@@ -111,10 +122,10 @@ def _move(ground: MoveNodes, search: MoveSearch, unit: int, stays_home: bool) ->
 @lean_kernel
 def _take_back(ground: MoveNodes, search: MoveSearch, unit: int) -> None:
     """What is free as before the unit moved; the potentials are for `restore`."""
-    units = search.units
+    units, task = search.units, task_of_kind(ground.requests, search.units.kind[unit])
     for item in range(units.first[unit], units.first[unit + 1]):
-        book_replica(ground.nodes, ground.requests, units.kind[unit], search.to_node[item], search.to_slots[item], -1)
-        book_replica(ground.nodes, ground.requests, units.kind[unit], units.home[unit], units.slots[item], 1)
+        book_replica(ground.nodes, task, search.to_node[item], search.to_slots[item], -1)
+        book_replica(ground.nodes, task, units.home[unit], units.slots[item], 1)
 
 
 @lean_kernel
@@ -129,8 +140,8 @@ def _size(ground: MoveNodes, search: MoveSearch, unit: int, by_cpu: bool) -> int
 
 
 @lean_kernel
-def _line_up(ground: MoveNodes, search: MoveSearch, node: int, chain: int) -> int:
-    """Put the units of a chain of a node into the queue, largest first; returns how many.
+def _line_up(ground: MoveNodes, search: MoveSearch, node: int, chain: int) -> None:
+    """Put the units of a chain of a node into the queue, largest first.
 
     Chain 0 to G - 1 empties a GPU, G the node by GPU, G + 1 the node by CPU, and
     G + 2 + k moves the k-th unit of the node alone.
@@ -157,7 +168,7 @@ def _line_up(ground: MoveNodes, search: MoveSearch, node: int, chain: int) -> in
             place -= 1
         search.queue[place] = unit
         length += 1
-    return length
+    search.progress[0].queued = length
 
 
 @lean_kernel
@@ -170,22 +181,18 @@ def _spent(ground: MoveNodes, search: MoveSearch, unit: int, replicas: int, mill
 
 
 @lean_kernel
-def _try_chain(
-    ground: MoveNodes, search: MoveSearch, node: int, chain: int, most: int, ejected: int, gain_w: float
-) -> tuple[float, int]:
-    """Move up to `most` units of a chain; returns the best worth on the way and after how many; what moved, stays moved.
+def _try_chain(ground: MoveNodes, search: MoveSearch, chain: int, most: int, ejection: Ejection) -> tuple[float, int]:
+    """Move up to `most` units of the queue; returns the best worth on the way and after how many; what moved, stays moved.
 
-    Worth is net watts by the larger share of the budget; -inf where nothing gained. `ejected` is a unit
-    that made room before, -1 for none, and gain_w what that gained.
+    Worth is net watts by the larger share of the budget; -inf where nothing gained.
     """
-    limits = search.limits
+    limits, progress, gain_w = search.limits, search.progress[0], ejection.gain_w
     width = ground.nodes.gpu_state.shape[1]
-    length = _line_up(ground, search, node, chain)
     best, best_after, done = -np.inf, 0, 0
-    replicas, milli = search.spent[0], search.spent[1]
-    if ejected >= 0:
-        replicas, milli = _spent(ground, search, ejected, replicas, milli)
-    for place in range(length):
+    replicas, milli = progress.replicas, progress.gpu_milli
+    if ejection.unit >= 0:
+        replicas, milli = _spent(ground, search, ejection.unit, replicas, milli)
+    for place in range(progress.queued):
         unit = search.queue[place]
         more, more_milli = _spent(ground, search, unit, replicas, milli)
         if done == most or more > limits.replicas or more_milli > limits.gpu_milli:
@@ -197,21 +204,21 @@ def _try_chain(
         done += 1
         replicas, milli = more, more_milli
         gain_w -= grown_w + search.units.restart_w[unit]
-        share = (replicas - search.spent[0]) / max(1, limits.replicas)
-        share = max(share, (milli - search.spent[1]) / max(1, limits.gpu_milli))
+        share = (replicas - progress.replicas) / max(1, limits.replicas)
+        share = max(share, (milli - progress.gpu_milli) / max(1, limits.gpu_milli))
         worth = gain_w / share**limits.thrift
         if gain_w > GAIN_LEAST_W and worth > best:
             best, best_after = worth, done
-    if done < length:
+    if done < progress.queued:
         search.queue[done] = -1
     return float(best), best_after
 
 
 @lean_kernel
-def _undo(ground: MoveNodes, search: MoveSearch, length: int, mark: int) -> None:
+def _undo(ground: MoveNodes, search: MoveSearch, mark: int) -> None:
     """Take back the moves of the queue, the last first, from where it breaks off."""
     done = 0
-    while done < length and search.queue[done] >= 0:
+    while done < search.progress[0].queued and search.queue[done] >= 0:
         done += 1
     for index in range(done - 1, -1, -1):
         _take_back(ground, search, search.queue[index])
@@ -219,52 +226,55 @@ def _undo(ground: MoveNodes, search: MoveSearch, length: int, mark: int) -> None
 
 
 @lean_kernel
-def _weigh_chains(ground: MoveNodes, search: MoveSearch, node: int, ejected: int, gain_w: float) -> None:
+def _weigh_chains(ground: MoveNodes, search: MoveSearch, node: int, ejection: Ejection) -> None:
     """The worth of the node's best chain, which chain and how much of it, in place; nothing is moved."""
     search.worth[node] = -np.inf
     homely = search.at[node + 1] - search.at[node]
     for chain in range(ground.nodes.gpu_state.shape[1] + 2 + homely if homely else 0):
-        length = _line_up(ground, search, node, chain)
-        if length == 0:
+        _line_up(ground, search, node, chain)
+        queued = search.progress[0].queued
+        if queued == 0:
             continue
-        if ejected < 0:  # else what the ejected unit touched stays marked
-            ground.clock[0] += 1
-        mark = ground.clock[1]
-        worth, after = _try_chain(ground, search, node, chain, length, ejected, gain_w)
-        _undo(ground, search, length, mark)
+        if ejection.unit < 0:  # else what the ejected unit touched stays marked
+            ground.clock[0].now += 1
+        mark = ground.clock[0].touches
+        worth, after = _try_chain(ground, search, chain, queued, ejection)
+        _undo(ground, search, mark)
         if worth > search.worth[node]:
             search.worth[node] = worth
-            search.chain[node, 0], search.chain[node, 1] = chain, after
+            search.chain[node], search.chain_units[node] = chain, after
 
 
 @lean_kernel
-def _settle(ground: MoveNodes, search: MoveSearch, log: Ints, steps: int, unit: int) -> int:
-    """A unit has moved for good; returns the steps of the log, which changes in place."""
-    log[steps] = unit
+def _settle(ground: MoveNodes, search: MoveSearch, unit: int) -> None:
+    """A unit has moved for good."""
+    progress = search.progress[0]
+    search.log[progress.steps] = unit
+    progress.steps += 1
     search.moved[unit] = True
-    search.spent[0], search.spent[1] = _spent(ground, search, unit, search.spent[0], search.spent[1])
-    return int(steps + 1)
+    progress.replicas, progress.gpu_milli = _spent(ground, search, unit, progress.replicas, progress.gpu_milli)
 
 
 @kernel
-def _commit(ground: MoveNodes, search: MoveSearch, node: int, ejected: int, log: Ints, steps: int) -> int:
-    """Move the node's best chain for good, and before it a unit that makes room; returns the steps of the log."""
-    ground.clock[0] += 1
-    ground.clock[1] = 0
+def _commit(ground: MoveNodes, search: MoveSearch, node: int, ejected: int) -> None:
+    """Move the node's best chain for good, and before it a unit that makes room, -1 for none."""
+    clock = ground.clock[0]
+    clock.now += 1
+    clock.touches = 0
     if ejected >= 0:
         _move(ground, search, ejected, False)
-        steps = _settle(ground, search, log, steps, ejected)
-    after = search.chain[node, 1]
-    _try_chain(ground, search, node, search.chain[node, 0], after, -1, 0.0)
+        _settle(ground, search, ejected)
+    after = search.chain_units[node]
+    _line_up(ground, search, node, search.chain[node])
+    _try_chain(ground, search, search.chain[node], after, NOT_EJECTED)
     for done in range(after):
-        steps = _settle(ground, search, log, steps, search.queue[done])
-    ground.clock[1] = 0
-    touched = np.flatnonzero(ground.stamp == ground.clock[0])
+        _settle(ground, search, search.queue[done])
+    clock.touches = 0
+    touched = np.flatnonzero(ground.stamp == clock.now)
     for index in range(touched.shape[0]):
         weigh_column(ground, int(touched[index]))
     for index in range(touched.shape[0]):
-        _weigh_chains(ground, search, int(touched[index]), -1, 0.0)
-    return int(steps)
+        _weigh_chains(ground, search, int(touched[index]), NOT_EJECTED)
 
 
 @kernel
@@ -280,66 +290,64 @@ def _leaders(worth: Floats) -> tuple[int, float]:
 
 
 @kernel
-def _eject(ground: MoveNodes, search: MoveSearch, floor: float, log: Ints, steps: int) -> int:
+def _eject(ground: MoveNodes, search: MoveSearch, floor: float) -> None:
     """The best chain after one unit elsewhere has made room, moved for good if its worth is above the floor."""
     best, best_unit, best_node, best_chain, best_after = floor, -1, -1, -1, 0
     # The costliest nodes first: there is most to gain.
     for node in np.argsort(-ground.cost_w, kind="mergesort"):
         if search.at[node] == search.at[node + 1]:
             continue
-        worth, chain, after = search.worth[node], search.chain[node, 0], search.chain[node, 1]
+        worth, chain, after = search.worth[node], search.chain[node], search.chain_units[node]
         for unit in range(search.moved.shape[0]):
             stays = search.moved[unit] or search.units.manner[unit] == STAYS
             if stays:
                 continue
-            if search.spent[2] >= search.limits.ejections:
+            if search.progress[0].ejections >= search.limits.ejections:
                 break
-            search.spent[2] += 1
-            ground.clock[0] += 1
+            search.progress[0].ejections += 1
+            ground.clock[0].now += 1
             grown_w = _move(ground, search, unit, False)
             if grown_w == np.inf:
                 restore_potentials(ground, 0)
                 continue
             search.moved[unit] = True
-            _weigh_chains(ground, search, node, unit, -grown_w - search.units.restart_w[unit])
+            _weigh_chains(ground, search, node, Ejection(unit, -grown_w - search.units.restart_w[unit]))
             search.moved[unit] = False
             _take_back(ground, search, unit)
             restore_potentials(ground, 0)
             if search.worth[node] > best:
                 best, best_unit, best_node = search.worth[node], unit, node
-                best_chain, best_after = search.chain[node, 0], search.chain[node, 1]
-        search.worth[node], search.chain[node, 0], search.chain[node, 1] = worth, chain, after
-    if best_unit < 0:
-        return steps
-    search.chain[best_node, 0], search.chain[best_node, 1] = best_chain, best_after
-    return int(_commit(ground, search, best_node, best_unit, log, steps))
+                best_chain, best_after = search.chain[node], search.chain_units[node]
+        search.worth[node], search.chain[node], search.chain_units[node] = worth, chain, after
+    if best_unit >= 0:
+        search.chain[best_node], search.chain_units[best_node] = best_chain, best_after
+        _commit(ground, search, best_node, best_unit)
 
 
 @nogil_kernel
-def search_moves(ground: MoveNodes, search: MoveSearch, log: Ints) -> int:
-    """Search for moves; the units in order into log (U,), their places into to_node and to_slots; returns how many.
+def search_moves(ground: MoveNodes, search: MoveSearch) -> int:
+    """Search for moves: the units in order into the log, their places into to_node and to_slots; returns how many.
 
     The board must have been weighed (`weigh_board`): searches from the same ground may share the work.
     """
-    count = ground.cost_w.shape[0]
-    steps = 0
+    count, progress = ground.cost_w.shape[0], search.progress[0]
     for _ in range(_ROUNDS_MOST if count else 0):
         for node in range(count):
-            _weigh_chains(ground, search, node, -1, 0.0)
-        begun = steps
+            _weigh_chains(ground, search, node, NOT_EJECTED)
+        begun = progress.steps
         for _ in range(_WEIGHINGS_MOST * count):
             node, second = _leaders(search.worth)
             if search.worth[node] == -np.inf:
                 break
-            _weigh_chains(ground, search, node, -1, 0.0)
+            _weigh_chains(ground, search, node, NOT_EJECTED)
             if search.worth[node] > 0.0 and search.worth[node] >= second - _SLACK:
-                before = steps
+                before = progress.steps
                 if search.limits.deep:
-                    steps = _eject(ground, search, search.worth[node], log, steps)
-                if steps == before:
-                    steps = _commit(ground, search, node, -1, log, steps)
-        if steps == begun:
-            steps = _eject(ground, search, 0.0, log, steps)
-        if steps == begun or search.spent[0] >= search.limits.replicas:
+                    _eject(ground, search, search.worth[node])
+                if progress.steps == before:
+                    _commit(ground, search, node, -1)
+        if progress.steps == begun:
+            _eject(ground, search, 0.0)
+        if progress.steps == begun or progress.replicas >= search.limits.replicas:
             break
-    return steps
+    return int(progress.steps)

@@ -28,7 +28,7 @@ to the lowest rank (by name, so that the order of joining decides nothing), then
 import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, MoveNodes, Nodes, ReplicaRequests, Task, TermPrices
-from eelgrid_kernels.compilation import lean_kernel, nogil_kernel
+from eelgrid_kernels.compilation import inlined_kernel, lean_kernel, nogil_kernel
 from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, FEED, active_packages
 
 CANDIDATES_MOST = 4
@@ -161,9 +161,6 @@ def replica_room(nodes: Nodes, task: Task, allows: Ints, most: int) -> int:
     return room
 
 
-# ruff: noqa: PLR0917 (numba takes arguments by position)
-
-
 # Whole free GPUs that are a block, the usual node. Measured: four, which is easier to have, makes less room for eight.
 BLOCK_LEAST = 8
 
@@ -190,13 +187,21 @@ def node_cost_w(nodes: Nodes, mix: Mix, prices: TermPrices, node: int) -> float:
     return float(use_w + prices.stranding_w * stranded + prices.block_w * blocks)
 
 
-@lean_kernel
-def book_replica(nodes: Nodes, requests: ReplicaRequests, kind: int, node: int, slots: Ints, sign: int) -> None:
+@inlined_kernel
+def task_of_kind(requests: ReplicaRequests, kind: int) -> Task:
+    """What one replica of a kind asks for."""
+    return Task(
+        requests.cpu_milli[kind], requests.memory_bytes[kind], requests.gpu_count[kind], requests.gpu_milli[kind]
+    )
+
+
+@inlined_kernel
+def book_replica(nodes: Nodes, task: Task, node: int, slots: Ints, sign: int) -> None:
     """One replica comes to a node (sign 1) or leaves it (-1): its free amounts change in place."""
-    nodes.cpu_free[node] -= sign * requests.cpu_milli[kind]
-    nodes.memory_free[node] -= sign * requests.memory_bytes[kind]
-    for place in range(requests.gpu_count[kind]):
-        nodes.gpu_free[node, slots[place]] -= sign * requests.gpu_milli[kind]
+    nodes.cpu_free[node] -= sign * task.cpu_milli
+    nodes.memory_free[node] -= sign * task.memory_bytes
+    for place in range(task.gpu_count):
+        nodes.gpu_free[node, slots[place]] -= sign * task.gpu_milli
 
 
 @lean_kernel
@@ -231,13 +236,13 @@ def added_w(ground: MoveNodes, kind: int, node: int, barred: int, slots: Ints) -
     A share goes to the GPU where it is cheapest, but not to `barred`; several
     GPUs are the first that are free, as for an arrival.
     """
-    nodes, requests = ground.nodes, ground.requests
-    count = requests.gpu_count[kind]
+    nodes, requests, task = ground.nodes, ground.requests, task_of_kind(ground.requests, kind)
+    count = task.gpu_count
     slots[:] = -1
     if (
         not nodes.available[node]
-        or nodes.cpu_free[node] < requests.cpu_milli[kind]
-        or nodes.memory_free[node] < requests.memory_bytes[kind]
+        or nodes.cpu_free[node] < task.cpu_milli
+        or nodes.memory_free[node] < task.memory_bytes
     ):
         return float(np.inf)
     best_w, best_slot, taken = np.inf, -1, 0
@@ -248,9 +253,9 @@ def added_w(ground: MoveNodes, kind: int, node: int, barred: int, slots: Ints) -
             continue
         slots[taken] = slot
         if count == 1:
-            book_replica(nodes, requests, kind, node, slots, 1)
+            book_replica(nodes, task, node, slots, 1)
             cost_w = node_cost_w(nodes, ground.mix, ground.prices, node)
-            book_replica(nodes, requests, kind, node, slots, -1)
+            book_replica(nodes, task, node, slots, -1)
             if cost_w < best_w:
                 best_w, best_slot = cost_w, slot
             continue
@@ -260,9 +265,9 @@ def added_w(ground: MoveNodes, kind: int, node: int, barred: int, slots: Ints) -
     if count == 1:
         slots[0] = best_slot
     elif taken == count:
-        book_replica(nodes, requests, kind, node, slots, 1)
+        book_replica(nodes, task, node, slots, 1)
         best_w = node_cost_w(nodes, ground.mix, ground.prices, node)
-        book_replica(nodes, requests, kind, node, slots, -1)
+        book_replica(nodes, task, node, slots, -1)
     return float(best_w - ground.cost_w[node])
 
 
@@ -277,19 +282,21 @@ def weigh_column(ground: MoveNodes, node: int) -> None:
 @lean_kernel
 def refresh_node(ground: MoveNodes, node: int) -> None:
     """A node changed: its potential is taken anew, and its column of the board holds no longer."""
-    ground.trail[ground.clock[1]] = node
-    ground.trail_w[ground.clock[1]] = ground.cost_w[node]
-    ground.clock[1] += 1
+    clock = ground.clock[0]
+    ground.trail[clock.touches] = node
+    ground.trail_w[clock.touches] = ground.cost_w[node]
+    clock.touches += 1
     ground.cost_w[node] = node_cost_w(ground.nodes, ground.mix, ground.prices, node)
-    ground.stamp[node] = ground.clock[0]
+    ground.stamp[node] = clock.now
 
 
 @lean_kernel
 def restore_potentials(ground: MoveNodes, mark: int) -> None:
     """The potentials as they were when the trail had the length `mark`; what was booked since is taken back already."""
-    while ground.clock[1] > mark:
-        ground.clock[1] -= 1
-        ground.cost_w[ground.trail[ground.clock[1]]] = ground.trail_w[ground.clock[1]]
+    clock = ground.clock[0]
+    while clock.touches > mark:
+        clock.touches -= 1
+        ground.cost_w[ground.trail[clock.touches]] = ground.trail_w[clock.touches]
 
 
 @nogil_kernel
@@ -307,7 +314,7 @@ def find_cheapest_node(ground: MoveNodes, kind: int, home: int) -> tuple[int, fl
         if node == home:
             continue
         more_w = ground.board_w[kind, node]
-        if ground.stamp[node] == ground.clock[0]:
+        if ground.stamp[node] == ground.clock[0].now:
             more_w = added_w(ground, kind, node, -1, ground.slots[0])
         ranked = more_w == best_w and best >= 0 and ground.nodes.rank[node] < ground.nodes.rank[best]
         if more_w < best_w or ranked:
@@ -319,14 +326,14 @@ def find_cheapest_node(ground: MoveNodes, kind: int, home: int) -> tuple[int, fl
 def place_tasks(ground: MoveNodes, kinds: Ints, accepted: Ints) -> None:
     """Tasks of these kinds (T,) arrive one by one, each where it is cheapest; 1 or 0 into accepted (T,), in place."""
     weigh_board(ground)
-    ground.clock[0] += 1
+    ground.clock[0].now += 1
     for task in range(kinds.shape[0]):
         accepted[task] = 0
         node, more_w = find_cheapest_node(ground, kinds[task], -1)
         if more_w == np.inf:
             continue
         added_w(ground, kinds[task], node, -1, ground.slots[1])
-        book_replica(ground.nodes, ground.requests, kinds[task], node, ground.slots[1], 1)
+        book_replica(ground.nodes, task_of_kind(ground.requests, kinds[task]), node, ground.slots[1], 1)
         weigh_column(ground, node)
         accepted[task] = 1
 

@@ -11,184 +11,153 @@ the state it came from. An unavailable node is in a state that no task fits.
 Who keeps something per state reads the log: it names each row that is new or
 whose nodes are others than before.
 """
-# ruff: noqa: PLR0917 (numba takes arguments by position)
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
-from eelgrid_kernels.arrays import (
-    ASKED_CPU,
-    ASKED_MEMORY,
-    ASKED_MILLI,
-    BORN,
-    CAPACITY,
-    CHAIN,
-    CLOSED,
-    CPU,
-    ENTRIES,
-    GPU,
-    MEMORY,
-    MODEL,
-    NODE_SHAPE,
-    ROOT,
-    ROWS,
-    SHAPE,
-    SHIFTS,
-    SPARE,
-    STATE,
-    TAG,
-    TAGS,
-    TOUCHED,
-    EngineArrays,
-    Ints,
-)
-from eelgrid_kernels.compilation import lean_kernel
+from eelgrid_kernels.arrays import EngineArrays, Ints, Nodes
+from eelgrid_kernels.compilation import inlined_kernel, lean_kernel
 from eelgrid_kernels.cost_terms import fill_state_terms
 from eelgrid_kernels.cpu_packages import PACKAGE_W, WHOLE, active_packages
 from eelgrid_kernels.node_tree import insert_node, random_draw, remove_node
 
 
-@lean_kernel
-def _note(states: Ints, log: Ints, facts: Ints, row: int) -> None:
+class StateKey(NamedTuple):
+    """What the nodes of a state have in common, beside what is free on each GPU."""
+
+    shape_row: int
+    cpu_free: int
+    tags: int
+    closed: int
+
+
+@inlined_kernel
+def _note(run: EngineArrays, row: int) -> None:
     """Log that a row changed."""
-    entry = facts[ENTRIES]
-    log[entry & (log.shape[0] - 1)] = row
-    states[row, TOUCHED] = entry
-    facts[ENTRIES] = entry + 1
+    scalars = run.scalars[0]
+    run.log[scalars.log_entries & (run.log.shape[0] - 1)] = row
+    run.states[row].touched = scalars.log_entries
+    scalars.log_entries += 1
 
 
-@lean_kernel
-def _bucket(gpu: Ints, buckets: int, shape: int, cpu_free: int, tags: int) -> int:
-    """Where the state with these GPUs hangs."""
-    value = random_draw(shape, cpu_free, tags & 0xFFFFFFFF)
-    for free in gpu:
+@inlined_kernel
+def _bucket(run: EngineArrays, key: StateKey) -> int:
+    """Where the state with these and the GPUs of run.gpu hangs."""
+    value = random_draw(key.shape_row, key.cpu_free, key.tags & 0xFFFFFFFF)
+    for free in run.gpu:
         value = (value * 1009 + free) & 0xFFFFFFFF
-    return int((value ^ (value >> 16)) & (buckets - 1))
+    return int((value ^ (value >> 16)) & (run.bucket.shape[0] - 1))
 
 
-@lean_kernel
-def _find(states: Ints, gpu: Ints, first: int, shape: int, cpu_free: int, tags: int, closed: int) -> int:
-    """The row of a state in the chain that begins with `first`, or -1."""
-    row = first
+@inlined_kernel
+def _find(run: EngineArrays, row: int, key: StateKey) -> int:
+    """The row of the state with these and the GPUs of run.gpu in the chain that begins with this row, or -1."""
     while row >= 0:
-        same = states[row, SHAPE] == shape and states[row, CPU] == cpu_free
-        same &= states[row, TAGS] == tags and states[row, CLOSED] == closed
-        for slot in range(gpu.shape[0]):
-            same &= states[row, GPU + slot] == gpu[slot]
+        state = run.states[row]
+        same = state.shape_row == key.shape_row and state.cpu_free == key.cpu_free
+        same &= state.tags == key.tags and state.closed == key.closed
+        for slot in range(run.gpu.shape[0]):
+            same &= run.gpu_free[row, slot] == run.gpu[slot]
         if same:
             break
-        row = states[row, CHAIN]
+        row = state.next_row
     return row
+
+
+@inlined_kernel
+def _take_row(run: EngineArrays) -> int:
+    """A row that no state has."""
+    scalars = run.scalars[0]
+    if scalars.spare_rows > 0:
+        scalars.spare_rows -= 1
+        return int(run.spare[scalars.spare_rows])
+    scalars.rows += 1
+    return int(scalars.rows - 1)
 
 
 @lean_kernel
 def enter_state(run: EngineArrays, node: int, cpu_free: int, tags: int, closed: int) -> None:
     """Put a node into the state with the GPUs of run.gpu, a new one if there is none."""
-    nodes, states, facts, gpu, shape = run.nodes, run.states, run.facts, run.gpu, run.nodes[node, NODE_SHAPE]
-    bucket = _bucket(gpu, run.bucket.shape[0], shape, cpu_free, tags)
-    row = _find(states, gpu, run.bucket[bucket], shape, cpu_free, tags, closed)
+    key = StateKey(run.nodes[node].shape_row, cpu_free, tags, closed)
+    bucket = _bucket(run, key)
+    row = _find(run, run.bucket[bucket], key)
     if row < 0:
-        if facts[SPARE] > 0:
-            facts[SPARE] -= 1
-            row = run.spare[facts[SPARE]]
-        else:
-            row = facts[ROWS]
-            facts[ROWS] += 1
-        states[row, SHAPE], states[row, CPU] = shape, cpu_free
-        states[row, TAGS], states[row, CLOSED] = tags, closed
-        for slot in range(gpu.shape[0]):
-            states[row, GPU + slot] = gpu[slot]
-        states[row, CHAIN], run.bucket[bucket] = run.bucket[bucket], row
-        states[row, ROOT], states[row, BORN] = -1, facts[ENTRIES]
-        fill_state_terms(
-            states,
-            run.shapes,
-            run.added_w,
-            run.kinds,
-            run.groups,
-            run.weight,
-            run.levels,
-            run.classes,
-            run.wanted,
-            run.offers,
-            row,
-        )
-    nodes[node, STATE] = row
-    states[row, ROOT] = insert_node(nodes, states[row, ROOT], node)
-    _note(states, run.log, facts, row)
+        row = _take_row(run)
+        state = run.states[row]
+        state.shape_row, state.cpu_free, state.tags, state.closed = key
+        for slot in range(run.gpu.shape[0]):
+            run.gpu_free[row, slot] = run.gpu[slot]
+        state.next_row, run.bucket[bucket] = run.bucket[bucket], row
+        state.root, state.born = -1, run.scalars[0].log_entries
+        fill_state_terms(run, row)
+    run.nodes[node].state = row
+    run.states[row].root = insert_node(run.nodes, run.states[row].root, node)
+    _note(run, row)
 
 
 @lean_kernel
 def leave_state(run: EngineArrays, node: int) -> None:
     """Take a node out of its state, and the state out of its bucket if it was the last; run.gpu has its GPUs then."""
-    nodes, states, gpu, row = run.nodes, run.states, run.gpu, run.nodes[node, STATE]
-    for slot in range(gpu.shape[0]):
-        gpu[slot] = states[row, GPU + slot]
-    nodes[node, STATE] = -1
-    states[row, ROOT] = remove_node(nodes, states[row, ROOT], node)
-    _note(states, run.log, run.facts, row)
-    if states[row, ROOT] >= 0:
+    row = run.nodes[node].state
+    state = run.states[row]
+    for slot in range(run.gpu.shape[0]):
+        run.gpu[slot] = run.gpu_free[row, slot]
+    run.nodes[node].state = -1
+    state.root = remove_node(run.nodes, state.root, node)
+    _note(run, row)
+    if state.root >= 0:
         return
-    bucket = _bucket(gpu, run.bucket.shape[0], states[row, SHAPE], states[row, CPU], states[row, TAGS])
+    bucket = _bucket(run, StateKey(state.shape_row, state.cpu_free, state.tags, state.closed))
     if run.bucket[bucket] == row:
-        run.bucket[bucket] = states[row, CHAIN]
+        run.bucket[bucket] = state.next_row
     else:
         other = run.bucket[bucket]
-        while states[other, CHAIN] != row:
-            other = states[other, CHAIN]
-        states[other, CHAIN] = states[row, CHAIN]
-    run.spare[run.facts[SPARE]] = row
-    run.facts[SPARE] += 1
+        while run.states[other].next_row != row:
+            other = run.states[other].next_row
+        run.states[other].next_row = state.next_row
+    scalars = run.scalars[0]
+    run.spare[scalars.spare_rows] = row
+    scalars.spare_rows += 1
 
 
 @lean_kernel
 def settle_nodes(run: EngineArrays, rows: Ints) -> None:
     """Put empty nodes into their states."""
     for node in rows:
-        shape = run.nodes[node, NODE_SHAPE]
+        shape = run.nodes[node].shape_row
         for slot in range(run.gpu.shape[0]):
-            run.gpu[slot] = WHOLE if run.shapes[shape, MODEL + slot] >= 0 else 0
-        enter_state(run, node, run.shapes[shape, CAPACITY], 0, 0)
+            run.gpu[slot] = WHOLE if run.slot_model[shape, slot] >= 0 else 0
+        enter_state(run, node, run.shapes[shape].cpu_capacity, 0, 0)
 
 
 @lean_kernel
-def adopt_nodes(
-    run: EngineArrays,
-    rows: Ints,
-    shape: Ints,
-    cpu_free: Ints,
-    memory_free: Ints,
-    gpu_free: Ints,
-    tags: Ints,
-    available: NDArray[np.bool_],
-) -> None:
-    """Put the nodes in rows (any length) into the states that these columns (N,), gpu_free (N, G), say."""
+def adopt_nodes(run: EngineArrays, nodes: Nodes, rows: Ints, shape: Ints, tags: Ints) -> None:
+    """Put the nodes in rows (any length) into the states that they have in `nodes`; shape and tags are (N,)."""
     for node in rows:
-        if run.nodes[node, STATE] >= 0:
+        if run.nodes[node].state >= 0:
             leave_state(run, node)
-        run.nodes[node, NODE_SHAPE], run.nodes[node, MEMORY] = shape[node], memory_free[node]
+        run.nodes[node].shape_row, run.nodes[node].memory = shape[node], nodes.memory_free[node]
         for slot in range(run.gpu.shape[0]):
-            run.gpu[slot] = gpu_free[node, slot] if run.shapes[shape[node], MODEL + slot] >= 0 else 0
-        enter_state(run, node, cpu_free[node], tags[node], 0 if available[node] else 1)
+            run.gpu[slot] = nodes.gpu_free[node, slot] if run.slot_model[shape[node], slot] >= 0 else 0
+        enter_state(run, node, nodes.cpu_free[node], tags[node], 0 if nodes.available[node] else 1)
 
 
 @lean_kernel
 def shift_task(run: EngineArrays, node: int, kind: int, slots: Ints, sign: int) -> None:
     """A task of a kind comes to a node, sign -1, or leaves it, +1; slots are its GPUs, those below 0 none."""
-    states, kinds, gpu, row = run.states, run.kinds, run.gpu, run.nodes[node, STATE]
-    shape, before, tags, closed = states[row, SHAPE], states[row, CPU], states[row, TAGS], states[row, CLOSED]
-    after, capacity = before + sign * kinds[kind, ASKED_CPU], run.shapes[shape, CAPACITY]
-    if run.facts[SHIFTS] >= 0:
-        run.facts[SHIFTS] += 1
+    state, asked, scalars, gpu = run.states[run.nodes[node].state], run.kinds[kind], run.scalars[0], run.gpu
+    shape, before, tags, closed = state.shape_row, state.cpu_free, state.tags, state.closed
+    after, capacity = before + sign * asked.cpu_milli, run.shapes[shape].cpu_capacity
+    if scalars.shifts >= 0:
+        scalars.shifts += 1
     leave_state(run, node)
-    run.power_w[0] += PACKAGE_W * (active_packages(capacity, after) - active_packages(capacity, before))
+    scalars.power_w += PACKAGE_W * (active_packages(capacity, after) - active_packages(capacity, before))
     for slot in slots:
         if slot >= 0:
             held = 1 if gpu[slot] < WHOLE else 0
-            gpu[slot] += sign * kinds[kind, ASKED_MILLI]
-            run.power_w[0] += ((1 if gpu[slot] < WHOLE else 0) - held) * run.added_w[shape, slot]
-    run.nodes[node, MEMORY] += sign * kinds[kind, ASKED_MEMORY]
-    tag = kinds[kind, TAG]
+            gpu[slot] += sign * asked.gpu_milli
+            scalars.power_w += ((1 if gpu[slot] < WHOLE else 0) - held) * run.added_w[shape, slot]
+    run.nodes[node].memory += sign * asked.memory
+    tag = asked.tag
     if run.held.shape[1] > 0 and tag >= 0:
         run.held[node, tag] -= sign
         tags = tags | (1 << tag) if run.held[node, tag] > 0 else tags & ~(1 << tag)
@@ -198,7 +167,7 @@ def shift_task(run: EngineArrays, node: int, kind: int, slots: Ints, sign: int) 
 @lean_kernel
 def set_node_available(run: EngineArrays, node: int, available: bool) -> None:
     """Whether a node takes new tasks; what it holds stays."""
-    row = run.nodes[node, STATE]
-    cpu_free, tags = run.states[row, CPU], run.states[row, TAGS]
+    state = run.states[run.nodes[node].state]
+    cpu_free, tags = state.cpu_free, state.tags
     leave_state(run, node)
     enter_state(run, node, cpu_free, tags, 0 if available else 1)

@@ -10,7 +10,7 @@ are below it and the most and the least of their memory, so that a search skips
 what is too small and a count what is all alike.
 """
 
-from eelgrid_kernels.arrays import LEAST, LEFT, MEMORY, MOST, RANK, RIGHT, SIZE, Ints
+from eelgrid_kernels.arrays import Records
 from eelgrid_kernels.compilation import inlined_kernel, lean_kernel
 
 
@@ -34,97 +34,98 @@ def _above(one: int, other: int) -> bool:
 
 
 @inlined_kernel
-def _sum_up(nodes: Ints, node: int) -> None:
-    most = least = nodes[node, MEMORY]
+def _sum_up(nodes: Records, node: int) -> None:
+    root = nodes[node]
+    most = least = root.memory
     size = 1
-    for side in (LEFT, RIGHT):
-        below = nodes[node, side]
-        if below >= 0:
-            most, least = max(most, nodes[below, MOST]), min(least, nodes[below, LEAST])
-            size += nodes[below, SIZE]
-    nodes[node, MOST], nodes[node, LEAST], nodes[node, SIZE] = most, least, size
+    for child in (root.left, root.right):
+        if child >= 0:
+            below = nodes[child]
+            most, least = max(most, below.most_memory), min(least, below.least_memory)
+            size += below.tree_size
+    root.most_memory, root.least_memory, root.tree_size = most, least, size
 
 
 @lean_kernel
-def _split(nodes: Ints, root: int, rank: int) -> tuple[int, int]:
+def _split(nodes: Records, root: int, rank: int) -> tuple[int, int]:
     """The trees of the nodes below that rank and of the others."""
     if root < 0:
         return -1, -1
-    if nodes[root, RANK] < rank:
-        lower, upper = _split(nodes, nodes[root, RIGHT], rank)
-        nodes[root, RIGHT] = lower
+    if nodes[root].rank < rank:
+        lower, upper = _split(nodes, nodes[root].right, rank)
+        nodes[root].right = lower
         _sum_up(nodes, root)
         return root, upper
-    lower, upper = _split(nodes, nodes[root, LEFT], rank)
-    nodes[root, LEFT] = upper
+    lower, upper = _split(nodes, nodes[root].left, rank)
+    nodes[root].left = upper
     _sum_up(nodes, root)
     return lower, root
 
 
 @lean_kernel
-def _join(nodes: Ints, lower: int, upper: int) -> int:
+def _join(nodes: Records, lower: int, upper: int) -> int:
     """One tree of two, all ranks of the first below those of the second."""
     if lower < 0:
         return upper
     if upper < 0:
         return lower
     if _above(lower, upper):
-        nodes[lower, RIGHT] = _join(nodes, nodes[lower, RIGHT], upper)
+        nodes[lower].right = _join(nodes, nodes[lower].right, upper)
         _sum_up(nodes, lower)
         return lower
-    nodes[upper, LEFT] = _join(nodes, lower, nodes[upper, LEFT])
+    nodes[upper].left = _join(nodes, lower, nodes[upper].left)
     _sum_up(nodes, upper)
     return upper
 
 
 @lean_kernel
-def insert_node(nodes: Ints, root: int, node: int) -> int:
+def insert_node(nodes: Records, root: int, node: int) -> int:
     """The root of a tree to which a node was added."""
     if root < 0 or _above(node, root):
-        nodes[node, LEFT], nodes[node, RIGHT] = _split(nodes, root, nodes[node, RANK])
+        nodes[node].left, nodes[node].right = _split(nodes, root, nodes[node].rank)
         _sum_up(nodes, node)
         return node
-    if nodes[node, RANK] < nodes[root, RANK]:
-        nodes[root, LEFT] = insert_node(nodes, nodes[root, LEFT], node)
+    if nodes[node].rank < nodes[root].rank:
+        nodes[root].left = insert_node(nodes, nodes[root].left, node)
     else:
-        nodes[root, RIGHT] = insert_node(nodes, nodes[root, RIGHT], node)
+        nodes[root].right = insert_node(nodes, nodes[root].right, node)
     _sum_up(nodes, root)
     return root
 
 
 @lean_kernel
-def remove_node(nodes: Ints, root: int, node: int) -> int:
+def remove_node(nodes: Records, root: int, node: int) -> int:
     """The root of a tree from which a node was taken, -1 if it was the last."""
     if root == node:
-        return _join(nodes, nodes[node, LEFT], nodes[node, RIGHT])
-    if nodes[node, RANK] < nodes[root, RANK]:
-        nodes[root, LEFT] = remove_node(nodes, nodes[root, LEFT], node)
+        return _join(nodes, nodes[node].left, nodes[node].right)
+    if nodes[node].rank < nodes[root].rank:
+        nodes[root].left = remove_node(nodes, nodes[root].left, node)
     else:
-        nodes[root, RIGHT] = remove_node(nodes, nodes[root, RIGHT], node)
+        nodes[root].right = remove_node(nodes, nodes[root].right, node)
     _sum_up(nodes, root)
     return root
 
 
 @lean_kernel
-def first_roomy(nodes: Ints, root: int, memory: int, past: int) -> int:
+def first_roomy(nodes: Records, root: int, memory: int, past: int) -> int:
     """The node of lowest rank above `past` that has the memory, or -1."""
-    if root < 0 or nodes[root, MOST] < memory:
+    if root < 0 or nodes[root].most_memory < memory:
         return -1
-    if nodes[root, RANK] > past:
-        found = first_roomy(nodes, nodes[root, LEFT], memory, past)
+    if nodes[root].rank > past:
+        found = first_roomy(nodes, nodes[root].left, memory, past)
         if found >= 0:
             return found
-        if nodes[root, MEMORY] >= memory:
+        if nodes[root].memory >= memory:
             return root
-    return first_roomy(nodes, nodes[root, RIGHT], memory, past)
+    return first_roomy(nodes, nodes[root].right, memory, past)
 
 
 @lean_kernel
-def count_roomy(nodes: Ints, root: int, memory: int) -> int:
+def count_roomy(nodes: Records, root: int, memory: int) -> int:
     """How many nodes have the memory."""
-    if root < 0 or nodes[root, MOST] < memory:
+    if root < 0 or nodes[root].most_memory < memory:
         return 0
-    if nodes[root, LEAST] >= memory:
-        return int(nodes[root, SIZE])
-    mine = 1 if nodes[root, MEMORY] >= memory else 0
-    return mine + count_roomy(nodes, nodes[root, LEFT], memory) + count_roomy(nodes, nodes[root, RIGHT], memory)
+    if nodes[root].least_memory >= memory:
+        return int(nodes[root].tree_size)
+    mine = 1 if nodes[root].memory >= memory else 0
+    return mine + count_roomy(nodes, nodes[root].left, memory) + count_roomy(nodes, nodes[root].right, memory)

@@ -8,7 +8,8 @@ what waits, at most a batch, and never waits for more. A batch of k of B lasts
 works[i] x (alone + (1 - alone) (k - 1) / (B - 1)), i its first customer.
 Twin: bench/llm/queue_simulation.py.
 """
-# ruff: noqa: PLR0917 (numba takes arguments by position)
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +17,21 @@ from eelgrid_kernels.arrays import Floats
 from eelgrid_kernels.compilation import kernel
 
 
-@kernel
-def simulate_queue(arrived_s: Floats, works_s: Floats, servers: int, batch: int, alone: float, took_s: Floats) -> None:
-    """Response times took_s (A,) of customers who come at arrived_s (A,), rising; works_s (A,) of a full batch.
+class BatchServers(NamedTuple):
+    """Servers that are alike."""
 
-    `alone` is the time of a batch of one over that of a full one. Changes took_s in
-    place; A log(servers) steps.
+    servers: int
+    batch: int  # customers that one serves at once, at most
+    alone: float  # the time of a batch of one over that of a full one
+
+
+@kernel
+def simulate_queue(arrived_s: Floats, works_s: Floats, station: BatchServers, took_s: Floats) -> None:
+    """Response times of customers who come at arrived_s (A,), rising, into took_s (A,), in place.
+
+    works_s (A,) is how long each takes in a full batch. A log(servers) steps.
     """
+    servers, batch, alone = station
     free_s = np.zeros(servers)  # a heap: the earliest first
     first, count = 0, arrived_s.shape[0]
     while first < count:

@@ -9,7 +9,7 @@ import numpy as np
 
 from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
 from eelgrid_kernels.arrays import Mix, Nodes, Task
-from eelgrid_kernels.baselines import EELGRID
+from eelgrid_kernels.baselines import EELGRID, PlacementPolicy
 from eelgrid_kernels.candidates import CandidateIndex
 from eelgrid_kernels.gang import compute_replica_costs, divide_replicas
 from eelgrid_kernels.gpu_links import choose_linked_gpus, exchange_gpus
@@ -25,7 +25,7 @@ from eelgrid_kernels.node_cost import (
 )
 from eelgrid_kernels.node_states import adopt_nodes
 from eelgrid_kernels.opportunity_prices import apply_prices, compute_prices
-from eelgrid_kernels.queue_simulation import simulate_queue
+from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:
@@ -52,7 +52,7 @@ def warm_kernels() -> tuple[str, ...]:
     node_power(nodes, 0)
     cluster_power(nodes)
     count_verdicts(nodes, task, allows, np.zeros(1 + len(CONSTRAINTS), np.int64))
-    candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), EELGRID, np.ones(3))
+    candidates = CandidateIndex(nodes, mix, _frozen(np.zeros(1, np.int64)), PlacementPolicy("", EELGRID, np.ones(3)))
     kind = candidates.register_kind(task, allows)
     candidates.best_candidates(kind, 0, 1)
     candidates.is_due(-1)
@@ -63,7 +63,7 @@ def warm_kernels() -> tuple[str, ...]:
     exchange_gpus(nodes, 0, code, np.zeros(1, np.int64))
     choose_linked_gpus(code, rows, np.zeros(1, np.int64))
     divide_replicas(np.zeros((1, 2)), np.zeros((1, 0), np.int64), np.zeros(2), np.zeros(1, np.int64))
-    simulate_queue(np.zeros(1), np.ones(1), 1, 1, 1.0, np.zeros(1))
+    simulate_queue(np.zeros(1), np.ones(1), BatchServers(1, 1, 1.0), np.zeros(1))
     kernels = (
         choose_nodes,
         compute_all_costs,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_openb
-from tests.props.peers_test import ALL, POLICIES, columns, generated, scenes
+from tests.props.peers_test import ALL, POLICIES, columns, generated, policy_of, scenes
 
 from eelgrid_kernels.argmin_index import apply_log, compute_all_costs
-from eelgrid_kernels.arrays import BOUNDED, EXACT, LOOSE, ROWS
+from eelgrid_kernels.arrays import BOUNDED, EXACT, LOOSE
 from eelgrid_kernels.baselines import compute_task_cost
 from eelgrid_kernels.fleet_simulation import SimulatedFleet
 
@@ -27,9 +27,8 @@ ACTIONS = st.lists(
 
 
 def fleet_of(scene, name):
-    _, code, weights = ALL[name]
     ranks = np.array([entry.rank for entry in scene.machines])
-    return SimulatedFleet(*columns(scene), ranks, code, np.array(weights, np.float64))
+    return SimulatedFleet(*columns(scene), ranks, policy_of(name))
 
 
 def mix_of(scene):
@@ -155,25 +154,7 @@ def test_idle_work_in_small_bouts_changes_no_decision(name, most):
 
 def weighed(run, kind, row):
     """The cost of a kind in a row, weighed now."""
-    return compute_task_cost(
-        run.states,
-        run.shapes,
-        run.added_w,
-        run.kinds,
-        run.groups,
-        run.weight,
-        run.levels,
-        run.classes,
-        run.wanted,
-        run.offers,
-        run.relief,
-        run.rates,
-        run.facts,
-        run.policy,
-        kind,
-        row,
-        True,
-    )[0]
+    return compute_task_cost(run, kind, row, True)[0]
 
 
 def known_of(fleet, seen):
@@ -181,8 +162,8 @@ def known_of(fleet, seen):
     run = fleet.engine
     for kind in range(len(run.kinds)):
         apply_log(run, kind)
-        for row in range(run.facts[ROWS]):
-            kept, known = run.cost[kind, row], run.known[kind, row]
+        for row in range(run.scalars[0].rows):
+            kept, known = run.cost_index.cost[kind, row], run.cost_index.known[kind, row]
             if np.isfinite(kept):
                 seen.add(int(known))
                 exact = weighed(run, kind, row)
@@ -217,6 +198,6 @@ def test_bounds_of_every_sort_occur_and_hold():
     assert seen == {LOOSE, BOUNDED, EXACT}
     for kind in range(len(scene.tasks)):
         compute_all_costs(fleet.engine, kind)
-        rows = fleet.engine.facts[ROWS]
-        finite = np.isfinite(fleet.engine.cost[kind, :rows])
-        assert (fleet.engine.known[kind, :rows][finite] == EXACT).all()
+        rows = fleet.engine.scalars[0].rows
+        finite = np.isfinite(fleet.engine.cost_index.cost[kind, :rows])
+        assert (fleet.engine.cost_index.known[kind, :rows][finite] == EXACT).all()

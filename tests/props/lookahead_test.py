@@ -29,7 +29,6 @@ from tests.props.placement_test import (
     tasks,
 )
 
-from eelgrid_kernels import arrays as columns
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex
 from eelgrid_kernels.cpu_packages import package_slack
@@ -52,7 +51,7 @@ WATTS = st.integers(0, 900)
 
 def engine(cluster, mix, weights=OURS.weights):
     sorts = np.zeros(len(cluster), np.int64)
-    return CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, OURS.code, np.array(weights, np.float64))
+    return CandidateIndex(arrays(cluster), mix_arrays(mix), sorts, OURS._replace(weights=np.array(weights, np.float64)))
 
 
 def bits(models):
@@ -258,25 +257,24 @@ def test_a_copied_fleet_quotes_alike(scene, more):
     other = fleet.copy()
     for number in more:
         assert fleet.place_task(number % len(scene.tasks)) == other.place_task(number % len(scene.tasks))
-        assert (fleet.engine.offers == other.engine.offers).all()
-        assert (fleet.engine.facts == other.engine.facts).all()
-        assert (fleet.engine.rates == other.engine.rates).all()
+        assert (fleet.engine.classes.offers == other.engine.classes.offers).all()
+        assert (fleet.engine.scalars == other.engine.scalars).all()
     mine, theirs = (np.zeros(len(scene.mix), np.int64) for _ in range(2))
     assert compute_prices(fleet.engine, mine) == compute_prices(other.engine, theirs)
     assert mine.tolist() == theirs.tolist()
     # Apart: what comes to one ages the quotes of that one alone.
     if more and (placed := other.place_task(more[0] % len(scene.tasks)))[0] >= 0:
-        before = fleet.engine.facts[columns.SHIFTS]
+        before = fleet.engine.scalars[0].shifts
         other.release_task(placed[0], more[0] % len(scene.tasks), placed[1])
-        assert fleet.engine.facts[columns.SHIFTS] == before
-        assert are_prices_due(fleet.engine) == (before >= max(1, fleet.engine.facts[columns.HORIZON] // 10))
+        assert fleet.engine.scalars[0].shifts == before
+        assert are_prices_due(fleet.engine) == (before >= max(1, fleet.engine.scalars[0].horizon // 10))
 
 
 PRINTED = """
 from tests.props.lookahead_test import generated, fleet_of
 scene = generated()
 fleet = fleet_of(scene, "lookahead")
-print([fleet.place_task(number) for number in scene.order[:120]], fleet.engine.offers.tolist(), fleet.engine.facts.tolist())
+print([fleet.place_task(number) for number in scene.order[:120]], fleet.engine.classes.offers.tolist(), fleet.engine.scalars[0])
 """
 
 
@@ -295,6 +293,6 @@ def test_every_process_quotes_alike():
     scene = generated()
     fleet = fleet_of(scene, "lookahead")
     here = [fleet.place_task(number) for number in scene.order[:120]]
-    assert any(fleet.engine.offers)
-    expected = f"{here} {fleet.engine.offers.tolist()} {fleet.engine.facts.tolist()}\n"
+    assert any(fleet.engine.classes.offers)
+    expected = f"{here} {fleet.engine.classes.offers.tolist()} {fleet.engine.scalars[0]}\n"
     assert printed("1") == printed("2") == expected

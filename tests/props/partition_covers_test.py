@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_kernels.min_cost_cover import find_cheapest_covers
+from eelgrid_kernels.min_cost_cover import CoverPieces, Covers, find_cheapest_covers
 
 quiet = settings(deadline=None)
 
@@ -18,7 +18,7 @@ def solved(cases, nodes_most=100_000):
     first = np.cumsum([0, *(len(pieces) for pieces, _ in cases)])
     need = np.array([need for _, need in cases], np.float64)
     counts, cost, bound = np.full(len(price), -1), np.zeros(len(cases)), np.zeros(len(cases))
-    find_cheapest_covers(price, size, first, need, nodes_most, counts, cost, bound)
+    find_cheapest_covers(CoverPieces(price, size, first), need, nodes_most, Covers(counts, cost, bound))
     return [
         (counts[first[row] : first[row + 1]].tolist(), float(cost[row]), float(bound[row])) for row in range(len(cases))
     ]
@@ -64,5 +64,5 @@ def test_rounding_does_not_ask_for_one_more():
     assert counts == [3]
     price, size, need = np.array([1.0]), np.array([0.1]), np.array([0.3])
     counts, cost, bound = np.zeros(1, np.int64), np.zeros(1), np.zeros(1)
-    find_cheapest_covers(price, size, np.array([0, 1]), need, 64, counts, cost, bound)
+    find_cheapest_covers(CoverPieces(price, size, np.array([0, 1])), need, 64, Covers(counts, cost, bound))
     assert counts.tolist() == [3]

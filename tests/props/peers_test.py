@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive, naive_lookahead, naive_openb
 
-from eelgrid_kernels import argmin_index, arrays, baselines, node_states
+from eelgrid_kernels import argmin_index, baselines, node_states
 from eelgrid_kernels import fleet_simulation as courses
-from eelgrid_kernels.baselines import find_policy
+from eelgrid_kernels.baselines import PlacementPolicy, find_policy
 
 # A first call may compile; how long an example takes says nothing here.
 quiet = settings(deadline=None, max_examples=60)
@@ -104,17 +104,19 @@ def columns(scene):
     return fleet, specs, (mix[:, 0], mix[:, 1])
 
 
-def prepared(scene, name):
+def policy_of(name):
     _, code, weights = ALL[name]
+    return PlacementPolicy(name, code, np.array(weights, np.float64))
+
+
+def prepared(scene, name):
     ranks = np.array([entry.rank for entry in scene.machines])
-    return courses.build_empty_engine(*columns(scene), ranks, code, np.array(weights, np.float64))
+    return courses.build_empty_engine(*columns(scene), ranks, policy_of(name))
 
 
 def run(scene, name, order=None):
-    _, code, weights = ALL[name]
-    ranks = np.array([entry.rank for entry in scene.machines])
     order = np.array(scene.order if order is None else order, np.int64)
-    return courses.simulate_arrivals(*columns(scene), order, ranks, code, np.array(weights, np.float64))
+    return courses.simulate_arrivals(prepared(scene, name), order)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -165,7 +167,7 @@ def test_random_places_whatever_fits_and_only_where_it_fits(scene):
         assert chosen in fitting or (chosen == -1 and not fitting)
         if chosen < 0:
             continue
-        left = gpus(slots, chosen).tolist()
+        left = gpus(slots, chosen)
         reachable = [naive.placed(nodes[chosen], choice, task) for choice in naive.choices(nodes[chosen], task)]
         width = len(nodes[chosen].gpus)
         (nodes[chosen],) = [
@@ -230,38 +232,38 @@ def test_nodes_share_a_state_exactly_when_they_are_alike(scene, name):
         argmin_index.place_task(slots, number, moment)
     table, members = slots.states, slots.nodes
     listed = {}
-    for row in np.flatnonzero(table[:, arrays.ROOT] >= 0):
-        found = in_order(members, table[row, arrays.ROOT])
+    for row in np.flatnonzero(table["root"] >= 0):
+        state = table[row]
+        found = in_order(members, state.root)
         for node in found:
-            assert members[node, arrays.STATE] == row
-            key = [members[node, arrays.NODE_SHAPE], *table[row, [arrays.CPU, arrays.TAGS]], *gpus(slots, node)]
-            listed[node] = tuple(key)
-        ranks = members[found, arrays.RANK].tolist()
+            assert members[node].state == row
+            listed[node] = (members[node].shape_row, state.cpu_free, state.tags, *gpus(slots, node))
+        ranks = members["rank"][found].tolist()
         assert ranks == sorted(ranks)
-        assert members[table[row, arrays.ROOT], arrays.MOST] == max(members[found, arrays.MEMORY])
+        assert members[state.root].most_memory == max(members["memory"][found])
     assert len(listed) == len(scene.machines)
-    assert len(set(listed.values())) == (table[:, arrays.ROOT] >= 0).sum()
+    assert len(set(listed.values())) == (table["root"] >= 0).sum()
 
 
 def gpus(run, node):
     """What is free on its GPUs."""
-    row = run.states[run.nodes[node, arrays.STATE]]
-    return row[arrays.GPU : arrays.GPU + len(run.gpu)]
+    return run.gpu_free[run.nodes[node].state].tolist()
 
 
 def in_order(members, root):
     """The nodes of a tree."""
     if root < 0:
         return []
-    return [*in_order(members, members[root, arrays.LEFT]), root, *in_order(members, members[root, arrays.RIGHT])]
+    return [*in_order(members, members[root].left), root, *in_order(members, members[root].right)]
 
 
 def in_one_bucket(scene, name):
     """The empty fleet with all states in one bucket of the table."""
     one = prepared(scene, name)
-    one.nodes[:, arrays.STATE] = -1
-    one.states[:, arrays.ROOT] = -1
-    one.facts[[arrays.ROWS, arrays.SPARE, arrays.ENTRIES]] = 0
+    one.nodes["state"] = -1
+    one.states["root"] = -1
+    for count in ("rows", "spare_rows", "log_entries"):
+        one.scalars[count] = 0
     one = one._replace(bucket=np.full(1, -1, np.int64))
     node_states.settle_nodes(one, np.arange(len(scene.machines)))
     return one
@@ -279,12 +281,12 @@ def test_states_in_one_bucket_are_told_apart_by_model_and_by_what_they_hold():
     machines = [machine(96_000, 100, 4, model, rank) for rank, model in enumerate([0, 0, 1, 1])]
     scene = Scene(machines, [naive.Task(0, 0, 1, 1000, {0}), naive.Task(0, 0, 2, 1000)], [(0, 1)], [])
     one = in_one_bucket(scene, "gpuclustering")
-    first, second, third, fourth = one.nodes[:, arrays.STATE].tolist()
+    first, second, third, fourth = one.nodes["state"].tolist()
     assert first == second != third == fourth
     # Two single GPUs on the first; a pair on the next that is idle: as much is free, but of another kind.
     assert [argmin_index.place_task(one, number, 0) for number in (0, 0, 1)] == [0, 0, 1]
-    assert gpus(one, 0).tolist() == gpus(one, 1).tolist()
-    assert one.nodes[0, arrays.STATE] != one.nodes[1, arrays.STATE]
+    assert gpus(one, 0) == gpus(one, 1)
+    assert one.nodes[0].state != one.nodes[1].state
 
 
 def test_clustering_prefers_its_own_kind_then_a_mixed_node_then_an_idle_one():

@@ -131,7 +131,8 @@ def fragments_of(cluster, mix):
 
 
 def candidates_of(cluster, mix, prices):
-    return CandidateIndex(arrays(cluster), mix_arrays(mix), SORTS, find_policy("eelgrid").code, np.array(prices))
+    policy = find_policy("eelgrid")._replace(weights=np.array(prices))
+    return CandidateIndex(arrays(cluster), mix_arrays(mix), SORTS, policy)
 
 
 def weigh(cluster, mix, task, prices, *, candidates=None):

@@ -59,7 +59,8 @@ def allocated_pct(of, name, seed):
     """Percent of GPU capacity allocated when 100 % and 130 % have arrived."""
     policy, order = baselines.find_policy(name), openb_protocol.arrival_order(of, seed)
     rank = openb_protocol.node_order(of, seed)
-    ran = fleet_simulation.simulate_arrivals(of.fleet, of.specs, of.typical, order, rank, policy.code, policy.weights)
+    empty = fleet_simulation.build_empty_engine(of.fleet, of.specs, of.typical, rank, policy)
+    ran = fleet_simulation.simulate_arrivals(empty, order)
     full = int(np.searchsorted(ran.arrived_milli, of.fleet.gpu_milli, side="right")) - 1
     return [100 * int(ran.allocated_milli[moment]) / of.fleet.gpu_milli for moment in (full, -1)]
 

@@ -69,7 +69,7 @@ def fleet_of(nodes, kinds, mix, name):
         np.array([weight for _, weight in mix], np.int64),
     )
     chosen = find_policy(name)
-    return SimulatedFleet(columns, specs, typical, np.arange(len(nodes)), chosen.code, chosen.weights)
+    return SimulatedFleet(columns, specs, typical, np.arange(len(nodes)), chosen)
 
 
 @pytest.mark.parametrize("name", NAMES)

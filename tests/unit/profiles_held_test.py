@@ -175,7 +175,7 @@ import eelgrid_controller.composition, eelgrid_controller.objectives.learning_pr
 from eelgrid_controller.profiles.profile_service import ProfileService
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_protos.catalogue.loader import load_catalogue
-held = ProfileService.restored(json.load(sys.stdin), load_catalogue())
+held = ProfileService.restore(json.load(sys.stdin), load_catalogue())
 found = held.predict(sys.argv[1], Configuration(sys.argv[2], batch=8, power_limit_w=230.0))
 print(json.dumps([found.throughput_hz[:3], [name for name in sys.modules if name.partition(".")[0] == "sklearn"]]))
 """

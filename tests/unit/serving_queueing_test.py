@@ -26,7 +26,7 @@ from eelgrid_controller.profiles.queueing_model import (
     station_from_point,
     wait_plus_lognormal,
 )
-from eelgrid_kernels.queue_simulation import simulate_queue
+from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
 
 
 def _sum_erlang_c(servers, load):
@@ -118,7 +118,7 @@ def test_the_played_queue_is_its_twin(servers, batch, alone):
     arrived = np.cumsum(times(rng, 1.0 / queue.rate_hz, queue.arrival_cv2, 4400, "gamma"))
     works = times(rng, 1.0, queue.service_cv2, 4400, "gamma")
     took = np.empty(4400)
-    simulate_queue(arrived, works, servers, batch, alone, took)
+    simulate_queue(arrived, works, BatchServers(servers, batch, alone), took)
     np.testing.assert_allclose(took[400:], simulate(queue, 4000, 3), rtol=1e-12)
 
 

@@ -298,15 +298,13 @@ def _write(name: str, runs: Sequence[RunResult], write: Any, out: Path) -> list[
 
 def _draw(name: str, runs: Sequence[RunResult], out: Path) -> list[Path]:
     """The picture, or a note where there is nothing to draw with."""
-    from eelgrid_controller.replay import plots
-
     path = out / "comparison.png"
     try:
         timed = _timed_runs(runs)
         if timed:
-            plots.plot_times(path, name, timed)
+            results.plot_times(path, name, timed)
         else:
-            plots.plot_arrivals(path, name, _arriving(runs))
+            results.plot_arrivals(path, name, _arriving(runs))
     except LibraryMissing as missing:
         click.echo(f"note: no picture: {missing.problem}; {missing.remedy}", err=True)
         return []

@@ -52,7 +52,7 @@ from eelgrid_controller.partition.options import KnownOptions, remember_options
 from eelgrid_controller.partition.problem import FleetTooSmall, SearchExhausted
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.min_cost_cover import find_cheapest_covers
+from eelgrid_kernels.min_cost_cover import CoverPieces, Covers, find_cheapest_covers
 
 # Of a place, by model and profile, in the unit of the first objective.
 Prices = Mapping[tuple[str, str], float]
@@ -128,19 +128,12 @@ def make_feasible(programme: IntegerProgram, weights: ObjectiveWeights, price: F
 def price_covers(programme: IntegerProgram, weights: ObjectiveWeights, price: Floats, rent: Floats) -> PricedCovers:
     """What every demand buys at these prices (C,) and rents (P,)."""
     demands = len(programme.rate_hz)
-    counts, cost, least = np.zeros(len(programme.options), np.int64), np.zeros(demands), np.zeros(demands)
-    find_cheapest_covers(
-        weights.option + programme.width * price[programme.cell],
-        programme.throughput_hz,
-        programme.first,
-        programme.rate_hz,
-        COVER_NODES_MOST,
-        counts,
-        cost,
-        least,
-    )
+    covers = Covers(np.zeros(len(programme.options), np.int64), np.zeros(demands), np.zeros(demands))
+    asked = weights.option + programme.width * price[programme.cell]
+    pieces = CoverPieces(asked, programme.throughput_hz, programme.first)
+    find_cheapest_covers(pieces, programme.rate_hz, COVER_NODES_MOST, covers)
     limited = np.array([pool.count or 0 for pool in programme.problem.pools], np.float64)
-    return PricedCovers(float(least.sum() - rent @ limited), counts, least)
+    return PricedCovers(float(covers.bound.sum() - rent @ limited), covers.counts, covers.bound)
 
 
 LOOSE_MOST = 128

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.state.demand import TaskClass
-from eelgrid_kernels.arrays import Mix, MoveNodes, Nodes, ReplicaRequests, Task, TermPrices
+from eelgrid_kernels.arrays import CLOCK, Mix, MoveNodes, Nodes, ReplicaRequests, Task, TermPrices
 from eelgrid_kernels.node_cost import GPU_PLACEABLE, place_tasks, replica_room
 
 Ints = NDArray[np.int64]
@@ -66,7 +66,7 @@ def build_search_ground(
         cost_w=np.zeros(count),
         board_w=np.zeros((len(requests.cpu_milli), count)),
         stamp=np.zeros(count, np.int64),
-        clock=np.zeros(2, np.int64),
+        clock=np.zeros(1, CLOCK),
         trail=np.zeros(4 * replicas + 4, np.int64),
         trail_w=np.zeros(4 * replicas + 4),
         slots=np.zeros((2, most), np.int64),

@@ -37,6 +37,7 @@ from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_kernels.arrays import (
+    PROGRESS,
     ChurnLimits,
     Mix,
     MovableUnits,
@@ -44,6 +45,7 @@ from eelgrid_kernels.arrays import (
     MoveSearch,
     Nodes,
     ReplicaRequests,
+    Task,
     TermPrices,
 )
 from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W
@@ -289,13 +291,15 @@ def _search_of(
         limits=problem.limits,
         at=at,
         listed=listed,
-        spent=np.zeros(3, np.int64),
+        progress=np.zeros(1, PROGRESS),
         moved=np.zeros(len(units), np.bool_),
         to_node=np.zeros(len(slots), np.int64),
         to_slots=np.zeros((len(slots), width), np.int64),
         queue=np.zeros(max(1, int(np.diff(at).max(initial=1))), np.int64),
         worth=np.zeros(len(rows)),
-        chain=np.zeros((len(rows), 2), np.int64),
+        chain=np.zeros(len(rows), np.int64),
+        chain_units=np.zeros(len(rows), np.int64),
+        log=np.zeros(len(units), np.int64),
     )
 
 
@@ -326,8 +330,7 @@ def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
             search = search._replace(
                 limits=search.limits._replace(thrift=thrift, deep=deep, ejections=_SMALL if is_small else _EJECTIONS)
             )
-            log = np.zeros(len(chosen), np.int64)
-            order = log[: search_moves(ground, search, log)].tolist()
+            order = search.log[: search_moves(ground, search)].tolist()
             found = [_make_step(problem, search, rows, chosen, unit) for unit in order]
             gain_w = sum(move.gain_w for move in _moves(problem, found)[0])
             if gain_w > best_w:
@@ -387,23 +390,24 @@ def _candidate(problem: MigrationProblem, row: int, slots: Sequence[int], terms_
 
 def _moves(problem: MigrationProblem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], Nodes]:
     """Each step with what it gains when its turn comes, and the nodes after all of them."""
-    requests, kinds = _requests(problem, [step.unit for step in steps])
     nodes = Nodes._make(np.array(array, order="C") for array in problem.nodes)
-    return tuple(_move(problem, nodes, requests, kind, step) for step, kind in zip(steps, kinds, strict=True)), nodes
+    return tuple(_move(problem, nodes, step) for step in steps), nodes
 
 
-def _move(problem: MigrationProblem, nodes: Nodes, requests: ReplicaRequests, kind: int, step: _Step) -> Move:
+def _move(problem: MigrationProblem, nodes: Nodes, step: _Step) -> Move:
     unit = problem.units[step.unit]
+    request = unit.workload.spec.request
+    task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
     touched = {unit.row, *(row for row, _ in step.places)}
     before_w = sum_power_w(nodes, touched)
     gain_w, replicas = -unit.restart_w, []
     for placement, held, (row, slots) in zip(unit.placements, unit.slots, step.places, strict=True):
         # What the replica costs here and there, each on the cluster without it.
         here_w = _terms(problem, nodes, unit.row)
-        book_replica(nodes, requests, kind, unit.row, np.array(held, np.int64), -1)
+        book_replica(nodes, task, unit.row, np.array(held, np.int64), -1)
         without_w = _terms(problem, nodes, unit.row)
         there_w = _terms(problem, nodes, row)
-        book_replica(nodes, requests, kind, row, np.array(slots, np.int64), 1)
+        book_replica(nodes, task, row, np.array(slots, np.int64), 1)
         added_w = _terms(problem, nodes, row) - there_w
         saved_w = here_w - without_w
         gain_w += float(saved_w.sum() - added_w.sum())

@@ -240,8 +240,9 @@ class Planner:
                     _put(memory.candidates, snapshot)
                 return memory.candidates
         chosen = find_policy(placement)
-        weights = np.array(prices) if placement == DEFAULT_PLACEMENT_POLICY else chosen.weights
-        candidates = CandidateIndex(snapshot.nodes, snapshot.mix, snapshot.sorts, chosen.code, weights)
+        if placement == DEFAULT_PLACEMENT_POLICY:
+            chosen = chosen._replace(weights=np.array(prices))
+        candidates = CandidateIndex(snapshot.nodes, snapshot.mix, snapshot.sorts, chosen)
         _put(candidates, snapshot)
         changes = snapshot.changes
         self._memory = _Memory(candidates, changes, snapshot.era, setting, len(changes), snapshot.quotes)

@@ -16,7 +16,7 @@ import numpy as np
 from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
 from eelgrid_controller.profiles.points import Point
 from eelgrid_kernels.arrays import Floats
-from eelgrid_kernels.queue_simulation import simulate_queue
+from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
 
 SERVERS_MOST = 100_000  # of one station; Erlang's recursion is linear in them
 _CV2_MOST = 1e4
@@ -259,7 +259,8 @@ def _simulate_queue(station: ServiceStation, arrivals: ArrivalProcess) -> Floats
     arrived, works = _drawn(arrivals.cv2, station.service_cv2, station.quantiles_s)
     took = np.empty(len(arrived))
     alone = station.batch_s(1) / station.service_s
-    simulate_queue(arrived / arrivals.rate_hz, works * station.service_s, station.servers, station.batch, alone, took)
+    servers = BatchServers(station.servers, station.batch, alone)
+    simulate_queue(arrived / arrivals.rate_hz, works * station.service_s, servers, took)
     counted = took[WARMING:]
     counted.flags.writeable = False
     return counted

@@ -105,9 +105,8 @@ def _arrive(how: ArrivalScenario, name: str, seed: int) -> ArrivalRunResult:
     trace, chosen = how.trace, find_policy(name)
     rank = node_order(trace, seed)
     order = arrival_order(trace, seed)
-    ran = fleet_simulation.simulate_arrivals(
-        trace.fleet, trace.specs, trace.typical, order, rank, chosen.code, chosen.weights
-    )
+    empty = fleet_simulation.build_empty_engine(trace.fleet, trace.specs, trace.typical, rank, chosen)
+    ran = fleet_simulation.simulate_arrivals(empty, order)
     mine = compute_curves(ran, trace.fleet.gpu_milli, empty_power_w(trace.fleet))
     return ArrivalRunResult(name, seed, len(order), int(ran.placed.sum()), mine)
 
@@ -124,7 +123,7 @@ def _outages(how: TimedScenario, seed: int) -> Sequence[Outage]:
 def _live(how: TimedScenario, name: str, seed: int) -> TimedRunResult:
     trace, chosen = how.trace, find_policy(name)
     rank = node_order(trace, seed)
-    fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, rank, chosen.code, chosen.weights)
+    fleet = SimulatedFleet(trace.fleet, trace.specs, trace.typical, rank, chosen)
     outages = _outages(how, seed)
     outcome = simulate_policy(trace, how.schedule, fleet, outages, how.end_s)
     return TimedRunResult(
