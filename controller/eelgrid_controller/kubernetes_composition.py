@@ -8,6 +8,7 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from eelgrid_controller.clock import Clock
@@ -17,21 +18,21 @@ from eelgrid_controller.engines.kubernetes.api.elector import Elector, LeaderLab
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
 from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
 from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower
-from eelgrid_controller.engines.kubernetes.reconcilers import claims
+from eelgrid_controller.engines.kubernetes.reconcilers.claims import ClaimReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
-from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, GateEngineSettings
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import (
+    ForecastLookup,
+    GateEngine,
+    GateEngineSettings,
+    ReconcilerContext,
+)
 from eelgrid_controller.engines.kubernetes.reconcilers.held_devices import HeldDeviceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import InferenceServiceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.jobs import JobReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.mig_slices import RepartitionTaintReconciler, SlicePodReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import PowerPolicyReconciler
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
-    ForecastLookup,
-    Reconciler,
-    ReconcilerContext,
-    run_with_restarts,
-)
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext, Reconciler
 from eelgrid_controller.runtime.config import KubernetesConfig
 from eelgrid_controller.server.metrics.catalogue import MetricFamily
 from eelgrid_controller.server.metrics.kubernetes_metrics import cluster_families, device_families
@@ -39,9 +40,9 @@ from eelgrid_controller.state.telemetry import DeviceReports
 from eelgrid_protos.messages import ListPromisesResponse
 
 _STOP_S = 3.0
-# By the names that `--kubernetes-abilities` knows, each from its surroundings.
-_ABILITIES: dict[str, Callable[[ReconcilerContext], Reconciler]] = {
-    "claims": claims.make_claim_reconciler,
+# By the names that `--kubernetes-abilities` knows.
+_ABILITIES: dict[str, Callable[[ReconcilerContext], Reconciler[str]]] = {
+    "claims": ClaimReconciler,
     "devices": HeldDeviceReconciler,
     "jobs": JobReconciler,
     "moves": MoveReconciler,
@@ -86,28 +87,32 @@ class KubernetesRuntime:
         )
         # Jitter needs no secret.
         rng = random.Random()  # noqa: S311
+        context = ClusterContext(
+            cluster=self._clients[1], elector=self.elector, identity=identity, clock=clock, rng=rng, log=log
+        )
         self.engine = GateEngine(
-            cluster=self._clients[1],
+            context,
             loop=loop,
-            elector=self.elector,
             has_agent=has_agent,
             awaits_agent=awaits_agent,
             settings=GateEngineSettings(
-                identity=identity,
                 gate=GateSettings(unbound_s=config.unbound_s, open_s=config.open_s, moves="moves" in config.abilities),
                 leaves_claims="claims" in config.abilities,
             ),
-            clock=clock,
-            rng=rng,
-            log=log,
         )
         surroundings = ReconcilerContext(
-            cluster=self._clients[1], loop=loop, elector=self.elector, engine=self.engine, has_agent=has_agent,
-            devices=devices, identity=identity, namespace=config.namespace or access.namespace, data=data, draws=draws,
-            clock=clock, rng=rng, log=log, foresees=foresees, promises=promises,
-        )  # fmt: skip
+            **{one.name: getattr(context, one.name) for one in fields(context)},
+            loop=loop,
+            engine=self.engine,
+            has_agent=has_agent,
+            devices=devices,
+            namespace=config.namespace or access.namespace,
+            data=data,
+            draws=draws,
+            foresees=foresees,
+            promises=promises,
+        )
         self._parts = {name: make(surroundings) for name, make in _ABILITIES.items() if name in config.abilities}
-        self._log = log
         self._label: LeaderLabel | None = None
         pod, namespace = os.environ.get("POD_NAME", ""), os.environ.get("POD_NAMESPACE", "")
         if pod and namespace:
@@ -136,10 +141,7 @@ class KubernetesRuntime:
             await asyncio.gather(electing, return_exceptions=True)
 
         self._stack.push_async_callback(step_down)
-        running = [asyncio.create_task(self.engine.run())]
-        running += [
-            asyncio.create_task(run_with_restarts(part, self._log.getChild(name))) for name, part in self._parts.items()
-        ]
+        running = [asyncio.create_task(one.run()) for one in (self.engine, *self._parts.values())]
         if self._label is not None:
             running.append(asyncio.create_task(self._label.run()))
 

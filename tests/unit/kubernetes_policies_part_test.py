@@ -24,12 +24,13 @@ from eelgrid_controller.engines.kubernetes.api.port import (
 )
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower, PolicyRecords
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import (
     FILE_NAME,
     FormerValuesFile,
     PowerPolicyReconciler,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY
 from eelgrid_controller.errors import JournalFull
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
@@ -192,7 +193,7 @@ async def test_who_does_not_lead_changes_and_writes_nothing(tmp_path):
         world.term = None
         await world.put("a", {"budgets": [CLUSTER]})
         for _ in range(3):
-            world.part._wake.set()
+            world.part.queue.add(CLUSTER_KEY)
             await asyncio.sleep(0.05)
         assert (world.budgets, world.part.rounds) == ({}, 0)
         assert "status" not in await world.cluster.get(POWER_POLICIES, "a")

@@ -71,6 +71,16 @@ class Conflict(ClusterError):
     """The object is not what the writer thought it was."""
 
 
+class StaleTerm(ClusterError):
+    """A write was not sent: the leadership term that decided it is over, or a newer object is known."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "not sent: the leadership term is over, or a newer version of the object is known",
+            "nothing: whoever leads decides again",
+        )
+
+
 class ObjectAlreadyExists(Conflict):
     """The name is taken."""
 

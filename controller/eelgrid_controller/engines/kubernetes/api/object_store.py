@@ -115,3 +115,8 @@ def _is_newer(found: Object, old: Object) -> bool:
     if new.isdigit() and was.isdigit():
         return int(new) > int(was)
     return new != was
+
+
+def drop_managed_fields(found: Object) -> Object:
+    """An object without the list of who wrote which field; of large objects most of the bytes."""
+    return {**found, "metadata": {key: value for key, value in found["metadata"].items() if key != "managedFields"}}

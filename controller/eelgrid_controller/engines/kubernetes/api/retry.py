@@ -1,4 +1,4 @@
-"""Retries of API calls with backoff, and background tasks that end with their loop."""
+"""Retries of API calls with backoff, writes that stop with their term, and background tasks that end with their loop."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     ClusterUnreachable,
     ServerFault,
+    StaleTerm,
     TooManyRequests,
 )
 
@@ -93,6 +94,39 @@ async def call_with_retries(
                 raise
         await sleep(wait_s)
     raise AssertionError("unreachable")
+
+
+class RetryingWriter:
+    """Idempotent writes to the API server: a bounded number at once, each repeated with backoff."""
+
+    def __init__(
+        self,
+        *,
+        rng: random.Random,
+        monotonic_s: Callable[[], float],
+        limits: RetryLimits = _DEFAULTS,
+        max_concurrent: int = 64,
+    ) -> None:
+        self._rng = rng
+        self._monotonic_s = monotonic_s
+        self._limits = limits
+        self._slots = asyncio.Semaphore(max_concurrent)
+
+    async def write(self, call: Callable[[], Awaitable[T]], *, may_send: Callable[[], bool]) -> T:
+        """What the server answers; `may_send` is asked before each attempt.
+
+        Raises StaleTerm where it says no, else the ClusterError of the last attempt.
+        """
+
+        async def attempt() -> T:
+            if not may_send():
+                raise StaleTerm
+            return await call()
+
+        async with self._slots:
+            return await call_with_retries(
+                attempt, rng=self._rng, is_idempotent=True, limits=self._limits, monotonic_s=self._monotonic_s
+            )
 
 
 class BackgroundTasks:

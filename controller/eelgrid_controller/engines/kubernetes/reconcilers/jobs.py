@@ -1,19 +1,15 @@
 """Job reconciler: right-sizes suspended jobs, and boosts Kueue Workloads that are costly to preempt."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.engines.kubernetes.api.elector import is_of
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
-from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.object_store import Delta, drop_managed_fields
 from eelgrid_controller.engines.kubernetes.api.port import (
     CLUSTER_QUEUES,
-    EVENTS,
     JOB_SETS,
     JOBS,
     KUEUE_WORKLOADS,
@@ -24,7 +20,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Resource,
     ServedResources,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks, RetryLimits, call_with_retries
 from eelgrid_controller.engines.kubernetes.jobs.preemption_cost import (
     boost_patch,
     compute_boost,
@@ -51,10 +46,11 @@ from eelgrid_controller.engines.kubernetes.jobs.right_sizer import (
 from eelgrid_controller.engines.kubernetes.jobs.right_sizing import SizeMeasurement
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, parse_node
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
-from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference, build_event
+from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import LABEL_MANAGED, MANAGED
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import StaleTerm, describe_failure
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import describe_failure
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, EventInbox, Reconciler, Result
 from eelgrid_controller.objectives.forecasts import NOT_LEARNED_REASON, ScaleQuestion
 from eelgrid_protos.messages import Inventory
 
@@ -65,8 +61,8 @@ _LOOK_S = 1.0  # whether any queue asks for it
 _WRITES_MOST = 64  # in one turn
 
 
-class PreemptionBoostReconciler:
-    """Boosts of one cluster's Workloads."""
+class PreemptionBoostReconciler(Reconciler[str]):
+    """Keeps the priority boost annotation of Kueue Workloads at what their preemption would cost."""
 
     def __init__(
         self,
@@ -77,62 +73,49 @@ class PreemptionBoostReconciler:
         every_s: float = _EVERY_S,
     ) -> None:
         """`wasteful` says of the uid of a Workload's owner whether it wastes."""
+        super().__init__(around, "boosts")
         self.written = 0
-        self.failures = 0
-        self._around = around
         self._queues = served.find(CLUSTER_QUEUES, KUEUE_VERSIONS)
         self._workloads = served.find(KUEUE_WORKLOADS, KUEUE_VERSIONS)
         self._wasteful = wasteful
         self._every_s = every_s
 
-    async def run(self) -> None:
-        """Judge for ever, or not at all where Kueue is not served."""
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Read queues; Workloads only once a queue asks for boosts, and nothing where Kueue is not served."""
         if self._queues is None or self._workloads is None:
             return
-        queues, workloads = self._informer(self._queues), self._informer(self._workloads)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(queues.run())
-            await queues.synced()
-            is_begun = False
-            while True:
-                most = {key.name: max_boost_of(one) for key, one in queues.objects.items()}
-                if any(most.values()) and not is_begun:
-                    is_begun = True
-                    group.create_task(workloads.run())
-                    await workloads.synced()
-                if is_begun:
-                    await self._turn(list(workloads.objects.values()), most, self._workloads)
-                await asyncio.sleep(self._every_s if is_begun else _LOOK_S)
+        queues = self.make_informer(self._queues, keep=drop_managed_fields, max_objects=_MOST)
+        group.create_task(queues.run())
+        await queues.synced()
+        while not any(map(max_boost_of, queues.objects.values())):  # noqa: ASYNC110  # a cheap look at a few objects
+            await asyncio.sleep(_LOOK_S)
+        workloads = self.make_informer(self._workloads, keep=drop_managed_fields, max_objects=_MOST)
+        group.create_task(workloads.run())
+        await workloads.synced()
+        self._known = queues, workloads
+        self.queue.add(CLUSTER_KEY)
 
-    def _informer(self, resource: Resource) -> Informer:
-        around = self._around
-        return Informer(
-            around.cluster,
-            resource,
-            rng=around.rng,
-            monotonic_s=around.clock.monotonic_s,
-            log=around.log,
-            keep=_pruned,
-            most=_MOST,
-        )
-
-    async def _turn(self, workloads: list[Object], most: Mapping[str, int], resource: Resource) -> None:
-        writes = 0
-        for workload in workloads:
-            if self._around.elector.term() is None or writes >= _WRITES_MOST:
-                return
+    async def reconcile(self, _: str) -> Result | None:
+        """Write the boosts that differ, a bounded number in one turn."""
+        queues, workloads = self._known
+        resource, writes = workloads.resource, 0
+        most = {key.name: max_boost_of(one) for key, one in queues.objects.items()}
+        for workload in list(workloads.objects.values()):
+            if self.term() is None or writes >= _WRITES_MOST:
+                break
             body = self._judged(workload, most)
             if body is None:
                 continue
             writes += 1
             metadata = workload["metadata"]
             try:
-                await self._around.cluster.patch(resource, metadata["name"], body, namespace=metadata["namespace"])
+                await self.cluster.patch(resource, metadata["name"], body, namespace=metadata["namespace"])
             except ClusterError as error:
                 self.failures += 1
-                self._around.log.info("workload=%s boosted=no error=%s", metadata["name"], error)
+                self.log.info("workload=%s boosted=no error=%s", metadata["name"], error)
             else:
                 self.written += 1
+        return Result(self._every_s)
 
     def _judged(self, workload: Object, most: Mapping[str, int]) -> dict[str, Any] | None:
         """The patch that a Workload needs."""
@@ -144,106 +127,73 @@ class PreemptionBoostReconciler:
         owners = workload["metadata"].get("ownerReferences") or ()
         is_wasteful = any(self._wasteful(owner["uid"]) for owner in owners)
         try:
-            run = parse_interruptible(workload, now_s=self._around.clock.now_ns() / 1e9, is_wasteful=is_wasteful)
+            run = parse_interruptible(workload, now_s=self.clock.now_ns() / 1e9, is_wasteful=is_wasteful)
         except KubernetesUnreadable as error:
-            self._around.log.debug("workload=%s read=no error=%s", workload["metadata"]["name"], error)
+            self.log.debug("workload=%s read=no error=%s", workload["metadata"]["name"], error)
             return None
         before = int(has.ours) if has.ours is not None and has.ours.isdigit() else 0
         return boost_patch(workload, compute_boost(run, limit, before) if run is not None else 0)
 
 
-def _pruned(found: Object) -> Object:
-    """Without who wrote which field."""
-    return {**found, "metadata": {key: value for key, value in found["metadata"].items() if key != "managedFields"}}
-
-
 _JOBS_MOST = 50_000
 _ROUND_S = 0.5
-_AT_ONCE = 8
-_LIMITS = RetryLimits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
 _RESOURCES = {one.kind: one for one in (JOBS, PYTORCH_JOBS, JOB_SETS, TRAIN_JOBS)}
 _REASONS = {"changed": "EelgridRightSized", "failed": "EelgridProblem"}
 
 
-class JobReconciler:
-    """The ability."""
+class JobReconciler(Reconciler[str]):
+    """Sets the number of workers of suspended jobs to what fits the cluster and their profile."""
 
     def __init__(self, around: ReconcilerContext, *, round_s: float = _ROUND_S) -> None:
-        self.failures = 0
+        super().__init__(around, "jobs")
         self._around = around
         self._round_s = round_s
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._inbox: EventInbox[RightSizingEvent] = EventInbox(lambda: self.queue.add(CLUSTER_KEY))
         self._nodes: dict[str, tuple[str, KubeNode]] = {}
-        self._begin()
+        self.reset()
 
-    def _begin(self) -> None:
+    def reset(self) -> None:
+        """What is known begins from lists."""
         self.machine = JobRightSizer()
-        self._queue: deque[RightSizingEvent] = deque()
-        self._wake = asyncio.Event()
-        self._under_way = BackgroundTasks(self._around.log, "jobs")
+        self._inbox.drain()
         self._served: dict[str, Resource] = {}
 
-    async def run(self) -> None:
-        """Work until cancelled; what is known begins from lists."""
-        self._begin()
-        around = self._around
-        served = await around.cluster.discover()
+    def is_ready(self) -> bool:
+        """Also while another leads: the machine follows jobs, and nothing is written."""
+        return self.is_started
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Watch the kinds of jobs that the server knows."""
+        served = await self.cluster.discover()
         self._served = {kind: one for kind, one in _RESOURCES.items() if one is JOBS or served.has(one)}
-        informers = [
-            Informer(
-                around.cluster,
-                one,
-                rng=around.rng,
-                monotonic_s=around.clock.monotonic_s,
-                log=around.log,
-                selection=InformerSelector(labels=f"{LABEL_MANAGED}={MANAGED}"),
-                keep=_jobs_part_pruned,
-                most=_JOBS_MOST,
+        for kind, one in self._served.items():
+            informer = self.make_informer(
+                one, keep=drop_managed_fields, max_objects=_JOBS_MOST, labels=f"{LABEL_MANAGED}={MANAGED}"
             )
-            for one in self._served.values()
-        ]
-        for kind, informer in zip(self._served, informers, strict=True):
             informer.hear(partial(self._deltas, kind))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for informer in informers:
-                    group.create_task(informer.run())
-                group.create_task(PreemptionBoostReconciler(around, served, wasteful=self.machine.is_wasteful).run())
-                await self._rounds()
-        finally:
-            await self._under_way.end()
+            group.create_task(informer.run())
+        group.create_task(PreemptionBoostReconciler(self._around, served, wasteful=self.machine.is_wasteful).run())
+        self.queue.add(CLUSTER_KEY)
 
     def _deltas(self, kind: str, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
                 assert delta.old is not None
-                self._feed(SuspendedJobDeleted(delta.old["metadata"]["uid"]))
+                self._inbox.put(SuspendedJobDeleted(delta.old["metadata"]["uid"]))
             else:
-                self._feed(SuspendedJobUpdated(kind, delta.new))
+                self._inbox.put(SuspendedJobUpdated(kind, delta.new))
 
-    def _feed(self, event: RightSizingEvent) -> None:
-        self._queue.append(event)
-        self._wake.set()
-
-    async def _rounds(self) -> None:
-        around = self._around
-        while True:
-            try:
-                # Time is an event, too: waits and deadlines.
-                async with asyncio.timeout(self._round_s * 4.0 if not len(self.machine) else self._round_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            events, self._queue = list(self._queue), deque()
-            term = around.elector.term()
-            at_s = around.clock.monotonic_s()
-            self._carry_out(self.machine.take(events, RightSizingInputs(0.0), at_s, leads=False), None)
-            # An engine that began anew has no nodes for a while, which does not mean that there are none.
-            if term is None or not around.engine.nodes.is_synced or not self.machine.is_waiting(at_s):
-                continue
+    async def reconcile(self, _: str) -> Result | None:
+        """Follow what became of jobs and, while this one leads, decide about those that wait."""
+        term = self.term()
+        at_s = self.clock.monotonic_s()
+        self._carry_out(self.machine.take(self._inbox.drain(), RightSizingInputs(0.0), at_s, leads=False), None)
+        # An engine that began anew has no nodes for a while, which does not mean that there are none.
+        if term is not None and self._around.engine.nodes.is_synced and self.machine.is_waiting(at_s):
             ground = await self._ground()
             self._carry_out(self.machine.take((), ground, at_s, leads=True), term.epoch)
+        # Time is an event, too: waits and deadlines.
+        return Result(self._round_s if len(self.machine) else self._round_s * 4.0)
 
     async def _ground(self) -> RightSizingInputs:
         """Nodes and points of this moment."""
@@ -264,7 +214,7 @@ class JobReconciler:
                     coming.add(profile)
                 else:
                     known[profile] += foreseen
-        return RightSizingInputs(self._around.clock.now_ns() / 1e9, sites, known, frozenset(coming))
+        return RightSizingInputs(self.clock.now_ns() / 1e9, sites, known, frozenset(coming))
 
     def _foreseen(
         self, profile: str, model: str, known: tuple[SizeMeasurement, ...]
@@ -302,59 +252,36 @@ class JobReconciler:
     def _carry_out(self, told: Sequence[RightSizingInstruction], epoch: int | None) -> None:
         for one in told:
             match one:
-                case RecordJobEvent() if self._around.elector.term() is not None:
-                    self._under_way.begin(self._tell(one))
+                case RecordJobEvent() if self.term() is not None:
+                    self._record(one)
                 case PatchJob() if epoch is not None:
-                    self._under_way.begin(self._write(one, epoch))
+                    self.tasks.begin(self._patch(one, epoch))
 
-    async def _write(self, asked: PatchJob, epoch: int) -> None:
+    async def _patch(self, asked: PatchJob, epoch: int) -> None:
         job = asked.job
-
-        async def call() -> None:
-            if not is_of(self._around.elector.term(), epoch):
-                raise StaleTerm
-            await self._around.cluster.patch(
-                self._served[job.kind], job.name, asked.operations, PatchKind.JSON, namespace=job.namespace
-            )
-
+        resource = self._served[job.kind]
         try:
-            async with self._turns:
-                await self._repeated(call)
-        except (ClusterError, StaleTerm) as error:
-            self.failures += 1
-            self._around.log.info(
-                "job=%s/%s patched=no outcome=%s error=%s", job.namespace, job.name, asked.outcome, error
+            await self.write(
+                lambda: self.cluster.patch(
+                    resource, job.name, asked.operations, PatchKind.JSON, namespace=job.namespace
+                ),
+                epoch=epoch,
             )
-            self._feed(JobPatchFailed(job.uid, describe_failure(error), str(error)))
+        except ClusterError as error:
+            self.failures += 1
+            self.log.info("job=%s/%s patched=no outcome=%s error=%s", job.namespace, job.name, asked.outcome, error)
+            self._inbox.put(JobPatchFailed(job.uid, describe_failure(error), str(error)))
             return
-        self._around.log.info("job=%s/%s outcome=%s reason=%s", job.namespace, job.name, asked.outcome, asked.why)
-        self._feed(JobPatched(job.uid))
+        self.log.info("job=%s/%s outcome=%s reason=%s", job.namespace, job.name, asked.outcome, asked.why)
+        self._inbox.put(JobPatched(job.uid))
 
-    async def _tell(self, told: RecordJobEvent) -> None:
+    def _record(self, told: RecordJobEvent) -> None:
         """An Event on the job; one that is lost is lost: the record says the same."""
         job = told.job
-        body = build_event(
+        self.events.record(
             EventReference(self._served[job.kind].api_version, job.kind, job.namespace, job.name, job.uid),
             told.text,
             is_warning=told.is_warning,
             reason=_REASONS.get(told.outcome, "EelgridNotRightSized"),
             action="RightSizing",
-            identity=self._around.identity,
-            now_ns=self._around.clock.now_ns(),
         )
-        try:
-            await self._around.cluster.create(EVENTS, body, namespace=job.namespace)
-        except ClusterError as error:
-            self._around.log.debug("job=%s/%s told=no error=%s", job.namespace, job.name, error)
-
-    async def _repeated(self, call: Callable[[], Any]) -> None:
-        clock = self._around.clock
-        await call_with_retries(
-            call, rng=self._around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=clock.monotonic_s
-        )
-
-
-def _jobs_part_pruned(found: Object) -> Object:
-    """A job without what nobody here reads: who wrote which field, and what its containers run."""
-    metadata = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
-    return {**found, "metadata": metadata}

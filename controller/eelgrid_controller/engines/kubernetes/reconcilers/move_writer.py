@@ -1,5 +1,6 @@
 """Reads and writes of a move at the API server, one call at a time."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,10 +10,10 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
     Forbidden,
     NotServed,
     ObjectNotFound,
+    StaleTerm,
 )
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEPLOYMENTS,
-    EVENTS,
     HORIZONTAL_POD_AUTOSCALERS,
     JOBS,
     NODES,
@@ -20,12 +21,11 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     PODS,
     REPLICA_SETS,
     Object,
-    PatchKind,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits, call_with_retries
+from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits, call_with_retries
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of
 from eelgrid_controller.engines.kubernetes.model.quantities import format_time
-from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference, build_event
+from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_EVICT_AT,
     ANNOTATION_MOVE,
@@ -37,21 +37,23 @@ from eelgrid_controller.engines.kubernetes.pods.disruption import find_blocking_
 from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.migration import MarkPod, ScaleDeployment
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import format_move_note
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext, EventRecorder
 
 _LIMITS = RetryLimits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
 _T = TypeVar("_T")
 
 
 class MoveWriter:
-    """Calls for moves."""
+    """Calls for moves, repeated with backoff; writes only while this controller leads."""
 
-    def __init__(self, around: ReconcilerContext) -> None:
+    def __init__(self, context: ClusterContext, *, events: EventRecorder, log: logging.Logger) -> None:
         self.forbidden = 0  # evictions that a budget forbade
         self.scaled = 0
-        self.told = 0
-        self._around = around
-        self._cluster = around.cluster
+        self._context = context
+        self._cluster = context.cluster
+        self._events = events
+        self._log = log
+        self._writer = RetryingWriter(rng=context.rng, monotonic_s=context.clock.monotonic_s, limits=_LIMITS)
 
     # What is read
 
@@ -140,7 +142,7 @@ class MoveWriter:
                     await self._evict(pod, is_dry=is_dry)
                 except (ObjectNotFound, Conflict):
                     continue  # it is gone, or another of its name is there
-                except Forbidden:
+                except (Forbidden, StaleTerm):
                     raise
                 except ClusterError as error:
                     self.forbidden += 1
@@ -169,40 +171,22 @@ class MoveWriter:
         body = {"metadata": {"annotations": annotations}}
         await self._written(lambda: self._cluster.patch(NODES, name, body))
 
-    async def node_patch(self, name: str, body: Sequence[Mapping[str, Any]]) -> None:
-        """A JSON patch of a node, which tests what it was made from."""
-        await self._written(lambda: self._cluster.patch(NODES, name, body, PatchKind.JSON))
-
-    async def tell(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
-        """An Event; one that is not accepted is not repeated."""
-        around = self._around
-        body = build_event(
+    def tell(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
+        """Queue an Event about a pod or a node."""
+        self._log.info("%s=%s event=%s", kind.lower(), key.name, text)
+        self._events.record(
             EventReference("v1", kind, key.namespace, key.name, uid),
             text,
             is_warning=is_warning,
             action="Moving",
             reason="EelgridProblem" if is_warning else "EelgridMove",
-            identity=around.identity,
-            now_ns=around.clock.now_ns(),
         )
-        around.log.info("%s=%s told=%s", kind.lower(), key.name, text)
-        try:
-            await self._cluster.create(EVENTS, body, namespace=body["metadata"]["namespace"])
-        except ClusterError as error:
-            around.log.debug("event=lost error=%s", error)
-        else:
-            self.told += 1
 
     async def _written(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        async def led() -> _T:
-            if self._around.elector.term() is None:
-                raise Conflict("the term is over", "another leads")
-            return await call()
-
-        return await self._tried(led)
+        return await self._writer.write(call, may_send=lambda: self._context.elector.term() is not None)
 
     async def _tried(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        around = self._around
+        context = self._context
         return await call_with_retries(
-            call, rng=around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=around.clock.monotonic_s
+            call, rng=context.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=context.clock.monotonic_s
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden, StaleTerm
 from eelgrid_controller.engines.kubernetes.api.informer import Informer
 from eelgrid_controller.engines.kubernetes.api.object_store import Delta
 from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
@@ -39,9 +39,10 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     survives_evictions,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room, restore_places
 from eelgrid_controller.engines.kubernetes.reconcilers.move_writer import MoveWriter
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.state.events import WorkloadMoved
 
 
@@ -126,18 +127,18 @@ class _MoveRun:
     ending: MoveEnded | None = None  # how it ends if what was written last was written
 
 
-class MoveReconciler:
-    """The ability; a part."""
+class MoveReconciler(Reconciler[str]):
+    """Moves running pods to where the core placed them, and off drained nodes and lost GPUs."""
 
     def __init__(self, around: ReconcilerContext) -> None:
+        super().__init__(around, "moves")
         self.mover = MoveQueue(_BOUNDS)
-        self.writes = MoveWriter(around)
-        self.orders = MoveOrders(around.engine, around.log)
+        self.writes = MoveWriter(around, events=self.events, log=self.log)
+        self.orders = MoveOrders(around.engine, self.log)
         self.pace = _PACE
         self._around = around
         self._pods = OwnedPods()
         self._runs: dict[str, _MoveRun] = {}
-        self._epoch: int | None = None
         self._look_s = 0.0
         self._said: dict[str, str] = {}  # of drained nodes
         around.engine.hear_pods(self._heard_pods)
@@ -146,7 +147,7 @@ class MoveReconciler:
     # What happens
 
     def _now_s(self) -> float:
-        return self._around.clock.now_ns() / 1e9
+        return self.clock.now_ns() / 1e9
 
     def _heard_pods(self, deltas: Sequence[Delta]) -> None:
         self._pods.take(self._around.engine.pods, deltas)
@@ -165,25 +166,20 @@ class MoveReconciler:
 
     def _committed(self, committed: CommitResult) -> None:
         for event in committed.events:
-            if isinstance(event, WorkloadMoved) and self._around.elector.term() is not None:
+            if isinstance(event, WorkloadMoved) and self.term() is not None:
                 self.orders.heard(event, self._now_s())
 
     # Life
 
-    async def run(self) -> None:
-        """Move pods until cancelled."""
-        self._epoch = None
-        while True:
-            await asyncio.sleep(_TURN_S)
-            term = self._around.elector.term()
-            if term is None or not self._around.engine.pods.is_synced:
-                self._epoch = None
-                continue
-            if term.epoch != self._epoch:
-                await self._begin(term.epoch)
-            await self._turn()
+    def is_ready(self) -> bool:
+        """While this one leads and knows all pods."""
+        return super().is_ready() and self._around.engine.pods.is_synced
 
-    async def _begin(self, epoch: int) -> None:
+    async def start(self, _: asyncio.TaskGroup) -> None:
+        """Pods and nodes are the engine's."""
+        self.queue.add(CLUSTER_KEY, _TURN_S)
+
+    async def begin_term(self, _: int) -> None:
         """A new term: moves that were begun are found, and places that nobody will come to are let go."""
         self.mover = MoveQueue(self.mover.bounds)
         self._runs, self._said = {}, {}
@@ -211,7 +207,6 @@ class MoveReconciler:
             if not self.orders.is_new(unit.workload_id):
                 for uid in set(unit.moving.values()) - known:
                     self._around.engine.feed(MoveFinished(unit.name, uid))
-        self._epoch = epoch
 
     def _noted(self) -> list[tuple[Pod, MoveNote]]:
         pods = (self._pods.pod(uid) for uid in list(self._pods.noted))
@@ -222,12 +217,17 @@ class MoveReconciler:
         ]
 
     def _resume(self, order: MoveOrder, notes: tuple[MoveNote, ...]) -> None:
-        self._around.log.info("move=%s resumed pods=%d to=%s", order.unit, len(notes), notes[0].to or "-")
+        self.log.info("move=%s resumed pods=%d to=%s", order.unit, len(notes), notes[0].to or "-")
         self.mover.begin(order)
         self._runs[order.name] = _MoveRun(order, notes, is_told=True, is_begun=True)
         for pod in self._pods.of(order.owner_uid):
             if pod.is_gated:
                 self._claim(pod)
+
+    async def reconcile(self, _: str) -> Result | None:
+        """One look at all moves: those that are asked for, those that wait, and the next step of those under way."""
+        await self._turn()
+        return Result(_TURN_S)
 
     async def _turn(self) -> None:
         core, now_s = self._around.loop.core, self._now_s()
@@ -252,14 +252,14 @@ class MoveReconciler:
             if run.next_s <= now_s:
                 try:
                     await self._step(run)
-                except Conflict as error:  # looked at anew in the next turn
-                    self._around.log.debug("move=%s step=again error=%s", run.order.unit, error)
+                except (Conflict, StaleTerm) as error:  # looked at anew in the next turn
+                    self.log.debug("move=%s step=again error=%s", run.order.unit, error)
                 except ClusterError as error:
                     if isinstance(error, Forbidden) and not run.is_begun:
                         await self._end(run, MoveEnded(is_done=False, why=str(error)))
                         continue
                     run.next_s = now_s + 2.0
-                    self._around.log.warning("move=%s step=failed error=%s", run.order.unit, error)
+                    self.log.warning("move=%s step=failed error=%s", run.order.unit, error)
 
     async def _look(self) -> None:
         core = self._around.loop.core
@@ -287,10 +287,10 @@ class MoveReconciler:
             try:
                 await self.writes.node_says(key.name, {ANNOTATION_DRAINED: text})
             except ClusterError as error:
-                self._around.log.warning("node=%s says=no error=%s", key.name, error)
+                self.log.warning("node=%s says=no error=%s", key.name, error)
             if text is not None:
                 name = PodKey("", key.name)
-                await self.writes.tell("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
+                self.writes.tell("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
 
     # One move
 
@@ -352,7 +352,7 @@ class MoveReconciler:
     async def _step(self, run: _MoveRun) -> None:
         if not run.is_told:
             run.is_told = True
-            await self._tell_begun(run)
+            self._tell_begun(run)
         order = run.order
         if order.manner is MoveMethod.SURGE:
             await self._surge(run)
@@ -369,7 +369,7 @@ class MoveReconciler:
                 run.is_begun = run.is_begun or not run.last
                 if run.last:
                     run.next_s = self._now_s() + self.pace.retry_s
-                    await self._tell(run, f"not evicted yet: {run.last}", is_warning=True)
+                    self._tell(run, f"not evicted yet: {run.last}", is_warning=True)
             case MoveEnded():
                 await self._end(run, step)
 
@@ -411,7 +411,7 @@ class MoveReconciler:
 
     async def _refuse(self, order: MoveOrder, why: str) -> None:
         """An order that does not begin; a move of the same pods that is under way goes on."""
-        await self._tell(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
+        self._tell(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
         await self._give_back(order, is_done=False)
 
     async def _end(self, run: _MoveRun, over: MoveEnded) -> None:
@@ -421,7 +421,7 @@ class MoveReconciler:
         self.mover.withdraw(order.name)
         self.mover.end(order, is_done=over.is_done)
         text = f"moved: {over.why}" if over.is_done else f"not moved: {over.why}"
-        await self._tell(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
+        self._tell(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
         try:
             if over.is_done and came is not None:
                 await self.writes.came(came, self._now_s())
@@ -430,7 +430,7 @@ class MoveReconciler:
                 if pod is not None and parse_move_note(pod.annotations) is not None:
                     await self.writes.mark(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
         except ClusterError as error:
-            self._around.log.warning("move=%s cleaned=no error=%s", order.unit, error)
+            self.log.warning("move=%s cleaned=no error=%s", order.unit, error)
         await self._give_back(order, is_done=over.is_done)
 
     async def _give_back(self, order: MoveOrder, *, is_done: bool) -> None:
@@ -439,7 +439,7 @@ class MoveReconciler:
             return
         here = [pod for going in order.goes if (pod := self._pods.pod(going.uid)) is not None]
         if here and not is_done:
-            await restore_places(self._around.loop, self.orders, order, here, self._around.log)
+            await restore_places(self._around.loop, self.orders, order, here, self.log)
         for going in order.goes:
             self._around.engine.feed(MoveFinished(order.unit, going.uid))
 
@@ -454,15 +454,15 @@ class MoveReconciler:
         others = [pod for pod in self._pods.of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
         return max(others, key=lambda pod: (pod.created_s or 0.0, pod.name), default=None)
 
-    async def _tell_begun(self, run: _MoveRun) -> None:
+    def _tell_begun(self, run: _MoveRun) -> None:
         order, going = run.order, run.order.goes[0]
         to = f" to {going.to}" if going.to else ""
         gang = f" with {len(order.goes) - 1} more of its gang" if len(order.goes) > 1 else ""
         grace = max(0.0, run.notes[0].evict_s - self._now_s())
         how = "another pod is made before" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
-        await self._tell(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
+        self._tell(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
 
-    async def _tell(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
+    def _tell(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
         going = run.order.goes[0]
         key, uid = (PodKey(pod.namespace, pod.name), pod.uid) if pod is not None else (going.key, going.uid)
-        await self.writes.tell("Pod", key, uid, text, is_warning=is_warning)
+        self.writes.tell("Pod", key, uid, text, is_warning=is_warning)
