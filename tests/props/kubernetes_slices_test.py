@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kubernetes_rig import node, pod
 
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey, UngatePod, WriteFailure
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
+from eelgrid_controller.engines.kubernetes.pods.gate_events import UngatePod, WriteFailure
 from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     OfferedMigSlice,
     SliceOffer,

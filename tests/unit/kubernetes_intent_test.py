@@ -3,7 +3,7 @@
 import pytest
 from tests.kubernetes_rig import pod
 
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal
 from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent, resolve_metrics_source
 from eelgrid_protos.messages import (
     LatencyMetric,

@@ -6,6 +6,7 @@ import pytest
 from tests.gate_rig import SETTINGS, Api, Side, check, settle
 
 from eelgrid_controller.engines.kubernetes.model.objects import OwnerReference, Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint, remove_pin_terms
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_DRAIN,
@@ -24,7 +25,6 @@ from eelgrid_controller.engines.kubernetes.pods.disruption import (
     is_tainted,
     taint_patch,
 )
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.migration import (
     EvictPods,
     MarkPod,

@@ -10,8 +10,8 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
     metrics_url,
     parse_service,
 )
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import max_surge
 from eelgrid_controller.engines.kubernetes.services.scaling import (
     LOWEST_DELETION_COST,

@@ -1,5 +1,6 @@
 """Slices on offer: the fullest GPU first, none woken without need, the rule of the agent's plugin; pods come and go."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 from tests.kubernetes_rig import node, pod
 
 from eelgrid_agent.kubelet.plugin_devices import NodeDevices, choose_devices
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,
@@ -131,7 +132,7 @@ def by_uid(*pods):
 
 
 def stands(one, *, node_name="n1"):
-    return one._replace(pod=one.pod.__class__(**{**_fields(one.pod), "gates": (), "node_name": node_name}))
+    return replace(one, found=one.pod.__class__(**{**_fields(one.pod), "gates": (), "node_name": node_name}))
 
 
 def _fields(value):

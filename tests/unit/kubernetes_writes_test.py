@@ -10,12 +10,12 @@ from tests.fakes.kubernetes.manifests import node, pod
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, ObjectKey
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AnnotateFailed,
     AnnotatePod,
     DeleteFailed,
     PatchFailed,
-    PodKey,
     RecreatePod,
     UngatePod,
     WriteFailure,

@@ -55,14 +55,13 @@ from eelgrid_controller.engines.kubernetes.claims.events import (
     ResourceSliceDeleted,
     ResourceSliceUpdated,
 )
-from eelgrid_controller.engines.kubernetes.model.owners import GangMembership
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, group_key
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateTicked,
     LeadershipAcquired,
     LeadershipLost,
     PodDeleted,
-    PodKey,
     RecordEvent,
     WriteFailure,
 )
@@ -72,7 +71,6 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     PodPlan,
     format_plan,
     plan_for_pod,
-    unit_name,
 )
 
 
@@ -267,8 +265,7 @@ class ClaimAllocator:
             return
         pod = claimant.pod
         before = self._unit_of.get(pod.uid)
-        member_of = claimant.member
-        name = unit_name(member_of.unit) if isinstance(member_of, GangMembership) else f"pod-{pod.uid}"
+        name = group_key(pod, claimant.member)
         if before is not None and before != name:
             self._leave(pod.uid)
         unit = self.units.setdefault(name, ClaimUnit(name))
@@ -348,7 +345,7 @@ class ClaimAllocator:
             wait_s = max(wait_s, self.settings.busy_s)
             for member in unit.alive:
                 self.room.promise(member.pod, "")
-            for member in unit.alive[:1]:
+            for member in unit.alive_by_name[:1]:
                 self._tell(member, f"cannot be given its devices: {why}", is_warning=True)
         self._ended(name, at_s + wait_s)
 

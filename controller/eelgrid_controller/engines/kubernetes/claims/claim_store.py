@@ -24,14 +24,13 @@ from eelgrid_controller.engines.kubernetes.claims.requests import (
     parse_claim,
 )
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
-from eelgrid_controller.engines.kubernetes.model.owners import GangMembership
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
+from eelgrid_controller.engines.kubernetes.model.pod_group import GangMembership, GroupMember, PodGroup, PodKey
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan
 
 
 @dataclass(slots=True)
-class ClaimMember:
-    """One pod."""
+class ClaimMember(GroupMember):
+    """A pod that is placed by its claims, and what was last done about it."""
 
     claimant: Claimant
     seen_s: float = 0.0  # first
@@ -44,39 +43,27 @@ class ClaimMember:
 
     @property
     def pod(self) -> Pod:
-        """It."""
+        """The pod as the allocator saw it last."""
         return self.claimant.pod
 
     @property
-    def key(self) -> PodKey:
-        """Its name."""
-        return PodKey(self.pod.namespace, self.pod.name)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, or is about to be gone without having been anywhere."""
-        return self.pod.is_terminal or (self.pod.is_going and not self.pod.node_name)
+    def min_members(self) -> int:
+        """The size of its gang; 1 where that cannot be said."""
+        found = self.claimant.member
+        return found.size if isinstance(found, GangMembership) else 1
 
 
 @dataclass(slots=True)
-class ClaimUnit:
-    """A pod, or a gang."""
+class ClaimUnit(PodGroup[ClaimMember]):
+    """A group whose claims are allocated together."""
 
-    name: str
-    members: dict[str, ClaimMember] = field(default_factory=dict)
     is_granting: bool = False
     retry_s: float = 0.0
 
     @property
-    def alive(self) -> list[ClaimMember]:
+    def alive_by_name(self) -> list[ClaimMember]:
         """Members that have not ended, by name."""
-        return sorted((one for one in self.members.values() if not one.is_over), key=lambda one: (one.key, one.pod.uid))
-
-    @property
-    def size(self) -> int:
-        """How many members it is to have."""
-        found = [one.claimant.member for one in self.members.values()]
-        return max((one.size for one in found if isinstance(one, GangMembership)), default=1)
+        return sorted(self.alive, key=lambda one: (one.key, one.pod.uid))
 
 
 class ClaimDecision(NamedTuple):

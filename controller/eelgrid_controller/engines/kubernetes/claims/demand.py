@@ -23,9 +23,9 @@ from eelgrid_controller.engines.kubernetes.claims.claim_store import (
 from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
 from eelgrid_controller.engines.kubernetes.claims.events import ClaimInstruction
 from eelgrid_controller.engines.kubernetes.claims.requests import ClaimRejection, ParsedClaim
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import GATE
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey, RecordEvent, RecreatePod, RemoveGate
+from eelgrid_controller.engines.kubernetes.pods.gate_events import RecordEvent, RecreatePod, RemoveGate
 from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import CLAIM_WORKLOAD_PREFIX
 from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import find_unmet_rule
@@ -122,7 +122,7 @@ def evaluate_unit(
     todo: list[ClaimMember] = []
     gated: list[ClaimMember] = []
     is_blocked = False
-    for member in unit.alive:
+    for member in unit.alive_by_name:
         if not is_steered(member):
             continue
         try:
@@ -142,9 +142,8 @@ def evaluate_unit(
                 gated.append(member)
         elif _lacks(state, member) and (member.pod.node_name or at_s >= member.settled_s):
             todo.append(member)
-    present = sum(not one.pod.is_going for one in unit.alive)
-    if gated and present < unit.size:
-        yield from _told(gated[0], f"waits for its gang: {present} of {unit.size} members are here")
+    if gated and not unit.is_complete:
+        yield from _told(gated[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are here")
     elif not is_blocked:
         todo += gated
     if todo:

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
-from eelgrid_controller.engines.kubernetes.model.owners import GangMembership, IntentRefusal
+from eelgrid_controller.engines.kubernetes.model.pod_group import GangMembership, IntentRefusal, PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateTicked,
     LeadershipAcquired,
     LeadershipLost,
     PodDeleted,
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,

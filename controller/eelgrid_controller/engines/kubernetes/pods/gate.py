@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService
+from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import fence_pod, planned_pod
 from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker, PlannedPod
@@ -61,7 +62,6 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
 )
 from eelgrid_controller.engines.kubernetes.pods.inflight import InflightPods, UnboundPodWatchdog
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementPhase, PlacementUnit, UnitMember
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import COLLISION_RETRY_S, reconcile_unit
 from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     CoreAnswer,
@@ -317,7 +317,7 @@ class Gate:
             self._account(unit, member)
 
     def _begin(self, name: str, attempt: int = 1) -> PlacementUnit:
-        unit = self.units[name] = PlacementUnit(name, attempt)
+        unit = self.units[name] = PlacementUnit(name, attempt=attempt)
         if unit.elastic is not None:
             unit.elastic.service = self._services.get(name)
         return unit
@@ -536,7 +536,7 @@ class Gate:
             return
         if unit.stand is PlacementPhase.WAITING and unit.lacks_traits and not unit.no_node and unit.size == 1:
             return  # a node would do by now: the core is about to try it again
-        is_whole = unit.elastic is not None or len(unit.present) >= unit.size or unit.stand is PlacementPhase.PLACED
+        is_whole = unit.elastic is not None or unit.is_complete or unit.stand is PlacementPhase.PLACED
         for member in unit.members.values():
             wanted = placement_condition(unit, member, is_whole=is_whole, why=unit.no_node)
             if wanted is not None and is_condition_due(member, wanted, at_s):

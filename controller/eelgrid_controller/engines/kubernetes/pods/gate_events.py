@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, PlacementCondition, Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan
 from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
     BoundClaim,
@@ -18,17 +19,6 @@ from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints impor
 )
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage
 from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
-
-
-class PodKey(NamedTuple):
-    """The name of a pod."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        """As people write it."""
-        return f"{self.namespace}/{self.name}"
 
 
 class ReplicaPlace(NamedTuple):

@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 
 from eelgrid_controller.engines.kubernetes.model import annotations, well_known
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
-from eelgrid_controller.engines.kubernetes.model.owners import (
-    KUBEFLOW_REPLICA_FIELDS,
-    GangMembership,
-    IntentRefusal,
-    OwnerTemplates,
-    membership_of,
-)
+from eelgrid_controller.engines.kubernetes.model.owners import KUBEFLOW_REPLICA_FIELDS, OwnerTemplates
+from eelgrid_controller.engines.kubernetes.model.pod_group import GangMembership, IntentRefusal, membership_of
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.engines.kubernetes.model.selectors import NO_RELATIONS
 from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.node_inventory import closed_reason
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal, OwnerTemplates
-from eelgrid_controller.engines.kubernetes.model.well_known import GATE, RESOURCE_GPU, RESOURCE_MIG_PREFIX
+from eelgrid_controller.engines.kubernetes.model.owners import OwnerTemplates
+from eelgrid_controller.engines.kubernetes.model.pod_group import GroupMember, IntentRefusal, PodKey
+from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU, RESOURCE_MIG_PREFIX
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateInstruction,
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,
@@ -143,22 +143,23 @@ def parse_slice_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | In
     return found
 
 
-class SlicePod(NamedTuple):
-    """A pod that asks for slices, and what its people want where it still waits for us."""
+@dataclass(frozen=True, slots=True)
+class SlicePod(GroupMember):
+    """A pod that asks for slices, always a group of its own, and what its people want where it still waits for us."""
 
-    pod: Pod
-    pinned: str = ""
+    found: Pod
+    pin: str = ""
     intent: WorkloadIntent | IntentRefusal | None = None
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it waits behind our gate."""
-        return GATE in self.pod.gates and not self.pod.is_terminal and not self.pod.is_going
+    def pod(self) -> Pod:
+        """The pod as it was seen last."""
+        return self.found
 
     @property
-    def target(self) -> str:
-        """The node that it is on or can only go to."""
-        return "" if self.pod.is_terminal or self.pod.gates else self.pod.node_name or self.pinned
+    def pinned(self) -> str:
+        """The one node that its affinity allows; empty for any."""
+        return self.pin
 
 
 @dataclass(slots=True)
@@ -310,12 +311,12 @@ class SlicePodScheduler:
                 self._watchdog.recreated(one.pod.owner.uid, waited_s, at_s)
                 self._watchdog.again(uid, at_s)
                 yield from self._tell(one, f"made anew: {why}", is_warning=True)
-                yield RecreatePod(uid, PodKey(one.pod.namespace, one.pod.name), epoch, why)
+                yield RecreatePod(uid, one.key, epoch, why)
 
     def _tell(self, one: SlicePod, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
         if self._told.get(one.pod.uid) != text:
             self._told[one.pod.uid] = text
-            yield RecordEvent(one.pod.uid, PodKey(one.pod.namespace, one.pod.name), text, is_warning)
+            yield RecordEvent(one.pod.uid, one.key, text, is_warning)
 
 
 def _less(offer: SliceOffer, pod: Pod, given: _Given, target: str) -> SliceOffer:

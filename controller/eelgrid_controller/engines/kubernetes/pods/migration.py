@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_MOVED_AT,
     DELETION_COST,
 )
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note
 from eelgrid_protos.messages import Mobility
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX, InferenceService
-from eelgrid_controller.engines.kubernetes.model.objects import PlacementCondition
-from eelgrid_controller.engines.kubernetes.model.well_known import GATE, RESOURCE_GPU
+from eelgrid_controller.engines.kubernetes.model.objects import PlacementCondition, Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import GroupMember, PodGroup, workload_id
+from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GatePodView, ReplicaPlace
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_move_note, workload_id
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_move_note
 from eelgrid_protos.messages import ResourceRequest, WorkloadSpec
 
 
@@ -30,8 +31,8 @@ class PlacementPhase(Enum):
 
 
 @dataclass(slots=True)
-class UnitMember:
-    """One pod and what was last done about it."""
+class UnitMember(GroupMember):
+    """A pod that the gate places, and what was last done about it."""
 
     sight: GatePodView
     is_patching: bool = False
@@ -58,29 +59,28 @@ class UnitMember:
             self.spec, self.size = sight.spec, sight.size
 
     @property
-    def uid(self) -> str:
-        """Its uid."""
-        return self.sight.pod.uid
+    def pod(self) -> Pod:
+        """The pod as the gate saw it last."""
+        return self.sight.pod
+
+    @property
+    def min_members(self) -> int:
+        """The size of its gang as its annotations or owners say."""
+        return self.sight.size
+
+    @property
+    def pinned(self) -> str:
+        """The one node that its affinity allows; empty for any."""
+        return self.sight.pinned
 
     def devices_of(self, place: ReplicaPlace) -> tuple[int, ...]:
         """Of a place's devices those that the pod itself asks for: a gang is planned as if all asked for the most."""
         return place.devices[: self.sight.pod.requested.count(RESOURCE_GPU)]
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has ended, or is about to be gone without having been anywhere."""
-        pod = self.sight.pod
-        return pod.is_terminal or (pod.is_going and not pod.node_name)
-
-    @property
     def has_succeeded(self) -> bool:
         """Whether it ran, and ended well."""
         return self.sight.pod.phase == "Succeeded"
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits behind our gate."""
-        return not self.is_over and GATE in self.sight.pod.gates
 
     def fits_into(self, spec: WorkloadSpec | None) -> bool:
         """Whether it holds no more than a replica of this spec."""
@@ -93,14 +93,6 @@ class UnitMember:
             and own.gpu_count <= other.gpu_count
             and own.gpu_milli <= other.gpu_milli
         )
-
-    @property
-    def target(self) -> str:
-        """The node that it is on or can only go to; empty while it is gated, free or over."""
-        pod = self.sight.pod
-        if pod.is_terminal or self.is_waiting:
-            return ""
-        return pod.node_name or self.sight.pinned
 
 
 @dataclass(slots=True)
@@ -140,13 +132,11 @@ class ServiceUnitState:
 
 
 @dataclass(slots=True)
-class PlacementUnit:
-    """What is placed as one."""
+class PlacementUnit(PodGroup[UnitMember]):
+    """A group that the gate asks the core to place, and where it stands with the core."""
 
-    name: str
     attempt: int = 1
     stand: PlacementPhase = PlacementPhase.UNKNOWN
-    members: dict[str, UnitMember] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)  # replica -> uid; a uid may be of one that went
     places: Mapping[int, ReplicaPlace] = field(default_factory=dict)
     moving: dict[int, str] = field(default_factory=dict)  # replica -> uid of the pod that stands elsewhere still
@@ -175,25 +165,10 @@ class PlacementUnit:
         return self.why.startswith("traits:")
 
     @property
-    def alive(self) -> list[UnitMember]:
-        """Members that have not ended."""
-        return [member for member in self.members.values() if not member.is_over]
-
-    @property
-    def present(self) -> list[UnitMember]:
-        """Members that have not ended and are not about to."""
-        return [member for member in self.alive if not member.sight.pod.is_going]
-
-    @property
     def waiting(self) -> list[UnitMember]:
         """Members behind our gate, by name."""
         found = [member for member in self.members.values() if member.is_waiting]
         return sorted(found, key=lambda member: (_natural(member.sight.key.name), member.uid))
-
-    @property
-    def size(self) -> int:
-        """How many members it is to have."""
-        return max((member.sight.size for member in self.members.values()), default=1)
 
     def ask(self) -> list[UnitMember]:
         """Those that wait become the replicas that the core is asked for."""

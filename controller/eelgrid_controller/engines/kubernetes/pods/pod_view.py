@@ -14,7 +14,8 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
     replica_spec,
 )
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, is_claimant
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal, ObjectRef, OwnerTemplates
+from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef, OwnerTemplates
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, unit_name, unit_of
 from eelgrid_controller.engines.kubernetes.model.quantities import non_gpu_devices
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
@@ -25,8 +26,6 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     CLAIM_WORKLOAD_PREFIX,
     pinned_node,
     plan_for_pod,
-    unit_name,
-    unit_of,
     unpin_spec,
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
+from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import (
@@ -35,7 +36,6 @@ from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
     UnitMember,
     merge_member_specs,
 )
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     foreign_gates,
     leave_to_scheduler,
@@ -388,9 +388,8 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
     for member in waiting:
         if member.sight.is_released:
             return [] if member.is_patching else [ungate_member(member, epoch)]
-    present = len(unit.present)
-    if present < unit.size:
-        return [record_event(waiting[0], f"waits for its gang: {present} of {unit.size} members are here")]
+    if not unit.is_complete:
+        return [record_event(waiting[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are here")]
     for member in waiting:
         if foreign_gates(member):
             return [report_foreign_gates(member)]

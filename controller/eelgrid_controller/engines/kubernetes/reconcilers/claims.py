@@ -43,7 +43,8 @@ from eelgrid_controller.engines.kubernetes.claims.events import (
 )
 from eelgrid_controller.engines.kubernetes.claims.requests import pod_event_of
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal, ObjectRef
+from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, format_time
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (

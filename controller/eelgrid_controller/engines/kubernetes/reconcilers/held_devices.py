@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from eelgrid_controller.engines.kubernetes.api.object_store import Delta
 from eelgrid_controller.engines.kubernetes.api.port import ObjectKey
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_WRONG_DEVICES
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import ReplicaDevices, ReplicaKey, plan_repair
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
-from eelgrid_controller.engines.kubernetes.pods.gate_events import DevicesReported, PodKey, RecordEvent, RecreatePod
+from eelgrid_controller.engines.kubernetes.pods.gate_events import DevicesReported, RecordEvent, RecreatePod
 from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import UnitMember
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import unit_of
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import is_gate_workload
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import Reconciler, Result

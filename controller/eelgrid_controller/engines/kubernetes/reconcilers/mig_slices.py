@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.kubernetes.api.object_store import Delta
 from eelgrid_controller.engines.kubernetes.api.port import NODES, ObjectKey, PatchKind
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, parse_node, parse_pod
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, PodKey
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import (
@@ -22,7 +23,6 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateEvent,
     GateInstruction,
     PatchFailed,
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,
@@ -133,8 +133,8 @@ class SlicePodReconciler(Reconciler[str]):
                 is_waiting = True
                 if one.intent is None or (isinstance(one.intent, IntentRefusal) and one.intent.needs is not None):
                     # Owners are looked up by the engine, which was told of them by the same pod.
-                    self._pods[uid] = one._replace(
-                        intent=parse_slice_intent(one.pod, self._around.engine.lookups.found)
+                    self._pods[uid] = replace(
+                        one, intent=parse_slice_intent(one.pod, self._around.engine.lookups.found)
                     )
         nodes = self._offering() if is_waiting else {}
         told = self.machine.take(self._pods, nodes, self._offers(nodes), epoch, self.clock.monotonic_s())

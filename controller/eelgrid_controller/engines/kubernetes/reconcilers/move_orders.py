@@ -8,6 +8,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_CHECKPOINT_GRACE, ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.disruption import DrainProgress, is_drain_requested
@@ -20,7 +21,7 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     moves_alone,
 )
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit, UnitMember
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import plan_for_pod, unit_of
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import plan_for_pod
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine
 from eelgrid_controller.state.events import WorkloadMoved

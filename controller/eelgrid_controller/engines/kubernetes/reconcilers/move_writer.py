@@ -24,6 +24,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
 )
 from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits, call_with_retries
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.quantities import format_time
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import (
@@ -34,7 +35,6 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     LABEL_MOVING,
 )
 from eelgrid_controller.engines.kubernetes.pods.disruption import find_blocking_budget
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.migration import MarkPod, ScaleDeployment
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import format_move_note
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext, EventRecorder

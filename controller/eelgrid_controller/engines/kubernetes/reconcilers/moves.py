@@ -10,6 +10,7 @@ from eelgrid_controller.engines.kubernetes.api.informer import Informer
 from eelgrid_controller.engines.kubernetes.api.object_store import Delta
 from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_DRAIN,
@@ -18,7 +19,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     DELETION_COST,
 )
 from eelgrid_controller.engines.kubernetes.pods.disruption import DrainProgress, drain_status
-from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, PodKey, ReplacementStarted
+from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, ReplacementStarted
 from eelgrid_controller.engines.kubernetes.pods.migration import (
     EvictPods,
     MarkPod,

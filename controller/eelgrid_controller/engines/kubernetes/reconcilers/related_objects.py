@@ -37,8 +37,9 @@ from eelgrid_controller.engines.kubernetes.model.owners import (
     OwnerTemplate,
     parse_owner_template,
 )
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import is_kept_annotation
-from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, PodKey, RelatedSynced, RelatedUpdated
+from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, RelatedSynced, RelatedUpdated
 from eelgrid_controller.engines.kubernetes.scheduling import eligibility
 from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
     CLAIM_ANNOTATIONS,

@@ -19,10 +19,10 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
     ServiceMode,
     ServiceRejection,
 )
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.quantities import format_time
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit
 from eelgrid_protos.messages import LatencyMetric, ServiceStatus
 
