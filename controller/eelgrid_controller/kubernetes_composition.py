@@ -16,8 +16,8 @@ from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.election import Timing
 from eelgrid_controller.engines.kubernetes.api.elector import Elector, LeaderLabel
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
-from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower
+from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
 from eelgrid_controller.engines.kubernetes.reconcilers.claims import ClaimReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import (

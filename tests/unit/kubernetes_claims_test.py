@@ -13,7 +13,7 @@ from eelgrid_controller.engines.kubernetes.claims.events import ClaimGpusReporte
 from eelgrid_controller.engines.kubernetes.claims.requests import ClaimRejection, ParsedClaim, parse_claim
 from eelgrid_controller.engines.kubernetes.model.objects import parse_pod
 from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker
-from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
+from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 
 SLICE = CelDevice(
     DRIVER,

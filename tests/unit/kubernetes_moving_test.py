@@ -16,16 +16,8 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     TAINT_REPARTITION,
 )
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
-from eelgrid_controller.engines.kubernetes.pods.disruption import (
-    DrainProgress,
-    TaintTimers,
-    drain_status,
-    find_blocking_budget,
-    is_drain_requested,
-    is_tainted,
-    taint_patch,
-)
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    DrainProgress,
     EvictPods,
     MarkPod,
     MoveEnded,
@@ -35,11 +27,17 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     MoveQueue,
     MoveTimeouts,
     MovingPod,
+    TaintTimers,
     WaitStep,
+    drain_status,
+    find_blocking_budget,
+    is_drain_requested,
+    is_tainted,
     mobility_of,
     move_method_of,
     next_eviction_step,
     survives_evictions,
+    taint_patch,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, format_move_note, parse_move_note
 from eelgrid_protos.messages import Mobility, Move, Placement, ReplicaMove

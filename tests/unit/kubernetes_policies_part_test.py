@@ -22,8 +22,8 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     POWER_POLICIES,
     ObjectKey,
 )
+from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower, PolicyRecords
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower, PolicyRecords
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import (
     FILE_NAME,

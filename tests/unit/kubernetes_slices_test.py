@@ -17,6 +17,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UngatePod,
     WriteFailure,
 )
+from eelgrid_controller.engines.kubernetes.pods.intent import parse_slice_intent, requests_slices
 from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     OfferedMigSlice,
     SliceOffer,
@@ -24,8 +25,6 @@ from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     SlicePod,
     SlicePodScheduler,
     choose_slices,
-    parse_slice_intent,
-    requests_slices,
     select_fullest,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan

@@ -18,10 +18,10 @@ from eelgrid_controller.engines.kubernetes.claims.device_pools import (
     DevicePools,
     PooledDevice,
 )
+from eelgrid_controller.engines.kubernetes.model.node_affinity import satisfies_constraint
 from eelgrid_controller.engines.kubernetes.model.node_inventory import closed_reason
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, ResourceAmounts, pod_requests
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import satisfies_constraint
 
 MAX_DEVICES = 32  # of one claim, by the API
 MAX_VARIANTS = 64

@@ -13,21 +13,19 @@ nobody runs on is freed.
 from collections.abc import Iterable, Iterator
 
 from eelgrid_controller.engines.kubernetes.claims.allocation import BundleAllocation, ClusterCapacity, allocate_claims
-from eelgrid_controller.engines.kubernetes.claims.claim_store import (
-    ClaimMember,
-    ClaimStore,
-    ClaimUnit,
-    count_claim_gpus,
-    find_conflicting_claim,
-    is_own_allocation,
-    orphaned_allocations,
-)
 from eelgrid_controller.engines.kubernetes.claims.demand import (
     ClaimAllocatorSettings,
     ClaimDemand,
+    ClaimMember,
     ClaimState,
+    ClaimStore,
+    ClaimUnit,
     UnfitAllocation,
+    count_claim_gpus,
     evaluate_unit,
+    find_conflicting_claim,
+    is_own_allocation,
+    orphaned_allocations,
     separate_demands,
 )
 from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.annotations import user_of
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name, traits_of
 from eelgrid_controller.engines.kubernetes.model.node_inventory import external_usage_on, inventory_of
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint, remove_pin_terms
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
+from eelgrid_controller.engines.kubernetes.pods.eligibility import EligibleNodes
 from eelgrid_controller.engines.kubernetes.pods.gate_events import RegisterNode, RemoveNode, ReplicaPlace, ReportUsage
-from eelgrid_controller.engines.kubernetes.scheduling.eligibility import EligibleNodes
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name, traits_of
 from eelgrid_controller.state import engine_reports
 from eelgrid_protos.messages import Inventory
 

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import fence_pod, planned_pod
@@ -61,11 +62,12 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.inflight import InflightPods, UnboundPodWatchdog
-from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementPhase, PlacementUnit, UnitMember
-from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import COLLISION_RETRY_S, reconcile_unit
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
     CoreAnswer,
     GateSettings,
+    PlacementPhase,
+    PlacementUnit,
+    UnitMember,
     apply_answer,
     is_condition_due,
     left_condition,
@@ -73,7 +75,7 @@ from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     placement_condition,
     recreate_unit,
 )
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import COLLISION_RETRY_S, reconcile_unit
 
 # API servers end a request after a minute (--request-timeout): what a former leader sent is over by then, fence or not.
 FENCE_TIMEOUT_S = 60.0

@@ -12,11 +12,7 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import Infere
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, PlacementCondition, Pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan
-from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
-    BoundClaim,
-    PersistentVolume,
-    StorageClass,
-)
+from eelgrid_controller.engines.kubernetes.pods.topology_constraints import BoundClaim, PersistentVolume, StorageClass
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage
 from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
 

@@ -6,14 +6,14 @@ the fullest GPU in use first. The agent's device plugin uses the same rule.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import find_unmet_rule
 from eelgrid_controller.engines.kubernetes.model.node_inventory import closed_reason
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
-from eelgrid_controller.engines.kubernetes.model.owners import OwnerTemplates
 from eelgrid_controller.engines.kubernetes.model.pod_group import GroupMember, IntentRefusal, PodKey
-from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU, RESOURCE_MIG_PREFIX
+from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_MIG_PREFIX
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateInstruction,
     RecordEvent,
@@ -23,9 +23,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.inflight import DeviceLane, InflightPods, UnboundPodWatchdog
-from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
+from eelgrid_controller.engines.kubernetes.pods.intent import SLICE_UNIT_PREFIX, WorkloadIntent, requested_slices
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, format_plan
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import find_unmet_rule
 
 
 class OfferedMigSlice(NamedTuple):
@@ -115,32 +114,8 @@ def _on(wanted: Sequence[tuple[str, int]], offer: SliceOffer) -> tuple[tuple[int
     return (len(on - offer.used.keys()), spare, offer.node_name), SlicePlacement(offer.node_name, tuple(chosen))
 
 
-SLICE_UNIT_PREFIX = "slice-"
 _RESERVED_S = 3.0  # after which what stands on a node is counted there by everybody
 _RETRY_S = {WriteFailure.FORBIDDEN: 60.0, WriteFailure.INVALID: 300.0, WriteFailure.BUSY: 5.0}
-
-
-def requested_slices(pod: Pod) -> tuple[tuple[str, int], ...]:
-    """How many slices by resource."""
-    return tuple(pair for pair in pod.requested.extended if pair[0].startswith(RESOURCE_MIG_PREFIX))
-
-
-def requests_slices(pod: Pod) -> bool:
-    """Whether it asks for slices and for no whole GPU."""
-    return bool(requested_slices(pod)) and len(requested_slices(pod)) == len(pod.requested.extended)
-
-
-def parse_slice_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
-    """What its people want beside the slices, or why that cannot be had."""
-    # To everything but the amounts, a pod with a slice is as one with a GPU.
-    found = parse_intent(replace(pod, requested=pod.requested._replace(extended=((RESOURCE_GPU, 1),))), holders)
-    if isinstance(found, WorkloadIntent) and found.size > 1:
-        return IntentRefusal(
-            "resources",
-            f"names slices in a gang of {found.size}, and slices are placed pod by pod",
-            "leave the gang out, or ask for whole GPUs",
-        )
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
@@ -34,11 +35,9 @@ from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
     PlacementUnit,
     ServiceUnitState,
     UnitMember,
-    merge_member_specs,
-)
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     foreign_gates,
     leave_to_scheduler,
+    merge_member_specs,
     pin_member,
     record_event,
     register_members,
@@ -46,7 +45,6 @@ from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     report_foreign_gates,
     ungate_member,
 )
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
 from eelgrid_controller.state import engine_reports
 from eelgrid_controller.state.engine_reports import Adoption, RunningReplica
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm, is_of
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound, StaleTerm
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,
     PODS,

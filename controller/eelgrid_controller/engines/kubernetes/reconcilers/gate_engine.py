@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, Object, ObjectKey
 from eelgrid_controller.engines.kubernetes.model.inference_service import (
     InferenceService,
@@ -29,6 +28,7 @@ from eelgrid_controller.engines.kubernetes.model.objects import (
     parse_pod,
 )
 from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef
+from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
@@ -61,9 +61,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     SubmitUnit,
     UngatePod,
 )
-from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
-from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower
+from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import (
     CoreCommandPort,
     CoreCommandRunner,

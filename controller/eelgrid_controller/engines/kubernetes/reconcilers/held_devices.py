@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import ObjectKey
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_WRONG_DEVICES

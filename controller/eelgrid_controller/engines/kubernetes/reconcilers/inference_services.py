@@ -27,9 +27,7 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit
-from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
-from eelgrid_controller.engines.kubernetes.services.scaling import (
+from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
     ReplicaCounts,
     ScaleSubresourceWriter,
     ServiceFacts,
@@ -40,6 +38,8 @@ from eelgrid_controller.engines.kubernetes.services.scaling import (
     is_same_status,
     rejected_status,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_protos import catalogue

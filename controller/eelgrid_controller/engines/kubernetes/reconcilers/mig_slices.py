@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import NODES, ObjectKey, PatchKind
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, parse_node, parse_pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, PodKey
@@ -17,7 +17,6 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     RESOURCE_MIG_PREFIX,
     TAINT_REPARTITION,
 )
-from eelgrid_controller.engines.kubernetes.pods.disruption import TaintTimers, is_tainted, taint_patch
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     DeleteFailed,
     GateEvent,
@@ -28,16 +27,19 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     RemoveGate,
     UngatePod,
 )
-from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
+from eelgrid_controller.engines.kubernetes.pods.intent import (
     SLICE_UNIT_PREFIX,
-    OfferedMigSlice,
-    SliceOffer,
-    SlicePod,
-    SlicePodScheduler,
     parse_slice_intent,
     requested_slices,
     requests_slices,
 )
+from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
+    OfferedMigSlice,
+    SliceOffer,
+    SlicePod,
+    SlicePodScheduler,
+)
+from eelgrid_controller.engines.kubernetes.pods.migration import TaintTimers, is_tainted, taint_patch
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node, plan_for_pod
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter

@@ -11,11 +11,12 @@ from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_CHECKPOINT_GRACE, ANNOTATION_PLAN
-from eelgrid_controller.engines.kubernetes.pods.disruption import DrainProgress, is_drain_requested
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    DrainProgress,
     MoveMethod,
     MoveOrder,
     MovingPod,
+    is_drain_requested,
     mobility_of,
     move_method_of,
     moves_alone,

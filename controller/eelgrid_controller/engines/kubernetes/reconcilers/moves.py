@@ -1,26 +1,52 @@
-"""Move reconciler: moves running pods where the core placed them, and off drained nodes."""
+"""Move reconciler: moves running pods where the core placed them, and off drained nodes and lost GPUs.
+
+`MoveWriter` makes the calls at the API server, one at a time.
+"""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden, StaleTerm
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
-from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotServed,
+    ObjectNotFound,
+    StaleTerm,
+)
+from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
+from eelgrid_controller.engines.kubernetes.api.port import (
+    DEPLOYMENTS,
+    HORIZONTAL_POD_AUTOSCALERS,
+    JOBS,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    REPLICA_SETS,
+    Object,
+    ObjectKey,
+)
+from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits, call_with_retries
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
-from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, format_time
+from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_DRAIN,
     ANNOTATION_DRAINED,
+    ANNOTATION_EVICT_AT,
     ANNOTATION_MOVE,
+    ANNOTATION_MOVED_AT,
     DELETION_COST,
+    LABEL_MOVING,
 )
-from eelgrid_controller.engines.kubernetes.pods.disruption import DrainProgress, drain_status
 from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, ReplacementStarted
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    DrainProgress,
     EvictPods,
     MarkPod,
     MoveEnded,
@@ -32,6 +58,8 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     ScaleDeployment,
     SurgeState,
     WaitStep,
+    drain_status,
+    find_blocking_budget,
     moves_alone,
     next_eviction_step,
     next_surge_step,
@@ -39,12 +67,169 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     resumed_order,
     survives_evictions,
 )
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, format_move_note, parse_move_note
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room, restore_places
-from eelgrid_controller.engines.kubernetes.reconcilers.move_writer import MoveWriter
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
+    CLUSTER_KEY,
+    ClusterContext,
+    EventRecorder,
+    Reconciler,
+    Result,
+)
 from eelgrid_controller.state.events import WorkloadMoved
+
+_LIMITS = RetryLimits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
+_T = TypeVar("_T")
+
+
+class MoveWriter:
+    """Calls for moves, repeated with backoff; writes only while this controller leads."""
+
+    def __init__(self, context: ClusterContext, *, events: EventRecorder, log: logging.Logger) -> None:
+        self.forbidden = 0  # evictions that a budget forbade
+        self.scaled = 0
+        self._context = context
+        self._cluster = context.cluster
+        self._events = events
+        self._log = log
+        self._writer = RetryingWriter(rng=context.rng, monotonic_s=context.clock.monotonic_s, limits=_LIMITS)
+
+    # What is read
+
+    async def deployment_name(self, pod: Pod) -> str:
+        """The Deployment above a pod's ReplicaSet; empty where there is none."""
+        owner = pod.owner
+        if owner is None or owner.kind != "ReplicaSet":
+            return ""
+        found = await self._tried(lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace))
+        above = controller_of(found)
+        return above.name if above is not None and above.kind == "Deployment" else ""
+
+    async def deployment(self, namespace: str, name: str) -> Object | None:
+        """A Deployment as it is; None if it is gone."""
+        try:
+            return await self._tried(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
+        except ObjectNotFound:
+            return None
+
+    async def moving(self) -> Sequence[Object]:
+        """Deployments that carry a move."""
+        return (await self._tried(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
+
+    async def autoscaler(self, namespace: str, deployment: str) -> str:
+        """Who else scales a Deployment; empty where nobody does."""
+        try:
+            found = await self._tried(lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace))
+        except NotServed:
+            return ""
+        except Forbidden:
+            return "an autoscaler (this controller may not list them) perhaps"
+        for one in found.items:
+            target = (one.get("spec") or {}).get("scaleTargetRef") or {}
+            if target.get("kind") == "Deployment" and target.get("name") == deployment:
+                return f"the HorizontalPodAutoscaler {one['metadata']['name']}"
+        return ""
+
+    async def job(self, namespace: str, name: str) -> Object | None:
+        """A Job; None if it is gone."""
+        try:
+            return await self._tried(lambda: self._cluster.get(JOBS, name, namespace=namespace))
+        except ObjectNotFound:
+            return None
+
+    # What is written
+
+    async def mark(self, asked: MarkPod) -> None:
+        """Write a note and a deletion cost onto a pod."""
+        text = None if asked.note is None else format_move_note(asked.note)
+        at = None if asked.evict_s is None else format_time(int(asked.evict_s))
+        annotations = {ANNOTATION_MOVE: text, DELETION_COST: asked.cost, ANNOTATION_EVICT_AT: at}
+        await self._annotate(asked.pod, annotations)
+
+    async def came(self, pod: Pod, now_s: float) -> None:
+        """Note on a pod that it came by a move."""
+        await self._annotate(pod, {ANNOTATION_MOVED_AT: f"{now_s:.0f}"})
+
+    async def _annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        await self._written(lambda: self._cluster.patch(PODS, pod.name, body, namespace=pod.namespace))
+
+    async def scale(self, asked: ScaleDeployment) -> None:
+        """Write a note and a number of replicas onto a Deployment, if it still is the one that was looked at."""
+        its = asked.deployment
+        metadata = {
+            "uid": its.uid,
+            "resourceVersion": its.version,
+            "labels": {LABEL_MOVING: None if asked.note is None else "true"},
+            "annotations": {ANNOTATION_MOVE: None if asked.note is None else format_move_note(asked.note)},
+        }
+        body: dict[str, Any] = {"metadata": metadata}
+        if asked.replicas is not None:
+            body["spec"] = {"replicas": asked.replicas}
+        await self._written(lambda: self._cluster.patch(DEPLOYMENTS, its.name, body, namespace=its.namespace))
+        self.scaled += asked.replicas is not None
+
+    async def evict(self, pods: Sequence[Pod]) -> str:
+        """Evict all of these pods, or none where a budget forbids one; why not, empty if all were."""
+        if len(pods) > 1 and (why := await self._forbidden(pods)):
+            self.forbidden += 1
+            return why
+        why = ""
+        for is_dry in (True, False) if len(pods) > 1 else (False,):
+            for pod in pods:
+                try:
+                    await self._evict(pod, is_dry=is_dry)
+                except (ObjectNotFound, Conflict):
+                    continue  # it is gone, or another of its name is there
+                except (Forbidden, StaleTerm):
+                    raise
+                except ClusterError as error:
+                    self.forbidden += 1
+                    why = str(error)
+                    if is_dry:
+                        return why
+        return why
+
+    async def _forbidden(self, pods: Sequence[Pod]) -> str:
+        namespace = pods[0].namespace
+        budgets = (await self._tried(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))).items
+        if not budgets:
+            return ""
+        labels = []
+        for pod in pods:
+            if pod.is_ready:
+                found = await self._tried(lambda pod=pod: self._cluster.get(PODS, pod.name, namespace=namespace))  # type: ignore[misc]
+                labels.append(found["metadata"].get("labels") or {})
+        return find_blocking_budget(budgets, labels)
+
+    async def _evict(self, pod: Pod, *, is_dry: bool) -> None:
+        await self._written(lambda: self._cluster.evict(pod.name, namespace=pod.namespace, uid=pod.uid, is_dry=is_dry))
+
+    async def node_says(self, name: str, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations of ours onto a node."""
+        body = {"metadata": {"annotations": annotations}}
+        await self._written(lambda: self._cluster.patch(NODES, name, body))
+
+    def tell(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
+        """Queue an Event about a pod or a node."""
+        self._log.info("%s=%s event=%s", kind.lower(), key.name, text)
+        self._events.record(
+            EventReference("v1", kind, key.namespace, key.name, uid),
+            text,
+            is_warning=is_warning,
+            action="Moving",
+            reason="EelgridProblem" if is_warning else "EelgridMove",
+        )
+
+    async def _written(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        return await self._writer.write(call, may_send=lambda: self._context.elector.term() is not None)
+
+    async def _tried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        context = self._context
+        return await call_with_retries(
+            call, rng=context.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=context.clock.monotonic_s
+        )
 
 
 class OwnedPods:

@@ -13,15 +13,10 @@ from typing import Any
 
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound, StaleTerm
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import POWER_POLICIES, Object
 from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
-from eelgrid_controller.engines.kubernetes.model.status_reporting import (
-    ConditionSet,
-    EventReference,
-    StatusCondition,
-)
-from eelgrid_controller.engines.kubernetes.power.policy_merge import (
+from eelgrid_controller.engines.kubernetes.model.power_policy import (
     ACCEPTED,
     CONFLICTING,
     WITHIN_BUDGET,
@@ -32,8 +27,14 @@ from eelgrid_controller.engines.kubernetes.power.policy_merge import (
     PolicyRecords,
     PowerPolicyMerger,
     build_policy_status,
+    decode_value,
+    encode_value,
 )
-from eelgrid_controller.engines.kubernetes.power.policy_object import decode_value, encode_value
+from eelgrid_controller.engines.kubernetes.model.status_reporting import (
+    ConditionSet,
+    EventReference,
+    StatusCondition,
+)
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.state.events import PolicyChanged

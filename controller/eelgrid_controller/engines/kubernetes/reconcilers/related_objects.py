@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Forbidden, NotServed, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import (
     JOB_SETS,
     JOBS,
@@ -39,9 +38,9 @@ from eelgrid_controller.engines.kubernetes.model.owners import (
 )
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import is_kept_annotation
+from eelgrid_controller.engines.kubernetes.pods import eligibility
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, RelatedSynced, RelatedUpdated
-from eelgrid_controller.engines.kubernetes.scheduling import eligibility
-from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
+from eelgrid_controller.engines.kubernetes.pods.topology_constraints import (
     CLAIM_ANNOTATIONS,
     ZONE_LABELS,
     needs_namespaces,

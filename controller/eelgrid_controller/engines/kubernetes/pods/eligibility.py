@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.selectors import NO_RELATIONS
-from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
+from eelgrid_controller.engines.kubernetes.pods.topology_constraints import (
     PIN_REFUSED,
     BoundClaim,
     ClusterNodes,

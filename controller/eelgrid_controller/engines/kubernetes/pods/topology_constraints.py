@@ -11,6 +11,13 @@ KEP-3243, KEP-3633.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import (
+    matches_labels,
+    matches_node_affinity,
+    matches_terms,
+    satisfies_constraint,
+    tolerates_taints,
+)
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.selectors import (
     AffinityTerm,
@@ -21,13 +28,6 @@ from eelgrid_controller.engines.kubernetes.model.selectors import (
     SpreadConstraint,
     Toleration,
     parse_node_terms,
-)
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import (
-    matches_labels,
-    matches_node_affinity,
-    matches_terms,
-    satisfies_constraint,
-    tolerates_taints,
 )
 
 # Why a node is refused; short, and the same for like cases, so that nodes can be counted by it.
