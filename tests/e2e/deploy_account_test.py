@@ -190,7 +190,7 @@ async def test_a_stolen_place_is_found_anew_and_people_are_told(nodes, access, t
 
             def events():
                 found = json.loads(kubectl("get", "events", "-n", TRIAL, "-o", "json").stdout)["items"]
-                return [one for one in found if "made anew" in one["message"]]
+                return [one for one in found if "recreated" in one["message"]]
 
             assert await until(events)
             check_rights(rig.controller)

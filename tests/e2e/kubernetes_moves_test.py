@@ -233,7 +233,7 @@ def test_a_gang_is_evicted_as_a_whole_or_not_at_all(tmp_path):
             stays = olds[1]["spec"]["nodeName"]
             await order(loop, olds[0], free)
             async with asyncio.timeout(20.0):
-                while not any("lets 1 go now, and 2 would" in one for one in await told(cluster)):  # noqa: ASYNC110
+                while not any("allows 1 disruptions now, and 2 are needed" in one for one in await told(cluster)):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
             pods = await until(cluster, lambda pods: len(ready(pods)) == 2 and pods)
             assert {one["metadata"]["uid"] for one in pods} == uids, "none went while one might not"

@@ -209,7 +209,7 @@ def test_budgets_count_all_of_a_gang():
     }
     ours = {"a": "1", "t": "x"}
     assert find_blocking_budget([budget], [ours]) == ""
-    assert "lets 1 go now, and 2 would" in find_blocking_budget([budget], [ours, ours])
+    assert "allows 1 disruptions now, and 2 are needed" in find_blocking_budget([budget], [ours, ours])
     assert find_blocking_budget([budget], [ours, {"a": "1"}, {"a": "2", "t": ""}]) == ""
 
 

@@ -267,7 +267,7 @@ async def test_missing_rights_are_told_in_the_log_and_the_policy_is_in_force(tmp
             await world.has(CLUSTER=1000.0)
 
             async def look():
-                return "its status is not written" in caplog.text
+                return "its status could not be written" in caplog.text
 
             await eventually(look)
 

@@ -111,7 +111,7 @@ class Elector:
                 case election.StartLeading(epoch, until_s, is_continued):
                     self._tell(LeadershipTerm(epoch, until_s, is_continued))
                 case election.StopLeading(why):
-                    self._log.warning("lease=%s/%s led=no reason=%s", self._namespace, self._name, why)
+                    self._log.warning("lease=%s/%s leading=no reason=%s", self._namespace, self._name, why)
                     self._tell(None)
                 case election.ReadLease() | election.WriteLease():
                     self._request = asyncio.create_task(self._asked(one))

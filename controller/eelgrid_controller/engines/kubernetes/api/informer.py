@@ -237,7 +237,7 @@ class Informer:
         return None if self._word_s is None else self._monotonic_s() - self._word_s
 
     def hear(self, callback: Callable[[Sequence[Delta]], None]) -> None:
-        """Tell deltas to a callback from now on; what is held already is not told again."""
+        """Call a callback with deltas from now on; what is held already is not reported again."""
         self._heard.append(callback)
 
     async def run(self) -> None:

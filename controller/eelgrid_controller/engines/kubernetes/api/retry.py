@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLimits:
-    """How often and how long."""
+    """Bounds of the attempts of one call."""
 
     attempts: int = 5
     whole_s: float = 30.0  # from the first attempt to the beginning of the last
@@ -130,7 +130,7 @@ class RetryingWriter:
 
 
 class BackgroundTasks:
-    """The tasks of one loop."""
+    """Background tasks of one loop, which end with it."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         """`what` is how the log names the loop."""
@@ -139,7 +139,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Go on without it."""
+        """Run it as a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

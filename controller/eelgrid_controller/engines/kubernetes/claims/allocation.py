@@ -328,7 +328,7 @@ def _named(bundle: ClaimBundle) -> str:
 
 
 def _words(variant: Sequence[Sequence[DeviceRequest]]) -> str:
-    """What was looked for, for people."""
+    """The devices that were searched for, in words."""
     parts = []
     for wants in variant:
         for want in wants:
@@ -408,7 +408,7 @@ class ClusterCapacity:
         self._put(uid, found, node_name)
 
     def promise(self, pod: Pod, node_name: str) -> None:
-        """A pod is sent to a node; with an empty name, no more."""
+        """A pod is sent to a node; with an empty name, to none any longer."""
         if node_name:
             self._promised[pod.uid] = node_name
         elif self._promised.pop(pod.uid, None) is None:
@@ -416,7 +416,7 @@ class ClusterCapacity:
         self._put(pod.uid, pod.requested, node_name)
 
     def remove(self, uid: str) -> None:
-        """A pod that is no more."""
+        """A pod was deleted."""
         self._promised.pop(uid, None)
         self._put(uid, {}, "")
 

@@ -381,7 +381,7 @@ class ClaimAllocator:
     # What is done
 
     def _slices(self) -> Iterator[ClaimGpusReported]:
-        """GPUs that are published as slices are nobody else's to give."""
+        """GPUs that are published as ResourceSlices are given by claims alone."""
         resliced, self._resliced = self._resliced, {}
         for name in resliced:
             count = count_claim_gpus(self.pools, name)

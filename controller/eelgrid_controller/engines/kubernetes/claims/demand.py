@@ -128,7 +128,7 @@ class ClaimStore:
             self._lay(pod.uid)
 
     def gone(self, uid: str) -> None:
-        """A pod that is no more."""
+        """A pod was deleted."""
         self._unneed(uid)
         self._lay(uid)
 
@@ -187,7 +187,7 @@ class ClaimStore:
             self._pools.hold(uid, ())
 
     def class_changed(self) -> None:
-        """What classes say is read anew."""
+        """A DeviceClass changed: claims are parsed again."""
         self._read.clear()
 
     def read(self, found: Mapping[str, Any]) -> ParsedClaim | ClaimRejection:
@@ -235,7 +235,7 @@ class ClaimStore:
             self._pools.hold(uid, allocation_results(found or {}))
 
     def allocated(self) -> Iterator[Mapping[str, Any]]:
-        """Claims that hold devices of ours, as they were seen."""
+        """Claims that hold devices of our driver, as last observed."""
         for found in self.claims.values():
             if is_own_allocation(allocation_results(found)):
                 yield found
@@ -291,7 +291,7 @@ def _key(found: Body) -> PodKey:
 
 
 def _is_contended(pool: DevicePool, results: Iterable[AllocationResult]) -> bool:
-    """Whether somebody else holds something of this, too."""
+    """Whether one of these devices is held twice, or its counters are overdrawn."""
     for one in results:
         offer = pool.offers.get(one.device)
         if pool.taken.get(one.device, 0) > 1:
@@ -353,7 +353,7 @@ class ClaimDemand:
 
     @property
     def bundles(self) -> list[ClaimBundle]:
-        """What devices are looked for."""
+        """The bundles that need devices."""
         return [one.bundle for one in self.parts if one.bundle is not None]
 
     @property
@@ -369,7 +369,7 @@ class ClaimDemand:
 
 
 class _Blocked(Exception):
-    """A pod that cannot go on, and what people are told of it."""
+    """A pod cannot proceed; the message is for its users."""
 
     def __init__(
         self, text: str, *, is_warning: bool = False, is_released: bool = False, is_quiet: bool = False
@@ -413,7 +413,7 @@ def evaluate_unit(
         elif _lacks(state, member) and (member.pod.node_name or at_s >= member.settled_s):
             todo.append(member)
     if gated and not unit.is_complete:
-        yield from _told(gated[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are here")
+        yield from _told(gated[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present")
     elif not is_blocked:
         todo += gated
     if todo:
@@ -439,7 +439,7 @@ def _one(state: ClaimState, member: ClaimMember, at_s: float) -> Iterator[ClaimI
         )
     others = [gate for gate in pod.gates if gate != GATE]
     if others and pod.is_gated:
-        raise _Blocked(f"waits for the gates of others: {', '.join(others)}", is_quiet=True)
+        raise _Blocked(f"waits for other scheduling gates: {', '.join(others)}", is_quiet=True)
     claims = _claims(state.book, member)
     if pod.node_name:
         yield from _astray(state, member, claims)
@@ -471,10 +471,10 @@ def _claims(book: ClaimStore, member: ClaimMember) -> list[Body]:
     for one in member.pod.claims:
         if not one.claim_name:
             of = f" of template {one.template_name}" if one.template_name else ""
-            raise _Blocked(f"waits for its claim {one.name}{of} to be made", is_quiet=True)
+            raise _Blocked(f"waits for its claim {one.name}{of} to be created", is_quiet=True)
         claim = book.claims.get(PodKey(member.pod.namespace, one.claim_name))
         if claim is None:
-            raise _Blocked(f"waits for ResourceClaim {one.claim_name}, which is not there", is_quiet=True)
+            raise _Blocked(f"waits for ResourceClaim {one.claim_name}, which does not exist", is_quiet=True)
         metadata = claim["metadata"]
         if metadata.get("deletionTimestamp"):
             raise _Blocked(f"ResourceClaim {one.claim_name} is being deleted", is_quiet=True)
@@ -499,7 +499,7 @@ def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> I
     for found in claims:
         at = state.book.node_of(found)
         if is_own_allocation(allocation_results(found)) and at != node_name and not member.pod.is_going:
-            why = f"bound to {node_name}, and its claim {found['metadata']['name']} is on {at}"
+            why = f"bound to {node_name}, but its claim {found['metadata']['name']} is on {at}"
             if member.pod.owner is not None:
                 yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
             else:
@@ -530,12 +530,12 @@ def _misfit(state: ClaimState, member: ClaimMember, ours: Iterable[Body], node_n
         return reason
     pool = state.pools.at(DRIVER_NAME, node_name)
     if pool is None and node_name not in state.pools.nodes(DRIVER_NAME):
-        return f"no devices of {node_name} are published any more"
+        return f"{node_name} publishes no devices any longer"
     for one in (result for found in ours for result in allocation_results(found)) if pool is not None else ():
         assert pool is not None
         offer = pool.offers.get(one.device)
         if offer is None or offer.is_closed:
-            return f"device {one.device} of {node_name} {'is no more' if offer is None else 'is not well'}"
+            return f"device {one.device} of {node_name} {'is gone' if offer is None else 'is unhealthy'}"
     since_s = member.unscheduled_s
     if since_s is not None and at_s - since_s >= state.settings.unbound_s:
         member.avoid[node_name] = at_s + state.settings.avoid_s
@@ -574,7 +574,7 @@ def _wanted(
             assert state.epoch is not None
             for one in members:
                 if one.pod.is_gated:
-                    why = "its claims are kube-scheduler's to allocate"
+                    why = "its claims are allocated by kube-scheduler"
                     yield RemoveGate(one.pod.uid, one.key, one.pod.resource_version, state.epoch, why)
             continue
         wanted.parts.append(part)
@@ -583,7 +583,7 @@ def _wanted(
 
 
 def _components(book: ClaimStore, members: Iterable[ClaimMember]) -> list[list[ClaimMember]]:
-    """Pods that share claims, directly or by way of others."""
+    """Groups of pods that share claims, directly or through other pods."""
     groups: list[tuple[set[PodKey], list[ClaimMember]]] = []
     for member in members:
         keys, together = set(book.needs(member.pod.uid)), [member]

@@ -65,13 +65,13 @@ class DevicePool:
     _chosen: dict[tuple[CelSelector, ...], list[PooledDevice]] = field(default_factory=dict)
 
     def fits(self, offer: PooledDevice) -> bool:
-        """Whether nobody has it and its counters have room."""
+        """Whether no claim holds it and its counters suffice."""
         if offer.is_closed or self.taken.get(offer.name):
             return False
         return all(self.free.get(name, 0) >= count for name, count in offer.takes)
 
     def take(self, name: str, sign: int = 1) -> None:
-        """A device is somebody's from now on; with -1 no more."""
+        """A device is held by a claim from now on; with -1 it is released."""
         self.taken[name] = self.taken.get(name, 0) + sign
         offer = self.offers.get(name)
         if offer is not None:
@@ -129,7 +129,7 @@ class DevicePools:
         self._made.pop(key, None)
 
     def drop(self, name: str) -> Mapping[str, Any] | None:
-        """A slice that is no more; what it was."""
+        """A slice was deleted; returns its last spec."""
         spec = self._slices.pop(name, None)
         if spec is None:
             return None
@@ -175,7 +175,7 @@ class DevicePools:
         return {uid for pool in pools for uid in self._holders.get((driver, pool), ())}
 
     def node_of(self, driver: str, pool: str) -> str:
-        """The node that a pool is of; ours bear the node's name."""
+        """The node of a pool; pools of our driver have the node's name."""
         return self._where.get((driver, pool), pool if driver == DRIVER_NAME else "")
 
     def nodes(self, driver: str) -> list[str]:

@@ -44,25 +44,25 @@ class ClaimPodUpdated(NamedTuple):
 
 
 class ClaimNodeUpdated(NamedTuple):
-    """A node as it is now."""
+    """A node was added or changed."""
 
     node: KubeNode
 
 
 class ClaimNodeDeleted(NamedTuple):
-    """A node that is no more."""
+    """A node was deleted."""
 
     name: str
 
 
 class ClaimUpdated(NamedTuple):
-    """A claim as it is now."""
+    """A claim was added or changed."""
 
     found: Body
 
 
 class ClaimDeleted(NamedTuple):
-    """A claim that is no more."""
+    """A claim was deleted."""
 
     found: Body
 
@@ -75,7 +75,7 @@ class ResourceSliceUpdated(NamedTuple):
 
 
 class ResourceSliceDeleted(NamedTuple):
-    """A slice that is no more."""
+    """A ResourceSlice was deleted."""
 
     name: str
 
@@ -87,7 +87,7 @@ class DeviceClassUpdated(NamedTuple):
 
 
 class DeviceClassDeleted(NamedTuple):
-    """A DeviceClass that is no more."""
+    """A DeviceClass was deleted."""
 
     name: str
 

@@ -98,7 +98,7 @@ def _drivers(read: list[list[DeviceRequest]]) -> set[str]:
     drivers = {want.driver for alternatives in read for want in alternatives}
     place = "spec.devices.requests"
     if not drivers:
-        raise _Refuse(place, "asks for nothing", "ask for a device, or leave the claim out")
+        raise _Refuse(place, "requests no device", "request a device, or remove the claim")
     if DRIVER_NAME in drivers and len(drivers) > 1:
         theirs = ", ".join(sorted(filter(None, drivers - {DRIVER_NAME}))) or "of a class without a driver"
         raise _Refuse(place, f"devices of {DRIVER_NAME} and {theirs} are in one claim", "make a claim for each driver")
@@ -173,7 +173,7 @@ def _want(place: str, name: str, body: Mapping[str, Any], classes: DeviceClasses
 
 
 def _check(place: str, request: Mapping[str, Any]) -> None:
-    """Refuse what no allocation of ours keeps."""
+    """Refuse requests that an allocation here cannot honour."""
     parts = [(f"{place}.exactly", request.get("exactly") or {})]
     if request.get("firstAvailable"):
         parts = [(f"{place}.firstAvailable[{index}]", sub) for index, sub in enumerate(request["firstAvailable"])]
@@ -184,7 +184,9 @@ def _check(place: str, request: Mapping[str, Any]) -> None:
         if body.get("allocationMode", "ExactCount") != "ExactCount":
             remedy = "ask for ExactCount and a count; for a whole GPU, the device of type gpu"
             raise _Refuse(
-                f"{where}.allocationMode", f"{body['allocationMode']} of devices that exclude each other", remedy
+                f"{where}.allocationMode",
+                f"{body['allocationMode']} is not supported: these devices exclude each other",
+                remedy,
             )
         if body.get("capacity"):
             raise _Refuse(f"{where}.capacity", "asks for a part of a device", "choose a MIG profile by its attribute")
@@ -206,7 +208,7 @@ def _same(devices: Mapping[str, Any]) -> Iterator[MatchAttribute]:
     for index, one in enumerate(devices.get("constraints") or ()):
         place = f"spec.devices.constraints[{index}]"
         if not one.get("matchAttribute"):
-            raise _Refuse(place, "is no matchAttribute", "say by selectors what differs, or leave it out")
+            raise _Refuse(place, "is not a matchAttribute constraint", "use selectors, or remove the constraint")
         domain, _, name = str(one["matchAttribute"]).rpartition("/")
         yield MatchAttribute(frozenset(one.get("requests") or ()), (domain, name))
 
@@ -229,7 +231,7 @@ def pod_event_of(found: Mapping[str, Any], holders: OwnerTemplates) -> ClaimPodU
 
 
 def claimant_of(pod: Pod, holders: OwnerTemplates) -> Claimant:
-    """Whose a pod is, or why that cannot be said."""
+    """The group of a pod, or why it cannot be determined."""
     is_released = False
     try:
         is_released = annotations.schedules_on_error(pod.annotations)

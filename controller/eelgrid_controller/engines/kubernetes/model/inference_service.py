@@ -54,7 +54,7 @@ class ScaleTarget(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """As people write it."""
+        """`namespace/name`."""
         return f"{self.kind} {self.name}"
 
 
@@ -280,6 +280,6 @@ class ServiceIndex:
         return self._rivals.get(uid)
 
     def of(self, pod: Pod) -> InferenceService | None:
-        """The service whose replica a pod is."""
+        """The service that a pod is a replica of."""
         target = scale_target_of(pod.namespace, pod.owner) if self._by_target else None
         return None if target is None else self._by_target.get(target)

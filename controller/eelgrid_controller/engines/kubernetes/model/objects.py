@@ -133,7 +133,7 @@ class Pod:
 
     @property
     def is_gated(self) -> bool:
-        """Whether it waits for us; `gates` may name others, too."""
+        """Whether it has our scheduling gate; `gates` may name others, too."""
         return GATE in self.gates
 
     @property
@@ -143,7 +143,7 @@ class Pod:
 
     @property
     def is_going(self) -> bool:
-        """Whether somebody deletes it."""
+        """Whether it is being deleted."""
         return self.deleted_s is not None
 
 

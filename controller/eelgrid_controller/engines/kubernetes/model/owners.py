@@ -26,7 +26,7 @@ KUBEFLOW_REPLICA_FIELDS = {
 
 
 class ObjectRef(NamedTuple):
-    """An object by what a lookup needs."""
+    """Reference to an object, with what a lookup needs."""
 
     group: str
     kind: str

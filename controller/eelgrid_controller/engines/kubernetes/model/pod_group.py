@@ -332,7 +332,7 @@ class GroupMember:
 
     @property
     def uid(self) -> str:
-        """Its uid."""
+        """The pod's uid."""
         return self.pod.uid
 
     @property

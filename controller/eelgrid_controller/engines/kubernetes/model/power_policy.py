@@ -423,7 +423,7 @@ class PowerPolicyMerger:
         return PolicyOutcome(found=found, order=order, fault=fault, values=order.on(nodes))
 
     def _order(self, found: Mapping[str, Any]) -> PowerPolicySpec | str:
-        """The object's order, or why there is none."""
+        """The values that the object asks for, or why it was refused."""
         key = _version(found)
         if key not in self._read:
             self._read[key] = self._fresh(found)

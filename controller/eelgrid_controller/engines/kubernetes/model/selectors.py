@@ -1,6 +1,7 @@
 """Node selectors, affinity, tolerations and taints as hashable values that are equal where they mean the same.
 
-Also what a pod requires of other pods and of volumes (`PodRelations`). Evaluation is in `scheduling`.
+Also what a pod requires of other pods and of volumes (`PodRelations`). Nodes are matched in `model/node_affinity.py`,
+pods and volumes in `pods/topology_constraints.py`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -124,7 +124,7 @@ def _planned_anew(
 
 
 class PinObstacle(Enum):
-    """What stands between a pod that waits and its place."""
+    """Why a waiting pod cannot be pinned to its place."""
 
     NONE = auto()
     WAITS = auto()  # a plan names its devices, and one of plan and core is about to follow the other

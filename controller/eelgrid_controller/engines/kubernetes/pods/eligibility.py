@@ -59,7 +59,7 @@ class EligibilityVerdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Why no node will do, for people; empty where one will."""
+        """Why no node is eligible, in words; empty where one is."""
         if self.left or self.waits:
             return self.left or self.waits
         if self.eligible:
@@ -116,11 +116,11 @@ class EligibleNodes:
     # What is told
 
     def set_node(self, node: KubeNode) -> None:
-        """A node as it is now."""
+        """A node was added or changed."""
         self.revision += self.nodes.put(node)
 
     def remove_node(self, name: str) -> None:
-        """A node that is no more."""
+        """A node was deleted."""
         self.revision += self.nodes.remove(name)
 
     def place(self, pod: Pod, node_name: str) -> None:
@@ -129,7 +129,7 @@ class EligibleNodes:
         self.revision += self.pods.put(placed_pod(pod, node_name)) if is_there else self.pods.remove(pod.uid)
 
     def remove(self, uid: str) -> None:
-        """A pod that is no more."""
+        """A pod was deleted."""
         self.revision += self.pods.remove(uid)
 
     def set_readable(self, kind: str, *, is_readable: bool) -> None:
@@ -181,7 +181,7 @@ class EligibleNodes:
         self._deciding.pop(workload_id, None)
 
     def forget(self, workload_id: str) -> None:
-        """A workload that is no more, or waits no more."""
+        """A workload ended, or does not wait any longer."""
         self._deciding.pop(workload_id, None)
         self._judged.pop(workload_id, None)
 
@@ -265,7 +265,7 @@ class EligibleNodes:
         return frozenset(same[0].intersection(*same[1:]))
 
     def _decided(self, but: str, workloads: Mapping[str, Workload]) -> list[PlacedPod]:
-        """Pods whose places the core has decided and not told yet."""
+        """Pods whose places the core has decided and not committed yet."""
         found: list[PlacedPod] = []
         for workload_id, pods in self._deciding.items():
             workload = workloads.get(workload_id) if workload_id != but else None

@@ -65,7 +65,7 @@ class PlannedDevices:
         return tuple(sorted(found.devices)) if is_first else ()
 
     def rival(self, node_name: str, devices: Iterable[int], uid: str) -> PlannedPod | None:
-        """Another pod whose plan names one of these devices."""
+        """A pod whose plan names one of these devices, too."""
         return next((one for _, one in self._sharing(node_name, devices, uid)), None)
 
     def gpus(self, node_name: str, *, without: str) -> int:
@@ -153,7 +153,7 @@ class TraitSlots:
 
 
 class ExternalUsageTracker:
-    """Nodes, and what is on them that is not ours."""
+    """Nodes, and the usage on them that Eelgrid did not place."""
 
     def __init__(self) -> None:
         self.planned = PlannedDevices()
@@ -174,7 +174,7 @@ class ExternalUsageTracker:
         self._stays: dict[str, str] = {}  # the trait of each that may move, by uid
 
     def node(self, node: KubeNode, *, has_agent: bool, awaits_agent: bool = False) -> None:
-        """A node as it is now."""
+        """A node was added or changed."""
         (self._awaited.add if awaits_agent else self._awaited.discard)(node.name)
         self._nodes[node.name] = node
         self.rules.set_node(node)
@@ -183,7 +183,7 @@ class ExternalUsageTracker:
         self._mark(node.name)
 
     def node_gone(self, name: str) -> None:
-        """A node that is no more."""
+        """A node was deleted."""
         if self._nodes.pop(name, None) is not None:
             self.rules.remove_node(name)
             self._gone[name] = None
@@ -197,7 +197,7 @@ class ExternalUsageTracker:
         self._known.add(name)
 
     def untold(self, name: str) -> None:
-        """The core could not be told; it is told again."""
+        """The report failed; it is repeated."""
         self._joined.pop(name, None)
         self._told.pop(name, None)
         self._mark(name)
@@ -232,7 +232,7 @@ class ExternalUsageTracker:
         return there - self.planned.gpus(name, without=without)
 
     def gpus(self, name: str) -> int:
-        """How many GPUs others hold on a node."""
+        """GPUs that pods placed by others hold on a node."""
         told = self._told.get(name)
         return 0 if told is None else told.gpu_count
 
@@ -261,7 +261,7 @@ class ExternalUsageTracker:
             self._mark(node_name)
 
     def remove(self, uid: str) -> None:
-        """A pod that is no more, or is ours now."""
+        """A pod was deleted, or is placed by Eelgrid now."""
         self.release(self._stays.pop(uid, ""))
         before = self._where.pop(uid, "")
         self._devices.pop(uid, None)
@@ -283,7 +283,7 @@ class ExternalUsageTracker:
         return found
 
     def release(self, found: str) -> None:
-        """A pod waits no more."""
+        """A pod does not wait any longer."""
         self.slots.release(found)
 
     def flush(self) -> Iterator[RegisterNode | RemoveNode | ReportUsage]:

@@ -136,7 +136,7 @@ class Gate:
 
     @property
     def is_synced(self) -> bool:
-        """Whether all that there was has been told."""
+        """Whether the initial lists have been read."""
         return self._is_synced
 
     @property
@@ -325,7 +325,7 @@ class Gate:
         return unit
 
     def _serve(self, name: str, service: InferenceService | None) -> None:
-        """A service is this now, or is no more."""
+        """A service was changed, or deleted (None)."""
         if service is None:
             self._services.pop(name, None)
         else:
@@ -398,7 +398,7 @@ class Gate:
             self.watchdog.again(uid, at_s)
         member = self._members.get(uid)
         if member is not None and failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN):
-            self._tell(member, f"cannot be made anew: {why}", is_warning=True)
+            self._tell(member, f"cannot be recreated: {why}", is_warning=True)
 
     def _annotate_failed(self, uid: str, failure: WriteFailure, at_s: float) -> None:
         if failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN, WriteFailure.GONE):

@@ -98,7 +98,7 @@ class WorkloadIntent:
 
 
 def parse_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
-    """What the pod's people want, or why that cannot be kept."""
+    """The workload that the pod's users ask for, or why it cannot be placed."""
     is_released = False
     try:
         is_released = annotations.schedules_on_error(pod.annotations)
@@ -193,18 +193,20 @@ def _request(pod: Pod) -> ResourceRequest | IntentRefusal:
         if name.startswith(well_known.RESOURCE_MIG_PREFIX):
             return IntentRefusal(
                 f"resources[{name}]",
-                "names a MIG slice, and this mode places whole GPUs",
+                "requests a MIG slice, and this mode places whole GPUs",
                 f"start the controller with --kubernetes-abilities slices, or ask for {well_known.RESOURCE_GPU}: 1",
             )
         if name == well_known.RESOURCE_GPU_SHARED:
             return IntentRefusal(
-                f"resources[{name}]", "is a ticket to a GPU that others share", f"ask for {well_known.RESOURCE_GPU}"
+                f"resources[{name}]",
+                "is a share of a GPU, and whole GPUs are placed",
+                f"ask for {well_known.RESOURCE_GPU}",
             )
     gpus = sum(pod.requested.count(name) for name in well_known.RESOURCES_GPU)
     if pod.claims and not gpus:
         return IntentRefusal(
             f"spec.resourceClaims[{pod.claims[0].name}]",
-            "asks for devices by claim, and this mode reads requests",
+            "requests devices by claim, and this mode reads resource requests",
             f"run mode dra on its nodes, or ask for {well_known.RESOURCE_GPU}",
         )
     return ResourceRequest(
@@ -242,12 +244,12 @@ def _service(
         )
         if alone:
             example = f"write {well_known.ANNOTATION_OBJECTIVE}: p95 response 200ms, or leave it out"
-            return IntentRefusal(alone[0], "says nothing without an objective", example)
+            return IntentRefusal(alone[0], "has no effect without an objective", example)
         return None
     if kind is not WorkloadKind.INFERENCE_SERVICE:
         return IntentRefusal(
             well_known.ANNOTATION_OBJECTIVE,
-            f"is a promise to services, and this is a {_words(kind)}",
+            f"applies to inference services, and this is a {_words(kind)}",
             f"write {well_known.ANNOTATION_KIND}: inference-service, or leave it out",
         )
     profile = pod.annotations.get(well_known.ANNOTATION_PROFILE, "")
@@ -283,13 +285,13 @@ def _training(pod: Pod, kind: WorkloadKind, source: MetricsSource | None) -> Tra
     if kind is not WorkloadKind.TRAINING_JOB:
         return IntentRefusal(
             given[0],
-            f"is a promise to training jobs, and this is a {_words(kind)}",
+            f"applies to training jobs, and this is a {_words(kind)}",
             f"write {well_known.ANNOTATION_KIND}: training-job, or leave it out",
         )
     if (deadline_ns is None) != (work is None):
         missing = well_known.ANNOTATION_WORK if work is None else well_known.ANNOTATION_DEADLINE
         return IntentRefusal(
-            missing, f"is missing beside {given[-1]}", "a deadline is kept by the work there is until then"
+            missing, f"is missing beside {given[-1]}", "a deadline needs the amount of work that is due by then"
         )
     return TrainingPromise(
         profile=pod.annotations.get(well_known.ANNOTATION_PROFILE, ""),
@@ -338,8 +340,8 @@ def parse_slice_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | In
     if isinstance(found, WorkloadIntent) and found.size > 1:
         return IntentRefusal(
             "resources",
-            f"names slices in a gang of {found.size}, and slices are placed pod by pod",
-            "leave the gang out, or ask for whole GPUs",
+            f"requests slices in a gang of {found.size}, and slices are placed pod by pod",
+            "remove the gang, or request whole GPUs",
         )
     return found
 

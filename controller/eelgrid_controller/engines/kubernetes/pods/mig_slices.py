@@ -28,7 +28,7 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, 
 
 
 class OfferedMigSlice(NamedTuple):
-    """One that stands; `size` in memory slices."""
+    """A MIG slice that exists; `size` in memory slices."""
 
     uuid: str
     gpu_index: int
@@ -218,7 +218,7 @@ class SlicePodScheduler:
             yield from self._tell(one, f"not placed: {intent}", is_warning=True)
             return
         if intent.waits_for:
-            yield from self._tell(one, f"waits for the gates of others: {', '.join(intent.waits_for)}")
+            yield from self._tell(one, f"waits for other scheduling gates: {', '.join(intent.waits_for)}")
             return
         wanted = requested_slices(pod)
         unit = f"{SLICE_UNIT_PREFIX}{pod.uid}"
@@ -231,7 +231,7 @@ class SlicePodScheduler:
         if choice is None:
             if len(free) == len(right):
                 text = ", ".join(f"{count} of {name}" for name, count in wanted)
-                yield from self._tell(one, f"waits: no node that it may go to has room and {text} free")
+                yield from self._tell(one, f"waits: no node that it may use has the CPU, the memory and {text} free")
             return
         for resource, _ in wanted:
             self.flights.begun(unit, pod.uid, key, DeviceLane(choice.node_name, resource), at_s)
@@ -281,11 +281,13 @@ class SlicePodScheduler:
             one = pods[uid]
             why = f"{one.pinned} does not take it: {one.pod.unscheduled_message or 'it cannot be scheduled there'}"
             if one.pod.owner is None:
-                yield from self._tell(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
+                yield from self._tell(
+                    one, f"{why}; it has no controller, so delete it and create it again", is_warning=True
+                )
             elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s, at_s):
                 self._watchdog.recreated(one.pod.owner.uid, waited_s, at_s)
                 self._watchdog.again(uid, at_s)
-                yield from self._tell(one, f"made anew: {why}", is_warning=True)
+                yield from self._tell(one, f"recreated: {why}", is_warning=True)
                 yield RecreatePod(uid, one.key, epoch, why)
 
     def _tell(self, one: SlicePod, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:

@@ -40,7 +40,7 @@ def find_blocking_budget(budgets: Sequence[Mapping[str, Any]], labels: Sequence[
         count = sum(_selects(selector, one) for one in labels)
         allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
         if count > allowed:
-            return f"the budget {budget['metadata']['name']} lets {allowed} go now, and {count} would"
+            return f"PodDisruptionBudget {budget['metadata']['name']} allows {allowed} disruptions now, and {count} are needed"
     return ""
 
 
@@ -109,7 +109,7 @@ def is_drain_requested(node: Mapping[str, Any]) -> bool:
 def drain_status(found: DrainProgress) -> str:
     """How far it is, in a sentence."""
     if not found.leaving and not found.staying:
-        rest = f"; pods of others hold {found.foreign_gpus} GPUs" if found.foreign_gpus else ""
+        rest = f"; other pods hold {found.foreign_gpus} GPUs" if found.foreign_gpus else ""
         return f"empty of managed pods{rest}"
     parts = [f"{found.leaving} to move"] if found.leaving else []
     if found.staying:
@@ -289,7 +289,7 @@ def _refused(deployment: Deployment, scene: SurgeState) -> str:
     if deployment.is_paused:
         return "its Deployment is paused"
     if scene.autoscaler:
-        return f"{scene.autoscaler} scales its Deployment, and would scale against the move"
+        return f"{scene.autoscaler} scales its Deployment, and would undo the move"
     return ""
 
 
@@ -316,7 +316,7 @@ def _surging(deployment: Deployment, note: MoveNote, scene: SurgeState, pace: Mo
     if len(others) != note.replicas or unready:
         if now_s - note.since_s <= pace.ready_s:
             return WaitStep(f"{unready[0]} is not ready" if unready else "the other pod has not come")
-        why = f"{unready[0]} was not ready" if unready else "no other pod came"
+        why = f"{unready[0]} was not ready" if unready else "no replacement pod was created"
         why = f"{why} within {pace.ready_s:g} s"
         return ScaleDeployment(deployment, replace(note, step="undo", step_s=now_s, cause=why), None)
     told = parse_move_note(old.annotations)
@@ -482,7 +482,7 @@ class MoveOrder(NamedTuple):
     owner_name: str
     owner_uid: str
     grace_s: float = 0.0
-    cause: str = "an operator's order"
+    cause: str = "requested by an operator"
 
     @property
     def name(self) -> str:

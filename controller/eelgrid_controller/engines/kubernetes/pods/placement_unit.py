@@ -41,7 +41,7 @@ from eelgrid_protos.messages import ResourceRequest, WorkloadSpec
 
 
 class PlacementPhase(Enum):
-    """Where a unit stands with the core."""
+    """State of a unit's workload in the core."""
 
     UNKNOWN = auto()  # the core holds nothing of it
     ASKED = auto()
@@ -104,7 +104,7 @@ class UnitMember(GroupMember):
         return self.sight.pod.phase == "Succeeded"
 
     def fits_into(self, spec: WorkloadSpec | None) -> bool:
-        """Whether it holds no more than a replica of this spec."""
+        """Whether it requests at most what a replica of this spec does."""
         if spec is None or self.sight.spec is None:
             return True
         own, other = self.sight.spec.request, spec.request
@@ -420,14 +420,14 @@ CoreAnswer = UnitPlaced | UnitDeferred | UnitCancelled | UnitRefused
 
 
 class AnswerNotice(NamedTuple):
-    """What is told to who waits for the unit."""
+    """What an Event says to the pods that wait for the unit."""
 
     text: str
     is_warning: bool = False
 
 
 def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings: GateSettings) -> AnswerNotice | None:
-    """The unit as it stands now; what was refused is asked again later."""
+    """Update a unit by the core's answer; a refused unit is submitted again later."""
     match answer:
         case UnitPlaced(_, places, spec):
             unit.no_node = ""
@@ -505,17 +505,17 @@ def _patching(member: UnitMember) -> None:
 
 
 def foreign_gates(member: UnitMember) -> list[str]:
-    """Gates beside ours that have to go first."""
+    """Scheduling gates of others, which have to be removed first."""
     return [gate for gate in member.sight.pod.gates if gate in member.sight.waits_for]
 
 
 def report_foreign_gates(member: UnitMember) -> RecordEvent:
-    """Which those are, for people."""
-    return record_event(member, f"waits for the gates of others: {', '.join(foreign_gates(member))}")
+    """An Event that names the scheduling gates of others."""
+    return record_event(member, f"waits for other scheduling gates: {', '.join(foreign_gates(member))}")
 
 
 def record_event(member: UnitMember, text: str, *, is_warning: bool = False) -> RecordEvent:
-    """A word about a member, for people."""
+    """The instruction to record an Event about a member."""
     return RecordEvent(member.uid, member.sight.key, text, is_warning)
 
 
@@ -558,7 +558,7 @@ _MESSAGE_MOST = 1024
 def placement_condition(
     unit: PlacementUnit, member: UnitMember, *, is_whole: bool, why: str = ""
 ) -> PlacementCondition | None:
-    """What is to stand in a pod's status now; None where that is about to change.
+    """The condition for a pod's status now; None where it is about to change.
 
     `is_whole` says that all of its unit are there, `why` that no node is eligible, in words.
     """
@@ -573,7 +573,7 @@ def placement_condition(
     if member.denied:
         return _condition(PIN_DENIED, member.denied)
     if gates := foreign_gates(member):
-        return _condition(WAITS_FOR_GATES, f"waits for the gates of others: {', '.join(gates)}")
+        return _condition(WAITS_FOR_GATES, f"waits for other scheduling gates: {', '.join(gates)}")
     if not is_whole and len(pod.gates) > 0:
         return _condition(WAITS_FOR_GANG, f"{len(unit.present)} of {unit.size} members of its gang are here")
     if unit.stand is PlacementPhase.REFUSED:
@@ -586,7 +586,7 @@ def placement_condition(
 
 
 def left_condition(member: UnitMember, why: str) -> PlacementCondition:
-    """Of a pod whose gate was removed without a place."""
+    """The condition of a pod whose gate was removed without a place."""
     if member.sight.refused:
         found = placement_condition(PlacementUnit(""), member, is_whole=True)
         if found is not None:
@@ -626,6 +626,6 @@ def recreate_unit(
     for one in gang:
         watchdog.again(one.uid, at_s)
         if not one.sight.pod.is_going and not one.is_waiting:
-            yield RecordEvent(one.uid, one.sight.key, f"made anew: {why}", is_warning=True)
+            yield RecordEvent(one.uid, one.sight.key, f"recreated: {why}", is_warning=True)
             # Of this version alone: one that has been bound meanwhile runs.
             yield RecreatePod(one.uid, one.sight.key, epoch, why, one.sight.pod.resource_version)

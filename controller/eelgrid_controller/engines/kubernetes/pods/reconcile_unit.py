@@ -387,7 +387,7 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
         if member.sight.is_released:
             return [] if member.is_patching else [ungate_member(member, epoch)]
     if not unit.is_complete:
-        return [record_event(waiting[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are here")]
+        return [record_event(waiting[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present")]
     for member in waiting:
         if foreign_gates(member):
             return [report_foreign_gates(member)]
@@ -448,7 +448,9 @@ def _pinned(
     present = sum(not member.sight.pod.is_going for _, member in found) + done
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
-        return [record_event(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
+        return [
+            record_event(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members are missing")
+        ]
     going = [(replica, member) for replica, member in waiting if not member.is_patching]
     for_devices = [
         (member, DeviceLane(unit.places[replica].node_name, RESOURCE_GPU))

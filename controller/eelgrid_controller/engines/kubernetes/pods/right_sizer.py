@@ -77,7 +77,7 @@ class SuspendedJobUpdated(NamedTuple):
 
 
 class SuspendedJobDeleted(NamedTuple):
-    """A job that is no more."""
+    """A job was deleted."""
 
     uid: str
 
@@ -106,7 +106,7 @@ class PatchJob(NamedTuple):
 
 
 class RecordJobEvent(NamedTuple):
-    """Say something to its people."""
+    """Record an Event about a job."""
 
     job: SuspendedJob
     outcome: str
@@ -317,7 +317,7 @@ def _hindrance(job: _Job) -> str:
 
 
 def _question(wish: SizeConstraints, ground: RightSizingInputs) -> SizingProblem:
-    """The sizes that its people allow and some node holds."""
+    """The sizes that its users allow and some node can hold."""
     constraint = wish.constraint
     sites = [
         site

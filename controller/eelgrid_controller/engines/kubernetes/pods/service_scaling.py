@@ -174,7 +174,7 @@ class ScaleSubresourceWriter:
         return []
 
     def _heard(self, wanted: int, at_s: float) -> None:
-        """Somebody else set the number."""
+        """The number of replicas was changed from outside."""
         if at_s - self.others_s > _QUIET_S:
             self._times = 0
         self.agreed, self.others, self.others_s, self._tried = wanted, wanted, at_s, frozenset()
@@ -371,7 +371,7 @@ def _explanation(
 
 
 def format_duration(seconds: float) -> str:
-    """Two digits, as people write times: `43ms`, `1.2s`, `120us`."""
+    """A duration with two digits: `43ms`, `1.2s`, `120us`."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * factor >= 1.0 or unit == "us":
             value = seconds * factor

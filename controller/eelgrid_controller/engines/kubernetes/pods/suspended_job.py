@@ -41,7 +41,7 @@ class JobSize(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The size in words."""
         each = f"{self.gpus} x {self.mig_profile}" if self.mig_profile else f"{self.gpus} GPU"
         return each if self.pods == 1 else f"{self.pods} pods of {each}"
 
@@ -272,7 +272,7 @@ class SuspendedJob:
 
 
 class SizeConstraints(NamedTuple):
-    """What its people allow, and what they promised themselves."""
+    """The sizes that its users allow, and the promise to keep."""
 
     profile: str
     asked: JobSize
@@ -366,7 +366,7 @@ def _need_hz(notes: Mapping[str, str], now_s: float) -> float | None:
     work = annotations.parse_number(notes, well_known.ANNOTATION_WORK)
     if (deadline_ns is None) != (work is None):
         missing = well_known.ANNOTATION_WORK if work is None else well_known.ANNOTATION_DEADLINE
-        raise AnnotationUnreadable(missing, "is missing", "a deadline is kept by the work there is until then")
+        raise AnnotationUnreadable(missing, "is missing", "a deadline needs the amount of work that is due by then")
     if deadline_ns is None or work is None:
         return None
     left_s = deadline_ns / 1e9 - now_s

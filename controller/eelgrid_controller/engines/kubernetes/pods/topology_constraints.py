@@ -71,7 +71,7 @@ class PlacedPod(NamedTuple):
 
 
 def placed_pod(pod: Pod, node_name: str) -> PlacedPod:
-    """A pod as others' rules see it on a node."""
+    """A pod on a node, with what the rules of other pods read."""
     return PlacedPod(pod.uid, pod.namespace, pod.labels, node_name, pod.is_going, pod.relations.anti_affinity)
 
 
@@ -98,7 +98,7 @@ class _Repelling(NamedTuple):
 
 
 class PodsView(Protocol):
-    """Pods by the rules that look at them."""
+    """Pods, indexed by the rules that select them."""
 
     def count(self, query: _Query) -> Mapping[str, int]:
         """How many pods of a query are on each node; nodes without any may be left out."""
@@ -140,7 +140,7 @@ class PodIndex:
         return before is not None
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
-        """A namespace as it is now; None for one that is no more."""
+        """A namespace's labels; None after it was deleted."""
         if labels is None:
             self._namespaces.pop(name, None)
         else:
@@ -148,7 +148,7 @@ class PodIndex:
         self._counts.clear()
 
     def overlaid(self, without: Collection[str], plus: Sequence[PlacedPod]) -> PodsView:
-        """The same without some pods, by uid, and with others."""
+        """A copy without some pods, by uid, and with others."""
         gone = [self._pods[uid] for uid in without if uid in self._pods]
         return _Overlay(self, [*((pod, -1) for pod in gone), *((pod, 1) for pod in plus)]) if gone or plus else self
 
@@ -260,7 +260,7 @@ class ClusterNodes:
         return True
 
     def remove(self, name: str) -> bool:
-        """A node that is no more; whether it was there."""
+        """A node was deleted; returns whether it was known."""
         if self._nodes.pop(name, None) is None:
             return False
         self._forget()

@@ -77,7 +77,7 @@ def prune_resource_claim(found: Object) -> Object:
 
 
 class ClaimWriter:
-    """Carries out grants and what undoes them."""
+    """Writes claim allocations and releases pods, and frees allocations."""
 
     def __init__(self, around: ReconcilerContext, feed: Callable[[ClaimEvent], None], log: logging.Logger) -> None:
         """What came of each is fed back."""
@@ -309,7 +309,7 @@ class ClaimReconciler(Reconciler[str]):
             try:
                 found = await self.cluster.list(RESOURCE_CLAIMS)
             except ClusterError as error:
-                self.log.warning("claims=listed error=%s action=again", error)
+                self.log.warning("claims=listed error=%s action=retry", error)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 self.feed(ClaimsListed(epoch, [prune_resource_claim(one) for one in found.items]))
@@ -389,6 +389,6 @@ class ClaimReconciler(Reconciler[str]):
             case RecreatePod():
                 self.tasks.begin(self._engine.writes.recreate(one))
             case RecordEvent():
-                self.log.info("pod=%s told=%s", one.key, one.text)
+                self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:
                     self._engine.writes.tell(one)

@@ -114,7 +114,7 @@ def placement_event(workload_id: str, placements: Iterable[Placement], spec: Wor
 
 
 def status_event(workload: Workload) -> UnitPlaced | UnitDeferred | UnitCancelled:
-    """Where a workload stands, as an event."""
+    """A workload's phase and places as an event of the gate."""
     match workload.phase:
         case WorkloadPhase.PLACED:
             return placement_event(workload.workload_id, workload.placements, workload.spec)
@@ -180,7 +180,7 @@ class CoreCommandRunner:
         try:
             await self._loop.reconsider()
         except (Fault, ContractError) as error:
-            self._log.info("reconsidered=no error=%s", error)
+            self._log.info("retry_pending=failed error=%s", error)
 
     async def carry_out(
         self, asked: RegisterNode | RemoveNode | ReportUsage | SubmitUnit | AdoptUnit | CancelUnit | ScaleUnit
@@ -212,15 +212,15 @@ class CoreCommandRunner:
         try:
             await command  # type: ignore[misc]
         except NotFound:
-            self._log.debug("node=%s told=no reason=unknown", node_name)
+            self._log.debug("node=%s reported=no reason=unknown", node_name)
         except (Fault, ContractError) as error:
             self.refused += 1
-            self._log.warning("node=%s told=no error=%s action=again", node_name, error)
+            self._log.warning("node=%s reported=no error=%s action=retry", node_name, error)
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeReportFailed(node_name))
 
     async def _changed(self, workload_id: str, command: Awaitable[Workload]) -> None:
-        """What stands afterwards is told, also where nothing changed."""
+        """Feeds what the core holds afterwards, also where nothing changed."""
         try:
             workload = await command
         except (Fault, ContractError) as error:
@@ -241,7 +241,7 @@ class CoreCommandRunner:
                 self._feed(UnitCancelled(workload_id))
                 return
             except (Fault, ContractError) as error:
-                self._log.warning("workload=%s cancelled=no error=%s action=again", workload_id, error)
+                self._log.warning("workload=%s cancelled=no error=%s action=retry", workload_id, error)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 # Told by its commit, too, unless it was ended before.

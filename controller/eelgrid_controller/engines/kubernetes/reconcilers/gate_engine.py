@@ -233,7 +233,7 @@ class GateEngine(Reconciler[str]):
         self.log.info("kubernetes=synced pods=%d nodes=%d", len(self.pods.objects), len(self.nodes.objects))
 
     def _known(self, core: Any) -> None:
-        """What the core holds, told before anything is decided."""
+        """Feeds what the core holds, before anything is decided."""
         self._is_running = True
         for workload in core.state.workloads.values():
             if is_gate_workload(workload.workload_id):
@@ -248,7 +248,7 @@ class GateEngine(Reconciler[str]):
         self._pods_heard.append(callback)
 
     def hear_nodes(self, callback: Callable[[Sequence[Delta]], None]) -> None:
-        """Tell changes of nodes to others, in the same way."""
+        """Call a callback with changes of nodes, in the same way."""
         self._nodes_heard.append(callback)
 
     def serve(self, services: Iterable[InferenceService]) -> None:
@@ -397,7 +397,7 @@ class GateEngine(Reconciler[str]):
     def _do(self, one: GateInstruction) -> None:
         match one:
             case RecordEvent():
-                self.log.info("pod=%s told=%s", one.key, one.text)
+                self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:
                     self.writes.tell(one)
             case UngatePod():

@@ -57,7 +57,7 @@ _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of one service between looks."""
+    """What is kept of one service between reconciles."""
 
     scaling: ScaleSubresourceWriter = field(default_factory=ScaleSubresourceWriter)
     conditions: ConditionSet = field(default_factory=ConditionSet)
@@ -130,7 +130,7 @@ class InferenceServiceReconciler(Reconciler[str]):
     # Looking
 
     def look(self) -> None:
-        """One look at all services, and what is to be written."""
+        """Compare all services with their targets, and write what differs."""
         self.looks += 1
         around, at_s = self._around, self.clock.monotonic_s()
         found = {str(one["metadata"]["uid"]): one for one in self._services.objects.values()}
@@ -288,7 +288,7 @@ class InferenceServiceReconciler(Reconciler[str]):
                 )
             kept.refused = "" if scale else kept.refused
         except (Conflict, ObjectNotFound, StaleTerm) as error:
-            self.log.debug("service=%s scaled=no error=%s action=look_again", name, error)
+            self.log.debug("service=%s scaled=no error=%s action=retry", name, error)
         except ClusterError as error:
             self.failures += 1
             kept.refused = str(error)

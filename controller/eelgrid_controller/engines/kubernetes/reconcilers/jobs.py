@@ -87,7 +87,7 @@ class WorkloadBoost(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether somebody else set it, or took ours over."""
+        """Whether another writer set it, or changed ours."""
         return self.present is not None and self.present != self.ours
 
 

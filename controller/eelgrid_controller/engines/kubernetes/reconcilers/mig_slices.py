@@ -146,7 +146,7 @@ class SlicePodReconciler(Reconciler[str]):
     def _do(self, one: GateInstruction) -> None:
         match one:
             case RecordEvent():
-                self.log.info("pod=%s told=%s", one.key, one.text)
+                self.log.info("pod=%s event=%s", one.key, one.text)
                 self._around.engine.writes.tell(one)
             case UngatePod():
                 self.log.info("pod=%s node=%s plan=%s", one.key, one.node_name, one.plan)
@@ -295,11 +295,11 @@ class RepartitionTaintReconciler(Reconciler[str]):
     def _taint_text(self, name: str, *, is_wanted: bool) -> str:
         if self._taints.is_given_up(name, self.clock.monotonic_s()):
             missing = self._wanted.get(name, "")
-            return f"{TAINT_REPARTITION} removed after {self._taints.most_s:g} s: {missing} has not come"
+            return f"{TAINT_REPARTITION} removed after {self._taints.most_s:g} s without reaching: {missing}"
         if not is_wanted:
-            return f"{TAINT_REPARTITION} removed: its GPUs stand"
+            return f"{TAINT_REPARTITION} removed: its GPUs are partitioned as planned"
         held = self._around.engine.gate.others.gpus(name)
-        foreign = f"; others hold {held} GPUs there, which stay" if held else ""
+        foreign = f"; other pods keep {held} GPUs there" if held else ""
         return f"{TAINT_REPARTITION}: no new pods until {self._wanted[name]}{foreign}"
 
 
@@ -314,5 +314,5 @@ def nodes_with_pending_layout(core: Core) -> dict[str, str]:
             str(gpu.index) for gpu, layout in laid_out if layout is not None and not is_layout_complete(gpu, layout)
         ]
         if missing:
-            found[name] = f"GPU {', '.join(missing)} is cut as planned"
+            found[name] = f"GPU {', '.join(missing)} is partitioned as planned"
     return found

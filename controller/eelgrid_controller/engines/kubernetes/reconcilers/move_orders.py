@@ -35,7 +35,7 @@ _WAITS_S = 10.0  # for the gate to hear of a place that the core moved
 
 
 class MoveOrders:
-    """Orders, from what the gate, the core and nodes are at this moment."""
+    """Finds the moves that are due, from the gate, the core and the nodes."""
 
     def __init__(self, engine: GateEngine, log: logging.Logger) -> None:
         self._engine = engine
@@ -77,14 +77,14 @@ class MoveOrders:
                 yield from self._of_unit(core, unit)
             elif now_s > until_s:
                 del self._moved[name]
-                self._log.warning("workload=%s moved=no reason=no pod of it stands where it was", name)
+                self._log.warning("workload=%s moved=no reason=none of its pods is at its former place", name)
 
     def _of_unit(self, core: Core, unit: PlacementUnit) -> Iterator[MoveOrder]:
         for uid in unit.moving.values():
             member = unit.members.get(uid)
             if member is None:
                 continue
-            order = self._order(core, unit, member, unit.workload_id, "an operator's order")
+            order = self._order(core, unit, member, unit.workload_id, "requested by an operator")
             if order is not None:
                 yield order
                 if order.manner is MoveMethod.EVICT:
@@ -127,7 +127,7 @@ class MoveOrders:
         """Pods of services that stand where their places were: the next pod that comes gets the new one."""
         for unit in self._engine.gate.units.values():
             for uid in sorted(unit.elastic.moved & unit.members.keys()) if unit.elastic is not None else ():
-                order = self._order(core, unit, unit.members[uid], "", "an operator's order")
+                order = self._order(core, unit, unit.members[uid], "", "requested by an operator")
                 if order is not None:
                     yield order
 
@@ -157,7 +157,7 @@ class MoveOrders:
 
     def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
         if not self.is_enforced(core, member.target):
-            return "its pool is only observed"
+            return "its pool is observe-only"
         order = self._order(core, unit, member, "", "its node is drained")
         if order is None:
             return "fixed"
@@ -166,7 +166,7 @@ class MoveOrders:
         return order
 
     def _foreign(self, node_name: str) -> int:
-        """GPUs that pods of others hold on a node."""
+        """GPUs that pods placed by others hold on a node."""
         managed = (
             member.sight.pod.requested.count("nvidia.com/gpu")
             for unit in self._engine.gate.units.values()
@@ -228,7 +228,7 @@ async def restore_places(
         await loop.apply_moves((moves,), is_back=True)
     except (Fault, ContractError) as error:
         orders.took_nothing_back(order.workload)
-        log.info("workload=%s back=no error=%s", order.workload, error)
+        log.info("workload=%s restored=no error=%s", order.workload, error)
         return False
     return True
 

@@ -118,13 +118,13 @@ class MoveWriter:
         return (await self._tried(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
 
     async def autoscaler(self, namespace: str, deployment: str) -> str:
-        """Who else scales a Deployment; empty where nobody does."""
+        """The autoscaler of a Deployment; empty where there is none."""
         try:
             found = await self._tried(lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace))
         except NotServed:
             return ""
         except Forbidden:
-            return "an autoscaler (this controller may not list them) perhaps"
+            return "possibly an autoscaler (this controller may not list them)"
         for one in found.items:
             target = (one.get("spec") or {}).get("scaleTargetRef") or {}
             if target.get("kind") == "Deployment" and target.get("name") == deployment:
@@ -207,7 +207,7 @@ class MoveWriter:
         await self._written(lambda: self._cluster.evict(pod.name, namespace=pod.namespace, uid=pod.uid, is_dry=is_dry))
 
     async def node_says(self, name: str, annotations: Mapping[str, str | None]) -> None:
-        """Write annotations of ours onto a node."""
+        """Write annotations to a node."""
         body = {"metadata": {"annotations": annotations}}
         await self._written(lambda: self._cluster.patch(NODES, name, body))
 
@@ -233,7 +233,7 @@ class MoveWriter:
 
 
 class OwnedPods:
-    """The index."""
+    """Pods of the engine by uid and by owner."""
 
     def __init__(self) -> None:
         self.noted: dict[str, ObjectKey] = {}  # pods that carry the note of a move, by uid
@@ -419,16 +419,16 @@ class MoveReconciler(Reconciler[str]):
         core, now_s = self._around.loop.core, self._now_s()
         for order in self.orders.of_core(core, now_s):
             if not self.mover.offer(order, now_s):
-                await self._refuse(order, "too many moves are asked for, or it is being moved already")
+                await self._refuse(order, "too many moves are queued, or it is being moved already")
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
             await self._look()
         # A place that is kept is kept from others: what may not move now gives it back.
         bounds = self.mover.bounds
-        late = dict.fromkeys(self.mover.late(now_s), f"its turn has not come in {bounds.wait_s:g} s")
+        late = dict.fromkeys(self.mover.late(now_s), f"it could not start within {bounds.wait_s:g} s")
         for order in self.mover.waiting.values():
             if order.workload and self.mover.rests(order, self._pods.pod, now_s):
-                late[order] = f"it came by a move less than {bounds.again_s:g} s ago"
+                late[order] = f"it was moved less than {bounds.again_s:g} s ago"
         for order, why in late.items():
             self.mover.withdraw(order.name)
             await self._refuse(order, why)
@@ -439,7 +439,7 @@ class MoveReconciler(Reconciler[str]):
                 try:
                     await self._step(run)
                 except (Conflict, StaleTerm) as error:  # looked at anew in the next turn
-                    self.log.debug("move=%s step=again error=%s", run.order.unit, error)
+                    self.log.debug("move=%s step=retry error=%s", run.order.unit, error)
                 except ClusterError as error:
                     if isinstance(error, Forbidden) and not run.is_begun:
                         await self._end(run, MoveEnded(is_done=False, why=str(error)))
@@ -473,7 +473,7 @@ class MoveReconciler(Reconciler[str]):
             try:
                 await self.writes.node_says(key.name, {ANNOTATION_DRAINED: text})
             except ClusterError as error:
-                self.log.warning("node=%s says=no error=%s", key.name, error)
+                self.log.warning("node=%s annotated=no error=%s", key.name, error)
             if text is not None:
                 name = PodKey("", key.name)
                 self.writes.tell("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
@@ -487,7 +487,9 @@ class MoveReconciler(Reconciler[str]):
         observed = sorted(name for name in places if not self.orders.is_enforced(core, name))
         if observed:
             to = next((f" to {going.to}" for going in order.goes if going.to), "")
-            await self._end(run, MoveEnded(is_done=False, why=f"would be moved{to}: {observed[0]} is only observed"))
+            await self._end(
+                run, MoveEnded(is_done=False, why=f"would be moved{to}: {observed[0]} is in an observe-only pool")
+            )
             return
         try:
             problem = await self._problem(run)
@@ -517,7 +519,7 @@ class MoveReconciler(Reconciler[str]):
         ]
 
     async def _problem(self, run: _MoveRun) -> str:
-        """Why a move does not begin; a Deployment is looked for."""
+        """Why a move cannot begin, empty where it can; finds the Deployment of a surge."""
         order = run.order
         going = order.goes[0]
         pod = self._pods.pod(going.uid)
@@ -526,7 +528,7 @@ class MoveReconciler(Reconciler[str]):
         if order.manner is MoveMethod.SURGE:
             name = await self.writes.deployment_name(pod)
             run.notes = tuple(replace(note, deployment=name) for note in run.notes)
-            return "" if name else "no Deployment is above its ReplicaSet"
+            return "" if name else "its ReplicaSet belongs to no Deployment"
         if len(order.goes) > self.mover.bounds.gang_most:
             return f"its gang has {len(order.goes)} pods, and {self.mover.bounds.gang_most} may move at once"
         if order.owner_kind == "Job":
@@ -616,7 +618,7 @@ class MoveReconciler(Reconciler[str]):
                 if pod is not None and parse_move_note(pod.annotations) is not None:
                     await self.writes.mark(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
         except ClusterError as error:
-            self.log.warning("move=%s cleaned=no error=%s", order.unit, error)
+            self.log.warning("move=%s cleanup=failed error=%s", order.unit, error)
         await self._give_back(order, is_done=over.is_done)
 
     async def _give_back(self, order: MoveOrder, *, is_done: bool) -> None:
@@ -645,7 +647,7 @@ class MoveReconciler(Reconciler[str]):
         to = f" to {going.to}" if going.to else ""
         gang = f" with {len(order.goes) - 1} more of its gang" if len(order.goes) > 1 else ""
         grace = max(0.0, run.notes[0].evict_s - self._now_s())
-        how = "another pod is made before" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
+        how = "its replacement is created first" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
         self._tell(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
 
     def _tell(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:

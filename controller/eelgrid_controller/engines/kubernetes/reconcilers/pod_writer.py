@@ -51,7 +51,7 @@ _REPORT_EVERY_S = 0.02
 
 
 class PodWriter:
-    """Carries out what the gate wants written."""
+    """Writes pods as the gate's instructions say."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class PodWriter:
             self._log.warning("pod=%s gate=removed reason=%s", asked.key, asked.why)
 
     async def recreate(self, asked: RecreatePod) -> None:
-        """Delete a pod whose owner makes another."""
+        """Delete a pod, so that its owner creates another."""
         namespace, name = asked.key
 
         async def call() -> None:

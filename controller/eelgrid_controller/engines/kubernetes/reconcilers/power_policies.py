@@ -140,7 +140,7 @@ class PowerPolicyReconciler(Reconciler[str]):
         self._memory, fault = await asyncio.to_thread(self._former.load)
         self._saved = None if fault else self._memory
         if fault:
-            self.log.error("file=%s read=no error=%s action=begin_without", self._former.path, fault)
+            self.log.error("file=%s read=no error=%s action=start_without", self._former.path, fault)
         self._machine = PowerPolicyMerger(find_policy_violations)
         self._objects = self.make_informer(POWER_POLICIES, keep=_pruned, max_objects=_OBJECTS_MOST)
         self._objects.hear(self._changed)
@@ -176,7 +176,7 @@ class PowerPolicyReconciler(Reconciler[str]):
 
     async def _apply(self) -> tuple[PolicyDecision, AppliedPolicy]:
         """Put in force what objects want; what was decided, and what is in force now."""
-        fault = "the policy was changed by somebody else again and again; tried again in a moment"
+        fault = "the policy kept changing while it was being updated; it is retried shortly"
         for _ in range(_ATTEMPTS):
             policy = await self._around.loop.read(lambda core: core.state.policy)
             decision = self._decide(policy)
@@ -184,17 +184,17 @@ class PowerPolicyReconciler(Reconciler[str]):
                 await self._save(decision.ahead)
                 if decision.policy != policy:
                     if self.term() is None:
-                        return decision, _applied(policy, "this controller does not lead any more")
+                        return decision, _applied(policy, "this controller is no longer the leader")
                     policy = await self._around.loop.update_policy(decision.policy)
                     self.log.info("policy=changed revision=%d objects=%d", policy.revision, len(decision.standings))
                 await self._save(decision.after)
             except Aborted:
                 continue
             except (Fault, ContractError) as error:
-                fault = f"the controller did not take it: {error}"
+                fault = f"the controller rejected it: {error}"
                 break
             except OSError as error:
-                fault = f"{self._former.path} cannot be written: {error}; make room or give rights there"
+                fault = f"{self._former.path} cannot be written: {error}; free space or grant write access there"
                 break
             self._say("policy", "")
             return decision, _applied(policy)
@@ -232,7 +232,7 @@ class PowerPolicyReconciler(Reconciler[str]):
         except ClusterError as error:
             self.failures += 1
             self._due_s[uid] = now_s() + self._failed_s
-            self._say(name, f"its status is not written: {error}")
+            self._say(name, f"its status could not be written: {error}")
             return
         self.statuses += 1
         self._due_s[uid] = now_s() + self._status_s

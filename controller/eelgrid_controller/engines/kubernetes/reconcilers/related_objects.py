@@ -76,7 +76,7 @@ class OwnerLookups:
         monotonic_s: Callable[[], float],
         log: logging.Logger,
     ) -> None:
-        """`done` hears of each object that is known from now on."""
+        """`done` is called for each object that has been looked up."""
         self.found: dict[ObjectRef, OwnerTemplate | None] = {}
         self.asked = 0
         self._cluster = cluster
@@ -104,7 +104,7 @@ class OwnerLookups:
                 try:
                     holder = await self._get(ref)
                 except ClusterError as error:
-                    self._log.warning("object=%s read=no error=%s action=again", ref, error)
+                    self._log.warning("object=%s read=no error=%s action=retry", ref, error)
                     await asyncio.sleep(_AGAIN_S)
                 else:
                     break
