@@ -8,7 +8,6 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 from eelgrid_controller.clock import Clock
@@ -101,12 +100,15 @@ class KubernetesRuntime:
             ),
         )
         surroundings = ReconcilerContext(
-            **{one.name: getattr(context, one.name) for one in fields(context)},
+            cluster=context.cluster,
+            elector=context.elector,
+            identity=context.identity,
+            clock=context.clock,
+            rng=context.rng,
+            log=context.log,
             loop=loop,
             engine=self.engine,
-            has_agent=has_agent,
             devices=devices,
-            namespace=config.namespace or access.namespace,
             data=data,
             draws=draws,
             foresees=foresees,

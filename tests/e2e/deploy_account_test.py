@@ -229,7 +229,7 @@ async def test_an_ability_has_the_rights_that_it_needs(nodes, access, tmp_path, 
             check_rights(rig.controller)
         said = [record.getMessage() for record in caplog.records if record.name.startswith("test.controller")]
         assert not [one for one in said if "forbidden" in one.lower()]
-        assert not [one for one in said if "part=failed" in one]
+        assert not [one for one in said if "=failed action=restart" in one]
     finally:
         apply(usual)
         remove(made)

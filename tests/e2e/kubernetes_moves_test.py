@@ -8,12 +8,11 @@ from dataclasses import replace
 from tests.controller_rig import running
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.admission import gate_injector
-from tests.fakes.kubernetes.attendants import Budgets
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.manifests import deployment, job, node
 from tests.fakes.kubernetes.scheduler import Scheduler
-from tests.fakes.kubernetes.workloads import Workloads, is_ready
+from tests.fakes.kubernetes.workloads import Budgets, Workloads, is_ready
 
 from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, EVENTS, JOBS, NODES, POD_DISRUPTION_BUDGETS
 from eelgrid_controller.engines.kubernetes.model.well_known import (

@@ -6,11 +6,15 @@ import logging
 import random
 from types import SimpleNamespace
 
+import pytest
+
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterUnreachable, Conflict, StaleTerm
+from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.reconcilers import reconciler
+from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveWriter
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     ClusterContext,
     EventInbox,
@@ -250,20 +254,24 @@ async def test_a_write_is_repeated_while_its_term_lasts_and_not_sent_after_it():
         return "done"
 
     assert await follower.write(call, epoch=1) == "done"
-    try:
+    with pytest.raises(StaleTerm):
         await follower.write(call, epoch=1)
-    except StaleTerm:
-        assert len(calls) == 3
-    else:
-        raise AssertionError("it was written in a term that was over")
+    assert len(calls) == 3
     assert await follower.write(call) == "done", "without an epoch the term that runs will do"
     world.term = None
-    try:
+    with pytest.raises(StaleTerm):
         await follower.write(call)
-    except StaleTerm:
-        assert len(calls) == 4
-    else:
-        raise AssertionError("nobody leads")
+    assert len(calls) == 4
+
+
+async def test_an_eviction_that_is_not_sent_since_the_term_is_over_does_not_count_as_done():
+    world = World()
+    world.term = None
+    writer = MoveWriter(world.context, events=EventRecorder(None, identity="", clock=Clock(), log=LOG), log=LOG)
+    pod = Pod(uid="u", namespace="x", name="p", labels={}, annotations={})
+    with pytest.raises(StaleTerm):
+        await writer.evict([pod])
+    assert writer.forbidden == 0
 
 
 async def test_events_are_sent_in_order_and_the_oldest_is_dropped_when_too_many_wait(monkeypatch):

@@ -430,9 +430,7 @@ class ReconcilerContext(ClusterContext):
 
     loop: CoreCommandPort
     engine: GateEngine
-    has_agent: Callable[[str], bool]
     devices: DeviceReports
-    namespace: str
     data: Path  # where the journal is
     draws: Callable[[], Mapping[str, PlacePower]]  # power below each budget of the policy, as measured last
     foresees: ForecastLookup | None = None
