@@ -12,6 +12,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterUnreachable, Conflict, StaleTerm
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.reconcilers import reconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveWriter
@@ -19,6 +20,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     ClusterContext,
     EventInbox,
     EventRecorder,
+    ParseCache,
     Reconciler,
     Result,
     WorkQueue,
@@ -151,6 +153,26 @@ def test_an_inbox_wakes_once_for_many_events_and_keeps_their_order():
     assert (inbox.drain(), inbox.drain(), len(wakes)) == ([0, 1, 2], [], 1)
     inbox.put(3)
     assert len(wakes) == 2
+
+
+def test_an_object_is_parsed_once_for_each_version_and_forgotten_with_its_key():
+    parsed = []
+
+    def parse(found):
+        parsed.append(found["value"])
+        if found["value"] == "bad":
+            raise KubernetesUnreadable("value", "is bad", "write another")
+        return found["value"]
+
+    cache = ParseCache(parse)
+    first = {"metadata": {"resourceVersion": "1"}, "value": "a"}
+    assert [cache.get("k", first), cache.get("k", first)] == ["a", "a"]
+    assert cache.get("k", {"metadata": {"resourceVersion": "2"}, "value": "bad"}) is None
+    assert cache.get("k", {"metadata": {"resourceVersion": "2"}, "value": "bad"}) is None
+    assert parsed == ["a", "bad"]
+    cache.retain([])
+    assert cache.get("k", first) == "a"
+    assert parsed == ["a", "bad", "a"]
 
 
 async def test_keys_wait_while_another_leads_and_each_term_is_begun_once():

@@ -39,7 +39,7 @@ from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
     rejected_status,
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, ParseCache, Reconciler, Result
 from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_protos import catalogue
@@ -81,8 +81,7 @@ class InferenceServiceReconciler(Reconciler[str]):
         self._around = around
         self._power = PriorPowerModel(catalogue.load_catalogue())
         self._kept: dict[str, _Kept] = {}
-        # By uid, with the version that was read.
-        self._read: dict[str, tuple[str, InferenceService | ServiceRejection]] = {}
+        self._read: ParseCache[str, InferenceService | ServiceRejection] = ParseCache(parse_service)
         self._is_known = asyncio.Event()
         around.engine.awaited.append(self._known)
         self.reset()
@@ -134,6 +133,7 @@ class InferenceServiceReconciler(Reconciler[str]):
         self.looks += 1
         around, at_s = self._around, self.clock.monotonic_s()
         found = {str(one["metadata"]["uid"]): one for one in self._services.objects.values()}
+        self._read.retain(found.keys())
         read = {uid: self._service(uid, one) for uid, one in found.items()}
         around.engine.serve([one for one in read.values() if isinstance(one, InferenceService)])
         for uid in self._kept.keys() - found.keys():
@@ -162,11 +162,8 @@ class InferenceServiceReconciler(Reconciler[str]):
             self._write(kept, found[uid], told, told_scale, at_s)
 
     def _service(self, uid: str, found: Object) -> InferenceService | ServiceRejection:
-        version = str(found["metadata"]["resourceVersion"])
-        known = self._read.get(uid)
-        if known is None or known[0] != version:
-            known = self._read[uid] = version, parse_service(found)
-        read = known[1]
+        read = self._read.get(uid, found)
+        assert read is not None, "what cannot be read is a rejection"
         if isinstance(read, ServiceRejection):
             return read
         target = self._target(read.target)
@@ -246,7 +243,6 @@ class InferenceServiceReconciler(Reconciler[str]):
 
     def _forget(self, uid: str) -> None:
         kept = self._kept.pop(uid)
-        self._read.pop(uid, None)
         self._silence(kept)
         if kept.writing is not None:
             kept.writing.cancel()

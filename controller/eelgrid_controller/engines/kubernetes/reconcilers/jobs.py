@@ -28,6 +28,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     PYTORCH_JOBS,
     TRAIN_JOBS,
     Object,
+    ObjectKey,
     PatchKind,
     Resource,
     ServedResources,
@@ -56,7 +57,13 @@ from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
 from eelgrid_controller.engines.kubernetes.pods.suspended_job import SizeMeasurement
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import describe_failure
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, EventInbox, Reconciler, Result
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
+    CLUSTER_KEY,
+    EventInbox,
+    ParseCache,
+    Reconciler,
+    Result,
+)
 from eelgrid_controller.objectives.forecasts import NOT_LEARNED_REASON, ScaleQuestion
 from eelgrid_protos.messages import Inventory
 
@@ -270,7 +277,7 @@ class JobReconciler(Reconciler[str]):
         self._around = around
         self._round_s = round_s
         self._inbox: EventInbox[RightSizingEvent] = EventInbox(lambda: self.queue.add(CLUSTER_KEY))
-        self._nodes: dict[str, tuple[str, KubeNode]] = {}
+        self._nodes: ParseCache[ObjectKey, KubeNode] = ParseCache(parse_node)
         self.reset()
 
     def reset(self) -> None:
@@ -353,20 +360,10 @@ class JobReconciler(Reconciler[str]):
         )
 
     def _sites(self, inventories: dict[str, Inventory]) -> list[CandidateNode]:
-        found, nodes = [], self._around.engine.nodes.objects
-        for key, one in nodes.items():
-            version = one["metadata"]["resourceVersion"]
-            held = self._nodes.get(key.name)
-            if held is None or held[0] != version:
-                try:
-                    held = version, parse_node(one)
-                except KubernetesUnreadable:
-                    continue
-                self._nodes[key.name] = held
-            found.append(candidate_node_of(held[1], inventories.get(key.name)))
-        if len(self._nodes) > len(nodes):
-            self._nodes = {key.name: self._nodes[key.name] for key in nodes if key.name in self._nodes}
-        return found
+        nodes = self._around.engine.nodes.objects
+        self._nodes.retain(nodes.keys())
+        read = ((key.name, self._nodes.get(key, one)) for key, one in nodes.items())
+        return [candidate_node_of(node, inventories.get(name)) for name, node in read if node is not None]
 
     # Writes
 

@@ -43,7 +43,7 @@ from eelgrid_controller.engines.kubernetes.pods.migration import TaintTimers, is
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node, plan_for_pod
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, ParseCache, Reconciler, Result
 from eelgrid_controller.state.mig_layouts import is_layout_complete
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import is_pool_enforced
@@ -65,7 +65,7 @@ class SlicePodReconciler(Reconciler[str]):
         self.machine = SlicePodScheduler(unbound_s=settings.gate.unbound_s, flight_s=settings.gate.flight_s)
         self._around = surroundings
         self._pods: dict[str, SlicePod] = {}
-        self._nodes: dict[str, tuple[str, KubeNode]] = {}  # with the version that was read
+        self._nodes: ParseCache[ObjectKey, KubeNode] = ParseCache(parse_node)
         self._writes = PodWriter(
             surroundings.cluster,
             pods=lambda: engine.pods.objects,
@@ -159,20 +159,16 @@ class SlicePodReconciler(Reconciler[str]):
     # What is on offer
 
     def _offering(self) -> dict[str, KubeNode]:
-        """Nodes with slices, read once for each version."""
-        found = {}
-        for key, node in self._around.engine.nodes.objects.items():
+        """Nodes with slices."""
+        found, nodes = {}, self._around.engine.nodes.objects
+        self._nodes.retain(nodes.keys())
+        for key, node in nodes.items():
             allocatable = (node.get("status") or {}).get("allocatable") or {}
             if not any(name.startswith(RESOURCE_MIG_PREFIX) for name in allocatable):
                 continue
-            version = node["metadata"].get("resourceVersion", "")
-            read = self._nodes.get(key.name)
-            if read is None or read[0] != version:
-                try:
-                    read = self._nodes[key.name] = version, parse_node(node)
-                except KubernetesUnreadable:
-                    continue
-            found[key.name] = read[1]
+            parsed = self._nodes.get(key, node)
+            if parsed is not None:
+                found[key.name] = parsed
         return found
 
     def _offers(self, nodes: Mapping[str, KubeNode]) -> Iterator[SliceOffer]:

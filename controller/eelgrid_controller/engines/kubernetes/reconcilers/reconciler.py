@@ -16,7 +16,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from eelgrid_controller.engines.kubernetes.api.retry import (
     RetryLimits,
     retry_after_s,
 )
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference, build_event
 
 T = TypeVar("T")
@@ -128,6 +129,32 @@ class WorkQueue(Generic[KeyT]):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+
+class ParseCache(Generic[KeyT, T]):
+    """Objects parsed once for each of their resource versions."""
+
+    def __init__(self, parse: Callable[[Object], T]) -> None:
+        """`parse` may raise KubernetesUnreadable."""
+        self._parse = parse
+        self._parsed: dict[KeyT, tuple[str, T | None]] = {}
+
+    def get(self, key: KeyT, found: Object) -> T | None:
+        """What an object parses to; None where it cannot be read."""
+        version = str(found["metadata"].get("resourceVersion", ""))
+        known = self._parsed.get(key)
+        if known is None or known[0] != version:
+            try:
+                known = version, self._parse(found)
+            except KubernetesUnreadable:
+                known = version, None
+            self._parsed[key] = known
+        return known[1]
+
+    def retain(self, keys: Collection[KeyT]) -> None:
+        """Forget all objects but these."""
+        if len(self._parsed) > len(keys):
+            self._parsed = {key: self._parsed[key] for key in keys if key in self._parsed}
 
 
 class EventInbox(Generic[EventT]):
