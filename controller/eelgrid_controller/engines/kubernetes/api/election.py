@@ -29,7 +29,7 @@ class Timing:
 
 
 class LeaseRecord(NamedTuple):
-    """What a Lease says."""
+    """A Lease, parsed."""
 
     holder: str  # empty: free
     epoch: int

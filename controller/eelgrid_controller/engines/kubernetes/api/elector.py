@@ -32,7 +32,7 @@ def is_of(term: LeadershipTerm | None, epoch: int) -> bool:
 
 
 class Elector:
-    """One candidate for one Lease; `run` until `stop`."""
+    """A candidate for one Lease; `run` until `stop`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """Who holds the Lease as far as is known; empty where nobody does."""
+        """The last known holder of the Lease; empty without one."""
         return self._state.seen.holder if self._state.seen is not None else ""
 
     def term(self) -> LeadershipTerm | None:
@@ -104,7 +104,7 @@ class Elector:
                 self._tell(None)
 
     def _take(self, event: election.ElectionEvent) -> None:
-        """One event: the next state, and what it asks for."""
+        """Apply an event to the election, and carry out its actions."""
         self._state, told = election.step_election(self._state, event, self._clock.monotonic_s())
         for one in told:
             match one:
@@ -157,7 +157,7 @@ class Elector:
 
 
 def record_of(lease: Mapping[str, Any]) -> LeaseRecord:
-    """What a Lease object says."""
+    """Parse a Lease object."""
     spec = lease.get("spec") or {}
     return LeaseRecord(str(spec.get("holderIdentity") or ""), int(spec.get("leaseTransitions") or 0), version_of(lease))
 

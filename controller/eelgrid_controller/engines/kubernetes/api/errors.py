@@ -15,7 +15,7 @@ _CANNOT = re.compile(
 
 
 class StatusCause(NamedTuple):
-    """One field at fault."""
+    """A field that the server rejected."""
 
     field: str
     message: str
@@ -82,7 +82,7 @@ class StaleTerm(ClusterError):
 
 
 class ObjectAlreadyExists(Conflict):
-    """The name is taken."""
+    """An object of this name exists already."""
 
 
 class Expired(ClusterError):
@@ -90,7 +90,7 @@ class Expired(ClusterError):
 
 
 class Invalid(ClusterError):
-    """What was sent breaks a rule; `causes` names the fields, where the server does."""
+    """The request violates a rule; `causes` names the fields, where the server does."""
 
     def __init__(
         self,

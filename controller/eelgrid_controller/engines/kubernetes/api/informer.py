@@ -37,7 +37,7 @@ class TooManyObjects(ControllerError):
 
 
 class DeltaType(Enum):
-    """What happened to an object."""
+    """Kind of change of an object."""
 
     ADDED = auto()
     MODIFIED = auto()
@@ -45,7 +45,7 @@ class DeltaType(Enum):
 
 
 class Delta(NamedTuple):
-    """One difference; `old` is None of what is new, `new` of what has gone."""
+    """A change of one object; `old` is None where it was added, `new` where it was deleted."""
 
     what: DeltaType
     key: ObjectKey
@@ -166,7 +166,7 @@ _PACE = InformerTiming()
 
 
 class Informer:
-    """One kind, held and watched; `run` until it is cancelled."""
+    """Holds all objects of one kind, listed and watched; `run` until it is cancelled."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Informer:
 
     @property
     def objects(self) -> Mapping[ObjectKey, Object]:
-        """What is held, by namespace and name; not to be changed."""
+        """The objects by namespace and name; read-only."""
         return self._held.objects
 
     @property

@@ -81,7 +81,7 @@ async def call_with_retries(
     monotonic_s: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """What the call gives, after several attempts if need be; the last error otherwise."""
+    """Make a call, repeated with backoff; raises the error of the last attempt."""
     backoff = Backoff(rng, first_s=limits.first_s, most_s=limits.most_s)
     until_s = monotonic_s() + limits.whole_s
     for attempt in range(1, limits.attempts + 1):
@@ -113,7 +113,7 @@ class RetryingWriter:
         self._slots = asyncio.Semaphore(max_concurrent)
 
     async def write(self, call: Callable[[], Awaitable[T]], *, may_send: Callable[[], bool]) -> T:
-        """What the server answers; `may_send` is asked before each attempt.
+        """Make a write and return the server's answer; `may_send` is asked before each attempt.
 
         Raises StaleTerm where it says no, else the ClusterError of the last attempt.
         """

@@ -128,7 +128,7 @@ def _release(
 
 
 def surrendered_claims(book: ClaimStore, wanted: ClaimDemand) -> Iterator[Body]:
-    """What members of a gang that finds no room for all hold already, and none of them uses."""
+    """Unused allocations of a gang that has no room for all its members."""
     if wanted.unit.size <= 1:
         return
     for member in wanted.members:
@@ -147,7 +147,7 @@ _HELD = ("allocation", "reservedFor", "devices")
 
 
 class ClaimAllocator:
-    """One cluster's claims."""
+    """Allocates the claims of one cluster."""
 
     def __init__(self, settings: ClaimAllocatorSettings) -> None:
         self.settings = settings
@@ -175,7 +175,7 @@ class ClaimAllocator:
         self._tells: list[RecordEvent] = []
 
     def take(self, events: Iterable[ClaimEvent], at_s: float, stamp: str) -> list[ClaimInstruction]:
-        """What is to be done after these events; `stamp` is the time for people, RFC 3339."""
+        """Apply events and return the instructions that follow; `stamp` is the time in RFC 3339."""
         for event in events:
             self._apply(event, at_s)
         if not self._is_synced:

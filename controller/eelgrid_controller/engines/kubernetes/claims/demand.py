@@ -191,7 +191,7 @@ class ClaimStore:
         self._read.clear()
 
     def read(self, found: Mapping[str, Any]) -> ParsedClaim | ClaimRejection:
-        """What a claim asks for."""
+        """Parse what a claim requests."""
         uid = found["metadata"]["uid"]
         known = self._read.get(uid)
         if known is None:

@@ -22,7 +22,7 @@ _NANOS = 10**9
 
 
 class AllocationResult(NamedTuple):
-    """One device of an allocation."""
+    """A device of an allocation."""
 
     request: str
     driver: str
@@ -31,7 +31,7 @@ class AllocationResult(NamedTuple):
 
 
 def allocation_results(claim: Mapping[str, Any]) -> tuple[AllocationResult, ...]:
-    """What a claim holds; access for monitors holds nothing."""
+    """The devices that a claim holds; admin access holds nothing."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return tuple(
         AllocationResult(one.get("request", ""), one["driver"], one["pool"], one["device"])
@@ -41,7 +41,7 @@ def allocation_results(claim: Mapping[str, Any]) -> tuple[AllocationResult, ...]
 
 
 class PooledDevice(NamedTuple):
-    """One device: what an expression sees of it, and what it takes."""
+    """A device: the attributes that expressions read, and the counters that it consumes."""
 
     name: str
     pool: str
@@ -54,7 +54,7 @@ class PooledDevice(NamedTuple):
 
 @dataclass(slots=True)
 class DevicePool:
-    """One driver's devices on one node."""
+    """The devices of one driver on one node."""
 
     offers: dict[str, PooledDevice] = field(default_factory=dict)
     free: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class DevicePool:
         return found
 
     def order(self, offer: PooledDevice) -> tuple[int, int, str]:
-        """What is best comes first."""
+        """Sort key; the best comes first."""
         return (-self.used[offer.counter_set], offer.cost, offer.name)
 
     @property
@@ -146,7 +146,7 @@ class DevicePools:
         return spec
 
     def hold(self, uid: str, results: tuple[AllocationResult, ...]) -> None:
-        """What a claim holds from now on, instead of what it held."""
+        """Set the devices that a claim holds."""
         before = self._holds.get(uid, ())
         if before == results:
             return
@@ -166,7 +166,7 @@ class DevicePools:
             self._holds.pop(uid, None)
 
     def held(self, uid: str) -> tuple[AllocationResult, ...]:
-        """What a claim holds."""
+        """The devices that a claim holds."""
         return self._holds.get(uid, ())
 
     def holders(self, driver: str, node_name: str) -> set[str]:

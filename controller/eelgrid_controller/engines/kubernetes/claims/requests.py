@@ -37,7 +37,7 @@ DeviceClasses = Mapping[str, Mapping[str, Any]]
 
 
 class ClaimRejection(NamedTuple):
-    """What of a claim cannot be kept, and the remedy."""
+    """Why a claim cannot be honoured: the field, the problem and the remedy."""
 
     field: str
     problem: str
@@ -48,7 +48,7 @@ class ClaimRejection(NamedTuple):
 
 
 class ParsedClaim(NamedTuple):
-    """What a claim asks for; `driver` is whose devices, empty where nothing of it is judged here."""
+    """A claim's request; `driver` owns the devices, empty where kube-scheduler alone judges it."""
 
     asked: ClaimRequest
     driver: str
@@ -66,7 +66,7 @@ class _Refuse(Exception):
 
 
 def parse_claim(claim: Mapping[str, Any], classes: DeviceClasses) -> ParsedClaim | ClaimRejection:
-    """What a claim asks for."""
+    """Parse what a claim requests."""
     metadata, devices = claim["metadata"], claim["spec"].get("devices") or {}
     requests = devices.get("requests") or ()
     try:

@@ -97,7 +97,7 @@ class PlacementCondition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """One pod. Texts are empty where nothing is set, times are None."""
+    """A pod; texts that are not set are empty, times are None."""
 
     uid: str
     namespace: str
@@ -149,7 +149,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeNode:
-    """One node; all its labels are kept, since selectors may name any."""
+    """A node; all its labels are kept, since selectors may name any."""
 
     name: str
     uid: str

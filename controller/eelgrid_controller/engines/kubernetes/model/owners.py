@@ -63,7 +63,7 @@ OwnerTemplates = Mapping[ObjectRef, OwnerTemplate | None]
 
 
 def parse_owner_template(ref: ObjectRef, found: Mapping[str, Any]) -> OwnerTemplate:
-    """What an object of one of these kinds says of its pods."""
+    """Parse what an owner object says of its pods."""
     spec = found.get("spec") or {}
     read = _PARTS.get(ref.kind)
     if ref.kind in KUBEFLOW_REPLICA_FIELDS:

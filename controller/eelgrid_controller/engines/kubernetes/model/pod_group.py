@@ -47,7 +47,7 @@ class IntentRefusal(NamedTuple):
 
 
 class GangMembership(NamedTuple):
-    """What a pod stands or falls with: `size` pods of one `unit`, placed together; it alone if the size is 1."""
+    """The group of a pod: `size` pods of one `unit` are placed together or not at all; 1 for a pod that is placed alone."""
 
     unit: str
     size: int
@@ -58,7 +58,7 @@ class GangMembership(NamedTuple):
 
 
 def membership_of(pod: Pod, holders: OwnerTemplates, *, is_training: bool = False) -> GangMembership | IntentRefusal:
-    """What the pod stands or falls with, or why that cannot be said."""
+    """Determine the group of a pod, or why that is not possible."""
     owner = pod.owner
     if pod.is_static or (owner is not None and owner.kind in ("DaemonSet", "Node")):
         return IntentRefusal(
@@ -279,7 +279,7 @@ def unit_name(text: str) -> str:
 
 
 def workload_id(unit: str, attempt: int) -> str:
-    """What the core knows the unit's so-many-th attempt by."""
+    """The id in the core of an attempt to place a group."""
     return unit if attempt <= 1 else f"{unit}{_ATTEMPT_MARK}{attempt}"
 
 
@@ -311,7 +311,7 @@ class PodKey(NamedTuple):
 
 
 class GroupMember:
-    """One pod of a group; a subclass gives `pod`, and `min_members` and `pinned` where it knows them."""
+    """Base of a group's members; a subclass gives `pod`, and `min_members` and `pinned` where it knows them."""
 
     __slots__ = ()
 

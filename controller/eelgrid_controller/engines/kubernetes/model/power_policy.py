@@ -49,7 +49,7 @@ def budget_field(scope: BudgetScope, name: str) -> str:
 
 
 def budget_place_of(field: str) -> str | None:
-    """What the planner calls the budget of a field; None where the field is no budget."""
+    """The planner's name of the budget of a field; None where the field is not a budget."""
     return field.removeprefix(_BUDGET) if field.startswith(_BUDGET) else None
 
 
@@ -164,7 +164,7 @@ class SelectorBudget(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerPolicySpec:
-    """One object: what it names, and what it is to be."""
+    """The spec of one object: the fields that it names, and their values."""
 
     uid: str
     name: str
@@ -179,7 +179,7 @@ class PowerPolicySpec:
         return self.created_s, self.name, self.uid
 
     def on(self, nodes: Mapping[str, Mapping[str, str]]) -> dict[str, PolicyValue]:
-        """What it wants of the policy while these nodes, with their labels, are there."""
+        """The policy values that it asks for, given the labels of these nodes."""
         found = dict(self.values)
         for selection in self.selections:
             for name, labels in nodes.items():
@@ -359,7 +359,7 @@ class FieldRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecords:
-    """What has to outlive a process: the records, and of each object the last that could be read."""
+    """What has to outlive a process: former values, and the last readable version of each object."""
 
     records: Mapping[str, FieldRecord] = field(default_factory=dict)
     good: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # uid -> the object, as far as it is read
@@ -367,7 +367,7 @@ class PolicyRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOutcome:
-    """What one object comes to; `order` is what it is taken for, None where nothing of it was ever read."""
+    """The outcome for one object; `order` is what it is taken for, None where it was never readable."""
 
     found: Mapping[str, Any]
     order: PowerPolicySpec | None
@@ -379,7 +379,7 @@ class PolicyOutcome:
 
 
 class PolicyDecision(NamedTuple):
-    """What is to be put in force, what is to be remembered before and after that, and how each object stands."""
+    """The policy to put in force, the records to save before and after that, and the outcome for each object."""
 
     policy: Policy
     ahead: PolicyRecords
@@ -402,7 +402,7 @@ class PowerPolicyMerger:
         policy: Policy,
         memory: PolicyRecords,
     ) -> PolicyDecision:
-        """What follows from these objects, the labels of these nodes, the policy in force and what is remembered."""
+        """Merge objects into a policy, given the labels of nodes, the policy in force and the records."""
         known = [one for one in objects if not one["metadata"].get("deletionTimestamp")]
         standings = [self._standing(one, nodes, memory) for one in sorted(known, key=_age)]
         self._read = {key: self._read[key] for key in map(_version, known) if key in self._read}
@@ -554,7 +554,7 @@ _SCOPES = {"cluster": "Cluster", "rack": "Rack", "node": "Node"}
 
 
 class PlacePower(NamedTuple):
-    """What the GPUs of a place draw, of those that were read, and how many were not."""
+    """Power drawn by the GPUs of a place that were measured, and how many were not."""
 
     power_w: float
     unread: int = 0

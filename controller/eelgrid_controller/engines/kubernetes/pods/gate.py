@@ -84,7 +84,7 @@ MAX_REFRESHED = 20
 
 
 class Gate:
-    """One cluster's gated pods."""
+    """Places the gated pods of one cluster."""
 
     def __init__(self, settings: GateSettings) -> None:
         self.settings = settings
@@ -115,7 +115,7 @@ class Gate:
         self._reconsidered = 0  # the revision of the rules then
 
     def take(self, events: Iterable[GateEvent], at_s: float) -> list[GateInstruction]:
-        """What is to be done after these events; `at_s` is of a clock that does not go back."""
+        """Apply events and return the instructions that follow; `at_s` is of a monotonic clock."""
         for event in events:
             self._apply(event, at_s)
         if not self._is_synced:

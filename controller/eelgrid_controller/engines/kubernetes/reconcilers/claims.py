@@ -80,7 +80,7 @@ class ClaimWriter:
     """Writes claim allocations and releases pods, and frees allocations."""
 
     def __init__(self, around: ReconcilerContext, feed: Callable[[ClaimEvent], None], log: logging.Logger) -> None:
-        """What came of each is fed back."""
+        """`feed` takes the result of each write."""
         self.granted = 0  # claims written
         self.released = 0  # gates removed, or plans renewed
         self.freed = 0
@@ -115,7 +115,7 @@ class ClaimWriter:
         return None
 
     async def free(self, one: ClaimDeallocation) -> None:
-        """Take an allocation away."""
+        """Remove the allocation of a claim."""
         failed = await self._status(one.body, one.epoch)
         if failed is not None:
             self._feed(DeallocationFailed(one.uid, *failed))
@@ -231,7 +231,7 @@ class ClaimReconciler(Reconciler[str]):
     # Life
 
     def reset(self) -> None:
-        """What is known begins from lists."""
+        """Forget claims; the next run begins from lists."""
         self.machine = ClaimAllocator(self.settings)
         self._inbox.drain()
         self._epoch: int | None = None
@@ -270,7 +270,7 @@ class ClaimReconciler(Reconciler[str]):
         self._is_running = False
 
     async def _begin(self) -> None:
-        """All pods and nodes that there are, and from now on what becomes of them."""
+        """Feed all pods and nodes; changes are fed from now on."""
         await self._engine.nodes.synced()
         await self._engine.pods.synced()
         self._is_running = True
@@ -370,7 +370,7 @@ class ClaimReconciler(Reconciler[str]):
     # What is done
 
     async def reconcile(self, _: str) -> Result | None:
-        """One round of the allocator over all events that came since the last."""
+        """Run one round of the allocator over all events since the last."""
         stamp = format_time(self.clock.now_ns() // 1_000_000_000)
         for one in self.machine.take(self._inbox.drain(), self.clock.monotonic_s(), stamp):
             self._do(one)

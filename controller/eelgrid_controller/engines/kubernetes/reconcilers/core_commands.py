@@ -57,7 +57,7 @@ _AT_ONCE = 1024
 
 
 class CoreCommandPort(Protocol):
-    """What the engine needs of the controller's loop."""
+    """The controller's loop, as the engine uses it."""
 
     listeners: list[Callable[[CommitResult], None]]
     presence: AgentLiveness
@@ -69,10 +69,10 @@ class CoreCommandPort(Protocol):
         """The core at this moment."""
 
     async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """What `view` makes of the core."""
+        """Return what `view` makes of the core."""
 
     async def submit(self, request: SubmitWorkloadRequest) -> Workload:
-        """Accept a workload."""
+        """Submit a workload."""
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Take over work at the places where it stands, and let go those where it stands no more."""
@@ -84,13 +84,13 @@ class CoreCommandPort(Protocol):
         """Bring running work to so many replicas, or as near as there is room."""
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
-        """A node is here."""
+        """Register a node."""
 
     async def occupied(self, node_name: str, others: ExternalUsage) -> None:
-        """What others hold on a node."""
+        """Report external usage of a node."""
 
     async def reconsider(self) -> None:
-        """Try what waits again."""
+        """Retry pending workloads."""
 
     async def update_policy(self, policy: Policy) -> Policy:
         """Put a policy in force, made of the one of its revision."""
@@ -176,7 +176,7 @@ class CoreCommandRunner:
             self._feed(status_event(workload))
 
     async def reconsider(self) -> None:
-        """What waits is tried again; where that is not possible now, the next change asks for it."""
+        """Retry pending workloads; where that fails, the next change retries them."""
         try:
             await self._loop.reconsider()
         except (Fault, ContractError) as error:
@@ -185,7 +185,7 @@ class CoreCommandRunner:
     async def carry_out(
         self, asked: RegisterNode | RemoveNode | ReportUsage | SubmitUnit | AdoptUnit | CancelUnit | ScaleUnit
     ) -> None:
-        """One command; what came of it is fed back."""
+        """Execute one command, and feed back its result."""
         async with self._turns:
             match asked:
                 case SubmitUnit(request):

@@ -103,7 +103,7 @@ class PodRecalls:
         self._asked: deque[RereadPod] = deque()
 
     def ask(self, one: RereadPod) -> bool:
-        """One more; whether `run` has to be begun for it."""
+        """Queue a pod; returns whether `run` has to be started for it."""
         self._asked.append(one)
         return len(self._asked) == 1
 
@@ -126,7 +126,7 @@ _LOOKED_UP_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateEngineSettings:
-    """How the engine runs."""
+    """Settings of the gate engine."""
 
     gate: GateSettings = field(default_factory=GateSettings)
     batch_s: float = 0.1
@@ -384,7 +384,7 @@ class GateEngine(Reconciler[str]):
     # What is done
 
     async def reconcile(self, _: str) -> Result | None:
-        """One round of the gate over all events that came since the last."""
+        """Run one round of the gate over all events since the last."""
         events = self._inbox.drain()
         start_s = self.clock.monotonic_s()
         for one in self.gate.take(events, start_s):

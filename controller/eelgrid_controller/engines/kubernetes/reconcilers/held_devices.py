@@ -169,7 +169,7 @@ class HeldDeviceReconciler(Reconciler[str]):
             )
 
     async def _despair(self, node_name: str, hopeless: Mapping[str, tuple[UnitMember, str]]) -> None:
-        """What cannot be put right: told when it lasts, and made anew where its people want that."""
+        """Report pods with wrong devices once it lasts, and recreate those whose users want that."""
         now_s = self.clock.monotonic_s()
         before = self._hopeless.pop(node_name, {})
         since = {uid: before.get(uid, now_s) for uid in hopeless}

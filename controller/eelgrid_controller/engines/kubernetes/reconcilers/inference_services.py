@@ -107,7 +107,7 @@ class InferenceServiceReconciler(Reconciler[str]):
         self.queue.add(CLUSTER_KEY)
 
     def stop(self) -> None:
-        """What is being written is left."""
+        """Cancel writes in progress."""
         for kept in self._kept.values():
             if kept.writing is not None:
                 kept.writing.cancel()
@@ -121,7 +121,7 @@ class InferenceServiceReconciler(Reconciler[str]):
             self.log.warning("services=unknown seconds=%g action=place_without", _SYNC_S)
 
     async def reconcile(self, _: str) -> Result | None:
-        """Look at all services."""
+        """Compare all services with their targets."""
         self.look()
         self._is_known.set()
         return Result(_LOOK_S)
@@ -181,7 +181,7 @@ class InferenceServiceReconciler(Reconciler[str]):
 
     @staticmethod
     def _begun(found: Object, read: InferenceService | ServiceRejection) -> _Kept:
-        """What the object's own status says of before."""
+        """Restore state from the object's own status."""
         status = found.get("status") or {}
         kept = _Kept(conditions=ConditionSet.from_json(status.get("conditions")), told=status)
         is_same = status.get("observedGeneration") == found["metadata"].get("generation")

@@ -281,7 +281,7 @@ class JobReconciler(Reconciler[str]):
         self.reset()
 
     def reset(self) -> None:
-        """What is known begins from lists."""
+        """Forget jobs; the next run begins from lists."""
         self.machine = JobRightSizer()
         self._inbox.drain()
         self._served: dict[str, Resource] = {}
@@ -347,7 +347,7 @@ class JobReconciler(Reconciler[str]):
     def _foreseen(
         self, profile: str, model: str, known: tuple[SizeMeasurement, ...]
     ) -> tuple[SizeMeasurement, ...] | None:
-        """What is predicted between what was measured; None while that is on its way."""
+        """Predictions between what was measured; None while they are being made."""
         counts = unmeasured_gpu_counts(known, model)
         if self._around.foresees is None or not counts:
             return ()

@@ -89,7 +89,7 @@ class SlicePodReconciler(Reconciler[str]):
         self.queue.add(CLUSTER_KEY)
 
     def _fed(self, event: GateEvent) -> None:
-        """What came of a write; deletions are repeated by the machine's own watchdog."""
+        """Take the result of a write; deletions are repeated by the machine's own watchdog."""
         if isinstance(event, PatchFailed):
             self.machine.failed(event.uid, event.failure, self.clock.monotonic_s())
         if not isinstance(event, DeleteFailed):
@@ -159,7 +159,7 @@ class SlicePodReconciler(Reconciler[str]):
     # What is on offer
 
     def _offering(self) -> dict[str, KubeNode]:
-        """Nodes with slices."""
+        """Nodes that offer MIG slices, parsed."""
         found, nodes = {}, self._around.engine.nodes.objects
         self._nodes.retain(nodes.keys())
         for key, node in nodes.items():
@@ -249,7 +249,7 @@ class RepartitionTaintReconciler(Reconciler[str]):
         self._due: dict[str, bool] = {}  # node -> whether its taint is to be put there or removed
 
     def reset(self) -> None:
-        """What was due is found again."""
+        """Forget which nodes are due; the next resync finds them again."""
         self._due.clear()
 
     def is_ready(self) -> bool:

@@ -44,7 +44,7 @@ class MoveOrders:
         self._back: dict[str, int] = {}  # moves that were taken back by us
 
     def heard(self, event: WorkloadMoved, now_s: float) -> None:
-        """The core has moved places."""
+        """Note that the core has moved places of a workload."""
         name = event.workload_id
         if self._back.get(name):
             self._back[name] -= 1
@@ -63,11 +63,11 @@ class MoveOrders:
         self._moved.pop(workload_id, None)
 
     def took_nothing_back(self, workload_id: str) -> None:
-        """That was refused."""
+        """Taking the move back was refused."""
         self._back.pop(workload_id, None)
 
     def of_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
-        """What the core has moved, as soon as the gate knows of it."""
+        """Orders for what the core has moved, as soon as the gate knows of it."""
         for name, until_s in list(self._moved.items()):
             unit = self._engine.gate.units.get(unit_of(name))
             if unit is not None and unit.elastic is not None:
@@ -132,7 +132,7 @@ class MoveOrders:
                     yield order
 
     def of_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
-        """What is to leave drained nodes, and how far each is."""
+        """Orders for pods on drained nodes, and the progress of each drain."""
         drained = {key.name for key, node in self._engine.nodes.objects.items() if is_drain_requested(node)}
         if not drained:
             return [], {}
@@ -176,7 +176,7 @@ class MoveOrders:
         return max(0, self._engine.gate.others.gpus(node_name) - sum(managed))
 
     def of_lost(self, core: Core) -> Iterator[MoveOrder]:
-        """What runs on GPUs that are lost."""
+        """Orders for pods that run on lost GPUs."""
         for record in core.state.nodes.values():
             if not record.lost_gpus:
                 continue

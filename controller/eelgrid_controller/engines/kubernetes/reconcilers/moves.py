@@ -242,7 +242,7 @@ class OwnedPods:
         self._owned: dict[str, dict[str, ObjectKey]] = {}
 
     def take(self, informer: Informer, deltas: Sequence[Delta]) -> None:
-        """What changed among the pods that an informer holds."""
+        """Update the index by changes of the pods that an informer holds."""
         if informer is not self._informer:
             self._informer = informer
             for kept in (self.noted, self._keys, self._owned):
@@ -302,7 +302,7 @@ _LOOK_S = 5.0  # at drained nodes and lost GPUs
 
 @dataclass(slots=True)
 class _MoveRun:
-    """One move under way."""
+    """A move in progress."""
 
     order: MoveOrder
     notes: tuple[MoveNote, ...]
@@ -411,7 +411,7 @@ class MoveReconciler(Reconciler[str]):
                 self._claim(pod)
 
     async def reconcile(self, _: str) -> Result | None:
-        """One look at all moves: those that are asked for, those that wait, and the next step of those under way."""
+        """Queue orders, start those that are due, and take the next step of each move in progress."""
         await self._turn()
         return Result(_TURN_S)
 
@@ -622,7 +622,7 @@ class MoveReconciler(Reconciler[str]):
         await self._give_back(order, is_done=over.is_done)
 
     async def _give_back(self, order: MoveOrder, *, is_done: bool) -> None:
-        """What no pod has come to is put back to where the old one stands, or let go."""
+        """Restore places that no pod has taken, or release them."""
         if not order.workload:
             return
         here = [pod for going in order.goes if (pod := self._pods.pod(going.uid)) is not None]

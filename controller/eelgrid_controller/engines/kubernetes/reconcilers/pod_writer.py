@@ -245,7 +245,7 @@ def _is(pod: Object, uid: str, version: str) -> bool:
 
 
 def describe_failure(error: Exception) -> WriteFailure:
-    """What came of a write, in the words of events."""
+    """Classify the error of a write."""
     match error:
         case StaleTerm():
             return WriteFailure.STALE

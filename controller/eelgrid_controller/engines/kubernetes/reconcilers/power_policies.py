@@ -50,13 +50,13 @@ _BYTES_MOST = 256 * 1024 * 1024
 
 
 class FormerValuesFile:
-    """One file; every call waits for the disk, so call it in a thread."""
+    """The file of former policy values; calls block on the disk, so make them in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
 
     def load(self) -> tuple[PolicyRecords, str]:
-        """What was saved last, and why there is nothing where a file could not be read; raises OSError."""
+        """Load what was saved last, and why there is nothing where the file is unreadable; raises OSError."""
         try:
             with self.path.open("rb") as file:
                 return _memory(json.loads(file.read(_BYTES_MOST))), ""

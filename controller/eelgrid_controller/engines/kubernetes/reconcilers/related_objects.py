@@ -66,7 +66,7 @@ _KINDS = {
 
 
 class OwnerLookups:
-    """What is known of objects above pods; `found` is read by whoever judges pods."""
+    """Looks up the owners of pods; `found` holds what is known."""
 
     def __init__(
         self,
