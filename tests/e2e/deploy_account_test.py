@@ -119,7 +119,7 @@ def check_rights(controller):
     """Nothing was asked for that the account may not have."""
     engine = controller.placing.engine
     assert engine.writes.failed[WriteFailure.FORBIDDEN] == 0
-    assert engine.writes.tells_dropped == 0
+    assert engine.events.dropped == 0
     assert (engine.pods.failures, engine.nodes.failures, engine.failures) == (0, 0, 0)
 
 
