@@ -43,7 +43,6 @@ from eelgrid_controller.engines.kubernetes.claims.events import (
 )
 from eelgrid_controller.engines.kubernetes.claims.requests import pod_event_of
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node
-from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef
 from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, format_time
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
@@ -235,10 +234,9 @@ class ClaimReconciler(Reconciler[str]):
         self.machine = ClaimAllocator(self.settings)
         self._inbox.drain()
         self._epoch: int | None = None
-        self._needing: dict[ObjectRef, dict[ObjectKey, None]] = {}
         self.writes = ClaimWriter(self._around, self.feed, self.log)
         self._lookups = OwnerLookups(
-            self.cluster, done=self._looked_up, monotonic_s=self.clock.monotonic_s, log=self.log
+            self.cluster, done=self._looked_up, tasks=self.tasks, monotonic_s=self.clock.monotonic_s, log=self.log
         )
 
     def is_ready(self) -> bool:
@@ -328,15 +326,13 @@ class ClaimReconciler(Reconciler[str]):
         event = pod_event_of(found, self._lookups.found)
         member = event.claimant.member if event.claimant is not None else None
         if isinstance(member, IntentRefusal) and member.needs is not None:
-            self._needing.setdefault(member.needs, {})[key] = None
-            self.tasks.begin(self._lookups.look(member.needs))
+            self._lookups.wait_for(member.needs, key)
         self.feed(event)
 
-    def _looked_up(self, ref: ObjectRef) -> None:
-        for key in self._needing.pop(ref, {}):
-            found = self._engine.pods.objects.get(key)
-            if found is not None:
-                self._pod(key, found)
+    def _looked_up(self, key: ObjectKey) -> None:
+        found = self._engine.pods.objects.get(key)
+        if found is not None:
+            self._pod(key, found)
 
     def _nodes(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():

@@ -27,7 +27,6 @@ from eelgrid_controller.engines.kubernetes.model.objects import (
     parse_node,
     parse_pod,
 )
-from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
@@ -190,12 +189,13 @@ class GateEngine(Reconciler[str]):
         self.nodes = self.make_informer(NODES, keep=prune_node, max_objects=settings.nodes_most)
         self.pods.hear(self._pod_deltas)
         self.nodes.hear(self._node_deltas)
-        self.lookups = OwnerLookups(self.cluster, done=self._looked_up, monotonic_s=clock.monotonic_s, log=log)
+        self.lookups = OwnerLookups(
+            self.cluster, done=self._looked_up, tasks=self.tasks, monotonic_s=clock.monotonic_s, log=log
+        )
         self.related = RelatedObjects(
             self.cluster, feed=self.feed, rng=self.context.rng, monotonic_s=clock.monotonic_s, log=log
         )
         self._shapes = PodShapeCache()
-        self._needing: dict[ObjectRef, dict[ObjectKey, None]] = {}
         self._recalls = PodRecalls(self.pods, self._pod)
         self.writes = PodWriter(
             self.cluster,
@@ -221,7 +221,7 @@ class GateEngine(Reconciler[str]):
             group.create_task(part())
         await self.nodes.synced()
         await self.pods.synced()
-        while self._needing:  # noqa: ASYNC110  # once, at the start
+        while self.lookups.is_waiting:  # noqa: ASYNC110  # once, at the start
             await asyncio.sleep(_LOOKED_UP_EVERY_S)
         for wait in self.awaited:
             await wait()
@@ -325,18 +325,16 @@ class GateEngine(Reconciler[str]):
         if needs is None:
             self._recalls.uids.discard(pod.uid)
         else:
-            self._needing.setdefault(needs, {})[key] = None
-            self.tasks.begin(self.lookups.look(needs))
+            self.lookups.wait_for(needs, key)
         if needs is None or not sight.pod.is_gated:
             # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
 
-    def _looked_up(self, ref: ObjectRef) -> None:
-        """An object above pods is known: those that needed it are judged again."""
-        for key in self._needing.pop(ref, {}):
-            found = self.pods.objects.get(key)
-            if found is not None:
-                self._pod(key, found)
+    def _looked_up(self, key: ObjectKey) -> None:
+        """An owner that a pod needed is known: the pod is judged again."""
+        found = self.pods.objects.get(key)
+        if found is not None:
+            self._pod(key, found)
 
     def _node_deltas(self, deltas: Sequence[Delta]) -> None:
         for callback in self._nodes_heard:

@@ -28,6 +28,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Resource,
     ServedResources,
 )
+from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks
 from eelgrid_controller.engines.kubernetes.model.annotations import user_of
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.owners import (
@@ -72,20 +73,33 @@ class OwnerLookups:
         self,
         cluster: ClusterClient,
         *,
-        done: Callable[[ObjectRef], None],
+        done: Callable[[ObjectKey], None],
+        tasks: BackgroundTasks,
         monotonic_s: Callable[[], float],
         log: logging.Logger,
     ) -> None:
-        """`done` is called for each object that has been looked up."""
+        """`done` is called for each pod that waited for an object that has been looked up."""
         self.found: dict[ObjectRef, OwnerTemplate | None] = {}
         self.asked = 0
         self._cluster = cluster
         self._done = done
+        self._tasks = tasks
+        self._waiting: dict[ObjectRef, dict[ObjectKey, None]] = {}  # pods by the object that they need
         self._monotonic_s = monotonic_s
         self._log = log
         self._until_s: dict[ObjectRef, float] = {}
         self._under_way: set[ObjectRef] = set()
         self._served: ServedResources | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a pod waits for an object."""
+        return bool(self._waiting)
+
+    def wait_for(self, ref: ObjectRef, key: ObjectKey) -> None:
+        """Look up an object that a pod needs; `done` is called for the pod when it is known."""
+        self._waiting.setdefault(ref, {})[key] = None
+        self._tasks.begin(self.look(ref))
 
     def forget_old(self) -> None:
         """Let go of what is too old; the next pod asks again."""
@@ -116,7 +130,8 @@ class OwnerLookups:
             self._until_s.pop(oldest, None)
         self.found[ref] = holder
         self._until_s[ref] = self._monotonic_s() + _AGE_S
-        self._done(ref)
+        for key in self._waiting.pop(ref, {}):
+            self._done(key)
 
     async def _get(self, ref: ObjectRef) -> OwnerTemplate | None:
         kind = await self._kind(ref)
