@@ -8,12 +8,13 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.election import Timing
-from eelgrid_controller.engines.kubernetes.api.elector import Elector, LeaderLabel
+from eelgrid_controller.engines.kubernetes.api.elector import Elector
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
@@ -28,6 +29,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import (
 from eelgrid_controller.engines.kubernetes.reconcilers.held_devices import HeldDeviceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import InferenceServiceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.jobs import JobReconciler
+from eelgrid_controller.engines.kubernetes.reconcilers.leader_label import LeaderLabelReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.mig_slices import RepartitionTaintReconciler, SlicePodReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import PowerPolicyReconciler
@@ -115,11 +117,13 @@ class KubernetesRuntime:
             promises=promises,
         )
         self._parts = {name: make(surroundings) for name, make in _ABILITIES.items() if name in config.abilities}
-        self._label: LeaderLabel | None = None
+        self._label: LeaderLabelReconciler | None = None
         pod, namespace = os.environ.get("POD_NAME", ""), os.environ.get("POD_NAMESPACE", "")
         if pod and namespace:
-            self._label = LeaderLabel(self._clients[0], name=pod, namespace=namespace, log=log.getChild("lease"))
-            self.elector.hear(self._label.turned)
+            # By the client of the Lease: the label is not to wait for the pods' writes.
+            self._label = LeaderLabelReconciler(
+                replace(context, cluster=self._clients[0]), name=pod, namespace=namespace
+            )
         self._stack = contextlib.AsyncExitStack()
         log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
 

@@ -16,7 +16,6 @@ from tests.admission_rig import MANAGED, TRIAL, pod
 from tests.controller_rig import running
 from tests.e2e.installed import VALIDATE, apply, kubectl, needs_cluster, remove
 
-from eelgrid_controller.engines.kubernetes.api.elector import ROLE_LABEL
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP,
     ANNOTATION_GROUP_SIZE,
@@ -24,6 +23,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
+from eelgrid_controller.engines.kubernetes.reconcilers.leader_label import ROLE_LABEL
 from eelgrid_controller.runtime.config import ABILITIES, KubernetesConfig
 
 pytestmark = needs_cluster

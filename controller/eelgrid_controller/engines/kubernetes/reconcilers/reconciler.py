@@ -42,7 +42,7 @@ EventT = TypeVar("EventT")
 RESTART_S = 5.0  # between a run that failed and the next
 _READY_POLL_S = 0.5  # between looks whether a reconciler may work
 _WRITE_LIMITS = RetryLimits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
+_FIRST_RETRY_S = 0.5
 _MAX_CONCURRENT_WRITES = 8
 # Events that wait to be sent: some hundred kilobytes. API servers limit them per source; 50 a second is far below.
 _MAX_QUEUED_EVENTS = 1_000
@@ -243,6 +243,7 @@ class Reconciler(ABC, Generic[KeyT]):
     resync_s: float | None = None  # between calls of `resync`; None for none
     rest_s = 0.0  # between the end of one reconcile of a key and the next, in which events gather
     ready_poll_s = _READY_POLL_S
+    retry_most_s = 30.0  # the longest wait before a key that failed is reconciled again
 
     def __init__(
         self,
@@ -388,7 +389,9 @@ class Reconciler(ABC, Generic[KeyT]):
             self.failures += 1
             backoff = self._backoffs.get(key)
             if backoff is None:
-                backoff = self._backoffs[key] = Backoff(self.context.rng, first_s=_FIRST_RETRY_S, most_s=_LAST_RETRY_S)
+                backoff = self._backoffs[key] = Backoff(
+                    self.context.rng, first_s=_FIRST_RETRY_S, most_s=self.retry_most_s
+                )
             wait_s = backoff.wait_s(retry_after_s(error))
             self.log.warning("%s=%s error=%s action=retry seconds=%.1f", self._name, key, error, wait_s)
             result = Result(wait_s)
