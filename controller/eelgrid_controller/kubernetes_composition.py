@@ -128,14 +128,14 @@ class KubernetesRuntime:
         log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
 
     def families(self) -> Iterator[MetricFamily]:
-        """What the metrics page tells of all this."""
+        """Metric families of the engine, as of now."""
         yield from cluster_families(self.engine, self.elector)
         devices = self._parts.get("devices")
         if isinstance(devices, HeldDeviceReconciler):
             yield from device_families(devices)
 
     async def start(self) -> None:
-        """Follow and, when the Lease is ours, lead."""
+        """Follow the cluster, and lead once the Lease is acquired."""
         for client in self._clients:
             self._stack.push_async_callback(client.close)
         electing = asyncio.create_task(self.elector.run())
@@ -159,5 +159,5 @@ class KubernetesRuntime:
         self._stack.push_async_callback(stop)
 
     async def stop(self) -> None:
-        """Write no more, and set the Lease free."""
+        """Stop writing, and release the Lease."""
         await self._stack.aclose()
