@@ -236,7 +236,7 @@ async def test_an_unexpected_error_begins_again_from_lists_and_ends_background_t
 
     follower = Follower(world.context, act)
     async with running(follower):
-        follower.tasks.begin(background())
+        follower.tasks.start_task(background())
         follower.queue.add("a")
         await until(lambda: follower.starts == 2)
         follower.queue.add("b")

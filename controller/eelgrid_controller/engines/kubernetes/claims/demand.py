@@ -112,14 +112,14 @@ class ClaimStore:
 
     # Pods
 
-    def need(self, pod: Pod) -> None:
+    def put_pod(self, pod: Pod) -> None:
         """A pod as it is now."""
         needs = tuple(
             PodKey(pod.namespace, one.claim_name) for one in pod.claims if one.claim_name and not pod.is_terminal
         )
         if self._needs.get(pod.uid) == needs:
             return
-        self._unneed(pod.uid)
+        self._remove_needs(pod.uid)
         if needs:
             self._needs[pod.uid] = needs
         for key in needs:
@@ -127,16 +127,16 @@ class ClaimStore:
         if pod.is_terminal:
             self._lay(pod.uid)
 
-    def gone(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """A pod was deleted."""
-        self._unneed(uid)
+        self._remove_needs(uid)
         self._lay(uid)
 
-    def needs(self, uid: str) -> Sequence[PodKey]:
+    def claims_of(self, uid: str) -> Sequence[PodKey]:
         """The claims of a pod."""
         return self._needs.get(uid, ())
 
-    def _unneed(self, uid: str) -> None:
+    def _remove_needs(self, uid: str) -> None:
         for key in self._needs.pop(uid, ()):
             users = self.users[key]
             users.pop(uid, None)
@@ -148,11 +148,11 @@ class ClaimStore:
             users.discard(uid)
             if not users:
                 del self._ghosts[claim]
-                self._pools.hold(claim, ())
+                self._pools.set_allocation(claim, ())
 
     # Claims
 
-    def seen(self, found: Mapping[str, Any]) -> bool:
+    def put_claim(self, found: Mapping[str, Any]) -> bool:
         """A claim as it is now; whether it lost what it held though nobody here decided so."""
         metadata = found["metadata"]
         key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
@@ -160,7 +160,7 @@ class ClaimStore:
         if known is not None and known["metadata"]["uid"] == uid and not _is_newer(found, known):
             return False
         if known is not None and known["metadata"]["uid"] != uid:
-            self.removed(known, running=())
+            self.remove_claim(known, running=())
         self.claims[key] = found
         decided = self.decided.get(uid)
         if decided is not None and decided.version != metadata["resourceVersion"]:
@@ -168,10 +168,10 @@ class ClaimStore:
         results = allocation_results(found)
         is_lost = not results and bool(allocation_results(known or {})) and decided is None
         if uid not in self.decided:
-            self._pools.hold(uid, results)
+            self._pools.set_allocation(uid, results)
         return is_lost
 
-    def removed(self, found: Mapping[str, Any], running: Iterable[str]) -> None:
+    def remove_claim(self, found: Mapping[str, Any], running: Iterable[str]) -> None:
         """A claim that is no more; what it held is free when none of these pods runs any more."""
         metadata = found["metadata"]
         key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
@@ -181,16 +181,16 @@ class ClaimStore:
         self.decided.pop(uid, None)
         self._read.pop(uid, None)
         ghosts = set(running)
-        if ghosts and self._pools.held(uid):
+        if ghosts and self._pools.allocation_of(uid):
             self._ghosts[uid] = ghosts
         else:
-            self._pools.hold(uid, ())
+            self._pools.set_allocation(uid, ())
 
-    def class_changed(self) -> None:
+    def invalidate_requests(self) -> None:
         """A DeviceClass changed: claims are parsed again."""
         self._read.clear()
 
-    def read(self, found: Mapping[str, Any]) -> ParsedClaim | ClaimRejection:
+    def parsed_claim(self, found: Mapping[str, Any]) -> ParsedClaim | ClaimRejection:
         """Parse what a claim requests."""
         uid = found["metadata"]["uid"]
         known = self._read.get(uid)
@@ -214,7 +214,7 @@ class ClaimStore:
         """Whether pods, other than this one, may be using it."""
         return any(one.get("uid") != but for one in (found.get("status") or {}).get("reservedFor") or ())
 
-    def decide(self, given: BundleAllocation, stamp: str) -> None:
+    def record_decision(self, given: BundleAllocation, stamp: str) -> None:
         """What claims of ours hold from now on; those of other drivers only keep devices free for them."""
         for asked, results in zip(given.bundle.claims, given.results, strict=True):
             key = PodKey(asked.namespace, asked.name)
@@ -227,14 +227,14 @@ class ClaimStore:
                 found["metadata"]["resourceVersion"], asked, given.node_name, status
             )
 
-    def undecide(self, uid: str) -> None:
+    def revert_decision(self, uid: str) -> None:
         """A decision that was certainly not written."""
         decided = self.decided.pop(uid, None)
         if decided is not None:
             found = self.claims.get(PodKey(decided.asked.namespace, decided.asked.name))
-            self._pools.hold(uid, allocation_results(found or {}))
+            self._pools.set_allocation(uid, allocation_results(found or {}))
 
-    def allocated(self) -> Iterator[Mapping[str, Any]]:
+    def allocated_claims(self) -> Iterator[Mapping[str, Any]]:
         """Claims that hold devices of our driver, as last observed."""
         for found in self.claims.values():
             if is_own_allocation(allocation_results(found)):
@@ -254,9 +254,9 @@ def _is_newer(found: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 
 def count_claim_gpus(pools: DevicePools, node_name: str) -> int | None:
     """How many GPUs of a node are given by claims; None while its slices are being written anew."""
-    pool = pools.at(DRIVER_NAME, node_name)
+    pool = pools.get_pool(DRIVER_NAME, node_name)
     if pool is None:
-        return None if node_name in pools.nodes(DRIVER_NAME) else 0
+        return None if node_name in pools.node_names(DRIVER_NAME) else 0
     return len({one.seen.attributes.get((DRIVER_NAME, "parentUUID"), one.counter_set) for one in pool.offers.values()})
 
 
@@ -264,11 +264,11 @@ def find_conflicting_claim(
     pools: DevicePools, book: ClaimStore, node_name: str, is_running: Callable[[str], bool]
 ) -> Body | None:
     """Of claims that hold more of a node than there is, the newest that no pod may be running on."""
-    pool = pools.at(DRIVER_NAME, node_name)
+    pool = pools.get_pool(DRIVER_NAME, node_name)
     if pool is None or not pool.is_overdrawn:
         return None
-    holders = pools.holders(DRIVER_NAME, node_name)
-    found: list[Body] = [one for one in book.allocated() if one["metadata"]["uid"] in holders]
+    holders = pools.claims_holding(DRIVER_NAME, node_name)
+    found: list[Body] = [one for one in book.allocated_claims() if one["metadata"]["uid"] in holders]
     found.sort(key=lambda one: (one["status"]["allocation"].get("allocationTimestamp", ""), one["metadata"]["uid"]))
     for claim in reversed(found):
         if _is_contended(pool, allocation_results(claim)) and not any(map(is_running, book.users.get(_key(claim), ()))):
@@ -278,7 +278,7 @@ def find_conflicting_claim(
 
 def orphaned_allocations(book: ClaimStore, since: dict[str, float], at_s: float, orphan_s: float) -> Iterator[Body]:
     """Allocations that nobody has needed for so long; `since` keeps from when on."""
-    for found in list(book.allocated()):
+    for found in list(book.allocated_claims()):
         uid = found["metadata"]["uid"]
         if book.users.get(_key(found)) or book.is_reserved(found):
             since.pop(uid, None)
@@ -362,7 +362,7 @@ class ClaimDemand:
         return [member for part in self.parts for member in part.members]
 
     @property
-    def order(self) -> tuple[int, float, str]:
+    def sort_key(self) -> tuple[int, float, str]:
         """Who is served first: by priority, then by age."""
         first = self.members[0]
         return (-first.claimant.priority, first.pod.created_s or 0.0, self.unit.name)
@@ -402,7 +402,7 @@ def evaluate_unit(
             if error.is_released and member.pod.is_gated:
                 yield RemoveGate(member.pod.uid, member.key, member.pod.resource_version, state.epoch, str(error))
             elif not error.is_quiet or at_s - member.seen_s > _PATIENCE_S:
-                yield from _told(member, str(error), is_warning=error.is_warning)
+                yield from _event_if_new(member, str(error), is_warning=error.is_warning)
             continue
         if told:
             yield from told
@@ -413,14 +413,16 @@ def evaluate_unit(
         elif _lacks(state, member) and (member.pod.node_name or at_s >= member.settled_s):
             todo.append(member)
     if gated and not unit.is_complete:
-        yield from _told(gated[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present")
+        yield from _event_if_new(
+            gated[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present"
+        )
     elif not is_blocked:
         todo += gated
     if todo:
-        yield from _wanted(state, unit, todo, at_s)
+        yield from _unit_demand(state, unit, todo, at_s)
 
 
-def _told(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
+def _event_if_new(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
     if member.told != text:
         member.told = text
         yield RecordEvent(member.pod.uid, member.key, text, is_warning)
@@ -480,7 +482,7 @@ def _claims(book: ClaimStore, member: ClaimMember) -> list[Body]:
             raise _Blocked(f"ResourceClaim {one.claim_name} is being deleted", is_quiet=True)
         if one.template_name and all(owner["uid"] != member.pod.uid for owner in metadata.get("ownerReferences") or ()):
             raise _Blocked(f"ResourceClaim {one.claim_name} was made for another pod; delete it", is_warning=True)
-        read = book.read(claim)
+        read = book.parsed_claim(claim)
         if isinstance(read, ClaimRejection):
             text = f"not placed: ResourceClaim {one.claim_name} {read}"
             raise _Blocked(text, is_warning=True, is_released=member.claimant.is_released)
@@ -489,7 +491,7 @@ def _claims(book: ClaimStore, member: ClaimMember) -> list[Body]:
 
 
 def _has_ours(book: ClaimStore, claims: Iterable[Body]) -> bool:
-    return any(isinstance(read := book.read(found), ParsedClaim) and read.is_ours for found in claims)
+    return any(isinstance(read := book.parsed_claim(found), ParsedClaim) and read.is_ours for found in claims)
 
 
 def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> Iterator[ClaimInstruction]:
@@ -498,12 +500,12 @@ def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> I
     node_name = member.pod.node_name
     for found in claims:
         at = state.book.node_of(found)
-        if is_own_allocation(allocation_results(found)) and at != node_name and not member.pod.is_going:
+        if is_own_allocation(allocation_results(found)) and at != node_name and not member.pod.is_deleting:
             why = f"bound to {node_name}, but its claim {found['metadata']['name']} is on {at}"
             if member.pod.owner is not None:
                 yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
             else:
-                yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
+                yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
             return
 
 
@@ -516,20 +518,20 @@ def _stuck(state: ClaimState, member: ClaimMember, node_name: str, at_s: float) 
         return
     why = f"pinned to {node_name}, where kube-scheduler cannot put it: {member.pod.unscheduled_message}"
     if owner is None:
-        yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
+        yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
     elif state.watchdog.may_recreate(owner.uid, at_s - since_s, at_s):
-        state.watchdog.recreated(owner.uid, at_s - since_s, at_s)
+        state.watchdog.record_recreation(owner.uid, at_s - since_s, at_s)
         member.unscheduled_s = at_s
         yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
 
 
 def _misfit(state: ClaimState, member: ClaimMember, ours: Iterable[Body], node_name: str, at_s: float) -> str:
     """Why a pod cannot stay where its devices are; empty where it can."""
-    reason = state.room.closed(node_name) or find_unmet_rule(member.pod.constraint, state.room.nodes[node_name])
+    reason = state.room.closed_reason(node_name) or find_unmet_rule(member.pod.constraint, state.room.nodes[node_name])
     if reason:
         return reason
-    pool = state.pools.at(DRIVER_NAME, node_name)
-    if pool is None and node_name not in state.pools.nodes(DRIVER_NAME):
+    pool = state.pools.get_pool(DRIVER_NAME, node_name)
+    if pool is None and node_name not in state.pools.node_names(DRIVER_NAME):
         return f"{node_name} publishes no devices any longer"
     for one in (result for found in ours for result in allocation_results(found)) if pool is not None else ():
         assert pool is not None
@@ -545,13 +547,13 @@ def _misfit(state: ClaimState, member: ClaimMember, ours: Iterable[Body], node_n
 
 def _lacks(state: ClaimState, member: ClaimMember) -> bool:
     """Whether a pod without our gate has a claim of ours that holds nothing, or whose allocation was not seen."""
-    for key in state.book.needs(member.pod.uid):
+    for key in state.book.claims_of(member.pod.uid):
         found = state.book.claims.get(key)
         if found is None:
             continue
         if found["metadata"]["uid"] in state.book.decided:
             return True
-        read = state.book.read(found)
+        read = state.book.parsed_claim(found)
         if isinstance(read, ParsedClaim) and read.is_ours and not state.book.is_allocated(found):
             return True
     return False
@@ -560,7 +562,7 @@ def _lacks(state: ClaimState, member: ClaimMember) -> bool:
 # All pods that lack something
 
 
-def _wanted(
+def _unit_demand(
     state: ClaimState, unit: ClaimUnit, todo: list[ClaimMember], at_s: float
 ) -> Iterator[ClaimInstruction | ClaimDemand | UnfitAllocation]:
     wanted = ClaimDemand(unit)
@@ -568,7 +570,7 @@ def _wanted(
         try:
             part = _part(state, wanted, members, at_s)
         except _Blocked as error:
-            yield from _told(members[0], str(error), is_warning=error.is_warning)
+            yield from _event_if_new(members[0], str(error), is_warning=error.is_warning)
             return
         if part is None:
             assert state.epoch is not None
@@ -586,7 +588,7 @@ def _components(book: ClaimStore, members: Iterable[ClaimMember]) -> list[list[C
     """Groups of pods that share claims, directly or through other pods."""
     groups: list[tuple[set[PodKey], list[ClaimMember]]] = []
     for member in members:
-        keys, together = set(book.needs(member.pod.uid)), [member]
+        keys, together = set(book.claims_of(member.pod.uid)), [member]
         apart = []
         for other in groups:
             if keys & other[0]:
@@ -604,15 +606,15 @@ def _part(state: ClaimState, wanted: ClaimDemand, members: list[ClaimMember], at
     nodes = {one.pod.node_name for one in members} - {""}
     lacking: dict[PodKey, ClaimRequest] = {}
     is_judged = False
-    for key in dict.fromkeys(key for one in members for key in book.needs(one.pod.uid)):
+    for key in dict.fromkeys(key for one in members for key in book.claims_of(one.pod.uid)):
         found = book.claims.get(key)
-        read = None if found is None else book.read(found)
+        read = None if found is None else book.parsed_claim(found)
         if found is None or not isinstance(read, ParsedClaim):
             continue
         if book.is_allocated(found):
             is_judged = is_judged or read.is_ours
             nodes.add(book.node_of(found))
-        elif read.is_ours or (read.driver and not state.pools.is_abroad(read.driver)):
+        elif read.is_ours or (read.driver and not state.pools.is_network_attached(read.driver)):
             is_judged = True
             lacking[key] = read.asked
     nodes.discard("")

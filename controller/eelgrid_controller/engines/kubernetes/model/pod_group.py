@@ -344,7 +344,7 @@ class GroupMember:
     def is_over(self) -> bool:
         """Whether it has ended, or is about to be gone without having been anywhere."""
         pod = self.pod
-        return pod.is_terminal or (pod.is_going and not pod.node_name)
+        return pod.is_terminal or (pod.is_deleting and not pod.node_name)
 
     @property
     def is_waiting(self) -> bool:
@@ -383,7 +383,7 @@ class PodGroup(Generic[MemberT]):
     @property
     def present(self) -> list[MemberT]:
         """Members that have not ended and are not about to."""
-        return [member for member in self.alive if not member.pod.is_going]
+        return [member for member in self.alive if not member.pod.is_deleting]
 
     @property
     def is_complete(self) -> bool:

@@ -150,7 +150,7 @@ class PowerNodeSelector(NamedTuple):
 
     lines: tuple[tuple[str, str, tuple[str, ...]], ...]
 
-    def takes(self, labels: Mapping[str, str]) -> bool:
+    def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels is meant."""
         return all(_holds(labels.get(key), operator, values) for key, operator, values in self.lines)
 
@@ -174,16 +174,16 @@ class PowerPolicySpec:
     selections: tuple[SelectorBudget, ...] = ()
 
     @property
-    def age(self) -> tuple[int, str, str]:
+    def age_key(self) -> tuple[int, str, str]:
         """The oldest is the least; of two of one second the first by name."""
         return self.created_s, self.name, self.uid
 
-    def on(self, nodes: Mapping[str, Mapping[str, str]]) -> dict[str, PolicyValue]:
+    def resolve_fields(self, nodes: Mapping[str, Mapping[str, str]]) -> dict[str, PolicyValue]:
         """The policy values that it asks for, given the labels of these nodes."""
         found = dict(self.values)
         for selection in self.selections:
             for name, labels in nodes.items():
-                if selection.selector.takes(labels):
+                if selection.selector.matches(labels):
                     field = budget_field(BudgetScope.NODE, name)
                     before = found.get(field)
                     is_tighter = not isinstance(before, float) or selection.limit_w < before
@@ -395,7 +395,7 @@ class PowerPolicyMerger:
         self._violations = violations
         self._read: dict[tuple[str, int], PowerPolicySpec | str] = {}
 
-    def decide(
+    def merge_policies(
         self,
         objects: Iterable[Mapping[str, Any]],
         nodes: Mapping[str, Mapping[str, str]],
@@ -414,15 +414,15 @@ class PowerPolicyMerger:
     def _standing(
         self, found: Mapping[str, Any], nodes: Mapping[str, Mapping[str, str]], memory: PolicyRecords
     ) -> PolicyOutcome:
-        order, fault = self._order(found), ""
+        order, fault = self._parse_object(found), ""
         if isinstance(order, str):
             fault, last = order, memory.good.get(found["metadata"]["uid"])
-            order = self._order(last) if last is not None else ""
+            order = self._parse_object(last) if last is not None else ""
         if isinstance(order, str):
             return PolicyOutcome(found=found, order=None, fault=fault)
-        return PolicyOutcome(found=found, order=order, fault=fault, values=order.on(nodes))
+        return PolicyOutcome(found=found, order=order, fault=fault, values=order.resolve_fields(nodes))
 
-    def _order(self, found: Mapping[str, Any]) -> PowerPolicySpec | str:
+    def _parse_object(self, found: Mapping[str, Any]) -> PowerPolicySpec | str:
         """The values that the object asks for, or why it was refused."""
         key = _version(found)
         if key not in self._read:
@@ -585,7 +585,9 @@ def build_policy_status(
     shown = [_shown(place, applied.limits_w[place], draws.get(place), before) for place in places]
     rows = [_row(found, one, wanted[found.place]) for found in shown[:MAX_SHOWN]]
     generation = int(metadata.get("generation") or 0)
-    conditions = ConditionSet.from_json(before.get("conditions")).only((ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING))
+    conditions = ConditionSet.from_json(before.get("conditions")).retain(
+        (ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING)
+    )
     for type_, said in (
         (ACCEPTED, _accepted(one)),
         (IN_FORCE, _in_force(one, applied)),
@@ -595,7 +597,7 @@ def build_policy_status(
         if said is None:
             conditions = conditions.without(type_)
         else:
-            conditions = conditions.set(type_, *said, generation=generation, at_ns=at_ns)
+            conditions = conditions.with_condition(type_, *said, generation=generation, at_ns=at_ns)
     told: dict[str, Any] = {
         "observedGeneration": generation,
         "revision": applied.revision,

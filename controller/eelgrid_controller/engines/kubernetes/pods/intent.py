@@ -158,7 +158,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
     try:
         check_message(spec)
     except InvalidMessage as error:
-        return _refused(error.violations[0])
+        return _refuse_intent(error.violations[0])
     try:
         if source is not None:
             check_message(resolve_metrics_source(source, "192.0.2.1"))
@@ -168,7 +168,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
     return WorkloadIntent(
         unit=member.unit,
         size=member.size,
-        spec=_labelled(spec, member),
+        spec=_with_owner_label(spec, member),
         traits=traits,
         owner_kind=member.owner_kind,
         owner_name=member.owner_name,
@@ -181,7 +181,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
     )
 
 
-def _labelled(spec: WorkloadSpec, member: GangMembership) -> WorkloadSpec:
+def _with_owner_label(spec: WorkloadSpec, member: GangMembership) -> WorkloadSpec:
     # After the check, which is slow over labels: these are ours, of names that the API server has checked.
     return (
         replace(spec, labels={"owner": f"{member.owner_kind}/{member.owner_name}"[:253]}) if member.owner_kind else spec
@@ -307,7 +307,7 @@ def _words(kind: WorkloadKind) -> str:
     return kind.name.lower().replace("_", " ")
 
 
-def _refused(broken: Violation) -> IntentRefusal:
+def _refuse_intent(broken: Violation) -> IntentRefusal:
     path = broken.field
     origin = max((field for field in _FIELDS if _begins(path, field)), key=len, default="")
     if not origin:
@@ -363,7 +363,7 @@ def view_pod(
     that get their devices by claims: mode dra places them.
     """
     plan = plan_for_pod(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
-    service = None if services is None or pod.is_terminal else services.of(pod)
+    service = None if services is None or pod.is_terminal else services.service_of_pod(pod)
     if service is not None:
         pinned = pinned_node(found) if plan is not None else ""
         # Our own pin is no demand of its people: pods are alike before it and after it.
@@ -377,7 +377,7 @@ def view_pod(
             # Whether it came through our gate or not: all pods of its target are replicas of the service.
             return GatePodView(
                 pod,
-                service.unit,
+                service.unit_name,
                 1,
                 replica_spec(service, intent.spec),
                 waits_for=intent.waits_for,

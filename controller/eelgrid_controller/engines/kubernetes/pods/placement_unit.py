@@ -70,7 +70,7 @@ class UnitMember(GroupMember):
     reported: PlacementCondition | None = None  # the last that was asked to be written
     reported_s: float = 0.0
 
-    def see(self, sight: GatePodView) -> None:
+    def update_view(self, sight: GatePodView) -> None:
         """The pod as it is now; what its people want is not read of every sight."""
         if sight.pod.resource_version != self.sight.pod.resource_version:
             # Whatever was sent against the version before has arrived, or never will.
@@ -131,7 +131,7 @@ class ServiceUnitState:
     is_restless: bool = False  # time alone may change what is to be done
     again_s: float = 0.0
 
-    def placed(self, before: int, now: int, spec: WorkloadSpec | None) -> None:
+    def on_placed(self, before: int, now: int, spec: WorkloadSpec | None) -> None:
         """The core has so many places instead of so many before."""
         wanted = None if self.service is None else self.service.wanted
         beyond = 0 if wanted is None else max(0, now - wanted)
@@ -146,7 +146,7 @@ class ServiceUnitState:
         if spec is not None:
             self.spec = replace(spec, replicas=1)
 
-    def lasting(self, places: int) -> int:
+    def permanent_places(self, places: int) -> int:
         """The places that are not for the time of a rollover alone."""
         wanted = None if self.service is None else self.service.wanted
         return places if wanted is None else places - min(self.extra, max(0, places - wanted))
@@ -186,14 +186,14 @@ class PlacementUnit(PodGroup[UnitMember]):
         return self.why.startswith("traits:")
 
     @property
-    def waiting(self) -> list[UnitMember]:
+    def waiting_members(self) -> list[UnitMember]:
         """Members behind our gate, by name."""
         found = [member for member in self.members.values() if member.is_waiting]
         return sorted(found, key=lambda member: (_natural(member.sight.key.name), member.uid))
 
-    def ask(self) -> list[UnitMember]:
+    def assign_replicas(self) -> list[UnitMember]:
         """Those that wait become the replicas that the core is asked for."""
-        waiting = self.waiting
+        waiting = self.waiting_members
         self.slots = {replica: member.uid for replica, member in enumerate(waiting)}
         self.stand = PlacementPhase.ASKED
         return waiting
@@ -213,19 +213,19 @@ class PlacementUnit(PodGroup[UnitMember]):
         target = member.target or (member.sent.node_name if member.sent is not None else "")
         return place if place is not None and place.node_name == target else None
 
-    def holds(self, member: UnitMember) -> bool:
+    def holds_member(self, member: UnitMember) -> bool:
         """Whether the core counts a member where it is."""
         return self.held_place(member) is not None
 
-    def placed(self, places: Mapping[int, ReplicaPlace], spec: WorkloadSpec | None, *, moves: bool) -> None:
+    def set_places(self, places: Mapping[int, ReplicaPlace], spec: WorkloadSpec | None, *, moves: bool) -> None:
         """The core has these places; where pods are `moves`d, those for which it has another now are."""
         before = len(self.places) if self.stand is PlacementPhase.PLACED else 0
         if moves and self.elastic is None:
             self._shift(places)
         self.stand, self.places, self.refusals = PlacementPhase.PLACED, dict(places), 0
         if self.elastic is not None:
-            self.elastic.placed(before, len(places), spec)
-        self.settle()
+            self.elastic.on_placed(before, len(places), spec)
+        self.settle_places()
 
     def _shift(self, places: Mapping[int, ReplicaPlace]) -> None:
         """The core's places are others now: which pods stand where their replicas were before, and are to be moved."""
@@ -243,16 +243,16 @@ class PlacementUnit(PodGroup[UnitMember]):
                 if place is not None and place.node_name == note.to != member.target and not member.is_over:
                     self.moving[note.replica] = member.uid
 
-    def stays(self, uid: str) -> None:
+    def cancel_move(self, uid: str) -> None:
         """A pod is not being moved any more, or none of it where no uid is given."""
         self.moving = {replica: found for replica, found in self.moving.items() if uid and found != uid}
 
-    def released(self) -> None:
+    def release_command(self) -> None:
         """No command about it is under way any more."""
         if self.elastic is not None:
             self.elastic.is_asked = self.elastic.is_growing = False
 
-    def spoiled(self, member: UnitMember, why: str) -> None:
+    def reject_place(self, member: UnitMember, why: str) -> None:
         """The place of a member is no good: all let theirs go, where all stand or fall together."""
         if self.elastic is None:
             self.is_stale = self.stand is PlacementPhase.PLACED
@@ -263,18 +263,18 @@ class PlacementUnit(PodGroup[UnitMember]):
             del self.slots[replica]
             self.elastic.vacant[replica] = -math.inf
 
-    def settle(self) -> None:
+    def settle_places(self) -> None:
         """Give replicas to those whose plan names them, then places that came free to those that wait."""
         if self.elastic is not None:
             self._forget_places(self.elastic)
         for member in self.members.values():
             plan = member.sight.plan
             if plan is not None and plan.workload == self.workload_id and not member.is_waiting and not member.is_over:
-                self._take(member, plan.replica)
+                self._adopt_member(member, plan.replica)
         if self.elastic is not None:
             self._settle_by_node(self.elastic)
         free = self._stay([replica for replica in sorted(self.places) if not self._is_held(replica)])
-        without = [member for member in self.waiting if self.replica_of(member.uid) is None]
+        without = [member for member in self.waiting_members if self.replica_of(member.uid) is None]
         if self.elastic is not None:
             without = [member for member in without if member.fits_into(self.elastic.spec)]
         for replica, member in zip(free, without, strict=False):
@@ -314,7 +314,7 @@ class PlacementUnit(PodGroup[UnitMember]):
             fits.remove(chosen)
             self.slots[chosen] = member.uid
 
-    def _take(self, member: UnitMember, replica: int) -> None:
+    def _adopt_member(self, member: UnitMember, replica: int) -> None:
         place = self.places.get(replica)
         # Another leader's core may have used the same name for other replicas: who has a place here keeps it.
         if place is not None and place.node_name == member.target and not self._is_held(replica):
@@ -432,7 +432,7 @@ def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings:
         case UnitPlaced(_, places, spec):
             unit.no_node = ""
             if unit.stand is not PlacementPhase.LEAVING:
-                unit.placed(places, spec, moves=settings.moves)
+                unit.set_places(places, spec, moves=settings.moves)
         case UnitDeferred(reason=reason):
             if unit.stand not in (PlacementPhase.LEAVING, PlacementPhase.PLACED):
                 unit.stand, unit.places, unit.why = PlacementPhase.WAITING, {}, reason
@@ -440,11 +440,11 @@ def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings:
         case UnitCancelled():
             unit.stand, unit.places, unit.slots = PlacementPhase.UNKNOWN, {}, {}
             unit.attempt += 1
-            unit.released()
+            unit.release_command()
         case UnitRefused(why=why, is_taken=is_taken):
             if unit.stand is PlacementPhase.ASKED:
                 return _refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
-            unit.released()
+            unit.release_command()
     return None
 
 
@@ -452,7 +452,7 @@ def _refused(unit: PlacementUnit, why: str, at_s: float, retry_s: float, *, is_t
     if is_taken:
         unit.attempt += 1
     unit.stand, unit.slots, unit.why = PlacementPhase.REFUSED, {}, why
-    unit.released()
+    unit.release_command()
     unit.refusals += 1
     unit.retry_s = at_s + (0.0 if is_taken else retry_s * min(unit.refusals, 20))
     return None if is_taken else AnswerNotice(f"not accepted: {why}", is_warning=True)
@@ -496,8 +496,8 @@ def leave_to_scheduler(members: Iterable[UnitMember], why: str, epoch: int) -> l
 def register_members(unit: PlacementUnit, members: Sequence[UnitMember], rules: EligibleNodes) -> None:
     """The core is about to be asked for these, by replica; where traits do not say enough, it asks back."""
     pods = [member.sight.pod for member in members]
-    is_judged = any(not member.has_trait for member in members) or any(map(rules.needs, pods))
-    rules.ask_for(unit.workload_id, pods, is_judged=is_judged)
+    is_judged = any(not member.has_trait for member in members) or any(map(rules.needs_evaluation, pods))
+    rules.register_workload(unit.workload_id, pods, is_judged=is_judged)
 
 
 def _patching(member: UnitMember) -> None:
@@ -615,17 +615,17 @@ def recreate_unit(
     pod = member.sight.pod
     why = f"pinned to {member.sight.pinned}, where kube-scheduler cannot put it: {pod.unscheduled_message}"
     if any(one.sight.pod.owner is None for one in gang):
-        watchdog.again(member.uid, at_s)
+        watchdog.restart_wait(member.uid, at_s)
         yield RecordEvent(member.uid, member.sight.key, f"{why}; delete it and create it again", is_warning=True)
         return
     owner = unit.name if unit.size > 1 else pod.owner.uid if pod.owner is not None else ""
     if not watchdog.may_recreate(owner, waited_s, at_s):
         return
-    watchdog.recreated(owner, waited_s, at_s)
-    unit.spoiled(member, why)
+    watchdog.record_recreation(owner, waited_s, at_s)
+    unit.reject_place(member, why)
     for one in gang:
-        watchdog.again(one.uid, at_s)
-        if not one.sight.pod.is_going and not one.is_waiting:
+        watchdog.restart_wait(one.uid, at_s)
+        if not one.sight.pod.is_deleting and not one.is_waiting:
             yield RecordEvent(one.uid, one.sight.key, f"recreated: {why}", is_warning=True)
             # Of this version alone: one that has been bound meanwhile runs.
             yield RecreatePod(one.uid, one.sight.key, epoch, why, one.sight.pod.resource_version)

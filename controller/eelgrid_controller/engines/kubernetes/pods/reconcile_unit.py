@@ -66,12 +66,12 @@ def plan_adoption(unit: PlacementUnit, others: ExternalUsageTracker, at_s: float
         return told
     if len(members) != max(member.size for member in members):
         return []
-    if not all(others.knows(member.sight.pod.node_name) for member in members):
+    if not all(others.is_reported(member.sight.pod.node_name) for member in members):
         unit.stand, unit.retry_s = PlacementPhase.REFUSED, at_s + UNREPORTED_GRACE_S
         return []
     plans = [member.sight.plan for member in members if member.sight.plan is not None]
     unit.attempt = max(unit.attempt, *(attempt_of(plan.workload) for plan in plans))
-    ordered = _numbered(members)
+    ordered = _number_members(members)
     unit.slots = {replica: member.uid for replica, member in enumerate(ordered)}
     unit.stand = PlacementPhase.ASKED
     spec = merge_member_specs(
@@ -87,7 +87,7 @@ def external_usage_of(member: UnitMember, others: ExternalUsageTracker, gpu_coun
 
     Where a replica has more GPUs than the pod asks for, any that are free come to those of the plan.
     """
-    pod, devices = member.sight.pod, others.planned.named(member.uid)
+    pod, devices = member.sight.pod, others.planned.planned_devices_of(member.uid)
     return RunningReplica(
         node_name=member.target,
         gpu_indexes=devices,
@@ -118,12 +118,12 @@ def _bound_members(unit: PlacementUnit) -> list[UnitMember]:
         pod, plan = member.sight.pod, member.sight.plan
         if plan is None or plan.profile or unit_of(plan.workload) != unit.name:
             return []
-        if not pod.node_name or pod.is_going or plan.node_name != pod.node_name:
+        if not pod.node_name or pod.is_deleting or plan.node_name != pod.node_name:
             return []
     return members
 
 
-def _numbered(members: Sequence[UnitMember]) -> list[UnitMember]:
+def _number_members(members: Sequence[UnitMember]) -> list[UnitMember]:
     """By the replicas of their plans; replicas of the core have no gaps, so who comes later moves up."""
     return sorted(members, key=lambda one: (one.sight.plan.replica if one.sight.plan else 0, one.sight.key, one.uid))
 
@@ -143,7 +143,7 @@ def reconcile_service_unit(
         case PlacementPhase.PLACED:
             return _reconcile_placed_service(unit, elastic, others, epoch, at_s)
         case PlacementPhase.WAITING:
-            is_waited_for = unit.waiting and not _adoptable_members(unit, _newest(unit))
+            is_waited_for = unit.waiting_members and not _adoptable_members(unit, _newest(unit))
             return [] if is_waited_for or epoch is None else release_unit(unit)
     if epoch is None or (unit.stand is PlacementPhase.REFUSED and at_s < unit.retry_s):
         return []
@@ -159,7 +159,7 @@ def _reconcile_new_service(
         return told
     standing = _adoptable_members(unit, spec)
     if standing:
-        known = [member for member in standing if others.knows(member.target)]
+        known = [member for member in standing if others.is_reported(member.target)]
         if not known:
             unit.stand, unit.retry_s = PlacementPhase.REFUSED, at_s + UNREPORTED_GRACE_S
             return told
@@ -171,7 +171,7 @@ def _reconcile_new_service(
     pods = [member.sight.pod for member in ready]
     if others.rules.is_reading(pods):
         return told
-    if left := others.rules.left(pods):
+    if left := others.rules.unsupported_reason(pods):
         return [*told, *leave_to_scheduler(ready, left, epoch)]
     register_members(unit, ready[:1], others.rules)
     unit.slots, unit.stand = {0: ready[0].uid}, PlacementPhase.ASKED
@@ -181,21 +181,21 @@ def _reconcile_new_service(
 def _reconcile_placed_service(
     unit: PlacementUnit, elastic: ServiceUnitState, others: ExternalUsageTracker, epoch: int | None, at_s: float
 ) -> list[GateInstruction]:
-    unit.settle()
+    unit.settle_places()
     if epoch is None or elastic.spec is None:
         return []
     if elastic.service is None and not unit.members:
         return release_unit(unit)
     spec = _newest(unit)
     # A pin that may have arrived keeps its place until that is known.
-    is_sent = any(member.sent is not None for member in unit.waiting)
+    is_sent = any(member.sent is not None for member in unit.waiting_members)
     if spec is not None and spec != elastic.spec and not elastic.is_asked and not is_sent:
         return release_unit(unit)
     told = _strips(unit, epoch)
     released = [*_unfit(unit, others), *_disagreeing(unit, others)]
     told += _pins(unit, others, epoch)
     _note_vacant(unit, elastic, at_s)
-    elastic.is_restless = bool(elastic.vacant or elastic.let_go) or len(unit.waiting) > 0
+    elastic.is_restless = bool(elastic.vacant or elastic.let_go) or len(unit.waiting_members) > 0
     if elastic.is_asked:
         return told
     standing = _newcomers(unit, elastic, others) if at_s >= elastic.again_s else []
@@ -221,7 +221,7 @@ def _adoptable_members(unit: PlacementUnit, spec: WorkloadSpec | None) -> list[U
         member
         for member in unit.members.values()
         if member.target
-        and not (member.is_over or member.denied or member.sight.pod.is_going)
+        and not (member.is_over or member.denied or member.sight.pod.is_deleting)
         and member.fits_into(spec)
     ]
     return sorted(found, key=lambda member: (member.sight.key, member.uid))
@@ -229,16 +229,18 @@ def _adoptable_members(unit: PlacementUnit, spec: WorkloadSpec | None) -> list[U
 
 def _ready(unit: PlacementUnit) -> tuple[list[UnitMember], list[GateInstruction]]:
     """Those that wait for us alone; what is told of the first that waits for others, too."""
-    ready = [member for member in unit.waiting if not member.denied and not foreign_gates(member)]
-    if ready or not unit.waiting:
+    ready = [member for member in unit.waiting_members if not member.denied and not foreign_gates(member)]
+    if ready or not unit.waiting_members:
         return ready, []
-    first = unit.waiting[0]
+    first = unit.waiting_members[0]
     return [], [report_foreign_gates(first)] if foreign_gates(first) else []
 
 
 def _strips(unit: PlacementUnit, epoch: int) -> list[GateInstruction]:
     return [
-        ungate_member(member, epoch) for member in unit.waiting if member.sight.is_released and not member.is_patching
+        ungate_member(member, epoch)
+        for member in unit.waiting_members
+        if member.sight.is_released and not member.is_patching
     ]
 
 
@@ -265,7 +267,7 @@ def _unfit(unit: PlacementUnit, others: ExternalUsageTracker) -> list[int]:
         member, place = unit.members.get(uid), unit.places.get(replica)
         if member is None or place is None or not member.is_waiting or member.is_patching or member.sent is not None:
             continue
-        is_fit = others.is_open(place.node_name) and others.rules.permits(member.sight.pod, place.node_name)
+        is_fit = others.is_open(place.node_name) and others.rules.permits_node(member.sight.pod, place.node_name)
         if member.denied or not is_fit or find_obstacle(member, place, others) is PinObstacle.TAKEN:
             del unit.slots[replica]
             found.append(replica)
@@ -317,7 +319,7 @@ def _newcomers(unit: PlacementUnit, elastic: ServiceUnitState, others: ExternalU
     """Pods that run and never had a place here."""
     held = {*unit.slots.values(), *elastic.let_go}
     found = [] if elastic.service is None else _adoptable_members(unit, elastic.spec)
-    return [member for member in found if member.uid not in held and others.knows(member.target)]
+    return [member for member in found if member.uid not in held and others.is_reported(member.target)]
 
 
 def _overdue(unit: PlacementUnit, elastic: ServiceUnitState, at_s: float, *, newcomers: int) -> list[int]:
@@ -341,7 +343,7 @@ def _grow(
     if service is None or not without or at_s < elastic.again_s:
         return []
     elastic.again_s = at_s + RETRY_S
-    replicas = min(len(unit.places) + len(without), service.allowed)
+    replicas = min(len(unit.places) + len(without), service.max_places)
     if replicas <= len(unit.places):
         text = f"not placed: the service {service.name} allows {service.most} replicas, and {service.surge} beside them"
         return [record_event(without[0], text)]
@@ -372,15 +374,15 @@ def reconcile_unit(
         case PlacementPhase.PLACED:
             return _reconcile_placed_unit(unit, others, flights, epoch, at_s)
         case PlacementPhase.WAITING:
-            waits = {member.uid for member in unit.waiting if not member.denied}
+            waits = {member.uid for member in unit.waiting_members if not member.denied}
             return [] if waits == set(unit.slots.values()) and not unit.is_stale else release_unit(unit)
     if epoch is None or at_s < unit.retry_s:
         return []
-    return _reconcile_new_unit(unit, others, epoch) if unit.waiting else plan_adoption(unit, others, at_s)
+    return _reconcile_new_unit(unit, others, epoch) if unit.waiting_members else plan_adoption(unit, others, at_s)
 
 
 def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch: int) -> list[GateInstruction]:
-    waiting = unit.waiting
+    waiting = unit.waiting_members
     if any(member.denied for member in waiting):
         return []
     for member in waiting:
@@ -397,9 +399,9 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
     pods = [member.sight.pod for member in waiting]
     if others.rules.is_reading(pods):
         return []
-    if left := others.rules.left(pods):
+    if left := others.rules.unsupported_reason(pods):
         return leave_to_scheduler(waiting, left, epoch)
-    asked = unit.ask()
+    asked = unit.assign_replicas()
     register_members(unit, asked, others.rules)
     return [SubmitUnit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=_spec(asked)))]
 
@@ -407,7 +409,7 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
 def _reconcile_placed_unit(
     unit: PlacementUnit, others: ExternalUsageTracker, flights: InflightPods, epoch: int | None, at_s: float
 ) -> list[GateInstruction]:
-    unit.settle()
+    unit.settle_places()
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
     waits, going = False, dict[str, int]()
@@ -430,7 +432,7 @@ def _reconcile_placed_unit(
         return told
     # Who was let go first may be done before the last one is: the gang has begun, and waits for nobody.
     done = sum(member is not None and member.has_succeeded for member in standing.values())
-    return told + _pinned(unit, found, done, flights, _Now(epoch, at_s))
+    return told + _pin_members(unit, found, done, flights, _Now(epoch, at_s))
 
 
 class _Now(NamedTuple):
@@ -440,12 +442,12 @@ class _Now(NamedTuple):
     at_s: float
 
 
-def _pinned(
+def _pin_members(
     unit: PlacementUnit, found: Sequence[tuple[int, UnitMember]], done: int, flights: InflightPods, now: _Now
 ) -> list[GateInstruction]:
     """All members that wait go to their places, if every one is there; `done` members have been there already."""
     waiting = [(replica, member) for replica, member in found if member.is_waiting]
-    present = sum(not member.sight.pod.is_going for _, member in found) + done
+    present = sum(not member.sight.pod.is_deleting for _, member in found) + done
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
         return [
@@ -457,14 +459,14 @@ def _pinned(
         for replica, member in going
         if unit.places[replica].devices
     ]
-    if not flights.may_go(unit.name, (lane for _, lane in for_devices)):
+    if not flights.can_start(unit.name, (lane for _, lane in for_devices)):
         return []
     for member, lane in for_devices:
-        flights.begun(unit.name, member.uid, member.sight.key, lane, now.at_s)
+        flights.record_start(unit.name, member.uid, member.sight.key, lane, now.at_s)
     unit.collisions, unit.blocked_s = 0, None
     told: list[GateInstruction] = [pin_member(unit, replica, member, now.epoch) for replica, member in going]
     held = set(unit.slots.values())
-    extra = [member for member in unit.waiting if member.uid not in held]
+    extra = [member for member in unit.waiting_members if member.uid not in held]
     text = f"not placed: its gang has {len(unit.places)} members already"
     return [*told, *(record_event(member, text, is_warning=True) for member in extra)]
 
@@ -513,7 +515,7 @@ def _fits(member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker)
     return (
         not member.denied
         and others.is_open(place.node_name)
-        and others.rules.permits(member.sight.pod, place.node_name)
+        and others.rules.permits_node(member.sight.pod, place.node_name)
     )
 
 

@@ -130,7 +130,7 @@ class ClaimWriter:
         async def call() -> Object:
             return await self._cluster.replace(RESOURCE_CLAIMS, body, subresource="status")
 
-        failed, told = await self._tried(call, epoch)
+        failed, told = await self._try_write(call, epoch)
         if failed is not None and failed[0] is WriteFailure.CONFLICT:
             try:
                 told = await self._cluster.get(RESOURCE_CLAIMS, name, namespace=namespace)
@@ -159,13 +159,13 @@ class ClaimWriter:
                 body["metadata"]["annotations"] = {ANNOTATION_PLAN: one.plan}
             return await self._cluster.patch(PODS, name, body, namespace=namespace)
 
-        failed, _ = await self._tried(call, epoch)
+        failed, _ = await self._try_write(call, epoch)
         if failed is not None:
             return (one.uid, *failed)
         self.released += 1
         return None
 
-    async def _tried(
+    async def _try_write(
         self, call: Callable[[], Awaitable[Object]], epoch: int
     ) -> tuple[tuple[WriteFailure, str] | None, Object | None]:
         """Makes a write in its turn and in its term: why it was not made, or what the server answered."""
@@ -223,9 +223,9 @@ class ClaimReconciler(Reconciler[str]):
         # Events of one change come together: claims, pods and slices are judged when all of them are there.
         self._inbox: EventInbox[ClaimEvent] = EventInbox(lambda: self.queue.add(CLUSTER_KEY, _BATCH_S))
         self.reset()
-        around.engine.hear_pods(self._pods)
-        around.engine.hear_nodes(self._nodes)
-        around.elector.hear(self._term)
+        around.engine.add_pod_listener(self._pods)
+        around.engine.add_node_listener(self._nodes)
+        around.elector.add_listener(self._term)
 
     # Life
 
@@ -236,7 +236,7 @@ class ClaimReconciler(Reconciler[str]):
         self._epoch: int | None = None
         self.writes = ClaimWriter(self._around, self.feed, self.log)
         self._lookups = OwnerLookups(
-            self.cluster, done=self._looked_up, tasks=self.tasks, monotonic_s=self.clock.monotonic_s, log=self.log
+            self.cluster, done=self._on_owner_found, tasks=self.tasks, monotonic_s=self.clock.monotonic_s, log=self.log
         )
 
     def is_ready(self) -> bool:
@@ -249,16 +249,16 @@ class ClaimReconciler(Reconciler[str]):
         claims = self.make_informer(RESOURCE_CLAIMS, keep=prune_resource_claim, max_objects=_CLAIMS_MOST)
         slices = self.make_informer(RESOURCE_SLICES, keep=prune_to_spec, max_objects=_SLICES_MOST)
         classes = self.make_informer(DEVICE_CLASSES, keep=prune_to_spec, max_objects=_CLASSES_MOST)
-        claims.hear(self._claims)
-        slices.hear(self._slices)
-        classes.hear(self._classes)
+        claims.add_listener(self._claims)
+        slices.add_listener(self._slices)
+        classes.add_listener(self._classes)
         group.create_task(slices.run())
         group.create_task(classes.run())
-        await self._begin()
+        await self._start()
         # Claims are read after pods: of each pod that is there, its claims are known.
         group.create_task(claims.run())
         for informer in (claims, slices, classes):
-            await informer.synced()
+            await informer.wait_synced()
         self.feed(ClaimsSynced())
         self.log.info("claims=synced claims=%d slices=%d", len(claims.objects), len(slices.objects))
         self._term(self.term())
@@ -267,10 +267,10 @@ class ClaimReconciler(Reconciler[str]):
         """Nothing is heard between runs."""
         self._is_running = False
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         """Feed all pods and nodes; changes are fed from now on."""
-        await self._engine.nodes.synced()
-        await self._engine.pods.synced()
+        await self._engine.nodes.wait_synced()
+        await self._engine.pods.wait_synced()
         self._is_running = True
         for found in self._engine.nodes.objects.values():
             self._node(found)
@@ -281,7 +281,7 @@ class ClaimReconciler(Reconciler[str]):
         """Time passes; raises EngineRestarted where pods and nodes are followed by other informers."""
         if self._seen != (self._engine.pods, self._engine.nodes):
             raise EngineRestarted("the gate engine began again from lists", "nothing; so does this reconciler")
-        self._lookups.forget_old()
+        self._lookups.expire_entries()
         self.feed(GateTicked())
 
     # What happens
@@ -298,7 +298,7 @@ class ClaimReconciler(Reconciler[str]):
             self.feed(LeadershipLost())
         elif epoch != self._epoch:
             self.feed(LeadershipAcquired(epoch))
-            self.tasks.begin(self._list(epoch))
+            self.tasks.start_task(self._list(epoch))
         self._epoch = epoch
 
     async def _list(self, epoch: int) -> None:
@@ -329,7 +329,7 @@ class ClaimReconciler(Reconciler[str]):
             self._lookups.wait_for(member.needs, key)
         self.feed(event)
 
-    def _looked_up(self, key: ObjectKey) -> None:
+    def _on_owner_found(self, key: ObjectKey) -> None:
         found = self._engine.pods.objects.get(key)
         if found is not None:
             self._pod(key, found)
@@ -368,23 +368,23 @@ class ClaimReconciler(Reconciler[str]):
     async def reconcile(self, _: str) -> Result | None:
         """Run one round of the allocator over all events since the last."""
         stamp = format_time(self.clock.now_ns() // 1_000_000_000)
-        for one in self.machine.take(self._inbox.drain(), self.clock.monotonic_s(), stamp):
+        for one in self.machine.on_events(self._inbox.drain(), self.clock.monotonic_s(), stamp):
             self._do(one)
         return None
 
     def _do(self, one: ClaimInstruction) -> None:
         match one:
             case ClaimGrant():
-                self.tasks.begin(self.writes.grant(one))
+                self.tasks.start_task(self.writes.grant(one))
             case ClaimDeallocation():
-                self.tasks.begin(self.writes.free(one))
+                self.tasks.start_task(self.writes.free(one))
             case ClaimGpusReported(name, count):
                 self._engine.feed(ClaimGpusUpdated(name, count))
             case RemoveGate():
-                self.tasks.begin(self._engine.writes.strip(one))
+                self.tasks.start_task(self._engine.writes.remove_gate(one))
             case RecreatePod():
-                self.tasks.begin(self._engine.writes.recreate(one))
+                self.tasks.start_task(self._engine.writes.delete_for_recreation(one))
             case RecordEvent():
                 self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:
-                    self._engine.writes.tell(one)
+                    self._engine.writes.record_event(one)

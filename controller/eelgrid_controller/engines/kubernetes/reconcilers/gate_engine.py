@@ -101,7 +101,7 @@ class PodRecalls:
         self._tell = tell
         self._asked: deque[RereadPod] = deque()
 
-    def ask(self, one: RereadPod) -> bool:
+    def add_recall(self, one: RereadPod) -> bool:
         """Queue a pod; returns whether `run` has to be started for it."""
         self._asked.append(one)
         return len(self._asked) == 1
@@ -172,8 +172,8 @@ class GateEngine(Reconciler[str]):
         self.awaited: list[Callable[[], Awaitable[None]]] = []
         self.asked = CoreCommandRunner(loop, feed=self.feed, monotonic_s=self.clock.monotonic_s, log=self.log)
         self.reset()
-        loop.listeners.append(self._heard)
-        context.elector.hear(self._term)
+        loop.listeners.append(self._on_event)
+        context.elector.add_listener(self._term)
 
     def reset(self) -> None:
         """Everything that a run has of its own."""
@@ -187,10 +187,10 @@ class GateEngine(Reconciler[str]):
         self._loop.eligibility.rules = self.gate.others.rules
         self.pods = self.make_informer(PODS, keep=prune_pod, max_objects=settings.pods_most)
         self.nodes = self.make_informer(NODES, keep=prune_node, max_objects=settings.nodes_most)
-        self.pods.hear(self._pod_deltas)
-        self.nodes.hear(self._node_deltas)
+        self.pods.add_listener(self._pod_deltas)
+        self.nodes.add_listener(self._node_deltas)
         self.lookups = OwnerLookups(
-            self.cluster, done=self._looked_up, tasks=self.tasks, monotonic_s=clock.monotonic_s, log=log
+            self.cluster, done=self._on_owner_found, tasks=self.tasks, monotonic_s=clock.monotonic_s, log=log
         )
         self.related = RelatedObjects(
             self.cluster, feed=self.feed, rng=self.context.rng, monotonic_s=clock.monotonic_s, log=log
@@ -219,13 +219,13 @@ class GateEngine(Reconciler[str]):
         """Tell the gate everything that there is."""
         for part in (self.pods.run, self.nodes.run, self.related.run, self.writes.run):
             group.create_task(part())
-        await self.nodes.synced()
-        await self.pods.synced()
+        await self.nodes.wait_synced()
+        await self.pods.wait_synced()
         while self.lookups.is_waiting:  # noqa: ASYNC110  # once, at the start
             await asyncio.sleep(_LOOKED_UP_EVERY_S)
         for wait in self.awaited:
             await wait()
-        for service in self.services.all:
+        for service in self.services.services:
             self.feed(InferenceServiceUpdated(service))
         await self._loop.read(self._known)
         self._term(self.term())
@@ -243,19 +243,19 @@ class GateEngine(Reconciler[str]):
 
     # What happens
 
-    def hear_pods(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+    def add_pod_listener(self, callback: Callable[[Sequence[Delta]], None]) -> None:
         """Tell changes of pods to others, too, in this run and in those after it; each run begins with all pods."""
         self._pods_heard.append(callback)
 
-    def hear_nodes(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+    def add_node_listener(self, callback: Callable[[Sequence[Delta]], None]) -> None:
         """Call a callback with changes of nodes, in the same way."""
         self._nodes_heard.append(callback)
 
-    def serve(self, services: Iterable[InferenceService]) -> None:
+    def set_services(self, services: Iterable[InferenceService]) -> None:
         """From now on the pods of these services' targets are their replicas."""
-        before = {service.unit: service for service in self.services.all}
-        changed = self.services.replaced(services)
-        after = {service.unit: service for service in self.services.all}
+        before = {service.unit_name: service for service in self.services.services}
+        changed = self.services.replace_services(services)
+        after = {service.unit_name: service for service in self.services.services}
         for unit in before.keys() - after.keys():
             self.feed(InferenceServiceDeleted(unit))
         for unit, service in after.items():
@@ -271,16 +271,16 @@ class GateEngine(Reconciler[str]):
         """Give the gate an event in its next round."""
         self._inbox.put(event)
 
-    def _heard(self, committed: CommitResult) -> None:
+    def _on_event(self, committed: CommitResult) -> None:
         if self._is_running:
-            self.asked.heard(committed)
+            self.asked.on_commit(committed)
 
     def _term(self, term: LeadershipTerm | None) -> None:
         epoch = term.epoch if term is not None else None
         if term is None:
             self.feed(LeadershipLost(is_led=bool(self.context.elector.holder)))
         elif epoch != self._epoch:
-            self.tasks.begin(self._begin_term(term))
+            self.tasks.start_task(self._begin_term(term))
         if epoch != self._epoch:
             self.log.info("kubernetes=%s epoch=%s", "leading" if term else "following", epoch or "-")
         self._epoch = epoch
@@ -289,7 +289,7 @@ class GateEngine(Reconciler[str]):
         """Lead, when all is known that the leader before has written; at once where that was this run."""
         is_continued = term.is_continued and self._has_led
         if not is_continued:
-            await self.pods.listed_since(self.clock.monotonic_s())
+            await self.pods.wait_listed_since(self.clock.monotonic_s())
         if self.leads(term.epoch):
             self._has_led = True
             self.feed(LeadershipAcquired(term.epoch, is_continued))
@@ -321,7 +321,7 @@ class GateEngine(Reconciler[str]):
             self._unread("pod", found, error)
             return
         if pod.is_gated:
-            self.related.need_for(pod)
+            self.related.require_for(pod)
         if needs is None:
             self._recalls.uids.discard(pod.uid)
         else:
@@ -330,7 +330,7 @@ class GateEngine(Reconciler[str]):
             # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
 
-    def _looked_up(self, key: ObjectKey) -> None:
+    def _on_owner_found(self, key: ObjectKey) -> None:
         """An owner that a pod needed is known: the pod is judged again."""
         found = self.pods.objects.get(key)
         if found is not None:
@@ -353,13 +353,13 @@ class GateEngine(Reconciler[str]):
             self._node(node)
 
     def _node(self, node: KubeNode) -> None:
-        seen = self._seen(node)
+        seen = self._node_event(node)
         before = self._nodes.get(node.name)
-        if before is None or before[1:] != seen[1:] or not node.is_as(before.node):
+        if before is None or before[1:] != seen[1:] or not node.is_equivalent(before.node):
             self._nodes[node.name] = seen
             self.feed(seen)
 
-    def _seen(self, node: KubeNode) -> KubeNodeUpdated:
+    def _node_event(self, node: KubeNode) -> KubeNodeUpdated:
         name, awaits = node.name, False
         if self._awaits_agent(name):
             # What the journal has of a node is good for as long as its kubelet says nothing else.
@@ -374,9 +374,9 @@ class GateEngine(Reconciler[str]):
     def resync(self) -> None:
         """Time passes: nodes may have got an agent, and the gate's waits may be over."""
         for seen in list(self._nodes.values()):
-            if self._seen(seen.node)[1:] != seen[1:]:
+            if self._node_event(seen.node)[1:] != seen[1:]:
                 self._node(seen.node)
-        self.lookups.forget_old()
+        self.lookups.expire_entries()
         self.feed(GateTicked())
 
     # What is done
@@ -385,7 +385,7 @@ class GateEngine(Reconciler[str]):
         """Run one round of the gate over all events since the last."""
         events = self._inbox.drain()
         start_s = self.clock.monotonic_s()
-        for one in self.gate.take(events, start_s):
+        for one in self.gate.on_events(events, start_s):
             self._do(one)
         self.rounds += 1
         self.events_taken += len(events)
@@ -397,29 +397,29 @@ class GateEngine(Reconciler[str]):
             case RecordEvent():
                 self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:
-                    self.writes.tell(one)
+                    self.writes.record_event(one)
             case UngatePod():
-                self.tasks.begin(self.writes.ungate(one))
+                self.tasks.start_task(self.writes.ungate(one))
             case AnnotatePod():
-                self.tasks.begin(self.writes.annotate(one))
+                self.tasks.start_task(self.writes.annotate_pod(one))
             case RemoveGate():
-                self.tasks.begin(self.writes.strip(one))
+                self.tasks.start_task(self.writes.remove_gate(one))
             case RecreatePod():
-                self.tasks.begin(self.writes.recreate(one))
+                self.tasks.start_task(self.writes.delete_for_recreation(one))
             case ReportPlacement():
                 if self.term() is not None:
-                    self.writes.report(one)
+                    self.writes.report_placement(one)
             case RetryPending():
-                self.tasks.begin(self.asked.reconsider())
+                self.tasks.start_task(self.asked.reconsider())
             case RereadPod():
-                if self._recalls.ask(one):
-                    self.tasks.begin(self._recalls.run())
+                if self._recalls.add_recall(one):
+                    self.tasks.start_task(self._recalls.run())
             case RegisterNode(inventory) if self._has_agent(inventory.node_name):
                 pass  # it came a moment ago, and says what the node is
             case (
                 RegisterNode() | RemoveNode() | ReportUsage() | SubmitUnit() | AdoptUnit() | CancelUnit() | ScaleUnit()
             ):
-                self.tasks.begin(self.asked.carry_out(one))
+                self.tasks.start_task(self.asked.execute_command(one))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,8 @@ class InferenceServiceReconciler(Reconciler[str]):
         """Services and their targets begin from lists."""
         self._services = self.make_informer(INFERENCE_SERVICES, max_objects=_SERVICES_MOST)
         self._targets = {
-            kind: self.make_informer(found, max_objects=_TARGETS_MOST, keep=_pruned) for kind, found in _KINDS.items()
+            kind: self.make_informer(found, max_objects=_TARGETS_MOST, keep=_prune_object)
+            for kind, found in _KINDS.items()
         }
 
     def is_ready(self) -> bool:
@@ -103,7 +104,7 @@ class InferenceServiceReconciler(Reconciler[str]):
         for one in informers:
             group.create_task(one.run())
         for one in informers:
-            await one.synced()
+            await one.wait_synced()
         self.queue.add(CLUSTER_KEY)
 
     def stop(self) -> None:
@@ -122,28 +123,28 @@ class InferenceServiceReconciler(Reconciler[str]):
 
     async def reconcile(self, _: str) -> Result | None:
         """Compare all services with their targets."""
-        self.look()
+        self.reconcile_services()
         self._is_known.set()
         return Result(_LOOK_S)
 
     # Looking
 
-    def look(self) -> None:
+    def reconcile_services(self) -> None:
         """Compare all services with their targets, and write what differs."""
         self.looks += 1
         around, at_s = self._around, self.clock.monotonic_s()
         found = {str(one["metadata"]["uid"]): one for one in self._services.objects.values()}
         self._read.retain(found.keys())
         read = {uid: self._service(uid, one) for uid, one in found.items()}
-        around.engine.serve([one for one in read.values() if isinstance(one, InferenceService)])
+        around.engine.set_services([one for one in read.values() if isinstance(one, InferenceService)])
         for uid in self._kept.keys() - found.keys():
-            self._forget(uid)
+            self._forget_service(uid)
         standings = {one.workload_id: one for one in around.promises().services}
         for uid, one in read.items():
             kept = self._kept.get(uid)
             if kept is None:
                 kept = self._kept[uid] = self._begun(found[uid], one)
-            rival = around.engine.services.rival(uid)
+            rival = around.engine.services.find_rival(uid)
             if isinstance(one, InferenceService) and rival is not None:
                 text = f"{one.target} is served by InferenceService {rival.name}, which is older"
                 one = ServiceRejection("TargetTaken", "spec.targetRef", text, "delete one of the two")  # noqa: PLW2901
@@ -153,10 +154,10 @@ class InferenceServiceReconciler(Reconciler[str]):
                 told = rejected_status(one, generation, kept.conditions, self.clock.now_ns())
                 self._write(kept, found[uid], told, [], at_s)
                 continue
-            unit = around.engine.gate.units.get(one.unit)
+            unit = around.engine.gate.units.get(one.unit_name)
             seen = count_replicas(unit)
-            told_scale = kept.scaling.look(one, self._version(one.target), seen, at_s)
-            self._tell_steering(one, unit, kept)
+            told_scale = kept.scaling.reconcile_replicas(one, self._version(one.target), seen, at_s)
+            self._publish_overrides(one, unit, kept)
             facts = self._facts(unit, seen, kept, standings.get(kept.workload_id))
             told = build_service_status(one, kept.scaling, facts, kept.conditions, self.clock.now_ns())
             self._write(kept, found[uid], told, told_scale, at_s)
@@ -190,11 +191,11 @@ class InferenceServiceReconciler(Reconciler[str]):
             kept.scaling.agreed = agreed if isinstance(agreed, int) else None
         return kept
 
-    def _tell_steering(self, service: InferenceService, unit: PlacementUnit | None, kept: _Kept) -> None:
+    def _publish_overrides(self, service: InferenceService, unit: PlacementUnit | None, kept: _Kept) -> None:
         outside = self._around.loop.outside
         workload_id = "" if unit is None else unit.workload_id
         if kept.workload_id and kept.workload_id != workload_id:
-            outside.forget(kept.workload_id)
+            outside.forget_workload(kept.workload_id)
         kept.workload_id = workload_id
         if unit is None:
             return
@@ -224,7 +225,7 @@ class InferenceServiceReconciler(Reconciler[str]):
             gpus = [] if node is None else [one for one in node.inventory.gpus if one.uuid in placement.gpu_uuids]
             models += [gpu.model for gpu in gpus]
             watts += [self._power.gpu(gpu) for gpu in gpus]
-        waiting = [] if unit is None else unit.waiting
+        waiting = [] if unit is None else unit.waiting_members
         is_known = bool(watts) and all(one.source != "default" for one in watts)
         return ServiceFacts(
             seen=seen,
@@ -238,10 +239,10 @@ class InferenceServiceReconciler(Reconciler[str]):
 
     def _silence(self, kept: _Kept) -> None:
         if kept.workload_id:
-            self._around.loop.outside.forget(kept.workload_id)
+            self._around.loop.outside.forget_workload(kept.workload_id)
             kept.workload_id = ""
 
-    def _forget(self, uid: str) -> None:
+    def _forget_service(self, uid: str) -> None:
         kept = self._kept.pop(uid)
         self._silence(kept)
         if kept.writing is not None:
@@ -291,7 +292,7 @@ class InferenceServiceReconciler(Reconciler[str]):
             self.log.warning("service=%s scaled=no error=%s", name, error)
             await asyncio.sleep(_STATUS_S)
         if status is not None:
-            await self._tell(kept, found, status, name, epoch)
+            await self._write_status(kept, found, status, name, epoch)
 
     async def _mark(self, mark: SetDeletionCost, epoch: int) -> None:
         body = {"metadata": {"uid": mark.uid, "annotations": {DELETION_COST: mark.cost}}}
@@ -309,11 +310,11 @@ class InferenceServiceReconciler(Reconciler[str]):
             ),
             epoch=epoch,
         )
-        kept.scaling.wrote(asked.replicas, str(written["metadata"]["resourceVersion"]), self.clock.monotonic_s())
+        kept.scaling.on_written(asked.replicas, str(written["metadata"]["resourceVersion"]), self.clock.monotonic_s())
         self.scaled += 1
         self.log.info("service=%s target=%s replicas=%d", name, target.name, asked.replicas)
 
-    async def _tell(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
+    async def _write_status(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
         metadata = found["metadata"]
         body = {"metadata": {"uid": metadata["uid"]}, "status": status}
         try:
@@ -343,7 +344,7 @@ def max_surge(kind: str, spec: Mapping[str, Any]) -> int:
     return int(most)
 
 
-def _pruned(found: Object) -> Object:
+def _prune_object(found: Object) -> Object:
     metadata, spec = found["metadata"], found.get("spec") or {}
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata},

@@ -203,8 +203,8 @@ class PreemptionBoostReconciler(Reconciler[str]):
         """`wasteful` says of the uid of a Workload's owner whether it wastes."""
         super().__init__(around, "boosts")
         self.written = 0
-        self._queues = served.find(CLUSTER_QUEUES, KUEUE_VERSIONS)
-        self._workloads = served.find(KUEUE_WORKLOADS, KUEUE_VERSIONS)
+        self._queues = served.find_served(CLUSTER_QUEUES, KUEUE_VERSIONS)
+        self._workloads = served.find_served(KUEUE_WORKLOADS, KUEUE_VERSIONS)
         self._wasteful = wasteful
         self._every_s = every_s
 
@@ -214,12 +214,12 @@ class PreemptionBoostReconciler(Reconciler[str]):
             return
         queues = self.make_informer(self._queues, keep=drop_managed_fields, max_objects=_MOST)
         group.create_task(queues.run())
-        await queues.synced()
+        await queues.wait_synced()
         while not any(map(max_boost_of, queues.objects.values())):  # noqa: ASYNC110  # a cheap look at a few objects
             await asyncio.sleep(_LOOK_S)
         workloads = self.make_informer(self._workloads, keep=drop_managed_fields, max_objects=_MOST)
         group.create_task(workloads.run())
-        await workloads.synced()
+        await workloads.wait_synced()
         self._known = queues, workloads
         self.queue.add(CLUSTER_KEY)
 
@@ -231,7 +231,7 @@ class PreemptionBoostReconciler(Reconciler[str]):
         for workload in list(workloads.objects.values()):
             if self.term() is None or writes >= _WRITES_MOST:
                 break
-            body = self._judged(workload, most)
+            body = self._plan_patch(workload, most)
             if body is None:
                 continue
             writes += 1
@@ -245,7 +245,7 @@ class PreemptionBoostReconciler(Reconciler[str]):
                 self.written += 1
         return Result(self._every_s)
 
-    def _judged(self, workload: Object, most: Mapping[str, int]) -> dict[str, Any] | None:
+    def _plan_patch(self, workload: Object, most: Mapping[str, int]) -> dict[str, Any] | None:
         """The patch that a Workload needs."""
         admission = (workload.get("status") or {}).get("admission") or {}
         limit = most.get(str(admission.get("clusterQueue", "")), 0)
@@ -298,7 +298,7 @@ class JobReconciler(Reconciler[str]):
             informer = self.make_informer(
                 one, keep=drop_managed_fields, max_objects=_JOBS_MOST, labels=f"{LABEL_MANAGED}={MANAGED}"
             )
-            informer.hear(partial(self._deltas, kind))
+            informer.add_listener(partial(self._deltas, kind))
             group.create_task(informer.run())
         group.create_task(PreemptionBoostReconciler(self._around, served, wasteful=self.machine.is_wasteful).run())
         self.queue.add(CLUSTER_KEY)
@@ -315,17 +315,17 @@ class JobReconciler(Reconciler[str]):
         """Follow what became of jobs and, while this one leads, decide about those that wait."""
         term = self.term()
         at_s = self.clock.monotonic_s()
-        self._carry_out(self.machine.take(self._inbox.drain(), RightSizingInputs(0.0), at_s, leads=False), None)
+        self._carry_out(self.machine.on_events(self._inbox.drain(), RightSizingInputs(0.0), at_s, leads=False), None)
         # An engine that began anew has no nodes for a while, which does not mean that there are none.
         if term is not None and self._around.engine.nodes.is_synced and self.machine.is_waiting(at_s):
             ground = await self._ground()
-            self._carry_out(self.machine.take((), ground, at_s, leads=True), term.epoch)
+            self._carry_out(self.machine.on_events((), ground, at_s, leads=True), term.epoch)
         # Time is an event, too: waits and deadlines.
         return Result(self._round_s if len(self.machine) else self._round_s * 4.0)
 
     async def _ground(self) -> RightSizingInputs:
         """Nodes and points of this moment."""
-        wanted = self.machine.profiles()
+        wanted = self.machine.pending_profiles()
 
         def look(core: Core) -> tuple[dict[str, Inventory], dict[str, tuple[SizeMeasurement, ...]]]:
             points = core.state.points
@@ -373,7 +373,7 @@ class JobReconciler(Reconciler[str]):
                 case RecordJobEvent() if self.term() is not None:
                     self._record(one)
                 case PatchJob() if epoch is not None:
-                    self.tasks.begin(self._patch(one, epoch))
+                    self.tasks.start_task(self._patch(one, epoch))
 
     async def _patch(self, asked: PatchJob, epoch: int) -> None:
         job = asked.job

@@ -23,7 +23,7 @@ class LeaderLabelReconciler(Reconciler[str]):
         super().__init__(context, "label")
         self._name, self._namespace = name, namespace
         self._leads = False
-        context.elector.hear(self.turned)
+        context.elector.add_listener(self.turned)
 
     def is_ready(self) -> bool:
         """Also while another leads: the label is to be removed then."""

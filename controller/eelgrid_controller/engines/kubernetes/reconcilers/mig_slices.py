@@ -70,15 +70,15 @@ class SlicePodReconciler(Reconciler[str]):
             surroundings.cluster,
             pods=lambda: engine.pods.objects,
             leads=self.leads,
-            feed=self._fed,
+            feed=self._on_write_result,
             events=engine.events,
             at_once=_AT_ONCE,
             clock=surroundings.clock,
             rng=surroundings.rng,
             log=self.log,
         )
-        engine.hear_pods(self._heard_pods)
-        surroundings.devices.listeners.append(self._heard_node)
+        engine.add_pod_listener(self._on_pods)
+        surroundings.devices.listeners.append(self._on_device_report)
 
     def is_ready(self) -> bool:
         """While this one leads and knows all pods."""
@@ -88,19 +88,19 @@ class SlicePodReconciler(Reconciler[str]):
         """Pods and nodes are the engine's."""
         self.queue.add(CLUSTER_KEY)
 
-    def _fed(self, event: GateEvent) -> None:
+    def _on_write_result(self, event: GateEvent) -> None:
         """Take the result of a write; deletions are repeated by the machine's own watchdog."""
         if isinstance(event, PatchFailed):
-            self.machine.failed(event.uid, event.failure, self.clock.monotonic_s())
+            self.machine.on_failure(event.uid, event.failure, self.clock.monotonic_s())
         if not isinstance(event, DeleteFailed):
             self.queue.add(CLUSTER_KEY)
 
-    def _heard_node(self, node_name: str, report: DeviceReport) -> None:
+    def _on_device_report(self, node_name: str, report: DeviceReport) -> None:
         held = {PodKey(one.namespace, one.pod): one.device_uuids for one in report.held.pods}
-        self.machine.seen(node_name, held, steers=report.held.steers)
+        self.machine.on_devices_reported(node_name, held, steers=report.held.steers)
         self.queue.add(CLUSTER_KEY)
 
-    def _heard_pods(self, deltas: Sequence[Delta]) -> None:
+    def _on_pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
                 assert delta.old is not None
@@ -125,10 +125,10 @@ class SlicePodReconciler(Reconciler[str]):
         """Look at all pods that ask for slices: those that wait, and those that are under way."""
         term = self.term()
         if term is not None and self._pods:
-            self._look(term.epoch)
+            self._schedule_pods(term.epoch)
         return Result(_TICK_S)
 
-    def _look(self, epoch: int) -> None:
+    def _schedule_pods(self, epoch: int) -> None:
         is_waiting = False
         for uid, one in self._pods.items():
             if one.is_waiting:
@@ -139,7 +139,7 @@ class SlicePodReconciler(Reconciler[str]):
                         one, intent=parse_slice_intent(one.pod, self._around.engine.lookups.found)
                     )
         nodes = self._offering() if is_waiting else {}
-        told = self.machine.take(self._pods, nodes, self._offers(nodes), epoch, self.clock.monotonic_s())
+        told = self.machine.schedule_pods(self._pods, nodes, self._offers(nodes), epoch, self.clock.monotonic_s())
         for instruction in told:
             self._do(instruction)
 
@@ -147,14 +147,14 @@ class SlicePodReconciler(Reconciler[str]):
         match one:
             case RecordEvent():
                 self.log.info("pod=%s event=%s", one.key, one.text)
-                self._around.engine.writes.tell(one)
+                self._around.engine.writes.record_event(one)
             case UngatePod():
                 self.log.info("pod=%s node=%s plan=%s", one.key, one.node_name, one.plan)
-                self.tasks.begin(self._writes.ungate(one))
+                self.tasks.start_task(self._writes.ungate(one))
             case RemoveGate():
-                self.tasks.begin(self._writes.strip(one))
+                self.tasks.start_task(self._writes.remove_gate(one))
             case RecreatePod():
-                self.tasks.begin(self._writes.recreate(one))
+                self.tasks.start_task(self._writes.delete_for_recreation(one))
 
     # What is on offer
 
@@ -264,7 +264,7 @@ class RepartitionTaintReconciler(Reconciler[str]):
         pending = nodes_with_pending_layout(self._around.loop.core)
         self._wanted = {name: why for name, why in pending.items() if name in nodes}
         tainted = {name for name, node in nodes.items() if is_tainted(node)}
-        due = self._taints.turns(self._wanted, tainted, self.clock.monotonic_s())
+        due = self._taints.taint_changes(self._wanted, tainted, self.clock.monotonic_s())
         for name, is_wanted in due.items():
             if self._due.get(name) is not is_wanted:  # else it is in the queue, perhaps after a failure
                 self.queue.add(name)
@@ -289,12 +289,12 @@ class RepartitionTaintReconciler(Reconciler[str]):
         return None
 
     def _taint_text(self, name: str, *, is_wanted: bool) -> str:
-        if self._taints.is_given_up(name, self.clock.monotonic_s()):
+        if self._taints.is_timed_out(name, self.clock.monotonic_s()):
             missing = self._wanted.get(name, "")
             return f"{TAINT_REPARTITION} removed after {self._taints.most_s:g} s without reaching: {missing}"
         if not is_wanted:
             return f"{TAINT_REPARTITION} removed: its GPUs are partitioned as planned"
-        held = self._around.engine.gate.others.gpus(name)
+        held = self._around.engine.gate.others.used_gpus(name)
         foreign = f"; other pods keep {held} GPUs there" if held else ""
         return f"{TAINT_REPARTITION}: no new pods until {self._wanted[name]}{foreign}"
 

@@ -43,7 +43,7 @@ class MoveOrders:
         self._moved: dict[str, float] = {}  # workload -> until when its unit is waited for
         self._back: dict[str, int] = {}  # moves that were taken back by us
 
-    def heard(self, event: WorkloadMoved, now_s: float) -> None:
+    def on_moved(self, event: WorkloadMoved, now_s: float) -> None:
         """Note that the core has moved places of a workload."""
         name = event.workload_id
         if self._back.get(name):
@@ -57,16 +57,16 @@ class MoveOrders:
         """Whether the core has moved it and nobody has asked yet what is to be done."""
         return workload_id in self._moved
 
-    def takes_back(self, workload_id: str) -> None:
+    def expect_reversal(self, workload_id: str) -> None:
         """The next move of this work is one that is taken back, and no order."""
         self._back[workload_id] = self._back.get(workload_id, 0) + 1
         self._moved.pop(workload_id, None)
 
-    def took_nothing_back(self, workload_id: str) -> None:
+    def cancel_reversal(self, workload_id: str) -> None:
         """Taking the move back was refused."""
         self._back.pop(workload_id, None)
 
-    def of_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
+    def orders_from_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
         """Orders for what the core has moved, as soon as the gate knows of it."""
         for name, until_s in list(self._moved.items()):
             unit = self._engine.gate.units.get(unit_of(name))
@@ -84,13 +84,13 @@ class MoveOrders:
             member = unit.members.get(uid)
             if member is None:
                 continue
-            order = self._order(core, unit, member, unit.workload_id, "requested by an operator")
+            order = self._make_order(core, unit, member, unit.workload_id, "requested by an operator")
             if order is not None:
                 yield order
                 if order.manner is MoveMethod.EVICT:
                     return
 
-    def _order(
+    def _make_order(
         self, core: Core, unit: PlacementUnit, member: UnitMember, workload_id: str, cause: str
     ) -> MoveOrder | None:
         """The order for a pod, or for its whole gang; None where it is never moved."""
@@ -123,15 +123,15 @@ class MoveOrders:
 
     # Without a place that is kept
 
-    def of_services(self, core: Core) -> Iterator[MoveOrder]:
+    def orders_from_services(self, core: Core) -> Iterator[MoveOrder]:
         """Pods of services that stand where their places were: the next pod that comes gets the new one."""
         for unit in self._engine.gate.units.values():
             for uid in sorted(unit.elastic.moved & unit.members.keys()) if unit.elastic is not None else ():
-                order = self._order(core, unit, unit.members[uid], "", "requested by an operator")
+                order = self._make_order(core, unit, unit.members[uid], "", "requested by an operator")
                 if order is not None:
                     yield order
 
-    def of_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
+    def orders_from_drained_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
         """Orders for pods on drained nodes, and the progress of each drain."""
         drained = {key.name for key, node in self._engine.nodes.objects.items() if is_drain_requested(node)}
         if not drained:
@@ -158,7 +158,7 @@ class MoveOrders:
     def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
         if not self.is_enforced(core, member.target):
             return "its pool is observe-only"
-        order = self._order(core, unit, member, "", "its node is drained")
+        order = self._make_order(core, unit, member, "", "its node is drained")
         if order is None:
             return "fixed"
         if order.manner is MoveMethod.SURGE and unit.size > 1:
@@ -171,11 +171,11 @@ class MoveOrders:
             member.sight.pod.requested.count("nvidia.com/gpu")
             for unit in self._engine.gate.units.values()
             for member in unit.members.values()
-            if member.target == node_name and not unit.holds(member)
+            if member.target == node_name and not unit.holds_member(member)
         )
-        return max(0, self._engine.gate.others.gpus(node_name) - sum(managed))
+        return max(0, self._engine.gate.others.used_gpus(node_name) - sum(managed))
 
-    def of_lost(self, core: Core) -> Iterator[MoveOrder]:
+    def orders_from_lost_gpus(self, core: Core) -> Iterator[MoveOrder]:
         """Orders for pods that run on lost GPUs."""
         for record in core.state.nodes.values():
             if not record.lost_gpus:
@@ -186,7 +186,7 @@ class MoveOrders:
                     continue
                 member = unit.members.get(unit.slots.get(replica, ""))
                 if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target):
-                    order = self._order(core, unit, member, "", "its GPU is lost")
+                    order = self._make_order(core, unit, member, "", "its GPU is lost")
                     if order is not None:
                         yield order
 
@@ -223,11 +223,11 @@ async def restore_places(
     moves = _back(loop.core, order, pods)
     if moves is None:
         return False
-    orders.takes_back(order.workload)
+    orders.expect_reversal(order.workload)
     try:
         await loop.apply_moves((moves,), is_back=True)
     except (Fault, ContractError) as error:
-        orders.took_nothing_back(order.workload)
+        orders.cancel_reversal(order.workload)
         log.info("workload=%s restored=no error=%s", order.workload, error)
         return False
     return True

@@ -102,25 +102,29 @@ class MoveWriter:
         owner = pod.owner
         if owner is None or owner.kind != "ReplicaSet":
             return ""
-        found = await self._tried(lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace))
+        found = await self._call_with_retries(
+            lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace)
+        )
         above = controller_of(found)
         return above.name if above is not None and above.kind == "Deployment" else ""
 
     async def deployment(self, namespace: str, name: str) -> Object | None:
         """A Deployment as it is; None if it is gone."""
         try:
-            return await self._tried(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
+            return await self._call_with_retries(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
         except ObjectNotFound:
             return None
 
-    async def moving(self) -> Sequence[Object]:
+    async def list_moving_deployments(self) -> Sequence[Object]:
         """Deployments that carry a move."""
-        return (await self._tried(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
+        return (await self._call_with_retries(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
 
     async def autoscaler(self, namespace: str, deployment: str) -> str:
         """The autoscaler of a Deployment; empty where there is none."""
         try:
-            found = await self._tried(lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace))
+            found = await self._call_with_retries(
+                lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace)
+            )
         except NotServed:
             return ""
         except Forbidden:
@@ -134,20 +138,20 @@ class MoveWriter:
     async def job(self, namespace: str, name: str) -> Object | None:
         """A Job; None if it is gone."""
         try:
-            return await self._tried(lambda: self._cluster.get(JOBS, name, namespace=namespace))
+            return await self._call_with_retries(lambda: self._cluster.get(JOBS, name, namespace=namespace))
         except ObjectNotFound:
             return None
 
     # What is written
 
-    async def mark(self, asked: MarkPod) -> None:
+    async def mark_pod(self, asked: MarkPod) -> None:
         """Write a note and a deletion cost onto a pod."""
         text = None if asked.note is None else format_move_note(asked.note)
         at = None if asked.evict_s is None else format_time(int(asked.evict_s))
         annotations = {ANNOTATION_MOVE: text, DELETION_COST: asked.cost, ANNOTATION_EVICT_AT: at}
         await self._annotate(asked.pod, annotations)
 
-    async def came(self, pod: Pod, now_s: float) -> None:
+    async def mark_arrival(self, pod: Pod, now_s: float) -> None:
         """Note on a pod that it came by a move."""
         await self._annotate(pod, {ANNOTATION_MOVED_AT: f"{now_s:.0f}"})
 
@@ -193,25 +197,29 @@ class MoveWriter:
 
     async def _forbidden(self, pods: Sequence[Pod]) -> str:
         namespace = pods[0].namespace
-        budgets = (await self._tried(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))).items
+        budgets = (
+            await self._call_with_retries(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))
+        ).items
         if not budgets:
             return ""
         labels = []
         for pod in pods:
             if pod.is_ready:
-                found = await self._tried(lambda pod=pod: self._cluster.get(PODS, pod.name, namespace=namespace))  # type: ignore[misc]
+                found = await self._call_with_retries(
+                    lambda pod=pod: self._cluster.get(PODS, pod.name, namespace=namespace)
+                )  # type: ignore[misc]
                 labels.append(found["metadata"].get("labels") or {})
         return find_blocking_budget(budgets, labels)
 
     async def _evict(self, pod: Pod, *, is_dry: bool) -> None:
         await self._written(lambda: self._cluster.evict(pod.name, namespace=pod.namespace, uid=pod.uid, is_dry=is_dry))
 
-    async def node_says(self, name: str, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_node(self, name: str, annotations: Mapping[str, str | None]) -> None:
         """Write annotations to a node."""
         body = {"metadata": {"annotations": annotations}}
         await self._written(lambda: self._cluster.patch(NODES, name, body))
 
-    def tell(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
+    def record_event(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
         """Queue an Event about a pod or a node."""
         self._log.info("%s=%s event=%s", kind.lower(), key.name, text)
         self._events.record(
@@ -225,7 +233,7 @@ class MoveWriter:
     async def _written(self, call: Callable[[], Awaitable[_T]]) -> _T:
         return await self._writer.write(call, may_send=lambda: self._context.elector.term() is not None)
 
-    async def _tried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _call_with_retries(self, call: Callable[[], Awaitable[_T]]) -> _T:
         context = self._context
         return await call_with_retries(
             call, rng=context.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=context.clock.monotonic_s
@@ -241,7 +249,7 @@ class OwnedPods:
         self._keys: dict[str, ObjectKey] = {}
         self._owned: dict[str, dict[str, ObjectKey]] = {}
 
-    def take(self, informer: Informer, deltas: Sequence[Delta]) -> None:
+    def on_deltas(self, informer: Informer, deltas: Sequence[Delta]) -> None:
         """Update the index by changes of the pods that an informer holds."""
         if informer is not self._informer:
             self._informer = informer
@@ -249,7 +257,7 @@ class OwnedPods:
                 kept.clear()
         for delta in deltas:
             if delta.old is not None and (delta.new is None or _uid(delta.new) != _uid(delta.old)):
-                self._drop(delta.old)
+                self._remove_pod(delta.old)
             if delta.new is not None:
                 self._put(delta.key, delta.new)
 
@@ -263,7 +271,7 @@ class OwnedPods:
         else:
             self.noted.pop(uid, None)
 
-    def _drop(self, found: Object) -> None:
+    def _remove_pod(self, found: Object) -> None:
         uid, owner = _uid(found), controller_of(found)
         self._keys.pop(uid, None)
         self.noted.pop(uid, None)
@@ -283,7 +291,7 @@ class OwnedPods:
         except KubernetesUnreadable:
             return None
 
-    def of(self, owner_uid: str) -> Iterator[Pod]:
+    def pods_of(self, owner_uid: str) -> Iterator[Pod]:
         """The pods of an owner."""
         for uid in list(self._owned.get(owner_uid, ())):
             found = self.pod(uid)
@@ -327,19 +335,19 @@ class MoveReconciler(Reconciler[str]):
         self._runs: dict[str, _MoveRun] = {}
         self._look_s = 0.0
         self._said: dict[str, str] = {}  # of drained nodes
-        around.engine.hear_pods(self._heard_pods)
-        around.loop.listeners.append(self._committed)
+        around.engine.add_pod_listener(self._on_pods)
+        around.loop.listeners.append(self._on_commit)
 
     # What happens
 
     def _now_s(self) -> float:
         return self.clock.now_ns() / 1e9
 
-    def _heard_pods(self, deltas: Sequence[Delta]) -> None:
-        self._pods.take(self._around.engine.pods, deltas)
+    def _on_pods(self, deltas: Sequence[Delta]) -> None:
+        self._pods.on_deltas(self._around.engine.pods, deltas)
         for delta in deltas:
             if delta.new is None and delta.old is not None:
-                self.mover.gone(str(delta.old["metadata"]["uid"]))
+                self.mover.release_claim(str(delta.old["metadata"]["uid"]))
             elif delta.old is None and delta.new is not None and self.mover.running:
                 found = self._pods.pod(str(delta.new["metadata"]["uid"]))
                 if found is not None:
@@ -347,13 +355,13 @@ class MoveReconciler(Reconciler[str]):
 
     def _claim(self, pod: Pod) -> None:
         # Told before the engine tells of the pod itself: so it is never another unit first.
-        if unit := self.mover.claim(pod):
+        if unit := self.mover.claim_place(pod):
             self._around.engine.feed(ReplacementStarted(pod.uid, unit))
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
             if isinstance(event, WorkloadMoved) and self.term() is not None:
-                self.orders.heard(event, self._now_s())
+                self.orders.on_moved(event, self._now_s())
 
     # Life
 
@@ -369,8 +377,8 @@ class MoveReconciler(Reconciler[str]):
         """A new term: moves that were begun are found, and places that nobody will come to are let go."""
         self.mover = MoveQueue(self.mover.bounds)
         self._runs, self._said = {}, {}
-        found = {note.uid: note for _, note in self._noted()}
-        for one in await self.writes.moving():
+        found = {note.uid: note for _, note in self._pods_with_notes()}
+        for one in await self.writes.list_moving_deployments():
             deployment = parse_deployment(one)
             if deployment.note is None:
                 continue
@@ -379,7 +387,7 @@ class MoveReconciler(Reconciler[str]):
                 gone = Pod(uid=note.uid, namespace=deployment.namespace, name=note.pod, labels={}, annotations={})
                 self._resume(resumed_order(note, gone), (note,))
         gangs: dict[str, list[tuple[Pod, MoveNote]]] = {}
-        for pod, note in self._noted():
+        for pod, note in self._pods_with_notes():
             manner = MoveMethod.EVICT if note.evict_s else MoveMethod.SURGE
             gangs.setdefault(note.uid if moves_alone(note.unit, manner) else note.unit, []).append(
                 (pod, found[note.uid])
@@ -394,7 +402,7 @@ class MoveReconciler(Reconciler[str]):
                 for uid in set(unit.moving.values()) - known:
                     self._around.engine.feed(MoveFinished(unit.name, uid))
 
-    def _noted(self) -> list[tuple[Pod, MoveNote]]:
+    def _pods_with_notes(self) -> list[tuple[Pod, MoveNote]]:
         pods = (self._pods.pod(uid) for uid in list(self._pods.noted))
         return [
             (pod, note)
@@ -404,40 +412,40 @@ class MoveReconciler(Reconciler[str]):
 
     def _resume(self, order: MoveOrder, notes: tuple[MoveNote, ...]) -> None:
         self.log.info("move=%s resumed pods=%d to=%s", order.unit, len(notes), notes[0].to or "-")
-        self.mover.begin(order)
+        self.mover.mark_started(order)
         self._runs[order.name] = _MoveRun(order, notes, is_told=True, is_begun=True)
-        for pod in self._pods.of(order.owner_uid):
+        for pod in self._pods.pods_of(order.owner_uid):
             if pod.is_gated:
                 self._claim(pod)
 
     async def reconcile(self, _: str) -> Result | None:
         """Queue orders, start those that are due, and take the next step of each move in progress."""
-        await self._turn()
+        await self._run_cycle()
         return Result(_TURN_S)
 
-    async def _turn(self) -> None:
+    async def _run_cycle(self) -> None:
         core, now_s = self._around.loop.core, self._now_s()
-        for order in self.orders.of_core(core, now_s):
-            if not self.mover.offer(order, now_s):
+        for order in self.orders.orders_from_core(core, now_s):
+            if not self.mover.request_move(order, now_s):
                 await self._refuse(order, "too many moves are queued, or it is being moved already")
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
-            await self._look()
+            await self._observe_orders()
         # A place that is kept is kept from others: what may not move now gives it back.
         bounds = self.mover.bounds
-        late = dict.fromkeys(self.mover.late(now_s), f"it could not start within {bounds.wait_s:g} s")
+        late = dict.fromkeys(self.mover.overdue_orders(now_s), f"it could not start within {bounds.wait_s:g} s")
         for order in self.mover.waiting.values():
-            if order.workload and self.mover.rests(order, self._pods.pod, now_s):
+            if order.workload and self.mover.is_cooling_down(order, self._pods.pod, now_s):
                 late[order] = f"it was moved less than {bounds.again_s:g} s ago"
         for order, why in late.items():
-            self.mover.withdraw(order.name)
+            self.mover.withdraw_order(order.name)
             await self._refuse(order, why)
-        for order in list(self.mover.due(self._pods.pod, now_s)):
+        for order in list(self.mover.start_due_orders(self._pods.pod, now_s)):
             await self._start(order, now_s)
         for run in list(self._runs.values()):
             if run.next_s <= now_s:
                 try:
-                    await self._step(run)
+                    await self._advance_move(run)
                 except (Conflict, StaleTerm) as error:  # looked at anew in the next turn
                     self.log.debug("move=%s step=retry error=%s", run.order.unit, error)
                 except ClusterError as error:
@@ -447,21 +455,21 @@ class MoveReconciler(Reconciler[str]):
                     run.next_s = now_s + 2.0
                     self.log.warning("move=%s step=failed error=%s", run.order.unit, error)
 
-    async def _look(self) -> None:
+    async def _observe_orders(self) -> None:
         core = self._around.loop.core
-        orders, drained = self.orders.of_nodes(core)
-        moved = list(self.orders.of_services(core))
+        orders, drained = self.orders.orders_from_drained_nodes(core)
+        moved = list(self.orders.orders_from_services(core))
         wanted = {order.name for order in (*orders, *moved)}
         for order in [one for one in self.mover.waiting.values() if not one.workload and one.name not in wanted]:
-            self.mover.withdraw(order.name)
+            self.mover.withdraw_order(order.name)
         for order in moved:
-            self.mover.offer(order, self._now_s())
-        for order in (*orders, *self.orders.of_lost(core)):
-            if not self.mover.knows(order) and await has_room(self._around.loop, order):
-                self.mover.offer(order, self._now_s())
-        await self._say(drained)
+            self.mover.request_move(order, self._now_s())
+        for order in (*orders, *self.orders.orders_from_lost_gpus(core)):
+            if not self.mover.has_order(order) and await has_room(self._around.loop, order):
+                self.mover.request_move(order, self._now_s())
+        await self._annotate_drains(drained)
 
-    async def _say(self, drained: dict[str, DrainProgress]) -> None:
+    async def _annotate_drains(self, drained: dict[str, DrainProgress]) -> None:
         """On each drained node, how far it is; on one that is drained no more, nothing."""
         nodes = self._around.engine.nodes.objects
         for key, node in nodes.items():
@@ -471,12 +479,12 @@ class MoveReconciler(Reconciler[str]):
                 continue
             self._said[key.name] = text or ""
             try:
-                await self.writes.node_says(key.name, {ANNOTATION_DRAINED: text})
+                await self.writes.annotate_node(key.name, {ANNOTATION_DRAINED: text})
             except ClusterError as error:
                 self.log.warning("node=%s annotated=no error=%s", key.name, error)
             if text is not None:
                 name = PodKey("", key.name)
-                self.writes.tell("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
+                self.writes.record_event("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
 
     # One move
 
@@ -537,10 +545,10 @@ class MoveReconciler(Reconciler[str]):
                 return "its Job would fail: raise backoffLimit, or let podFailurePolicy ignore DisruptionTarget"
         return ""
 
-    async def _step(self, run: _MoveRun) -> None:
+    async def _advance_move(self, run: _MoveRun) -> None:
         if not run.is_told:
             run.is_told = True
-            self._tell_begun(run)
+            self._record_start(run)
         order = run.order
         if order.manner is MoveMethod.SURGE:
             await self._surge(run)
@@ -551,13 +559,13 @@ class MoveReconciler(Reconciler[str]):
         )
         match step:
             case MarkPod():
-                await self.writes.mark(step)
+                await self.writes.mark_pod(step)
             case EvictPods(found):
                 run.last = await self.writes.evict(found)
                 run.is_begun = run.is_begun or not run.last
                 if run.last:
                     run.next_s = self._now_s() + self.pace.retry_s
-                    self._tell(run, f"not evicted yet: {run.last}", is_warning=True)
+                    self._record_event(run, f"not evicted yet: {run.last}", is_warning=True)
             case MoveEnded():
                 await self._end(run, step)
 
@@ -568,11 +576,11 @@ class MoveReconciler(Reconciler[str]):
         is_ours = deployment is not None and deployment.note is not None and deployment.note.uid == note.uid
         other = "" if is_ours else await self.writes.autoscaler(namespace, note.deployment)
         step = next_surge_step(
-            note, SurgeState(deployment, list(self._pods.of(note.owner)), other), self.pace, self._now_s()
+            note, SurgeState(deployment, list(self._pods.pods_of(note.owner)), other), self.pace, self._now_s()
         )
         match step:
             case MarkPod():
-                await self.writes.mark(step)
+                await self.writes.mark_pod(step)
             case ScaleDeployment():
                 run.ending = step.over
                 await self.writes.scale(step)
@@ -599,24 +607,24 @@ class MoveReconciler(Reconciler[str]):
 
     async def _refuse(self, order: MoveOrder, why: str) -> None:
         """An order that does not begin; a move of the same pods that is under way goes on."""
-        self._tell(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
+        self._record_event(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
         await self._give_back(order, is_done=False)
 
     async def _end(self, run: _MoveRun, over: MoveEnded) -> None:
         order = run.order
         came = self._came(run)
         self._runs.pop(order.name, None)
-        self.mover.withdraw(order.name)
-        self.mover.end(order, is_done=over.is_done)
+        self.mover.withdraw_order(order.name)
+        self.mover.finish_order(order, is_done=over.is_done)
         text = f"moved: {over.why}" if over.is_done else f"not moved: {over.why}"
-        self._tell(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
+        self._record_event(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
         try:
             if over.is_done and came is not None:
-                await self.writes.came(came, self._now_s())
+                await self.writes.mark_arrival(came, self._now_s())
             for going in order.goes:
                 pod = self._pods.pod(going.uid)
                 if pod is not None and parse_move_note(pod.annotations) is not None:
-                    await self.writes.mark(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
+                    await self.writes.mark_pod(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
         except ClusterError as error:
             self.log.warning("move=%s cleanup=failed error=%s", order.unit, error)
         await self._give_back(order, is_done=over.is_done)
@@ -633,24 +641,24 @@ class MoveReconciler(Reconciler[str]):
 
     def _came(self, run: _MoveRun) -> Pod | None:
         """The pod that came in the stead of the old one."""
-        for uid in self.mover.claimed_by(run.order):
+        for uid in self.mover.claimant_uids(run.order):
             if (pod := self._pods.pod(uid)) is not None:
                 return pod
         if run.order.manner is MoveMethod.EVICT:
             return None
         gone = {going.uid for going in run.order.goes}
-        others = [pod for pod in self._pods.of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
+        others = [pod for pod in self._pods.pods_of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
         return max(others, key=lambda pod: (pod.created_s or 0.0, pod.name), default=None)
 
-    def _tell_begun(self, run: _MoveRun) -> None:
+    def _record_start(self, run: _MoveRun) -> None:
         order, going = run.order, run.order.goes[0]
         to = f" to {going.to}" if going.to else ""
         gang = f" with {len(order.goes) - 1} more of its gang" if len(order.goes) > 1 else ""
         grace = max(0.0, run.notes[0].evict_s - self._now_s())
         how = "its replacement is created first" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
-        self._tell(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
+        self._record_event(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
 
-    def _tell(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
+    def _record_event(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
         going = run.order.goes[0]
         key, uid = (PodKey(pod.namespace, pod.name), pod.uid) if pod is not None else (going.key, going.uid)
-        self.writes.tell("Pod", key, uid, text, is_warning=is_warning)
+        self.writes.record_event("Pod", key, uid, text, is_warning=is_warning)

@@ -129,7 +129,7 @@ class PowerPolicyReconciler(Reconciler[str]):
         self._saved: PolicyRecords | None = None  # as it is on disk
         self._due_s: dict[str, float] = {}  # uid -> when its status may be written again
         self._said: dict[str, str] = {}
-        around.loop.listeners.append(self._committed)
+        around.loop.listeners.append(self._on_commit)
 
     def is_ready(self) -> bool:
         """While this one leads and knows all nodes: a selector must not lose its nodes at each start."""
@@ -142,16 +142,16 @@ class PowerPolicyReconciler(Reconciler[str]):
         if fault:
             self.log.error("file=%s read=no error=%s action=start_without", self._former.path, fault)
         self._machine = PowerPolicyMerger(find_policy_violations)
-        self._objects = self.make_informer(POWER_POLICIES, keep=_pruned, max_objects=_OBJECTS_MOST)
-        self._objects.hear(self._changed)
+        self._objects = self.make_informer(POWER_POLICIES, keep=_prune_object, max_objects=_OBJECTS_MOST)
+        self._objects.add_listener(self._on_objects)
         group.create_task(self._objects.run())
-        await self._objects.synced()
+        await self._objects.wait_synced()
         self.queue.add(CLUSTER_KEY)
 
-    def _changed(self, _: Sequence[Delta]) -> None:
+    def _on_objects(self, _: Sequence[Delta]) -> None:
         self.queue.add(CLUSTER_KEY)
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         if any(isinstance(event, PolicyChanged) for event in committed.events):
             self.queue.add(CLUSTER_KEY)
 
@@ -179,12 +179,12 @@ class PowerPolicyReconciler(Reconciler[str]):
         fault = "the policy kept changing while it was being updated; it is retried shortly"
         for _ in range(_ATTEMPTS):
             policy = await self._around.loop.read(lambda core: core.state.policy)
-            decision = self._decide(policy)
+            decision = self._merge_policies(policy)
             try:
                 await self._save(decision.ahead)
                 if decision.policy != policy:
                     if self.term() is None:
-                        return decision, _applied(policy, "this controller is no longer the leader")
+                        return decision, _applied_policy(policy, "this controller is no longer the leader")
                     policy = await self._around.loop.update_policy(decision.policy)
                     self.log.info("policy=changed revision=%d objects=%d", policy.revision, len(decision.standings))
                 await self._save(decision.after)
@@ -196,16 +196,16 @@ class PowerPolicyReconciler(Reconciler[str]):
             except OSError as error:
                 fault = f"{self._former.path} cannot be written: {error}; free space or grant write access there"
                 break
-            self._say("policy", "")
-            return decision, _applied(policy)
-        self._say("policy", fault)
-        return decision, _applied(await self._around.loop.read(lambda core: core.state.policy), fault)
+            self._log_fault_once("policy", "")
+            return decision, _applied_policy(policy)
+        self._log_fault_once("policy", fault)
+        return decision, _applied_policy(await self._around.loop.read(lambda core: core.state.policy), fault)
 
-    def _decide(self, policy: Policy) -> PolicyDecision:
+    def _merge_policies(self, policy: Policy) -> PolicyDecision:
         nodes = {
             key.name: node["metadata"].get("labels") or {} for key, node in self._around.engine.nodes.objects.items()
         }
-        return self._machine.decide(self._objects.objects.values(), nodes, policy, self._memory)
+        return self._machine.merge_policies(self._objects.objects.values(), nodes, policy, self._memory)
 
     async def _save(self, memory: PolicyRecords) -> None:
         if memory != self._saved:
@@ -232,19 +232,19 @@ class PowerPolicyReconciler(Reconciler[str]):
         except ClusterError as error:
             self.failures += 1
             self._due_s[uid] = now_s() + self._failed_s
-            self._say(name, f"its status could not be written: {error}")
+            self._log_fault_once(name, f"its status could not be written: {error}")
             return
         self.statuses += 1
         self._due_s[uid] = now_s() + self._status_s
-        self._say(name, "")
+        self._log_fault_once(name, "")
         was = ConditionSet.from_json(before.get("conditions"))
         for condition in ConditionSet.from_json(status["conditions"]):
             earlier = was.get(condition.type)
             is_news = earlier is None or earlier.status is not condition.status
             if is_news and _TOLD.get(condition.type) is condition.status:
-                self._tell(one.found, condition)
+                self._write_event(one.found, condition)
 
-    def _tell(self, found: Mapping[str, Any], condition: StatusCondition) -> None:
+    def _write_event(self, found: Mapping[str, Any], condition: StatusCondition) -> None:
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
         self.events.record(
             EventReference(POWER_POLICIES.api_version, "PowerPolicy", "", name, uid),
@@ -254,7 +254,7 @@ class PowerPolicyReconciler(Reconciler[str]):
             action="ApplyingPolicy",
         )
 
-    def _say(self, what: str, fault: str) -> None:
+    def _log_fault_once(self, what: str, fault: str) -> None:
         """A fault in the log, once until it is another."""
         if fault and self._said.get(what) != fault:
             self.log.warning("object=%s error=%s", what, fault)
@@ -264,10 +264,10 @@ class PowerPolicyReconciler(Reconciler[str]):
             self._said.pop(what, None)
 
 
-def _applied(policy: Policy, fault: str = "") -> AppliedPolicy:
+def _applied_policy(policy: Policy, fault: str = "") -> AppliedPolicy:
     return AppliedPolicy(policy.revision, BudgetHierarchy(policy).limits_w, fault)
 
 
-def _pruned(found: Object) -> Object:
+def _prune_object(found: Object) -> Object:
     metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
     return {**found, "metadata": metadata}

@@ -62,7 +62,7 @@ class LeadershipSource(Protocol):
     def term(self) -> LeadershipTerm | None:
         """The term that runs at this moment."""
 
-    def hear(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
+    def add_listener(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
         """Tell the beginning and the end of terms."""
 
 
@@ -392,7 +392,7 @@ class Reconciler(ABC, Generic[KeyT]):
                 backoff = self._backoffs[key] = Backoff(
                     self.context.rng, first_s=_FIRST_RETRY_S, most_s=self.retry_most_s
                 )
-            wait_s = backoff.wait_s(retry_after_s(error))
+            wait_s = backoff.next_wait_s(retry_after_s(error))
             self.log.warning("%s=%s error=%s action=retry seconds=%.1f", self._name, key, error, wait_s)
             result = Result(wait_s)
         else:
