@@ -19,14 +19,14 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
+from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     annotation_patch,
     gate_removal_patch,
     pinned_node,
     ungating_patch,
 )
-from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import placement_event, status_event
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Eligibility

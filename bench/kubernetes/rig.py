@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, Self
 
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient, RequestLimits
 from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerTiming
+from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer, InformerTiming
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
 from eelgrid_controller.engines.kubernetes.api.port import NAMESPACES, NODES, PODS, Object
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, GATE, LABEL_MANAGED
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node

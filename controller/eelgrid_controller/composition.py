@@ -131,7 +131,7 @@ class OptionalParts:
         """Place a cluster's pods."""
         if self.config.kubernetes is None:
             return None
-        from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower
+        from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
         from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import is_gate_workload
         from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import PodUsers
         from eelgrid_controller.kubernetes_composition import KubernetesRuntime

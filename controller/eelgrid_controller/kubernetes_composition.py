@@ -8,30 +8,32 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.election import Timing
-from eelgrid_controller.engines.kubernetes.api.elector import Elector, LeaderLabel
+from eelgrid_controller.engines.kubernetes.api.elector import Elector
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
-from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower
-from eelgrid_controller.engines.kubernetes.reconcilers import claims
+from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
+from eelgrid_controller.engines.kubernetes.reconcilers.claims import ClaimReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
-from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, GateEngineSettings
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import (
+    ForecastLookup,
+    GateEngine,
+    GateEngineSettings,
+    ReconcilerContext,
+)
 from eelgrid_controller.engines.kubernetes.reconcilers.held_devices import HeldDeviceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import InferenceServiceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.jobs import JobReconciler
+from eelgrid_controller.engines.kubernetes.reconcilers.leader_label import LeaderLabelReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.mig_slices import RepartitionTaintReconciler, SlicePodReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import PowerPolicyReconciler
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
-    ForecastLookup,
-    Reconciler,
-    ReconcilerContext,
-    run_with_restarts,
-)
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext, Reconciler
 from eelgrid_controller.runtime.config import KubernetesConfig
 from eelgrid_controller.server.metrics.kubernetes_metrics import cluster_families, device_families
 from eelgrid_controller.state.telemetry import DeviceReports
@@ -39,9 +41,9 @@ from eelgrid_protos.messages import ListPromisesResponse
 from eelgrid_protos.openmetrics import MetricFamily
 
 _STOP_S = 3.0
-# By the names that `--kubernetes-abilities` knows, each from its surroundings.
-_ABILITIES: dict[str, Callable[[ReconcilerContext], Reconciler]] = {
-    "claims": claims.make_claim_reconciler,
+# By the names that `--kubernetes-abilities` knows.
+_ABILITIES: dict[str, Callable[[ReconcilerContext], Reconciler[str]]] = {
+    "claims": ClaimReconciler,
     "devices": HeldDeviceReconciler,
     "jobs": JobReconciler,
     "moves": MoveReconciler,
@@ -86,45 +88,54 @@ class KubernetesRuntime:
         )
         # Jitter needs no secret.
         rng = random.Random()  # noqa: S311
+        context = ClusterContext(
+            cluster=self._clients[1], elector=self.elector, identity=identity, clock=clock, rng=rng, log=log
+        )
         self.engine = GateEngine(
-            cluster=self._clients[1],
+            context,
             loop=loop,
-            elector=self.elector,
             has_agent=has_agent,
             awaits_agent=awaits_agent,
             settings=GateEngineSettings(
-                identity=identity,
                 gate=GateSettings(unbound_s=config.unbound_s, open_s=config.open_s, moves="moves" in config.abilities),
                 leaves_claims="claims" in config.abilities,
             ),
-            clock=clock,
-            rng=rng,
-            log=log,
         )
         surroundings = ReconcilerContext(
-            cluster=self._clients[1], loop=loop, elector=self.elector, engine=self.engine, has_agent=has_agent,
-            devices=devices, identity=identity, namespace=config.namespace or access.namespace, data=data, draws=draws,
-            clock=clock, rng=rng, log=log, foresees=foresees, promises=promises,
-        )  # fmt: skip
+            cluster=context.cluster,
+            elector=context.elector,
+            identity=context.identity,
+            clock=context.clock,
+            rng=context.rng,
+            log=context.log,
+            loop=loop,
+            engine=self.engine,
+            devices=devices,
+            data=data,
+            draws=draws,
+            foresees=foresees,
+            promises=promises,
+        )
         self._parts = {name: make(surroundings) for name, make in _ABILITIES.items() if name in config.abilities}
-        self._log = log
-        self._label: LeaderLabel | None = None
+        self._label: LeaderLabelReconciler | None = None
         pod, namespace = os.environ.get("POD_NAME", ""), os.environ.get("POD_NAMESPACE", "")
         if pod and namespace:
-            self._label = LeaderLabel(self._clients[0], name=pod, namespace=namespace, log=log.getChild("lease"))
-            self.elector.add_listener(self._label.on_term)
+            # By the client of the Lease: the label is not to wait for the pods' writes.
+            self._label = LeaderLabelReconciler(
+                replace(context, cluster=self._clients[0]), name=pod, namespace=namespace
+            )
         self._stack = contextlib.AsyncExitStack()
         log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
 
     def families(self) -> Iterator[MetricFamily]:
-        """What the metrics page tells of all this."""
+        """Metric families of the engine, as of now."""
         yield from cluster_families(self.engine, self.elector)
         devices = self._parts.get("devices")
         if isinstance(devices, HeldDeviceReconciler):
             yield from device_families(devices)
 
     async def start(self) -> None:
-        """Follow and, when the Lease is ours, lead."""
+        """Follow the cluster, and lead once the Lease is acquired."""
         for client in self._clients:
             self._stack.push_async_callback(client.close)
         electing = asyncio.create_task(self.elector.run())
@@ -136,10 +147,7 @@ class KubernetesRuntime:
             await asyncio.gather(electing, return_exceptions=True)
 
         self._stack.push_async_callback(step_down)
-        running = [asyncio.create_task(self.engine.run())]
-        running += [
-            asyncio.create_task(run_with_restarts(part, self._log.getChild(name))) for name, part in self._parts.items()
-        ]
+        running = [asyncio.create_task(one.run()) for one in (self.engine, *self._parts.values())]
         if self._label is not None:
             running.append(asyncio.create_task(self._label.run()))
 
@@ -151,5 +159,5 @@ class KubernetesRuntime:
         self._stack.push_async_callback(stop)
 
     async def stop(self) -> None:
-        """Write no more, and set the Lease free."""
+        """Stop writing, and release the Lease."""
         await self._stack.aclose()

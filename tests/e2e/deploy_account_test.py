@@ -16,7 +16,6 @@ from tests.admission_rig import MANAGED, TRIAL, pod
 from tests.controller_rig import running
 from tests.e2e.installed import VALIDATE, apply, kubectl, needs_cluster, remove
 
-from eelgrid_controller.engines.kubernetes.api.elector import ROLE_LABEL
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP,
     ANNOTATION_GROUP_SIZE,
@@ -24,6 +23,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
+from eelgrid_controller.engines.kubernetes.reconcilers.leader_label import ROLE_LABEL
 from eelgrid_controller.runtime.config import ABILITIES, KubernetesConfig
 
 pytestmark = needs_cluster
@@ -119,7 +119,7 @@ def check_rights(controller):
     """Nothing was asked for that the account may not have."""
     engine = controller.placing.engine
     assert engine.writes.failed[WriteFailure.FORBIDDEN] == 0
-    assert engine.writes.tells_dropped == 0
+    assert engine.events.dropped == 0
     assert (engine.pods.failures, engine.nodes.failures, engine.failures) == (0, 0, 0)
 
 
@@ -190,7 +190,7 @@ async def test_a_stolen_place_is_found_anew_and_people_are_told(nodes, access, t
 
             def events():
                 found = json.loads(kubectl("get", "events", "-n", TRIAL, "-o", "json").stdout)["items"]
-                return [one for one in found if "made anew" in one["message"]]
+                return [one for one in found if "recreated" in one["message"]]
 
             assert await until(events)
             check_rights(rig.controller)
@@ -229,7 +229,7 @@ async def test_an_ability_has_the_rights_that_it_needs(nodes, access, tmp_path, 
             check_rights(rig.controller)
         said = [record.getMessage() for record in caplog.records if record.name.startswith("test.controller")]
         assert not [one for one in said if "forbidden" in one.lower()]
-        assert not [one for one in said if "part=failed" in one]
+        assert not [one for one in said if "=failed action=restart" in one]
     finally:
         apply(usual)
         remove(made)

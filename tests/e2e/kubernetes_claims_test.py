@@ -6,11 +6,11 @@ import json
 from tests.claims_rig import device_class, overdrawn, pod, slices, template
 from tests.controller_rig import running
 from tests.e2e.kubernetes_gate_test import bound, config, until
-from tests.fakes.kubernetes.attendants import Claims
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node
 from tests.fakes.kubernetes.manifests import pod as plain
 from tests.fakes.kubernetes.scheduler import Scheduler
+from tests.fakes.kubernetes.workloads import Claims
 
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,

@@ -141,7 +141,7 @@ def test_a_gang_goes_together_and_a_stolen_place_is_found_anew(tmp_path):
                 ours = [one for one in pods if one["metadata"]["name"] != "thief"]
                 assert sorted(one["spec"]["nodeName"] for one in ours) == sorted({"a", "b", "c"} - {stolen})
                 told = [one["note"] for one in (await cluster.list(EVENTS)).items]
-                assert any("made anew" in note for note in told)
+                assert any("recreated" in note for note in told)
 
     asyncio.run(play())
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from tests.controller_rig import running
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.admission import gate_injector
-from tests.fakes.kubernetes.attendants import Budgets
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.manifests import deployment, job, node
 from tests.fakes.kubernetes.scheduler import Scheduler
-from tests.fakes.kubernetes.workloads import Workloads, is_ready
+from tests.fakes.kubernetes.workloads import Budgets, Workloads, is_ready
 
 from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, EVENTS, JOBS, NODES, POD_DISRUPTION_BUDGETS
 from eelgrid_controller.engines.kubernetes.model.well_known import (
@@ -233,7 +232,7 @@ def test_a_gang_is_evicted_as_a_whole_or_not_at_all(tmp_path):
             stays = olds[1]["spec"]["nodeName"]
             await order(loop, olds[0], free)
             async with asyncio.timeout(20.0):
-                while not any("lets 1 go now, and 2 would" in one for one in await told(cluster)):  # noqa: ASYNC110
+                while not any("allows 1 disruptions now, and 2 are needed" in one for one in await told(cluster)):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
             pods = await until(cluster, lambda pods: len(ready(pods)) == 2 and pods)
             assert {one["metadata"]["uid"] for one in pods} == uids, "none went while one might not"

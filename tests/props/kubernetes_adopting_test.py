@@ -8,12 +8,13 @@ import pytest
 from tests.gate_rig import Api, Side, check, settle
 from tests.props.kubernetes_gate_test import Story
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_GROUP_SIZE, ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan, ungating_patch, unit_of
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan, ungating_patch
 from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import remove_node_pin
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
 
 
 def gpus_of(pod):

@@ -5,9 +5,9 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import satisfies_constraint, trait_name, traits_of
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import satisfies_constraint, trait_name, traits_of
 
 KEYS = st.sampled_from(["a", "b", "c", "x.io/gpu", "BAD KEY", "", "UPPER.io/a"])
 VALUES = st.sampled_from(["", "1", "2", "10", "-1", "007", "v", "w", "bad value", "x" * 64, str(2**63)])

@@ -12,8 +12,7 @@ from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
-from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerTiming
-from eelgrid_controller.engines.kubernetes.api.object_store import DeltaType
+from eelgrid_controller.engines.kubernetes.api.informer import DeltaType, Informer, InformerTiming
 from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, ObjectKey, uid_of
 
 NAMES = st.sampled_from("abcde")

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tests.fakes.kubernetes.patches import json_patched
 from tests.jobs_rig import A100, H100, gated, ground, job
 
-from eelgrid_controller.engines.kubernetes.jobs.preemption_cost import InterruptibleWorkload, compute_boost
-from eelgrid_controller.engines.kubernetes.jobs.right_sizer import (
+from eelgrid_controller.engines.kubernetes.model import well_known
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
     JobPatched,
     JobPatchFailed,
     JobRightSizer,
@@ -17,7 +18,7 @@ from eelgrid_controller.engines.kubernetes.jobs.right_sizer import (
     SuspendedJobDeleted,
     SuspendedJobUpdated,
 )
-from eelgrid_controller.engines.kubernetes.jobs.right_sizing import (
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
     SAVINGS_MARGIN,
     JobSize,
     SizeChoice,
@@ -26,8 +27,7 @@ from eelgrid_controller.engines.kubernetes.jobs.right_sizing import (
     SizingProblem,
     choose_size,
 )
-from eelgrid_controller.engines.kubernetes.model import well_known
-from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import InterruptibleWorkload, compute_boost
 
 NUMBERS = st.floats(0.1, 1e4, allow_nan=False)
 COUNTS = (1, 2, 3, 4, 8)

@@ -5,8 +5,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.engines.kubernetes.power.policy_merge import PolicyRecords, PowerPolicyMerger
-from eelgrid_controller.engines.kubernetes.power.policy_object import decode_value, encode_value, policy_values
+from eelgrid_controller.engines.kubernetes.model.power_policy import (
+    PolicyRecords,
+    PowerPolicyMerger,
+    decode_value,
+    encode_value,
+    policy_values,
+)
 from eelgrid_controller.state.policy_validation import find_policy_violations
 from eelgrid_protos.messages import OBJECTIVES, BudgetScope, EnforcementMode, Policy, PoolMode, PowerBudget
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node, parse_pod
-from eelgrid_controller.engines.kubernetes.scheduling import topology_constraints as rules
+from eelgrid_controller.engines.kubernetes.pods import topology_constraints as rules
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 BETA_ZONE = "failure-domain.beta.kubernetes.io/zone"

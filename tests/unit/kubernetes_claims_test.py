@@ -13,7 +13,7 @@ from eelgrid_controller.engines.kubernetes.claims.events import ClaimGpusReporte
 from eelgrid_controller.engines.kubernetes.claims.requests import ClaimRejection, ParsedClaim, parse_claim
 from eelgrid_controller.engines.kubernetes.model.objects import parse_pod
 from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker
-from eelgrid_controller.engines.kubernetes.pods.pod_view import view_pod
+from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
 
 SLICE = CelDevice(
     DRIVER,
@@ -129,7 +129,7 @@ def test_a_claim_with_alternatives_has_a_variant_for_each():
             of(exactly(adminAccess=True)),
             r"requests\[0\].exactly.adminAccess: gives devices that others hold; leave it out",
         ),
-        (of(exactly(allocationMode="All")), r"allocationMode: All of devices .*; ask for ExactCount"),
+        (of(exactly(allocationMode="All")), r"allocationMode: All is not supported.*; ask for ExactCount"),
         (of(exactly(capacity={"requests": {"memory": "5Gi"}})), r"capacity: .*choose a MIG profile"),
         (of(exactly(count=40)), r"count: is more than 32; make several"),
         (of(exactly(class_name="none")), r"deviceClassName: there is no DeviceClass none; make it"),
@@ -137,9 +137,9 @@ def test_a_claim_with_alternatives_has_a_variant_for_each():
         (of(exactly(), exactly("n", "nv")), r"gpu.nvidia.com are in one claim; make a claim for each driver"),
         (
             of(exactly(), constraints=[{"distinctAttribute": "a/b"}]),
-            r"constraints\[0\]: is no matchAttribute; say by sel",
+            r"constraints\[0\]: is not a matchAttribute constraint; use sel",
         ),
-        (of(), "asks for nothing"),
+        (of(), "requests no device"),
         (
             of(
                 {"name": "g", "firstAvailable": [{"name": str(n), "deviceClassName": "eelgrid"} for n in range(8)]},
@@ -181,7 +181,7 @@ def test_the_gate_leaves_pods_with_claims_alone_and_counts_them_where_their_plan
     sight, _ = view_pod(parse_pod(gated), gated, {}, leaves_claims=True)
     assert (sight.unit, sight.pinned) == ("", "")
     sight, _ = view_pod(parse_pod(gated), gated, {})
-    assert "asks for devices by claim" in sight.refused
+    assert "requests devices by claim" in sight.refused
     Side(api, epoch=1).play()
     sight, _ = view_pod(parse_pod(api.pods["p"]), api.pods["p"], {})
     assert (sight.unit, sight.pinned) == ("", "a")

@@ -89,6 +89,7 @@ async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_peo
         Station(rig, fake, inventory("n1", gpus=2, agent_version="1"), obeys=lambda pod: False) as station,
     ):
         # Work that no kubelet knows, and a kubelet that gives its GPU away.
+        await until(lambda: not rig.controller.loop.core.state.nodes["n1"].others.closed, within_s=20.0)
         await rig.operators.submit_workload(wanted("by-hand"))
         taken = planned(rig)["by-hand", 0]
         station.rng.shuffle = lambda free: free.sort(key=lambda uuid: uuid not in taken)

@@ -5,13 +5,13 @@ from dataclasses import replace
 from tests.kubernetes_rig import node, pod
 
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint
+from eelgrid_controller.engines.kubernetes.pods.eligibility import MAX_PIN_REFUSALS, VOLUMES, EligibleNodes
 from eelgrid_controller.engines.kubernetes.pods.external_usage import (
     MAX_TRAITS,
     MAX_TRAITS_PER_NAMESPACE,
     MAX_TRAITS_PER_USER,
     TraitSlots,
 )
-from eelgrid_controller.engines.kubernetes.scheduling.eligibility import MAX_PIN_REFUSALS, VOLUMES, EligibleNodes
 
 ODD = "0/2 nodes are available: 1 node(s) had something odd, 1 node(s) didn't match Pod's node affinity/selector."
 ROOM = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector."

@@ -3,12 +3,11 @@
 import pytest
 from tests.fakes.kubernetes import manifests
 from tests.fakes.kubernetes.admission import gate_injector, webhook_away
-from tests.fakes.kubernetes.attendants import Budgets, Claims
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.manifests import deployment, job, node, pod, ungated_onto
 from tests.fakes.kubernetes.scheduler import Scheduler
-from tests.fakes.kubernetes.workloads import Workloads
+from tests.fakes.kubernetes.workloads import Budgets, Claims, Workloads
 from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.engines.kubernetes.api import errors

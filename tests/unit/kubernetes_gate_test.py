@@ -4,7 +4,7 @@ import pytest
 from tests.gate_rig import Api, Side, check, settle
 
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import GateSettings
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import GateSettings
 from eelgrid_protos.messages import WorkloadPhase
 
 

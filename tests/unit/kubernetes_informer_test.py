@@ -12,8 +12,15 @@ from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
-from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector, InformerTiming
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta, DeltaType, ObjectStore, TooManyObjects
+from eelgrid_controller.engines.kubernetes.api.informer import (
+    Delta,
+    DeltaType,
+    Informer,
+    InformerSelector,
+    InformerTiming,
+    ObjectStore,
+    TooManyObjects,
+)
 from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, ObjectKey, Resource, WatchEvent, WatchEventType
 
 PACE = InformerTiming(watch_s=60.0, silent_s=20.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)

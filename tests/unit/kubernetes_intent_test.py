@@ -3,7 +3,7 @@
 import pytest
 from tests.kubernetes_rig import pod
 
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal
 from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent, resolve_metrics_source
 from eelgrid_protos.messages import (
     LatencyMetric,
@@ -176,9 +176,9 @@ def test_other_vendors_gpus_are_gpus_and_the_node_has_to_have_them():
         ({"kind": "training-job", "slowdown": "5"}, "slowdown", "write 5% if per cent are meant"),
         ({"kind": "training-job", "slowdown": "five"}, "slowdown", "5% or 0.05"),
         ({"kind": "training-job", "slowdown": "1%", "deadline": "1h", "work": "5"}, "slowdown", "one of"),
-        ({"kind": "training-job", "deadline": "1h"}, "work", "by the work"),
+        ({"kind": "training-job", "deadline": "1h"}, "work", "amount of work"),
         ({"kind": "training-job", "slowdown": "1%", "work-unit": "Steps"}, "work-unit", "such as step or image"),
-        ({"kind": "training-job", "work": "7"}, "deadline", "by the work"),
+        ({"kind": "training-job", "work": "7"}, "deadline", "amount of work"),
         ({"kind": "training-job", "work": "7", "deadline": "tomorrow"}, "deadline", "2026-11-23T08:00:00Z"),
         ({"kind": "training-job", "work": "7", "deadline": "2026-11-23T08:00:00"}, "deadline", "00Z if UTC"),
         ({"kind": "training-job", "work": "7", "deadline": "1x0h"}, "deadline", "1h30m"),

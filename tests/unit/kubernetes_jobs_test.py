@@ -6,7 +6,9 @@ import pytest
 from tests.fakes.kubernetes.patches import json_patched
 from tests.jobs_rig import gated, ground, job, known, site, template
 
-from eelgrid_controller.engines.kubernetes.jobs.right_sizer import (
+from eelgrid_controller.engines.kubernetes.model import well_known
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
     JobPatched,
     JobPatchFailed,
     JobRightSizer,
@@ -15,14 +17,12 @@ from eelgrid_controller.engines.kubernetes.jobs.right_sizer import (
     SuspendedJobDeleted,
     SuspendedJobUpdated,
 )
-from eelgrid_controller.engines.kubernetes.jobs.right_sizing import JobSize
-from eelgrid_controller.engines.kubernetes.jobs.suspended_job import (
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
+    JobSize,
     parse_size_constraints,
     parse_suspended_job,
     record_text,
 )
-from eelgrid_controller.engines.kubernetes.model import well_known
-from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 
 LOOSE = {"slowdown": "95%"}
 

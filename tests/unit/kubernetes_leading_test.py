@@ -2,13 +2,18 @@
 
 import asyncio
 import logging
+import random
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import pod
 
-from eelgrid_controller.engines.kubernetes.api.elector import ROLE_LABEL, LeaderLabel, LeadershipTerm
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.port import PODS
+from eelgrid_controller.engines.kubernetes.reconcilers.leader_label import ROLE_LABEL, LeaderLabelReconciler
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext
 
 TERM = LeadershipTerm(1, 1e9)
 
@@ -20,7 +25,18 @@ async def two_pods():
         for name in ("one", "two"):
             await cluster.create(PODS, pod(name), namespace="default")
         labels = [
-            LeaderLabel(cluster, name=name, namespace="default", log=logging.getLogger("test"))
+            LeaderLabelReconciler(
+                ClusterContext(
+                    cluster=cluster,
+                    elector=SimpleNamespace(term=lambda: None, holder="", hear=lambda _: None),
+                    identity="test",
+                    clock=Clock(),
+                    rng=random.Random(1),
+                    log=logging.getLogger("test"),
+                ),
+                name=name,
+                namespace="default",
+            )
             for name in ("one", "two", "away")
         ]
         tasks = [asyncio.create_task(label.run()) for label in labels]

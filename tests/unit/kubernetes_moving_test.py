@@ -6,6 +6,7 @@ import pytest
 from tests.gate_rig import SETTINGS, Api, Side, check, settle
 
 from eelgrid_controller.engines.kubernetes.model.objects import OwnerReference, Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.selectors import parse_constraint, remove_pin_terms
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_DRAIN,
@@ -15,17 +16,8 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     TAINT_REPARTITION,
 )
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
-from eelgrid_controller.engines.kubernetes.pods.disruption import (
-    DrainProgress,
-    TaintTimers,
-    drain_status,
-    find_blocking_budget,
-    is_drain_requested,
-    is_tainted,
-    taint_patch,
-)
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    DrainProgress,
     EvictPods,
     MarkPod,
     MoveEnded,
@@ -35,11 +27,17 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     MoveQueue,
     MoveTimeouts,
     MovingPod,
+    TaintTimers,
     WaitStep,
+    drain_status,
+    find_blocking_budget,
+    is_drain_requested,
+    is_tainted,
     mobility_of,
     move_method_of,
     next_eviction_step,
     survives_evictions,
+    taint_patch,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, format_move_note, parse_move_note
 from eelgrid_protos.messages import Mobility, Move, Placement, ReplicaMove
@@ -211,7 +209,7 @@ def test_budgets_count_all_of_a_gang():
     }
     ours = {"a": "1", "t": "x"}
     assert find_blocking_budget([budget], [ours]) == ""
-    assert "lets 1 go now, and 2 would" in find_blocking_budget([budget], [ours, ours])
+    assert "allows 1 disruptions now, and 2 are needed" in find_blocking_budget([budget], [ours, ours])
     assert find_blocking_budget([budget], [ours, {"a": "1"}, {"a": "2", "t": ""}]) == ""
 
 

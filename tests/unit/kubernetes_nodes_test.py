@@ -3,6 +3,7 @@
 import pytest
 from tests.kubernetes_rig import node, pod
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import find_unmet_rule, is_tolerated, trait_name
 from eelgrid_controller.engines.kubernetes.model.node_inventory import (
     closed_reason,
     external_usage_on,
@@ -13,7 +14,6 @@ from eelgrid_controller.engines.kubernetes.model.node_inventory import (
 )
 from eelgrid_controller.engines.kubernetes.model.objects import parse_pod
 from eelgrid_controller.engines.kubernetes.model.selectors import Taint, Toleration, parse_constraint
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import find_unmet_rule, is_tolerated, trait_name
 from eelgrid_controller.state.engine_reports import ExternalUsage
 from eelgrid_protos.schema import check_message
 

@@ -2,20 +2,17 @@
 
 import pytest
 
+from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_name, unit_of, workload_id
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, GATE
 from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     PodPlan,
-    attempt_of,
     format_plan,
     gate_removal_patch,
     parse_plan,
     pinned_node,
     plan_for_pod,
     ungating_patch,
-    unit_name,
-    unit_of,
-    workload_id,
 )
 
 PIN = {"key": "metadata.name", "operator": "In", "values": ["n1"]}

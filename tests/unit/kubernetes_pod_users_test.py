@@ -1,6 +1,6 @@
 """Whose pods are, from the changes that an informer tells: annotation before label, and known after the pod is gone."""
 
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta, DeltaType
+from eelgrid_controller.engines.kubernetes.api.informer import Delta, DeltaType
 from eelgrid_controller.engines.kubernetes.api.port import ObjectKey
 from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import PodUsers, prune_pod
 

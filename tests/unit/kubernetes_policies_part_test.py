@@ -22,14 +22,15 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     POWER_POLICIES,
     ObjectKey,
 )
+from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower, PolicyRecords
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.engines.kubernetes.power.policy_merge import PlacePower, PolicyRecords
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import (
     FILE_NAME,
     FormerValuesFile,
     PowerPolicyReconciler,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY
 from eelgrid_controller.errors import JournalFull
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
@@ -57,10 +58,8 @@ class World:
             loop=loop,
             elector=SimpleNamespace(term=lambda: self.term),
             engine=engine,
-            has_agent=lambda _: False,
             devices=DeviceReports(monotonic_s=Clock().monotonic_s),
             identity="test",
-            namespace="default",
             data=folder,
             draws=lambda: self.draws,
             clock=Clock(),
@@ -192,7 +191,7 @@ async def test_who_does_not_lead_changes_and_writes_nothing(tmp_path):
         world.term = None
         await world.put("a", {"budgets": [CLUSTER]})
         for _ in range(3):
-            world.part._wake.set()
+            world.part.queue.add(CLUSTER_KEY)
             await asyncio.sleep(0.05)
         assert (world.budgets, world.part.rounds) == ({}, 0)
         assert "status" not in await world.cluster.get(POWER_POLICIES, "a")
@@ -266,7 +265,7 @@ async def test_missing_rights_are_told_in_the_log_and_the_policy_is_in_force(tmp
             await world.has(CLUSTER=1000.0)
 
             async def look():
-                return "its status is not written" in caplog.text
+                return "its status could not be written" in caplog.text
 
             await eventually(look)
 

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
-from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.engines.kubernetes.power.policy_merge import (
+from eelgrid_controller.engines.kubernetes.model.power_policy import (
     MAX_POLICIES,
     MAX_SHOWN,
     AppliedPolicy,
@@ -14,8 +12,10 @@ from eelgrid_controller.engines.kubernetes.power.policy_merge import (
     PolicyRecords,
     PowerPolicyMerger,
     build_policy_status,
+    parse_power_policy,
 )
-from eelgrid_controller.engines.kubernetes.power.policy_object import parse_power_policy
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.state.policy_validation import find_policy_violations
 from eelgrid_protos.messages import (
     OBJECTIVES,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from eelgrid_controller.engines.kubernetes.jobs.preemption_cost import (
+from eelgrid_controller.engines.kubernetes.model import well_known
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import (
     InterruptibleWorkload,
     boost_patch,
     compute_boost,
@@ -10,7 +11,6 @@ from eelgrid_controller.engines.kubernetes.jobs.preemption_cost import (
     parse_boost,
     parse_interruptible,
 )
-from eelgrid_controller.engines.kubernetes.model import well_known
 
 HOUR = 3600.0
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.jobs_rig import A100, H100, known
 
-from eelgrid_controller.engines.kubernetes.jobs.right_sizing import (
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
     JobSize,
     SizeChoice,
     SizeMeasurement,

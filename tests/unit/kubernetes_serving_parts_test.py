@@ -10,10 +10,9 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
     metrics_url,
     parse_service,
 )
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
-from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import max_surge
-from eelgrid_controller.engines.kubernetes.services.scaling import (
+from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
     LOWEST_DELETION_COST,
     ReplicaCounts,
     ScaleSubresourceWriter,
@@ -25,6 +24,7 @@ from eelgrid_controller.engines.kubernetes.services.scaling import (
     is_same_status,
     rejected_status,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import max_surge
 from eelgrid_protos.messages import LatencyMetric, ServiceStatus
 
 

@@ -8,12 +8,12 @@ import pytest
 from tests.gate_rig import check
 from tests.serving_rig import ServedApi, ServingSide, inference_service, play
 
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_DRAIN, DELETION_COST, LABEL_POOL
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.migration import MoveMethod
+from eelgrid_controller.engines.kubernetes.pods.service_scaling import LOWEST_DELETION_COST
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
 from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders
-from eelgrid_controller.engines.kubernetes.services.scaling import LOWEST_DELETION_COST
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, ReplicaMove
 
 

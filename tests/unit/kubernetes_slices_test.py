@@ -1,5 +1,6 @@
 """Slices on offer: the fullest GPU first, none woken without need, the rule of the agent's plugin; pods come and go."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -8,14 +9,15 @@ from hypothesis import strategies as st
 from tests.kubernetes_rig import node, pod
 
 from eelgrid_agent.kubelet.plugin_devices import NodeDevices, choose_devices
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,
     UngatePod,
     WriteFailure,
 )
+from eelgrid_controller.engines.kubernetes.pods.intent import parse_slice_intent, requests_slices
 from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     OfferedMigSlice,
     SliceOffer,
@@ -23,8 +25,6 @@ from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     SlicePod,
     SlicePodScheduler,
     choose_slices,
-    parse_slice_intent,
-    requests_slices,
     select_fullest,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
@@ -131,7 +131,7 @@ def by_uid(*pods):
 
 
 def stands(one, *, node_name="n1"):
-    return one._replace(pod=one.pod.__class__(**{**_fields(one.pod), "gates": (), "node_name": node_name}))
+    return replace(one, found=one.pod.__class__(**{**_fields(one.pod), "gates": (), "node_name": node_name}))
 
 
 def _fields(value):

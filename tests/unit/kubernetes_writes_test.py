@@ -10,19 +10,21 @@ from tests.fakes.kubernetes.manifests import node, pod
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, ObjectKey
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AnnotateFailed,
     AnnotatePod,
     DeleteFailed,
     PatchFailed,
-    PodKey,
     RecreatePod,
     UngatePod,
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import EventRecorder
 
 KEY = PodKey("default", "p")
+LOG = logging.getLogger("eelgrid.test")
 
 
 async def play(act, *, leads=lambda _: True):
@@ -37,11 +39,11 @@ async def play(act, *, leads=lambda _: True):
             pods=lambda: {ObjectKey(*KEY): held},
             leads=leads,
             feed=fed.append,
-            identity="me",
+            events=EventRecorder(cluster, identity="me", clock=Clock(), log=LOG),
             at_once=4,
             clock=Clock(),
             rng=random.Random(1),
-            log=logging.getLogger("eelgrid.test"),
+            log=LOG,
         )
         await act(writes, held, fake)
         return fed, await cluster.get(PODS, "p", namespace="default")

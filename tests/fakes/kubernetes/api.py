@@ -5,8 +5,7 @@ that a write that changes nothing leaves the version as it is. Must not know HTT
 is one step of the event loop, so that nothing comes between its reads and its write.
 """
 
-from tests.fakes.kubernetes import claims, garbage, kinds, metadata, patches, pods, rules
-from tests.fakes.kubernetes.applying import applied, claimed, leaves
+from tests.fakes.kubernetes import claims, kinds, metadata, patches, pods, rules
 from tests.fakes.kubernetes.faults import (
     Bad,
     already_exists,
@@ -17,7 +16,8 @@ from tests.fakes.kubernetes.faults import (
     not_found,
     unsupported_media,
 )
-from tests.fakes.kubernetes.store import Store, copied
+from tests.fakes.kubernetes.patches import applied, claimed, leaves
+from tests.fakes.kubernetes.store import Garbage, Store, copied
 
 MERGE, JSON = "application/merge-patch+json", "application/json-patch+json"
 STRATEGIC, APPLY = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
@@ -34,7 +34,7 @@ class Api:
         self.store = Store()
         self.mutators = []  # called with (kind, object) at each creation; may change the object, or raise a Fault
         self.owners = {}  # by uid: {manager: {path: value}}, of objects that were ever applied
-        self.garbage = garbage.Garbage(self)
+        self.garbage = Garbage(self)
         for name in ("default", "kube-system", "kube-public", "kube-node-lease"):
             self.create(self._namespaces, "", {"metadata": {"name": name}})
 

@@ -32,7 +32,7 @@ def cluster_families(engine: GateEngine, elector: _Leads) -> Iterator[MetricFami
     yield build_family("eelgrid_kubernetes_pods_pinned", pinned)
     yield build_family("eelgrid_kubernetes_pods_unschedulable", len(engine.gate.watchdog))
     yield build_family("eelgrid_kubernetes_rounds_total", engine.rounds)
-    yield build_family("eelgrid_kubernetes_events_total", engine.events)
+    yield build_family("eelgrid_kubernetes_events_total", engine.events_taken)
     yield build_family("eelgrid_kubernetes_round_longest_seconds", engine.round_s)
     yield build_family("eelgrid_kubernetes_unreadable_total", engine.unreadable)
     yield build_family("eelgrid_kubernetes_failures_total", engine.failures)
@@ -47,7 +47,7 @@ def _pods(units: Iterable[PlacementUnit]) -> tuple[dict[str, float], int]:
     """Pods behind our gate by the reason, and pods that are pinned and not bound yet."""
     waiting, pinned = Counter(dict.fromkeys(WAIT_REASONS, 0)), 0
     for unit in units:
-        is_whole = len(unit.active_members) >= unit.size
+        is_whole = len(unit.alive) >= unit.size
         for member in unit.members.values():
             if member.is_waiting:
                 waiting[_reason(unit, member, is_whole=is_whole)] += 1
@@ -75,7 +75,7 @@ def _writes(engine: GateEngine) -> Iterator[MetricFamily]:
         "eelgrid_kubernetes_writes_total", {"pinned": writes.ungated, "opened": writes.stripped, **failed}
     )
     yield build_family("eelgrid_kubernetes_recreated_total", writes.recreated)
-    yield build_family("eelgrid_kubernetes_notes_total", {"sent": writes.tells_sent, "dropped": writes.tells_dropped})
+    yield build_family("eelgrid_kubernetes_notes_total", {"sent": engine.events.sent, "dropped": engine.events.dropped})
     reports = {"written": writes.reports_sent, "dropped": writes.reports_dropped}
     yield build_family("eelgrid_kubernetes_conditions_total", reports)
 

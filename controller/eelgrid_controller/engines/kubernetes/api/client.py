@@ -46,7 +46,7 @@ _GROUPS_MOST = 500
 
 
 async def discover_resources(get: Callable[[str, str], Awaitable[dict[str, Any]]]) -> ServedResources:
-    """What a server offers; `get` takes a path and what is accepted."""
+    """Discover the kinds that a server offers; `get` takes a path and an Accept header."""
     accept = f"{_AGGREGATED},{_JSON}"
     version, core, groups = await asyncio.gather(get("/version", _JSON), get("/api", accept), get("/apis", accept))
     found: set[tuple[str, str, str]] = set()
@@ -94,7 +94,7 @@ _GRACE_S = 15.0  # for a watch to be ended by its server after the time that was
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What calls may cost."""
+    """Limits of time and size of calls."""
 
     request_s: float = 10.0  # whole, from its turn to the last byte; a page of 500 pods needs 0.1 s
     connect_s: float = 3.0
@@ -106,7 +106,7 @@ class RequestLimits:
 
 
 class ApiRequest(NamedTuple):
-    """One request; empty values of the query are left out."""
+    """A request; empty values of the query are left out."""
 
     method: str
     path: str
@@ -117,7 +117,7 @@ class ApiRequest(NamedTuple):
 
     @property
     def description(self) -> str:
-        """How messages name it."""
+        """The request in messages."""
         return f"{'watch' if 'watch' in self.query else self.method.lower()} {self.path}"
 
 
@@ -147,7 +147,7 @@ class HttpTransport:
         await self._session.close()
 
     async def call(self, asked: ApiRequest) -> dict[str, Any]:
-        """One request and its answer, which must be an object; the error that the answer is, if it is one."""
+        """Send a request and return the JSON object of its answer; raises the ClusterError that the answer is."""
         try:
             async with self._turns, asyncio.timeout(self.bounds.request_s), await self._send_request(asked) as answer:
                 told = await self._bytes(answer, asked)
@@ -303,13 +303,13 @@ class HttpClusterClient:
         self.exchange = HttpTransport(access, bounds, agent)
 
     async def __aenter__(self) -> Self:
-        """Itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the connections."""
         await self.close()
 
     async def close(self) -> None:
@@ -317,7 +317,7 @@ class HttpClusterClient:
         await self.exchange.close()
 
     async def get(self, resource: Resource, name: str, *, namespace: str = "", subresource: str = "") -> Object:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         return await self.exchange.call(ApiRequest("GET", resource.path(namespace, name, subresource)))
 
     async def list(
@@ -331,7 +331,7 @@ class HttpClusterClient:
         after: str = "",
         resource_version: str = "",
     ) -> ObjectList:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         path = resource.path(namespace)
         asked = {"labelSelector": labels, "fieldSelector": fields, "resourceVersion": resource_version}
         items: list[Object] = []
@@ -356,7 +356,7 @@ class HttpClusterClient:
         fields: str = "",
         timeout_s: float = 300.0,
     ) -> AsyncGenerator[WatchEvent, None]:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -371,12 +371,12 @@ class HttpClusterClient:
                 yield _change(line, asked.description)
 
     async def create(self, resource: Resource, body: Body, *, namespace: str = "") -> Object:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         namespace = namespace or body.get("metadata", {}).get("namespace", "")
         return await self.exchange.call(ApiRequest("POST", resource.path(namespace), body=_with_type(resource, body)))
 
     async def replace(self, resource: Resource, body: Body, *, subresource: str = "") -> Object:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         metadata = body["metadata"]
         path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
         return await self.exchange.call(ApiRequest("PUT", path, body=_with_type(resource, body)))
@@ -394,7 +394,7 @@ class HttpClusterClient:
         is_forced: bool = False,
         is_brief: bool = False,
     ) -> Object:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         query = {"fieldManager": manager}
         if kind is PatchKind.APPLY:
             query["force"] = "true" if is_forced else "false"
@@ -415,14 +415,14 @@ class HttpClusterClient:
         propagation: PropagationPolicy = PropagationPolicy.BACKGROUND,
         grace_s: int | None = None,
     ) -> None:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         options = _options(uid, resource_version, grace_s) | {"propagationPolicy": propagation.value}
         await self.exchange.call(ApiRequest("DELETE", resource.path(namespace, name), body=options))
 
     async def evict(
         self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None, is_dry: bool = False
     ) -> None:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -432,14 +432,14 @@ class HttpClusterClient:
         await self.exchange.call(ApiRequest("POST", PODS.path(namespace, name, "eviction"), body=body))
 
     async def bind(self, name: str, *, namespace: str, node: str, uid: str = "") -> None:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         metadata = {"name": name, "namespace": namespace} | ({"uid": uid} if uid else {})
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         await self.exchange.call(ApiRequest("POST", PODS.path(namespace, name, "binding"), body=body))
 
     async def discover(self) -> ServedResources:
-        """See `Cluster`."""
+        """See `ClusterClient`."""
         return await discover_resources(lambda path, accept: self.exchange.call(ApiRequest("GET", path, accept=accept)))
 
 

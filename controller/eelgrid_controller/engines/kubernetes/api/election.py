@@ -29,7 +29,7 @@ class Timing:
 
 
 class LeaseRecord(NamedTuple):
-    """What a Lease says."""
+    """A Lease, parsed."""
 
     holder: str  # empty: free
     epoch: int
@@ -37,7 +37,7 @@ class LeaseRecord(NamedTuple):
 
 
 class ElectionTick(NamedTuple):
-    """Time has passed."""
+    """Time has passed; waits may be over."""
 
 
 class LeaseAnswered(NamedTuple):
@@ -57,7 +57,7 @@ class LeaseRequestFailed(NamedTuple):
 
 
 class StopElection(NamedTuple):
-    """Lead no more, and set the Lease free."""
+    """Stop leading, and release the Lease."""
 
 
 ElectionEvent = ElectionTick | LeaseAnswered | LeaseConflict | LeaseRequestFailed | StopElection
@@ -85,7 +85,7 @@ class StartLeading(NamedTuple):
 
 
 class StopLeading(NamedTuple):
-    """From now on lead no more."""
+    """Stop leading from now on."""
 
     why: str
 
@@ -95,7 +95,7 @@ ElectionAction = ReadLease | WriteLease | StartLeading | StopLeading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Election:
-    """One candidate. What was asked stands until it is answered."""
+    """State of one candidate; a request is pending until it is answered."""
 
     identity: str  # of this process and no other, before or after
     timing: Timing
@@ -208,7 +208,7 @@ def _free_at_s(state: Election) -> float:
 def _written(
     state: Election, write: WriteLease, sent_s: float, now_s: float
 ) -> tuple[Election, tuple[ElectionAction, ...]]:
-    """A write of ours succeeded; it counts from when it was sent."""
+    """A write succeeded; the lease is counted from when it was sent."""
     if not write.record.holder:
         return replace(state, is_over=True), ()
     until_s = sent_s + state.timing.renew_s

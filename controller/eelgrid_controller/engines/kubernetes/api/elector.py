@@ -1,4 +1,4 @@
-"""Elector: takes part in a leader election, and labels the pod of the leader."""
+"""Elector: takes part in a leader election over a Lease."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api import election
 from eelgrid_controller.engines.kubernetes.api.election import Election, LeaseRecord, Timing
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.port import LEASES, PODS, ClusterClient, version_of
+from eelgrid_controller.engines.kubernetes.api.port import LEASES, ClusterClient, version_of
 from eelgrid_controller.engines.kubernetes.model.quantities import format_micro_time
 from eelgrid_controller.errors import ControllerConfigError
 
@@ -32,7 +32,7 @@ def is_of(term: LeadershipTerm | None, epoch: int) -> bool:
 
 
 class Elector:
-    """One candidate for one Lease; `run` until `stop`."""
+    """A candidate for one Lease; `run` until `stop`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """Who holds the Lease as far as is known; empty where nobody does."""
+        """The last known holder of the Lease; empty without one."""
         return self._state.seen.holder if self._state.seen is not None else ""
 
     def term(self) -> LeadershipTerm | None:
@@ -104,14 +104,14 @@ class Elector:
                 self._notify_listeners(None)
 
     def _apply_action(self, event: election.ElectionEvent) -> None:
-        """One event: the next state, and what it asks for."""
+        """Apply an event to the election, and carry out its actions."""
         self._state, told = election.step_election(self._state, event, self._clock.monotonic_s())
         for one in told:
             match one:
                 case election.StartLeading(epoch, until_s, is_continued):
                     self._notify_listeners(LeadershipTerm(epoch, until_s, is_continued))
                 case election.StopLeading(why):
-                    self._log.warning("lease=%s/%s led=no reason=%s", self._namespace, self._name, why)
+                    self._log.warning("lease=%s/%s leading=no reason=%s", self._namespace, self._name, why)
                     self._notify_listeners(None)
                 case election.ReadLease() | election.WriteLease():
                     self._request = asyncio.create_task(self._execute_request(one))
@@ -157,59 +157,6 @@ class Elector:
 
 
 def record_of(lease: Mapping[str, Any]) -> LeaseRecord:
-    """What a Lease object says."""
+    """Parse a Lease object."""
     spec = lease.get("spec") or {}
     return LeaseRecord(str(spec.get("holderIdentity") or ""), int(spec.get("leaseTransitions") or 0), version_of(lease))
-
-
-ROLE_LABEL = "eelgrid.io/role"
-_LEADER = "leader"
-_AGAIN_S = 2.0
-
-
-class LeaderLabel:
-    """Keeps the label of one pod as its term is."""
-
-    def __init__(self, cluster: ClusterClient, *, name: str, namespace: str, log: logging.Logger) -> None:
-        self._cluster = cluster
-        self._name, self._namespace = name, namespace
-        self._log = log
-        self._leads = False
-        self._wake = asyncio.Event()
-        # A container that starts anew in its pod finds the label of its life before.
-        self._wake.set()
-
-    def on_term(self, term: LeadershipTerm | None) -> None:
-        """A term begins, or ends."""
-        self._leads = term is not None
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Write until cancelled; what fails is written again."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self._write(self._name, _LEADER if self._leads else None)
-                if self._leads:
-                    await self._remove_from_other_pods()
-            except ClusterError as error:
-                self._log.warning("label=%s written=no error=%s", ROLE_LABEL, error)
-                await asyncio.sleep(_AGAIN_S)
-                self._wake.set()
-
-    async def _remove_from_other_pods(self) -> None:
-        marked = await self._cluster.list(PODS, namespace=self._namespace, labels=f"{ROLE_LABEL}={_LEADER}")
-        for pod in marked.items:
-            name = pod["metadata"]["name"]
-            if name != self._name:
-                await self._write(name, None)
-
-    async def _write(self, name: str, value: str | None) -> None:
-        try:
-            await self._cluster.patch(
-                PODS, name, {"metadata": {"labels": {ROLE_LABEL: value}}}, namespace=self._namespace
-            )
-        except ObjectNotFound:
-            # Outside of a pod, or one that has gone since.
-            self._log.debug("label=%s pod=%s written=no", ROLE_LABEL, name)

@@ -15,7 +15,7 @@ _CANNOT = re.compile(
 
 
 class StatusCause(NamedTuple):
-    """One field at fault."""
+    """A field that the server rejected."""
 
     field: str
     message: str
@@ -71,8 +71,18 @@ class Conflict(ClusterError):
     """The object is not what the writer thought it was."""
 
 
+class StaleTerm(ClusterError):
+    """A write was not sent: the leadership term that decided it is over, or a newer object is known."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "not sent: the leadership term is over, or a newer version of the object is known",
+            "nothing: whoever leads decides again",
+        )
+
+
 class ObjectAlreadyExists(Conflict):
-    """The name is taken."""
+    """An object of this name exists already."""
 
 
 class Expired(ClusterError):
@@ -80,7 +90,7 @@ class Expired(ClusterError):
 
 
 class Invalid(ClusterError):
-    """What was sent breaks a rule; `causes` names the fields, where the server does."""
+    """The request violates a rule; `causes` names the fields, where the server does."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ def _access(
 
 
 def _pem(part: tuple[Mapping[str, Any], Path], name: str) -> bytes | None:
-    """A certificate or key that stands in the file or beside it."""
+    """A certificate or key that is in the file or beside it."""
     told, path = part
     if told.get(f"{name}-data"):
         try:

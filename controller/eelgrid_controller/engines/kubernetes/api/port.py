@@ -21,7 +21,7 @@ class Resource(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """What `apiVersion` of its objects says."""
+        """The `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -135,7 +135,7 @@ def version_of(found: Body) -> str:
 
 
 class WatchEventType(StrEnum):
-    """What a watch tells."""
+    """Type of a watch event."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -153,7 +153,7 @@ class PatchKind(Enum):
 
 
 class PropagationPolicy(StrEnum):
-    """What becomes of the objects that a deleted one owns."""
+    """What happens to the dependents of a deleted object."""
 
     BACKGROUND = "Background"
     FOREGROUND = "Foreground"
@@ -161,7 +161,7 @@ class PropagationPolicy(StrEnum):
 
 
 class WatchEvent(NamedTuple):
-    """One event of a watch."""
+    """An event of a watch."""
 
     told: WatchEventType
     object: Object
@@ -177,7 +177,7 @@ class ObjectList(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServedResources:
-    """What a server offers: its version, and which kinds in which versions."""
+    """The version of a server, and the kinds that it serves in which versions."""
 
     major: int
     minor: int
@@ -197,7 +197,7 @@ class ClusterClient(Protocol):
     """A Kubernetes API. A namespace is needed for kinds that live in one, and is ignored for others."""
 
     async def get(self, resource: Resource, name: str, *, namespace: str = "", subresource: str = "") -> Object:
-        """One object; NotFound."""
+        """Read an object; raises ObjectNotFound."""
 
     async def list(
         self,
@@ -278,7 +278,7 @@ class ClusterClient(Protocol):
         """Put a pod onto a node without any check of the room there; Conflict if it is gated or bound."""
 
     async def discover(self) -> ServedResources:
-        """What the server is and which kinds it serves."""
+        """Discover the server's version and the kinds that it serves."""
 
     async def close(self) -> None:
         """Let go of all connections; running calls and watches end with Unreachable."""

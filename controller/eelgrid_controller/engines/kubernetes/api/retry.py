@@ -1,4 +1,4 @@
-"""Retries of API calls with backoff, and background tasks that end with their loop."""
+"""Retries of API calls with backoff, writes that stop with their term, and background tasks that end with their loop."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     ClusterUnreachable,
     ServerFault,
+    StaleTerm,
     TooManyRequests,
 )
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLimits:
-    """How often and how long."""
+    """Bounds of the attempts of one call."""
 
     attempts: int = 5
     whole_s: float = 30.0  # from the first attempt to the beginning of the last
@@ -80,7 +81,7 @@ async def call_with_retries(
     monotonic_s: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """What the call gives, after several attempts if need be; the last error otherwise."""
+    """Make a call, repeated with backoff; raises the error of the last attempt."""
     backoff = Backoff(rng, first_s=limits.first_s, most_s=limits.most_s)
     until_s = monotonic_s() + limits.whole_s
     for attempt in range(1, limits.attempts + 1):
@@ -95,8 +96,41 @@ async def call_with_retries(
     raise AssertionError("unreachable")
 
 
+class RetryingWriter:
+    """Idempotent writes to the API server: a bounded number at once, each repeated with backoff."""
+
+    def __init__(
+        self,
+        *,
+        rng: random.Random,
+        monotonic_s: Callable[[], float],
+        limits: RetryLimits = _DEFAULTS,
+        max_concurrent: int = 64,
+    ) -> None:
+        self._rng = rng
+        self._monotonic_s = monotonic_s
+        self._limits = limits
+        self._slots = asyncio.Semaphore(max_concurrent)
+
+    async def write(self, call: Callable[[], Awaitable[T]], *, may_send: Callable[[], bool]) -> T:
+        """Make a write and return the server's answer; `may_send` is asked before each attempt.
+
+        Raises StaleTerm where it says no, else the ClusterError of the last attempt.
+        """
+
+        async def attempt() -> T:
+            if not may_send():
+                raise StaleTerm
+            return await call()
+
+        async with self._slots:
+            return await call_with_retries(
+                attempt, rng=self._rng, is_idempotent=True, limits=self._limits, monotonic_s=self._monotonic_s
+            )
+
+
 class BackgroundTasks:
-    """The tasks of one loop."""
+    """Background tasks of one loop, which end with it."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         """`what` is how the log names the loop."""
@@ -105,7 +139,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Go on without it."""
+        """Run it as a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)

@@ -18,10 +18,10 @@ from eelgrid_controller.engines.kubernetes.claims.device_pools import (
     DevicePools,
     PooledDevice,
 )
+from eelgrid_controller.engines.kubernetes.model.node_affinity import satisfies_constraint
 from eelgrid_controller.engines.kubernetes.model.node_inventory import closed_reason
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, ResourceAmounts, pod_requests
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import satisfies_constraint
 
 MAX_DEVICES = 32  # of one claim, by the API
 MAX_VARIANTS = 64
@@ -333,7 +333,7 @@ def _claim_names(bundle: ClaimBundle) -> str:
 
 
 def _words(variant: Sequence[Sequence[DeviceRequest]]) -> str:
-    """What was looked for, for people."""
+    """The devices that were searched for, in words."""
     parts = []
     for wants in variant:
         for want in wants:
@@ -413,7 +413,7 @@ class ClusterCapacity:
         self._put(uid, found, node_name)
 
     def reserve_pod(self, pod: Pod, node_name: str) -> None:
-        """A pod is sent to a node; with an empty name, no more."""
+        """A pod is sent to a node; with an empty name, to none any longer."""
         if node_name:
             self._promised[pod.uid] = node_name
         elif self._promised.pop(pod.uid, None) is None:
@@ -421,7 +421,7 @@ class ClusterCapacity:
         self._put(pod.uid, pod.requested, node_name)
 
     def remove_pod(self, uid: str) -> None:
-        """A pod that is no more."""
+        """A pod was deleted."""
         self._promised.pop(uid, None)
         self._put(uid, {}, "")
 

@@ -13,21 +13,19 @@ nobody runs on is freed.
 from collections.abc import Iterable, Iterator
 
 from eelgrid_controller.engines.kubernetes.claims.allocation import BundleAllocation, ClusterCapacity, allocate_claims
-from eelgrid_controller.engines.kubernetes.claims.claim_store import (
-    ClaimMember,
-    ClaimStore,
-    ClaimUnit,
-    count_claim_gpus,
-    find_conflicting_claim,
-    is_own_allocation,
-    orphaned_allocations,
-)
 from eelgrid_controller.engines.kubernetes.claims.demand import (
     ClaimAllocatorSettings,
     ClaimDemand,
+    ClaimMember,
     ClaimState,
+    ClaimStore,
+    ClaimUnit,
     UnfitAllocation,
+    count_claim_gpus,
     evaluate_unit,
+    find_conflicting_claim,
+    is_own_allocation,
+    orphaned_allocations,
     separate_demands,
 )
 from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
@@ -55,14 +53,13 @@ from eelgrid_controller.engines.kubernetes.claims.events import (
     ResourceSliceDeleted,
     ResourceSliceUpdated,
 )
-from eelgrid_controller.engines.kubernetes.model.owners import GangMembership
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, group_key
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateTicked,
     LeadershipAcquired,
     LeadershipLost,
     PodDeleted,
-    PodKey,
     RecordEvent,
     WriteFailure,
 )
@@ -72,7 +69,6 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     PodPlan,
     format_plan,
     plan_for_pod,
-    unit_name,
 )
 
 
@@ -132,7 +128,7 @@ def _release(
 
 
 def surrendered_claims(book: ClaimStore, wanted: ClaimDemand) -> Iterator[Body]:
-    """What members of a gang that finds no room for all hold already, and none of them uses."""
+    """Unused allocations of a gang that has no room for all its members."""
     if wanted.unit.size <= 1:
         return
     for member in wanted.members:
@@ -151,7 +147,7 @@ _HELD = ("allocation", "reservedFor", "devices")
 
 
 class ClaimAllocator:
-    """One cluster's claims."""
+    """Allocates the claims of one cluster."""
 
     def __init__(self, settings: ClaimAllocatorSettings) -> None:
         self.settings = settings
@@ -179,7 +175,7 @@ class ClaimAllocator:
         self._tells: list[RecordEvent] = []
 
     def on_events(self, events: Iterable[ClaimEvent], at_s: float, stamp: str) -> list[ClaimInstruction]:
-        """What is to be done after these events; `stamp` is the time for people, RFC 3339."""
+        """Apply events and return the instructions that follow; `stamp` is the time in RFC 3339."""
         for event in events:
             self._apply(event, at_s)
         if not self._is_synced:
@@ -267,8 +263,7 @@ class ClaimAllocator:
             return
         pod = claimant.pod
         before = self._unit_of.get(pod.uid)
-        member_of = claimant.member
-        name = unit_name(member_of.unit) if isinstance(member_of, GangMembership) else f"pod-{pod.uid}"
+        name = group_key(pod, claimant.member)
         if before is not None and before != name:
             self._leave(pod.uid)
         unit = self.units.setdefault(name, ClaimUnit(name))
@@ -346,9 +341,9 @@ class ClaimAllocator:
             # The server has judged: it was not written.
             self.book.revert_decision(uid)
             wait_s = max(wait_s, self.settings.busy_s)
-            for member in unit.active_members:
+            for member in unit.alive:
                 self.room.reserve_pod(member.pod, "")
-            for member in unit.active_members[:1]:
+            for member in unit.alive_by_name[:1]:
                 self._record_event(member, f"cannot be given its devices: {why}", is_warning=True)
         self._on_grant_ended(name, at_s + wait_s)
 
@@ -386,7 +381,7 @@ class ClaimAllocator:
     # What is done
 
     def _slices(self) -> Iterator[ClaimGpusReported]:
-        """GPUs that are published as slices are nobody else's to give."""
+        """GPUs that are published as ResourceSlices are given by claims alone."""
         resliced, self._resliced = self._resliced, {}
         for name in resliced:
             count = count_claim_gpus(self.pools, name)

@@ -1,36 +1,306 @@
-"""Evaluates one unit of mode `dra`: what its pods hold, what they lack, what no longer fits.
+"""Claims, the pods that use them, and what a unit of mode `dra` lacks.
 
-Pods that share a claim end on one node and are evaluated together. A pod that has only claims of other drivers is
-pinned to a node where their devices are free; unlike an allocation, that pin cannot be taken back.
+`ClaimStore` holds claims and the decisions that are not observed yet: a decision counts as observed when another version
+of the claim is; until then only the same decision may be sent again. It also finds allocations without users, and
+claims that hold one device twice.
+
+`evaluate_unit` says what a unit's pods hold, what they lack, and what no longer fits. Pods that share a claim end on one
+node and are evaluated together. A pod that has only claims of other drivers is pinned to a node where their devices are
+free; unlike an allocation, that pin cannot be taken back.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from eelgrid_controller.engines.kubernetes.claims.allocation import (
+    BundleAllocation,
     BundleLoad,
     ClaimBundle,
     ClaimRequest,
     ClusterCapacity,
+    allocation_body,
 )
-from eelgrid_controller.engines.kubernetes.claims.claim_store import (
-    ClaimMember,
-    ClaimStore,
-    ClaimUnit,
-    is_own_allocation,
+from eelgrid_controller.engines.kubernetes.claims.device_pools import (
+    DRIVER_NAME,
+    AllocationResult,
+    DevicePool,
+    DevicePools,
+    allocation_results,
 )
-from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
-from eelgrid_controller.engines.kubernetes.claims.events import ClaimInstruction
-from eelgrid_controller.engines.kubernetes.claims.requests import ClaimRejection, ParsedClaim
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
+from eelgrid_controller.engines.kubernetes.claims.events import Body, Claimant, ClaimInstruction
+from eelgrid_controller.engines.kubernetes.claims.requests import (
+    ClaimRejection,
+    DeviceClasses,
+    ParsedClaim,
+    parse_claim,
+)
+from eelgrid_controller.engines.kubernetes.model.node_affinity import find_unmet_rule
+from eelgrid_controller.engines.kubernetes.model.objects import Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import (
+    GangMembership,
+    GroupMember,
+    IntentRefusal,
+    PodGroup,
+    PodKey,
+)
 from eelgrid_controller.engines.kubernetes.model.well_known import GATE
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey, RecordEvent, RecreatePod, RemoveGate
+from eelgrid_controller.engines.kubernetes.pods.gate_events import RecordEvent, RecreatePod, RemoveGate
 from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import CLAIM_WORKLOAD_PREFIX
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import find_unmet_rule
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import CLAIM_WORKLOAD_PREFIX, PodPlan
 
-Body = Mapping[str, Any]
+
+@dataclass(slots=True)
+class ClaimMember(GroupMember):
+    """A pod that is placed by its claims, and what was last done about it."""
+
+    claimant: Claimant
+    seen_s: float = 0.0  # first
+    plan: PodPlan | None = None
+    told: str = ""
+    released_version: str = ""  # the version that its release was sent for
+    unscheduled_s: float | None = None  # since when kube-scheduler says so
+    settled_s: float = 0.0  # not decided anew before
+    avoid: dict[str, float] = field(default_factory=dict)  # node -> until when
+
+    @property
+    def pod(self) -> Pod:
+        """The pod as the allocator saw it last."""
+        return self.claimant.pod
+
+    @property
+    def min_members(self) -> int:
+        """The size of its gang; 1 where that cannot be said."""
+        found = self.claimant.member
+        return found.size if isinstance(found, GangMembership) else 1
+
+
+@dataclass(slots=True)
+class ClaimUnit(PodGroup[ClaimMember]):
+    """A group whose claims are allocated together."""
+
+    is_granting: bool = False
+    retry_s: float = 0.0
+
+    @property
+    def alive_by_name(self) -> list[ClaimMember]:
+        """Members that have not ended, by name."""
+        return sorted(self.alive, key=lambda one: (one.key, one.pod.uid))
+
+
+class ClaimDecision(NamedTuple):
+    """What a claim is to hold, decided against one version of it."""
+
+    version: str
+    asked: ClaimRequest
+    node_name: str
+    status: Mapping[str, Any]
+
+
+class ClaimStore:
+    """All claims, and who needs them."""
+
+    def __init__(self, pools: DevicePools) -> None:
+        self.claims: dict[PodKey, Mapping[str, Any]] = {}
+        self.decided: dict[str, ClaimDecision] = {}  # by the claim's uid
+        self.users: dict[PodKey, dict[str, None]] = {}  # pods by claim
+        self.classes: dict[str, Mapping[str, Any]] = {}
+        self._pools = pools
+        self._needs: dict[str, tuple[PodKey, ...]] = {}  # claims by pod
+        self._ghosts: dict[str, set[str]] = {}  # deleted claims of pods that run: uid -> pods
+        self._read: dict[str, ParsedClaim | ClaimRejection] = {}
+
+    # Pods
+
+    def put_pod(self, pod: Pod) -> None:
+        """A pod as it is now."""
+        needs = tuple(
+            PodKey(pod.namespace, one.claim_name) for one in pod.claims if one.claim_name and not pod.is_terminal
+        )
+        if self._needs.get(pod.uid) == needs:
+            return
+        self._remove_needs(pod.uid)
+        if needs:
+            self._needs[pod.uid] = needs
+        for key in needs:
+            self.users.setdefault(key, {})[pod.uid] = None
+        if pod.is_terminal:
+            self._lay(pod.uid)
+
+    def remove_pod(self, uid: str) -> None:
+        """A pod was deleted."""
+        self._remove_needs(uid)
+        self._lay(uid)
+
+    def claims_of(self, uid: str) -> Sequence[PodKey]:
+        """The claims of a pod."""
+        return self._needs.get(uid, ())
+
+    def _remove_needs(self, uid: str) -> None:
+        for key in self._needs.pop(uid, ()):
+            users = self.users[key]
+            users.pop(uid, None)
+            if not users:
+                del self.users[key]
+
+    def _lay(self, uid: str) -> None:
+        for claim, users in list(self._ghosts.items()):
+            users.discard(uid)
+            if not users:
+                del self._ghosts[claim]
+                self._pools.set_allocation(claim, ())
+
+    # Claims
+
+    def put_claim(self, found: Mapping[str, Any]) -> bool:
+        """A claim as it is now; whether it lost what it held though nobody here decided so."""
+        metadata = found["metadata"]
+        key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
+        known = self.claims.get(key)
+        if known is not None and known["metadata"]["uid"] == uid and not _is_newer(found, known):
+            return False
+        if known is not None and known["metadata"]["uid"] != uid:
+            self.remove_claim(known, running=())
+        self.claims[key] = found
+        decided = self.decided.get(uid)
+        if decided is not None and decided.version != metadata["resourceVersion"]:
+            del self.decided[uid]
+        results = allocation_results(found)
+        is_lost = not results and bool(allocation_results(known or {})) and decided is None
+        if uid not in self.decided:
+            self._pools.set_allocation(uid, results)
+        return is_lost
+
+    def remove_claim(self, found: Mapping[str, Any], running: Iterable[str]) -> None:
+        """A claim that is no more; what it held is free when none of these pods runs any more."""
+        metadata = found["metadata"]
+        key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
+        known = self.claims.get(key)
+        if known is not None and known["metadata"]["uid"] == uid:
+            del self.claims[key]
+        self.decided.pop(uid, None)
+        self._read.pop(uid, None)
+        ghosts = set(running)
+        if ghosts and self._pools.allocation_of(uid):
+            self._ghosts[uid] = ghosts
+        else:
+            self._pools.set_allocation(uid, ())
+
+    def invalidate_requests(self) -> None:
+        """A DeviceClass changed: claims are parsed again."""
+        self._read.clear()
+
+    def parsed_claim(self, found: Mapping[str, Any]) -> ParsedClaim | ClaimRejection:
+        """Parse what a claim requests."""
+        uid = found["metadata"]["uid"]
+        known = self._read.get(uid)
+        if known is None:
+            classes: DeviceClasses = self.classes
+            known = self._read[uid] = parse_claim(found, classes)
+        return known
+
+    def node_of(self, found: Mapping[str, Any]) -> str:
+        """The node on which a claim holds devices, or is about to; empty for none."""
+        decided = self.decided.get(found["metadata"]["uid"])
+        if decided is not None:
+            return decided.node_name
+        return next(filter(None, (self._pools.node_of(one.driver, one.pool) for one in allocation_results(found))), "")
+
+    def is_allocated(self, found: Mapping[str, Any]) -> bool:
+        """Whether a claim holds devices, or is about to."""
+        return found["metadata"]["uid"] in self.decided or bool((found.get("status") or {}).get("allocation"))
+
+    def is_reserved(self, found: Mapping[str, Any], *, but: str = "") -> bool:
+        """Whether pods, other than this one, may be using it."""
+        return any(one.get("uid") != but for one in (found.get("status") or {}).get("reservedFor") or ())
+
+    def record_decision(self, given: BundleAllocation, stamp: str) -> None:
+        """What claims of ours hold from now on; those of other drivers only keep devices free for them."""
+        for asked, results in zip(given.bundle.claims, given.results, strict=True):
+            key = PodKey(asked.namespace, asked.name)
+            found = self.claims[key]
+            if not is_own_allocation(results):
+                continue
+            status: dict[str, Any] = {**(found.get("status") or {})}
+            status["allocation"] = allocation_body(asked, results, given.node_name, stamp)
+            self.decided[asked.uid] = ClaimDecision(
+                found["metadata"]["resourceVersion"], asked, given.node_name, status
+            )
+
+    def revert_decision(self, uid: str) -> None:
+        """A decision that was certainly not written."""
+        decided = self.decided.pop(uid, None)
+        if decided is not None:
+            found = self.claims.get(PodKey(decided.asked.namespace, decided.asked.name))
+            self._pools.set_allocation(uid, allocation_results(found or {}))
+
+    def allocated_claims(self) -> Iterator[Mapping[str, Any]]:
+        """Claims that hold devices of our driver, as last observed."""
+        for found in self.claims.values():
+            if is_own_allocation(allocation_results(found)):
+                yield found
+
+
+def is_own_allocation(results: Iterable[AllocationResult]) -> bool:
+    """Whether an allocation is one that we made."""
+    drivers = {one.driver for one in results}
+    return drivers == {DRIVER_NAME}
+
+
+def _is_newer(found: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    new, was = found["metadata"]["resourceVersion"], known["metadata"]["resourceVersion"]
+    return int(new) > int(was) if new.isdigit() and was.isdigit() else bool(new != was)
+
+
+def count_claim_gpus(pools: DevicePools, node_name: str) -> int | None:
+    """How many GPUs of a node are given by claims; None while its slices are being written anew."""
+    pool = pools.get_pool(DRIVER_NAME, node_name)
+    if pool is None:
+        return None if node_name in pools.node_names(DRIVER_NAME) else 0
+    return len({one.seen.attributes.get((DRIVER_NAME, "parentUUID"), one.counter_set) for one in pool.offers.values()})
+
+
+def find_conflicting_claim(
+    pools: DevicePools, book: ClaimStore, node_name: str, is_running: Callable[[str], bool]
+) -> Body | None:
+    """Of claims that hold more of a node than there is, the newest that no pod may be running on."""
+    pool = pools.get_pool(DRIVER_NAME, node_name)
+    if pool is None or not pool.is_overdrawn:
+        return None
+    holders = pools.claims_holding(DRIVER_NAME, node_name)
+    found: list[Body] = [one for one in book.allocated_claims() if one["metadata"]["uid"] in holders]
+    found.sort(key=lambda one: (one["status"]["allocation"].get("allocationTimestamp", ""), one["metadata"]["uid"]))
+    for claim in reversed(found):
+        if _is_contended(pool, allocation_results(claim)) and not any(map(is_running, book.users.get(_key(claim), ()))):
+            return claim
+    return None
+
+
+def orphaned_allocations(book: ClaimStore, since: dict[str, float], at_s: float, orphan_s: float) -> Iterator[Body]:
+    """Allocations that nobody has needed for so long; `since` keeps from when on."""
+    for found in list(book.allocated_claims()):
+        uid = found["metadata"]["uid"]
+        if book.users.get(_key(found)) or book.is_reserved(found):
+            since.pop(uid, None)
+        elif since.setdefault(uid, at_s) + orphan_s <= at_s:
+            yield found
+
+
+def _key(found: Body) -> PodKey:
+    return PodKey(found["metadata"]["namespace"], found["metadata"]["name"])
+
+
+def _is_contended(pool: DevicePool, results: Iterable[AllocationResult]) -> bool:
+    """Whether one of these devices is held twice, or its counters are overdrawn."""
+    for one in results:
+        offer = pool.offers.get(one.device)
+        if pool.taken.get(one.device, 0) > 1:
+            return True
+        if offer is not None and any(pool.free.get(key, 0) < 0 for key, _ in offer.takes):
+            return True
+    return False
+
+
 _PATIENCE_S = 30.0  # before people are told of what mends itself
 
 
@@ -83,7 +353,7 @@ class ClaimDemand:
 
     @property
     def bundles(self) -> list[ClaimBundle]:
-        """What devices are looked for."""
+        """The bundles that need devices."""
         return [one.bundle for one in self.parts if one.bundle is not None]
 
     @property
@@ -99,7 +369,7 @@ class ClaimDemand:
 
 
 class _Blocked(Exception):
-    """A pod that cannot go on, and what people are told of it."""
+    """A pod cannot proceed; the message is for its users."""
 
     def __init__(
         self, text: str, *, is_warning: bool = False, is_released: bool = False, is_quiet: bool = False
@@ -122,7 +392,7 @@ def evaluate_unit(
     todo: list[ClaimMember] = []
     gated: list[ClaimMember] = []
     is_blocked = False
-    for member in unit.active_members:
+    for member in unit.alive_by_name:
         if not is_steered(member):
             continue
         try:
@@ -142,9 +412,10 @@ def evaluate_unit(
                 gated.append(member)
         elif _lacks(state, member) and (member.pod.node_name or at_s >= member.settled_s):
             todo.append(member)
-    present = sum(not one.pod.is_deleting for one in unit.active_members)
-    if gated and present < unit.size:
-        yield from _event_if_new(gated[0], f"waits for its gang: {present} of {unit.size} members are here")
+    if gated and not unit.is_complete:
+        yield from _event_if_new(
+            gated[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present"
+        )
     elif not is_blocked:
         todo += gated
     if todo:
@@ -170,7 +441,7 @@ def _one(state: ClaimState, member: ClaimMember, at_s: float) -> Iterator[ClaimI
         )
     others = [gate for gate in pod.gates if gate != GATE]
     if others and pod.is_gated:
-        raise _Blocked(f"waits for the gates of others: {', '.join(others)}", is_quiet=True)
+        raise _Blocked(f"waits for other scheduling gates: {', '.join(others)}", is_quiet=True)
     claims = _claims(state.book, member)
     if pod.node_name:
         yield from _astray(state, member, claims)
@@ -202,10 +473,10 @@ def _claims(book: ClaimStore, member: ClaimMember) -> list[Body]:
     for one in member.pod.claims:
         if not one.claim_name:
             of = f" of template {one.template_name}" if one.template_name else ""
-            raise _Blocked(f"waits for its claim {one.name}{of} to be made", is_quiet=True)
+            raise _Blocked(f"waits for its claim {one.name}{of} to be created", is_quiet=True)
         claim = book.claims.get(PodKey(member.pod.namespace, one.claim_name))
         if claim is None:
-            raise _Blocked(f"waits for ResourceClaim {one.claim_name}, which is not there", is_quiet=True)
+            raise _Blocked(f"waits for ResourceClaim {one.claim_name}, which does not exist", is_quiet=True)
         metadata = claim["metadata"]
         if metadata.get("deletionTimestamp"):
             raise _Blocked(f"ResourceClaim {one.claim_name} is being deleted", is_quiet=True)
@@ -230,7 +501,7 @@ def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> I
     for found in claims:
         at = state.book.node_of(found)
         if is_own_allocation(allocation_results(found)) and at != node_name and not member.pod.is_deleting:
-            why = f"bound to {node_name}, and its claim {found['metadata']['name']} is on {at}"
+            why = f"bound to {node_name}, but its claim {found['metadata']['name']} is on {at}"
             if member.pod.owner is not None:
                 yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
             else:
@@ -261,12 +532,12 @@ def _misfit(state: ClaimState, member: ClaimMember, ours: Iterable[Body], node_n
         return reason
     pool = state.pools.get_pool(DRIVER_NAME, node_name)
     if pool is None and node_name not in state.pools.node_names(DRIVER_NAME):
-        return f"no devices of {node_name} are published any more"
+        return f"{node_name} publishes no devices any longer"
     for one in (result for found in ours for result in allocation_results(found)) if pool is not None else ():
         assert pool is not None
         offer = pool.offers.get(one.device)
         if offer is None or offer.is_closed:
-            return f"device {one.device} of {node_name} {'is no more' if offer is None else 'is not well'}"
+            return f"device {one.device} of {node_name} {'is gone' if offer is None else 'is unhealthy'}"
     since_s = member.unscheduled_s
     if since_s is not None and at_s - since_s >= state.settings.unbound_s:
         member.avoid[node_name] = at_s + state.settings.avoid_s
@@ -305,7 +576,7 @@ def _unit_demand(
             assert state.epoch is not None
             for one in members:
                 if one.pod.is_gated:
-                    why = "its claims are kube-scheduler's to allocate"
+                    why = "its claims are allocated by kube-scheduler"
                     yield RemoveGate(one.pod.uid, one.key, one.pod.resource_version, state.epoch, why)
             continue
         wanted.parts.append(part)
@@ -314,7 +585,7 @@ def _unit_demand(
 
 
 def _components(book: ClaimStore, members: Iterable[ClaimMember]) -> list[list[ClaimMember]]:
-    """Pods that share claims, directly or by way of others."""
+    """Groups of pods that share claims, directly or through other pods."""
     groups: list[tuple[set[PodKey], list[ClaimMember]]] = []
     for member in members:
         keys, together = set(book.claims_of(member.pod.uid)), [member]

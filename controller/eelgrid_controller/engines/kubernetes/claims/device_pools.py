@@ -22,7 +22,7 @@ _NANOS = 10**9
 
 
 class AllocationResult(NamedTuple):
-    """One device of an allocation."""
+    """A device of an allocation."""
 
     request: str
     driver: str
@@ -31,7 +31,7 @@ class AllocationResult(NamedTuple):
 
 
 def allocation_results(claim: Mapping[str, Any]) -> tuple[AllocationResult, ...]:
-    """What a claim holds; access for monitors holds nothing."""
+    """The devices that a claim holds; admin access holds nothing."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return tuple(
         AllocationResult(one.get("request", ""), one["driver"], one["pool"], one["device"])
@@ -41,7 +41,7 @@ def allocation_results(claim: Mapping[str, Any]) -> tuple[AllocationResult, ...]
 
 
 class PooledDevice(NamedTuple):
-    """One device: what an expression sees of it, and what it takes."""
+    """A device: the attributes that expressions read, and the counters that it consumes."""
 
     name: str
     pool: str
@@ -54,7 +54,7 @@ class PooledDevice(NamedTuple):
 
 @dataclass(slots=True)
 class DevicePool:
-    """One driver's devices on one node."""
+    """The devices of one driver on one node."""
 
     offers: dict[str, PooledDevice] = field(default_factory=dict)
     free: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -65,13 +65,13 @@ class DevicePool:
     _chosen: dict[tuple[CelSelector, ...], list[PooledDevice]] = field(default_factory=dict)
 
     def has_capacity(self, offer: PooledDevice) -> bool:
-        """Whether nobody has it and its counters have room."""
+        """Whether no claim holds it and its counters suffice."""
         if offer.is_closed or self.taken.get(offer.name):
             return False
         return all(self.free.get(name, 0) >= count for name, count in offer.takes)
 
     def reserve(self, name: str, sign: int = 1) -> None:
-        """A device is somebody's from now on; with -1 no more."""
+        """A device is held by a claim from now on; with -1 it is released."""
         self.taken[name] = self.taken.get(name, 0) + sign
         offer = self.offers.get(name)
         if offer is not None:
@@ -90,7 +90,7 @@ class DevicePool:
         return found
 
     def sort_key(self, offer: PooledDevice) -> tuple[int, int, str]:
-        """What is best comes first."""
+        """Sort key; the best comes first."""
         return (-self.used[offer.counter_set], offer.cost, offer.name)
 
     @property
@@ -129,7 +129,7 @@ class DevicePools:
         self._made.pop(key, None)
 
     def remove_slice(self, name: str) -> Mapping[str, Any] | None:
-        """A slice that is no more; what it was."""
+        """A slice was deleted; returns its last spec."""
         spec = self._slices.pop(name, None)
         if spec is None:
             return None
@@ -146,7 +146,7 @@ class DevicePools:
         return spec
 
     def set_allocation(self, uid: str, results: tuple[AllocationResult, ...]) -> None:
-        """What a claim holds from now on, instead of what it held."""
+        """Set the devices that a claim holds."""
         before = self._holds.get(uid, ())
         if before == results:
             return
@@ -166,7 +166,7 @@ class DevicePools:
             self._holds.pop(uid, None)
 
     def allocation_of(self, uid: str) -> tuple[AllocationResult, ...]:
-        """What a claim holds."""
+        """The devices that a claim holds."""
         return self._holds.get(uid, ())
 
     def claims_holding(self, driver: str, node_name: str) -> set[str]:
@@ -175,7 +175,7 @@ class DevicePools:
         return {uid for pool in pools for uid in self._holders.get((driver, pool), ())}
 
     def node_of(self, driver: str, pool: str) -> str:
-        """The node that a pool is of; ours bear the node's name."""
+        """The node of a pool; pools of our driver have the node's name."""
         return self._where.get((driver, pool), pool if driver == DRIVER_NAME else "")
 
     def node_names(self, driver: str) -> list[str]:

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
-from eelgrid_controller.engines.kubernetes.model.owners import GangMembership, IntentRefusal
+from eelgrid_controller.engines.kubernetes.model.pod_group import GangMembership, IntentRefusal, PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateTicked,
     LeadershipAcquired,
     LeadershipLost,
     PodDeleted,
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,
@@ -45,25 +44,25 @@ class ClaimPodUpdated(NamedTuple):
 
 
 class ClaimNodeUpdated(NamedTuple):
-    """A node as it is now."""
+    """A node was added or changed."""
 
     node: KubeNode
 
 
 class ClaimNodeDeleted(NamedTuple):
-    """A node that is no more."""
+    """A node was deleted."""
 
     name: str
 
 
 class ClaimUpdated(NamedTuple):
-    """A claim as it is now."""
+    """A claim was added or changed."""
 
     found: Body
 
 
 class ClaimDeleted(NamedTuple):
-    """A claim that is no more."""
+    """A claim was deleted."""
 
     found: Body
 
@@ -76,7 +75,7 @@ class ResourceSliceUpdated(NamedTuple):
 
 
 class ResourceSliceDeleted(NamedTuple):
-    """A slice that is no more."""
+    """A ResourceSlice was deleted."""
 
     name: str
 
@@ -88,7 +87,7 @@ class DeviceClassUpdated(NamedTuple):
 
 
 class DeviceClassDeleted(NamedTuple):
-    """A DeviceClass that is no more."""
+    """A DeviceClass was deleted."""
 
     name: str
 

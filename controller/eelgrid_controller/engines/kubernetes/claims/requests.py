@@ -23,7 +23,8 @@ from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAM
 from eelgrid_controller.engines.kubernetes.claims.events import Claimant, ClaimPodUpdated
 from eelgrid_controller.engines.kubernetes.model import annotations
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, is_claimant, parse_pod
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal, OwnerTemplates, membership_of
+from eelgrid_controller.engines.kubernetes.model.owners import OwnerTemplates
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, membership_of
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import plan_for_pod
@@ -36,7 +37,7 @@ DeviceClasses = Mapping[str, Mapping[str, Any]]
 
 
 class ClaimRejection(NamedTuple):
-    """What of a claim cannot be kept, and the remedy."""
+    """Why a claim cannot be honoured: the field, the problem and the remedy."""
 
     field: str
     problem: str
@@ -47,7 +48,7 @@ class ClaimRejection(NamedTuple):
 
 
 class ParsedClaim(NamedTuple):
-    """What a claim asks for; `driver` is whose devices, empty where nothing of it is judged here."""
+    """A claim's request; `driver` owns the devices, empty where kube-scheduler alone judges it."""
 
     asked: ClaimRequest
     driver: str
@@ -65,7 +66,7 @@ class _Refuse(Exception):
 
 
 def parse_claim(claim: Mapping[str, Any], classes: DeviceClasses) -> ParsedClaim | ClaimRejection:
-    """What a claim asks for."""
+    """Parse what a claim requests."""
     metadata, devices = claim["metadata"], claim["spec"].get("devices") or {}
     requests = devices.get("requests") or ()
     try:
@@ -97,7 +98,7 @@ def _drivers(read: list[list[DeviceRequest]]) -> set[str]:
     drivers = {want.driver for alternatives in read for want in alternatives}
     place = "spec.devices.requests"
     if not drivers:
-        raise _Refuse(place, "asks for nothing", "ask for a device, or leave the claim out")
+        raise _Refuse(place, "requests no device", "request a device, or remove the claim")
     if DRIVER_NAME in drivers and len(drivers) > 1:
         theirs = ", ".join(sorted(filter(None, drivers - {DRIVER_NAME}))) or "of a class without a driver"
         raise _Refuse(place, f"devices of {DRIVER_NAME} and {theirs} are in one claim", "make a claim for each driver")
@@ -174,7 +175,7 @@ def _parse_device_request(place: str, name: str, body: Mapping[str, Any], classe
 
 
 def _check(place: str, request: Mapping[str, Any]) -> None:
-    """Refuse what no allocation of ours keeps."""
+    """Refuse requests that an allocation here cannot honour."""
     parts = [(f"{place}.exactly", request.get("exactly") or {})]
     if request.get("firstAvailable"):
         parts = [(f"{place}.firstAvailable[{index}]", sub) for index, sub in enumerate(request["firstAvailable"])]
@@ -185,7 +186,9 @@ def _check(place: str, request: Mapping[str, Any]) -> None:
         if body.get("allocationMode", "ExactCount") != "ExactCount":
             remedy = "ask for ExactCount and a count; for a whole GPU, the device of type gpu"
             raise _Refuse(
-                f"{where}.allocationMode", f"{body['allocationMode']} of devices that exclude each other", remedy
+                f"{where}.allocationMode",
+                f"{body['allocationMode']} is not supported: these devices exclude each other",
+                remedy,
             )
         if body.get("capacity"):
             raise _Refuse(f"{where}.capacity", "asks for a part of a device", "choose a MIG profile by its attribute")
@@ -207,7 +210,7 @@ def _same(devices: Mapping[str, Any]) -> Iterator[MatchAttribute]:
     for index, one in enumerate(devices.get("constraints") or ()):
         place = f"spec.devices.constraints[{index}]"
         if not one.get("matchAttribute"):
-            raise _Refuse(place, "is no matchAttribute", "say by selectors what differs, or leave it out")
+            raise _Refuse(place, "is not a matchAttribute constraint", "use selectors, or remove the constraint")
         domain, _, name = str(one["matchAttribute"]).rpartition("/")
         yield MatchAttribute(frozenset(one.get("requests") or ()), (domain, name))
 
@@ -230,7 +233,7 @@ def pod_event_of(found: Mapping[str, Any], holders: OwnerTemplates) -> ClaimPodU
 
 
 def claimant_of(pod: Pod, holders: OwnerTemplates) -> Claimant:
-    """Whose a pod is, or why that cannot be said."""
+    """The group of a pod, or why it cannot be determined."""
     is_released = False
     try:
         is_released = annotations.schedules_on_error(pod.annotations)

@@ -1,1 +1,1 @@
-"""Objects of the Kubernetes API as immutable values. Pure parsing; decides nothing."""
+"""Objects of the Kubernetes API as immutable values, and how they belong together. Pure parsing."""

@@ -48,12 +48,12 @@ def check_names(annotations: Mapping[str, str]) -> None:
 
 
 def user_of(annotations: Mapping[str, str], labels: Mapping[str, str]) -> str:
-    """Who is charged for a pod, by its annotation or else by its label; empty where neither says it."""
+    """The user who is charged for a pod, by its annotation or else its label; empty without both."""
     return annotations.get(well_known.ANNOTATION_USER) or labels.get(well_known.ANNOTATION_USER, "")
 
 
 def parse_kind(annotations: Mapping[str, str]) -> WorkloadKind | None:
-    """What the workload is, where it is said."""
+    """Parse the workload's kind; None where the annotation is missing."""
     key = well_known.ANNOTATION_KIND
     text = annotations.get(key)
     if text is None:
@@ -102,7 +102,7 @@ def parse_fraction(annotations: Mapping[str, str], key: str) -> float | None:
 
 
 def parse_duration_s(annotations: Mapping[str, str], key: str) -> float | None:
-    """Seconds: `90s`, `1h30m`, `500ms`."""
+    """Parse a duration such as `90s`, `1h30m` or `500ms`, in seconds."""
     text = annotations.get(key)
     return None if text is None else _duration_s(key, text, text)
 
@@ -169,7 +169,7 @@ def parse_mig_profiles(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_choice(annotations: Mapping[str, str], key: str, known: tuple[str, ...]) -> str:
-    """One of these words; empty where nothing is said."""
+    """Parse an annotation that takes one of these words; empty where it is missing."""
     text = annotations.get(key)
     if text is not None and text not in known:
         _fail(key, f"is {text[:80]!r}", f"write one of {', '.join(known)}")

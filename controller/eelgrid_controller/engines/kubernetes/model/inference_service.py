@@ -47,14 +47,14 @@ class ServiceMode(StrEnum):
 
 
 class ScaleTarget(NamedTuple):
-    """What serves, in the namespace of the service."""
+    """The scale target of a service, in the service's namespace."""
 
     namespace: str
     kind: str  # Deployment or StatefulSet
     name: str
 
     def __str__(self) -> str:
-        """As people write it."""
+        """`namespace/name`."""
         return f"{self.kind} {self.name}"
 
 
@@ -75,13 +75,13 @@ class ServiceRejection(NamedTuple):
     remedy: str
 
     def __str__(self) -> str:
-        """In one sentence."""
+        """The rejection in one sentence."""
         return f"{self.field}: {self.problem}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceService:
-    """One InferenceService.
+    """An InferenceService object, parsed.
 
     `wanted` and `surge` are of its target: replicas that it asks for (None while there is no target), and how many may
     come beside them while it is rolled over.
@@ -119,7 +119,7 @@ class InferenceService:
 
 
 def parse_service(found: Mapping[str, Any]) -> InferenceService | ServiceRejection:
-    """What an object of the API says; what its schema allows and Eelgrid cannot keep is Unfit."""
+    """Parse an InferenceService; what its schema allows and Eelgrid cannot honour is a ServiceRejection."""
     metadata, spec = found["metadata"], found.get("spec") or {}
     mode, bounds = spec.get("mode") or ServiceMode.RECOMMEND, spec.get("replicas") or {}
     models: tuple[str, ...] = ()
@@ -225,7 +225,7 @@ def _field(field: str) -> str:
 
 
 def replica_spec(service: InferenceService, spec: WorkloadSpec) -> WorkloadSpec:
-    """What the core is asked for, for one replica: what a pod asks for, and what the service promises."""
+    """The workload spec of one replica: the requests of a pod, and the objectives of the service."""
     request = replace(spec.request, gpu_models=service.gpu_models) if service.gpu_models else spec.request
     return replace(
         spec,
@@ -251,7 +251,7 @@ def scale_target_of(namespace: str, owner: OwnerReference | None) -> ScaleTarget
 
 
 class ServiceIndex:
-    """Services by their targets."""
+    """Index of services by their scale targets."""
 
     def __init__(self) -> None:
         self._by_target: dict[ScaleTarget, InferenceService] = {}
@@ -282,6 +282,6 @@ class ServiceIndex:
         return self._rivals.get(uid)
 
     def service_of_pod(self, pod: Pod) -> InferenceService | None:
-        """The service whose replica a pod is."""
+        """The service that a pod is a replica of."""
         target = scale_target_of(pod.namespace, pod.owner) if self._by_target else None
         return None if target is None else self._by_target.get(target)

@@ -24,7 +24,7 @@ _IDENTIFIER_LONGEST = 128
 
 
 def inventory_of(node: KubeNode, *, generation: int = 1) -> Inventory | None:
-    """What a node without an agent has, or None if its GPUs are no whole devices; GPUs have names, not UUIDs.
+    """Derive the inventory of a node without an agent; None if its GPUs are not whole devices. GPUs get names, not UUIDs.
 
     A node without GPUs has an inventory with none. CPU and memory are the allocatable ones.
     """
@@ -75,7 +75,7 @@ def matches_inventory(node: KubeNode, inventory: Inventory) -> bool:
 
 
 def external_usage_on(node: KubeNode, pods: Iterable[Pod]) -> ExternalUsage:
-    """What these pods on the node hold, which Eelgrid did not place.
+    """Sum what these pods on a node hold, which Eelgrid did not place.
 
     A pod that has ended holds nothing; one that is being deleted holds all until it is gone.
     """
@@ -108,7 +108,7 @@ def closed_reason(node: KubeNode) -> str:
 
 
 def mig_owner(node: KubeNode) -> str:
-    """Who writes the node's MIG layout: Eelgrid as names.MIG_OWNER_US, another, or nobody (empty).
+    """The writer of the node's MIG layout: Eelgrid, another, or nobody (empty).
 
     One alone may: a layout that two write is nobody's. A node that another has still takes work on whole GPUs.
     """

@@ -97,7 +97,7 @@ class PlacementCondition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """One pod. Texts are empty where nothing is set, times are None."""
+    """A pod; texts that are not set are empty, times are None."""
 
     uid: str
     namespace: str
@@ -133,7 +133,7 @@ class Pod:
 
     @property
     def is_gated(self) -> bool:
-        """Whether it waits for us; `gates` may name others, too."""
+        """Whether it has our scheduling gate; `gates` may name others, too."""
         return GATE in self.gates
 
     @property
@@ -143,13 +143,13 @@ class Pod:
 
     @property
     def is_deleting(self) -> bool:
-        """Whether somebody deletes it."""
+        """Whether it is being deleted."""
         return self.deleted_s is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeNode:
-    """One node; all its labels are kept, since selectors may name any."""
+    """A node; all its labels are kept, since selectors may name any."""
 
     name: str
     uid: str

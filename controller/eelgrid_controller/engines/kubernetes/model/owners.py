@@ -1,22 +1,18 @@
-"""Owners of a pod: their pod templates, and the gang that the pod belongs to.
+"""Owners of pods: what the objects above a pod say of its pods, part by part.
 
-The first that applies decides: eelgrid.io/group, a PodGroup's minCount, LeaderWorkerSet, JobSet or TrainJob, Kubeflow
-jobs, Kueue's pod group, an Indexed Job of kind training-job; any other pod is placed alone. Parts of a gang with
-different requests, and parts that start one after another, are separate units. An owner that has not been looked up
-yet is reported as `needs`; None in the table means that it was looked up and not found.
+Parts are the templates of a JobSet, a LeaderWorkerSet, a Kubeflow job or an Indexed Job: how many pods each has at
+once, and what each asks for.
 
 Sources: batch/v1 Job, JobSet v1alpha2, LeaderWorkerSet v1, Kubeflow training operator v1, scheduling.k8s.io PodGroup.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, NamedTuple
 
-from eelgrid_controller.engines.kubernetes.model import well_known
-from eelgrid_controller.engines.kubernetes.model.objects import OwnerReference, Pod, controller_of
-from eelgrid_controller.engines.kubernetes.model.quantities import NO_AMOUNTS, ResourceAmounts, pod_requests
-from eelgrid_controller.engines.kubernetes.model.selectors import NO_CONSTRAINT, NodeConstraint, parse_constraint
+from eelgrid_controller.engines.kubernetes.model.objects import OwnerReference, controller_of
+from eelgrid_controller.engines.kubernetes.model.quantities import ResourceAmounts, pod_requests
+from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint, parse_constraint
 
 # Where each of Kubeflow's jobs keeps its replicas.
 KUBEFLOW_REPLICA_FIELDS = {
@@ -30,7 +26,7 @@ KUBEFLOW_REPLICA_FIELDS = {
 
 
 class ObjectRef(NamedTuple):
-    """An object by what a lookup needs."""
+    """Reference to an object, with what a lookup needs."""
 
     group: str
     kind: str
@@ -67,7 +63,7 @@ OwnerTemplates = Mapping[ObjectRef, OwnerTemplate | None]
 
 
 def parse_owner_template(ref: ObjectRef, found: Mapping[str, Any]) -> OwnerTemplate:
-    """What an object of one of these kinds says of its pods."""
+    """Parse what an owner object says of its pods."""
     spec = found.get("spec") or {}
     read = _PARTS.get(ref.kind)
     if ref.kind in KUBEFLOW_REPLICA_FIELDS:
@@ -141,244 +137,3 @@ def _is_staged(kind: str, spec: Mapping[str, Any]) -> bool:
         order = (spec.get("startupPolicy") or {}).get("startupPolicyOrder")
         return order == "InOrder" or any(one.get("dependsOn") for one in spec.get("replicatedJobs") or ())
     return False
-
-
-MAX_GANG_SIZE = 10_000
-_UNIT_LONGEST = 128
-
-
-class IntentRefusal(NamedTuple):
-    """Why there is no intent: the field at fault, what is wrong, what to do.
-
-    `is_released` asks to let the pod go to the default scheduler; else it stays gated with the reason. `needs` names an
-    object that has to be looked up first: then nobody is at fault, and the pod is asked about again.
-    """
-
-    field: str
-    problem: str
-    remedy: str
-    is_released: bool = False
-    needs: ObjectRef | None = None
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.problem}; {self.remedy}"
-
-
-class GangMembership(NamedTuple):
-    """What a pod stands or falls with: `size` pods of one `unit`, placed together; it alone if the size is 1."""
-
-    unit: str
-    size: int
-    owner_kind: str = ""
-    owner_name: str = ""
-    part: str = ""
-    rank: int | None = None
-
-
-def membership_of(pod: Pod, holders: OwnerTemplates, *, is_training: bool = False) -> GangMembership | IntentRefusal:
-    """What the pod stands or falls with, or why that cannot be said."""
-    owner = pod.owner
-    if pod.is_static or (owner is not None and owner.kind in ("DaemonSet", "Node")):
-        return IntentRefusal(
-            "metadata.ownerReferences",
-            "a DaemonSet or a kubelet has chosen the pod's node already",
-            f"leave {well_known.LABEL_MANAGED} off such pods",
-            is_released=True,
-        )
-    for rule in (_gang_by_annotations, _pod_group, _leader_worker, _job_set, _kubeflow, _kueue_group):
-        found = rule(pod, holders)
-        if found is not None:
-            return _check_gang_size(found)
-    found = _indexed_job(pod, holders) if is_training else None
-    return _check_gang_size(found) if found is not None else _alone(pod)
-
-
-def _check_gang_size(found: GangMembership | IntentRefusal) -> GangMembership | IntentRefusal:
-    if isinstance(found, IntentRefusal) or found.size <= MAX_GANG_SIZE:
-        return found
-    return IntentRefusal("metadata", f"is one of a gang of {found.size} pods", f"gangs have {MAX_GANG_SIZE} at most")
-
-
-def _alone(pod: Pod) -> GangMembership:
-    owner = pod.owner
-    kind, name = (owner.kind, owner.name) if owner else ("", "")
-    if kind == "ReplicaSet":
-        # It is called after its Deployment and a hash, and the Deployment is what people know.
-        kind, name = "Deployment", name.rpartition("-")[0] or name
-    part = pod.labels.get(well_known.RAY_GROUP, "")
-    return GangMembership(f"pod-{pod.uid}", 1, kind, name, part, _index(pod))
-
-
-def _gang_by_annotations(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    group, size = (pod.annotations.get(key) for key in (well_known.ANNOTATION_GROUP, well_known.ANNOTATION_GROUP_SIZE))
-    if group is None and size is None:
-        return None
-    if not group:
-        return IntentRefusal(
-            well_known.ANNOTATION_GROUP, "is missing beside the group's size", "name the group, such as train-7"
-        )
-    count = _positive(size)
-    if count is None:
-        return IntentRefusal(
-            well_known.ANNOTATION_GROUP_SIZE,
-            f"is {size!r}" if size else "is missing",
-            'give the pods of the group, such as "4"',
-        )
-    owner = pod.owner
-    return GangMembership(_unit(f"{pod.namespace}/{group}"), count, owner.kind if owner else "", group, "", _index(pod))
-
-
-def _pod_group(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    if not pod.group or "/" in pod.group:
-        return None
-    ref = ObjectRef("scheduling.k8s.io", "PodGroup", pod.namespace, pod.group)
-    if ref not in holders:
-        return _looking(ref)
-    holder = holders[ref]
-    if holder is None or holder.least is None:
-        return None
-    return GangMembership(_unit(holder.uid), holder.least, "PodGroup", pod.group, "", _index(pod))
-
-
-def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    name = pod.labels.get(well_known.LWS_NAME)
-    if name is None:
-        return None
-    ref = ObjectRef("leaderworkerset.x-k8s.io", "LeaderWorkerSet", pod.namespace, name)
-    if ref not in holders:
-        return _looking(ref)
-    holder = holders[ref]
-    size = _positive(pod.annotations.get(well_known.LWS_SIZE))
-    if size is None:
-        return IntentRefusal(
-            well_known.LWS_SIZE, "is missing or no number", f"set {well_known.ANNOTATION_GROUP_SIZE} instead"
-        )
-    index = _whole(pod.labels.get(well_known.LWS_WORKER_INDEX))
-    part = "leader" if index == 0 else "worker"
-    group = f"{holder.uid if holder else pod.namespace + '/' + name}-{pod.labels.get(well_known.LWS_GROUP_INDEX, '0')}"
-    # A group that is rebuilt in a rolling update has the size that its pods say, not the set's newest.
-    parts: tuple[OwnerPart, ...] = (
-        OwnerPart("leader", 1, *_NOTHING_SAID),
-        OwnerPart("worker", size - 1, *_NOTHING_SAID),
-    )
-    if holder is not None and holder.parts:
-        counts = {"leader": 1, "worker": size - 1}
-        parts = tuple(one._replace(pods=counts[one.name]) for one in (*holder.parts, *parts)[:2])
-    return _of_parts(group, parts, part, is_staged=holder is not None and holder.is_staged)._replace(
-        owner_kind="LeaderWorkerSet", owner_name=name, rank=index
-    )
-
-
-def _job_set(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    name = pod.labels.get(well_known.JOBSET_NAME)
-    if name is None:
-        return None
-    ref = ObjectRef("jobset.x-k8s.io", "JobSet", pod.namespace, name)
-    if ref not in holders:
-        return _looking(ref)
-    holder = holders[ref]
-    if holder is None:
-        return _unseen(ref)
-    above = holder.owner
-    kind, shown = (above.kind, above.name) if above is not None and above.kind == "TrainJob" else ("JobSet", name)
-    part = pod.labels.get(well_known.JOBSET_PART, "")
-    # Attempts of a set are told apart: the pods of the last one hold their places until they are gone.
-    attempt = pod.labels.get(well_known.JOBSET_ATTEMPT, "0")
-    group = holder.uid if attempt == "0" else f"{holder.uid}-r{attempt}"
-    found = _of_parts(group, holder.parts, part, is_staged=holder.is_staged)
-    index = _whole(pod.labels.get(well_known.JOBSET_JOB_INDEX)) if found.size > 1 else None
-    return found._replace(owner_kind=kind, owner_name=shown, rank=index)
-
-
-def _kubeflow(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    owner = pod.owner
-    if owner is None or owner.group != "kubeflow.org" or owner.kind not in KUBEFLOW_REPLICA_FIELDS:
-        return None
-    ref = ObjectRef("kubeflow.org", owner.kind, pod.namespace, owner.name)
-    if ref not in holders:
-        return _looking(ref)
-    holder = holders[ref]
-    if holder is None or holder.uid != owner.uid:
-        return _unseen(ref)
-    part = pod.labels.get(well_known.KUBEFLOW_PART) or pod.labels.get(well_known.KUBEFLOW_ROLE, "")
-    found = _of_parts(holder.uid, holder.parts, part.lower(), is_staged=holder.is_staged)
-    return found._replace(
-        owner_kind=owner.kind, owner_name=owner.name, rank=_whole(pod.labels.get(well_known.KUBEFLOW_INDEX))
-    )
-
-
-def _kueue_group(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    name = pod.labels.get(well_known.KUEUE_GROUP)
-    if name is None or pod.annotations.get(well_known.KUEUE_SERVING) == "true":
-        return None
-    size = _positive(pod.annotations.get(well_known.KUEUE_TOTAL))
-    if size is None:
-        return IntentRefusal(
-            well_known.KUEUE_TOTAL, "is missing or no number", 'give the pods of the group, such as "4"'
-        )
-    index = _whole(pod.labels.get(well_known.KUEUE_INDEX))
-    return GangMembership(_unit(f"{pod.namespace}/{name}"), size, "PodGroup", name, "", index)
-
-
-def _indexed_job(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    owner, index = pod.owner, _index(pod)
-    if owner is None or owner.kind != "Job" or index is None:
-        return None
-    ref = ObjectRef("batch", "Job", pod.namespace, owner.name)
-    if ref not in holders:
-        return _looking(ref)
-    holder = holders[ref]
-    if holder is None or holder.uid != owner.uid:
-        return _unseen(ref)
-    size = holder.parts[0].pods if holder.parts else 1
-    if size == 1:
-        return None
-    return GangMembership(_unit(holder.uid), size, "Job", owner.name, "", index)
-
-
-_NOTHING_SAID = (NO_AMOUNTS, NO_CONSTRAINT)
-
-
-def _of_parts(group: str, parts: tuple[OwnerPart, ...], name: str, *, is_staged: bool) -> GangMembership:
-    """The unit of a part: all parts that ask for the same, unless parts start one after another."""
-    own = next((part for part in parts if part.name == name), None)
-    if own is None:
-        return GangMembership(_unit(f"{group}-{name}" if name else group), 1, part=name)
-    alike = [part for part in parts if (part.requested, part.constraint) == (own.requested, own.constraint)]
-    if is_staged:
-        alike = [own]
-    unit = group if len(alike) == len(parts) else f"{group}-{alike[0].name}"
-    return GangMembership(_unit(unit), sum(part.pods for part in alike), part=name)
-
-
-def _unit(text: str) -> str:
-    unit = f"gang-{text}"
-    return unit if len(unit) <= _UNIT_LONGEST else f"gang-{sha256(text.encode()).hexdigest()[:32]}"
-
-
-def _looking(ref: ObjectRef) -> IntentRefusal:
-    return IntentRefusal("metadata.ownerReferences", f"{ref} is not known yet", "it is looked up", needs=ref)
-
-
-def _unseen(ref: ObjectRef) -> IntentRefusal:
-    return IntentRefusal(
-        "metadata.ownerReferences",
-        f"how many pods belong together stands on {ref}, which cannot be read",
-        f"grant get and watch on it, or set {well_known.ANNOTATION_GROUP} and {well_known.ANNOTATION_GROUP_SIZE}",
-    )
-
-
-def _index(pod: Pod) -> int | None:
-    for key in (well_known.JOB_INDEX, well_known.STATEFUL_INDEX, well_known.KUEUE_INDEX):
-        if key in pod.labels or key in pod.annotations:
-            return _whole(pod.labels.get(key, pod.annotations.get(key)))
-    return None
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and len(text) < 10 and text.isascii() and text.isdigit() else None
-
-
-def _positive(text: str | None) -> int | None:
-    found = _whole(text)
-    return found or None

@@ -120,7 +120,7 @@ def parse_amounts(found: Mapping[str, Any], field: str = "resources") -> Resourc
 
 
 def pod_requests(spec: Mapping[str, Any], status: Mapping[str, Any] | None = None) -> ResourceAmounts:
-    """What a pod of this spec holds, with a status by which it may be under resize; raises QuantityUnreadable."""
+    """Sum what a pod of this spec holds, with its status for a resize in progress; raises QuantityUnreadable."""
     status = status or {}
     conditions = status.get("conditions") or ()
     is_infeasible = any(

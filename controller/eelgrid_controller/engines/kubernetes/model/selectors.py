@@ -1,6 +1,7 @@
 """Node selectors, affinity, tolerations and taints as hashable values that are equal where they mean the same.
 
-Also what a pod requires of other pods and of volumes (`PodRelations`). Evaluation is in `scheduling`.
+Also what a pod requires of other pods and of volumes (`PodRelations`). Nodes are matched in `model/node_affinity.py`,
+pods and volumes in `pods/topology_constraints.py`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ _Value = TypeVar("_Value", bound=tuple[Any, ...])
 
 
 class Taint(NamedTuple):
-    """What a node turns pods away by; effects are NoSchedule, PreferNoSchedule and NoExecute."""
+    """A taint of a node; effects are NoSchedule, PreferNoSchedule and NoExecute."""
 
     key: str
     value: str
@@ -29,7 +30,7 @@ class Toleration(NamedTuple):
 
 
 class SelectorRequirement(NamedTuple):
-    """One line of a term: a key, an operator (In, NotIn, Exists, DoesNotExist, Gt, Lt) and its values."""
+    """One requirement of a term: a key, an operator (In, NotIn, Exists, DoesNotExist, Gt, Lt) and its values."""
 
     key: str
     operator: str
@@ -102,7 +103,7 @@ class VolumeClaim(NamedTuple):
 
 
 class PodRelations(NamedTuple):
-    """What a pod demands of other pods and of volumes."""
+    """Requirements of a pod on other pods and on volumes."""
 
     spread: tuple[SpreadConstraint, ...] = ()
     affinity: tuple[AffinityTerm, ...] = ()
@@ -134,7 +135,7 @@ def parse_constraint(spec: Mapping[str, Any], devices: tuple[tuple[str, int], ..
 
 
 def parse_relations(spec: Mapping[str, Any]) -> PodRelations:
-    """What a pod's spec demands of other pods and of volumes; preferences are left out."""
+    """Parse a pod spec's requirements on other pods and on volumes; preferences are ignored."""
     affinity = spec.get("affinity") or {}
     found = PodRelations(
         tuple(_spreads(spec)),
@@ -195,7 +196,7 @@ def _volume_claims(spec: Mapping[str, Any]) -> Iterable[VolumeClaim]:
 
 
 def remove_pin_terms(constraint: NodeConstraint) -> NodeConstraint:
-    """What a pod asked for before a pin to one node went into each of its terms (patches.py)."""
+    """What a pod asked for before a pin to one node went into each of its terms (pods/plan_annotation.py)."""
     if constraint.terms is None:
         return constraint
     terms = [

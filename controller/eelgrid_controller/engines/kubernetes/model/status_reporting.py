@@ -28,7 +28,7 @@ _CUT = " ..."
 
 @dataclass(frozen=True, slots=True)
 class StatusCondition:
-    """One condition; `status` is None where it is not known, `since_s` counts seconds since 1970."""
+    """A status condition; `status` is None for Unknown, `since_s` is in seconds since 1970."""
 
     type: str
     status: bool | None

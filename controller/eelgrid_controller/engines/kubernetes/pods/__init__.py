@@ -1,1 +1,1 @@
-"""Pods behind a scheduling gate: placement units, pinning, moves, drains and MIG slices. Pure decisions."""
+"""What follows for pods, services and suspended jobs: placement units, pins, moves, MIG slices, sizes. Pure decisions."""

@@ -91,7 +91,7 @@ def _around(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def _patch(request: Mapping[str, Any], rules: GateRules, *, is_opted_in: bool) -> list[dict[str, Any]]:
-    """What to change; nothing for whoever is not ours."""
+    """The JSON patch; empty for pods that are not managed."""
     kind = request["kind"]
     if (kind["group"], kind["kind"], request["operation"], request.get("subResource") or "") != (
         "",

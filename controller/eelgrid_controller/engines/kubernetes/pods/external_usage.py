@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.annotations import user_of
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name, traits_of
 from eelgrid_controller.engines.kubernetes.model.node_inventory import external_usage_on, inventory_of
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint, remove_pin_terms
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
+from eelgrid_controller.engines.kubernetes.pods.eligibility import EligibleNodes
 from eelgrid_controller.engines.kubernetes.pods.gate_events import RegisterNode, RemoveNode, ReplicaPlace, ReportUsage
-from eelgrid_controller.engines.kubernetes.scheduling.eligibility import EligibleNodes
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name, traits_of
 from eelgrid_controller.state import engine_reports
 from eelgrid_protos.messages import Inventory
 
@@ -65,7 +65,7 @@ class PlannedDevices:
         return tuple(sorted(found.devices)) if is_first else ()
 
     def find_rival(self, node_name: str, devices: Iterable[int], uid: str) -> PlannedPod | None:
-        """Another pod whose plan names one of these devices."""
+        """A pod whose plan names one of these devices, too."""
         return next((one for _, one in self._sharing(node_name, devices, uid)), None)
 
     def count_gpus(self, node_name: str, *, without: str) -> int:
@@ -153,7 +153,7 @@ class TraitSlots:
 
 
 class ExternalUsageTracker:
-    """Nodes, and what is on them that is not ours."""
+    """Nodes, and the usage on them that Eelgrid did not place."""
 
     def __init__(self) -> None:
         self.planned = PlannedDevices()
@@ -174,7 +174,7 @@ class ExternalUsageTracker:
         self._stays: dict[str, str] = {}  # the trait of each that may move, by uid
 
     def update_node(self, node: KubeNode, *, has_agent: bool, awaits_agent: bool = False) -> None:
-        """A node as it is now."""
+        """A node was added or changed."""
         (self._awaited.add if awaits_agent else self._awaited.discard)(node.name)
         self._nodes[node.name] = node
         self.rules.set_node(node)
@@ -183,7 +183,7 @@ class ExternalUsageTracker:
         self._mark(node.name)
 
     def remove_node(self, name: str) -> None:
-        """A node that is no more."""
+        """A node was deleted."""
         if self._nodes.pop(name, None) is not None:
             self.rules.remove_node(name)
             self._gone[name] = None
@@ -197,7 +197,7 @@ class ExternalUsageTracker:
         self._known.add(name)
 
     def on_report_failed(self, name: str) -> None:
-        """The core could not be told; it is told again."""
+        """The report failed; it is repeated."""
         self._joined.pop(name, None)
         self._told.pop(name, None)
         self._mark(name)
@@ -232,7 +232,7 @@ class ExternalUsageTracker:
         return there - self.planned.count_gpus(name, without=without)
 
     def used_gpus(self, name: str) -> int:
-        """How many GPUs others hold on a node."""
+        """GPUs that pods placed by others hold on a node."""
         told = self._told.get(name)
         return 0 if told is None else told.gpu_count
 
@@ -261,7 +261,7 @@ class ExternalUsageTracker:
             self._mark(node_name)
 
     def remove_pod(self, uid: str) -> None:
-        """A pod that is no more, or is ours now."""
+        """A pod was deleted, or is placed by Eelgrid now."""
         self.release_demand(self._stays.pop(uid, ""))
         before = self._where.pop(uid, "")
         self._devices.pop(uid, None)
@@ -283,7 +283,7 @@ class ExternalUsageTracker:
         return found
 
     def release_demand(self, found: str) -> None:
-        """A pod waits no more."""
+        """A pod does not wait any longer."""
         self.slots.release(found)
 
     def flush_reports(self) -> Iterator[RegisterNode | RemoveNode | ReportUsage]:

@@ -14,6 +14,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import fence_pod, planned_pod
 from eelgrid_controller.engines.kubernetes.pods.external_usage import ExternalUsageTracker, PlannedPod
@@ -60,12 +62,12 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.inflight import InflightPods, UnboundPodWatchdog
-from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementPhase, PlacementUnit, UnitMember
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import attempt_of, unit_of
-from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import COLLISION_RETRY_S, reconcile_unit
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
     CoreAnswer,
     GateSettings,
+    PlacementPhase,
+    PlacementUnit,
+    UnitMember,
     apply_answer,
     is_condition_due,
     left_condition,
@@ -73,7 +75,7 @@ from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     placement_condition,
     recreate_unit,
 )
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.pods.reconcile_unit import COLLISION_RETRY_S, reconcile_unit
 
 # API servers end a request after a minute (--request-timeout): what a former leader sent is over by then, fence or not.
 FENCE_TIMEOUT_S = 60.0
@@ -82,7 +84,7 @@ MAX_REFRESHED = 20
 
 
 class Gate:
-    """One cluster's gated pods."""
+    """Places the gated pods of one cluster."""
 
     def __init__(self, settings: GateSettings) -> None:
         self.settings = settings
@@ -113,7 +115,7 @@ class Gate:
         self._reconsidered = 0  # the revision of the rules then
 
     def on_events(self, events: Iterable[GateEvent], at_s: float) -> list[GateInstruction]:
-        """What is to be done after these events; `at_s` is of a clock that does not go back."""
+        """Apply events and return the instructions that follow; `at_s` is of a monotonic clock."""
         for event in events:
             self._apply(event, at_s)
         if not self._is_synced:
@@ -134,7 +136,7 @@ class Gate:
 
     @property
     def is_synced(self) -> bool:
-        """Whether all that there was has been told."""
+        """Whether the initial lists have been read."""
         return self._is_synced
 
     @property
@@ -275,7 +277,7 @@ class Gate:
             member.has_trait = bool(self._traits[member.uid])
         elif member.uid in self._traits:
             self.others.release_demand(self._traits.pop(member.uid))
-        if self.settings.moves and member.target_node:
+        if self.settings.moves and member.target:
             self.others.register_mobile_pod(member.sight.pod)
 
     def _watch_pinned(self, member: UnitMember, at_s: float) -> None:
@@ -295,7 +297,7 @@ class Gate:
 
     def _put(self, unit: PlacementUnit, member: UnitMember) -> None:
         sent = "" if member.sent is None or member.is_over else member.sent.node_name
-        where = "" if unit.holds_member(member) else member.target_node or sent
+        where = "" if unit.holds_member(member) else member.target or sent
         self.others.put_pod(member.sight.pod, where, self.others.planned.planned_devices_of(member.uid))
 
     def _plan(self, uid: str, planned: PlannedPod | None) -> None:
@@ -310,20 +312,20 @@ class Gate:
     def _count_for_rules(self, unit: PlacementUnit, member: UnitMember) -> None:
         """Where a pod is, was planned, or may be by a pin that was sent counts for the rules of other pods."""
         place = (unit.place_of(member) or member.sent) if member.is_waiting else None
-        self.others.rules.put_pod(member.sight.pod, member.target_node if place is None else place.node_name)
+        self.others.rules.put_pod(member.sight.pod, member.target if place is None else place.node_name)
 
     def _account_all(self, unit: PlacementUnit) -> None:
         for member in unit.members.values():
             self._account(unit, member)
 
     def _start_unit(self, name: str, attempt: int = 1) -> PlacementUnit:
-        unit = self.units[name] = PlacementUnit(name, attempt)
+        unit = self.units[name] = PlacementUnit(name, attempt=attempt)
         if unit.elastic is not None:
             unit.elastic.service = self._services.get(name)
         return unit
 
     def _serve(self, name: str, service: InferenceService | None) -> None:
-        """A service is this now, or is no more."""
+        """A service was changed, or deleted (None)."""
         if service is None:
             self._services.pop(name, None)
         else:
@@ -396,7 +398,7 @@ class Gate:
             self.watchdog.restart_wait(uid, at_s)
         member = self._members.get(uid)
         if member is not None and failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN):
-            self._record_event(member, f"cannot be made anew: {why}", is_warning=True)
+            self._record_event(member, f"cannot be recreated: {why}", is_warning=True)
 
     def _annotate_failed(self, uid: str, failure: WriteFailure, at_s: float) -> None:
         if failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN, WriteFailure.GONE):
@@ -444,9 +446,7 @@ class Gate:
         """The core knows a node now: what it refused of pods that stand there is asked for at once."""
         for name in self._resting:
             unit = self.units[name]
-            if unit.stand is PlacementPhase.REFUSED and any(
-                one.target_node == node_name for one in unit.members.values()
-            ):
+            if unit.stand is PlacementPhase.REFUSED and any(one.target == node_name for one in unit.members.values()):
                 unit.retry_s = at_s
 
     # Time
@@ -538,9 +538,7 @@ class Gate:
             return
         if unit.stand is PlacementPhase.WAITING and unit.lacks_traits and not unit.no_node and unit.size == 1:
             return  # a node would do by now: the core is about to try it again
-        is_whole = (
-            unit.elastic is not None or len(unit.present_members) >= unit.size or unit.stand is PlacementPhase.PLACED
-        )
+        is_whole = unit.elastic is not None or unit.is_complete or unit.stand is PlacementPhase.PLACED
         for member in unit.members.values():
             wanted = placement_condition(unit, member, is_whole=is_whole, why=unit.no_node)
             if wanted is not None and is_condition_due(member, wanted, at_s):

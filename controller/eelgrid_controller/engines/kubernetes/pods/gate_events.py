@@ -10,25 +10,11 @@ from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import InferenceService
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, PlacementCondition, Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan
-from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
-    BoundClaim,
-    PersistentVolume,
-    StorageClass,
-)
+from eelgrid_controller.engines.kubernetes.pods.topology_constraints import BoundClaim, PersistentVolume, StorageClass
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage
 from eelgrid_protos.messages import Inventory, SubmitWorkloadRequest, WorkloadSpec
-
-
-class PodKey(NamedTuple):
-    """The name of a pod."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        """As people write it."""
-        return f"{self.namespace}/{self.name}"
 
 
 class ReplicaPlace(NamedTuple):
@@ -60,7 +46,7 @@ class GatePodView(NamedTuple):
 
     @property
     def key(self) -> PodKey:
-        """Its name."""
+        """Namespace and name."""
         return PodKey(self.pod.namespace, self.pod.name)
 
 
@@ -74,7 +60,7 @@ class PodUpdated(NamedTuple):
 
 
 class PodDeleted(NamedTuple):
-    """A pod that is no more."""
+    """A pod was deleted."""
 
     uid: str
 
@@ -88,13 +74,13 @@ class KubeNodeUpdated(NamedTuple):
 
 
 class KubeNodeDeleted(NamedTuple):
-    """A node that is no more."""
+    """A node was deleted."""
 
     name: str
 
 
 class NodeAcknowledged(NamedTuple):
-    """The core has taken a node, or taken it anew."""
+    """The core has registered a node, or registered it again."""
 
     name: str
 
@@ -122,7 +108,7 @@ class RelatedSynced(NamedTuple):
 
 
 class NodeReportFailed(NamedTuple):
-    """The core could not be told of a node; tell it again."""
+    """A report about a node failed; repeat it."""
 
     name: str
 
@@ -175,7 +161,7 @@ class InferenceServiceUpdated(NamedTuple):
 
 
 class InferenceServiceDeleted(NamedTuple):
-    """A service that is no more, or has no target any more."""
+    """A service was deleted, or lost its target."""
 
     unit: str
 
@@ -236,7 +222,7 @@ class DeleteFailed(NamedTuple):
 
 
 class GateTicked(NamedTuple):
-    """Time has passed."""
+    """Time has passed; waits may be over."""
 
 
 class ReplacementStarted(NamedTuple):
@@ -292,7 +278,7 @@ class RegisterNode(NamedTuple):
 
 
 class RemoveNode(NamedTuple):
-    """A node is no more, or its agent is to speak for it."""
+    """A node was deleted, or its agent reports it from now on."""
 
     node_name: str
 
@@ -318,7 +304,7 @@ class AdoptUnit(NamedTuple):
 
 
 class RereadPod(NamedTuple):
-    """Tell of a pod again, and this time what its people want."""
+    """Feed a pod again, with the intent of its users."""
 
     uid: str
     key: PodKey
@@ -391,7 +377,7 @@ class ReportPlacement(NamedTuple):
 
 
 class RecordEvent(NamedTuple):
-    """Let people who look at a pod know."""
+    """Record an Event about a pod."""
 
     uid: str
     key: PodKey

@@ -27,7 +27,7 @@ _NONE: Mapping[str, _Flight] = {}
 
 
 class InflightPods:
-    """Who is under way, on the nodes where that matters."""
+    """Released pods that have not reported their devices yet, on nodes whose plugin follows the plan."""
 
     def __init__(self, *, most_s: float) -> None:
         self.most_s = most_s
@@ -107,7 +107,7 @@ class _Owner:
 
 
 class UnboundPodWatchdog:
-    """Who waits, since when."""
+    """Pinned pods that cannot be scheduled, and since when."""
 
     def __init__(self, *, unbound_s: float, most_s: float = 3600.0) -> None:
         self.unbound_s = unbound_s
@@ -116,7 +116,7 @@ class UnboundPodWatchdog:
         self._owners: dict[str, _Owner] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many pods wait."""
         return len(self._since_s)
 
     def watch_pod(self, uid: str, at_s: float) -> None:
@@ -124,7 +124,7 @@ class UnboundPodWatchdog:
         self._since_s.setdefault(uid, at_s)
 
     def forget_pod(self, uid: str) -> None:
-        """It is bound, gone, or may be scheduled again."""
+        """The pod is bound, deleted, or schedulable again."""
         self._since_s.pop(uid, None)
 
     def restart_wait(self, uid: str, at_s: float) -> None:

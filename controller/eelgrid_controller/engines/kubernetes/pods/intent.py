@@ -1,22 +1,42 @@
-"""The workload spec of a managed pod, from containers, annotations and owners, or a refusal with the remedy.
+"""What the people of a managed pod want: its workload spec, or a refusal with the remedy; and whose the pod is.
 
-Only the kind is inferred, and from the owner alone: Deployments serve, Kubeflow jobs train, what completes is batch.
+The spec comes from containers, annotations and owners. Only the kind is inferred, and from the owner alone: Deployments
+serve, Kubeflow jobs train, what completes is batch.
+
+A pod is the gate's if our scheduling gate holds it or it carries a plan that was written for it. A gated pod whose
+intent cannot be read is a unit of its own, so that its users are notified.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from eelgrid_controller.engines.kubernetes.model import annotations, well_known
-from eelgrid_controller.engines.kubernetes.model.objects import Pod
-from eelgrid_controller.engines.kubernetes.model.owners import (
-    KUBEFLOW_REPLICA_FIELDS,
+from eelgrid_controller.engines.kubernetes.model.inference_service import (
+    SERVICE_UNIT_PREFIX,
+    ServiceIndex,
+    replica_spec,
+)
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.model.objects import Pod, is_claimant
+from eelgrid_controller.engines.kubernetes.model.owners import KUBEFLOW_REPLICA_FIELDS, ObjectRef, OwnerTemplates
+from eelgrid_controller.engines.kubernetes.model.pod_group import (
     GangMembership,
     IntentRefusal,
-    OwnerTemplates,
     membership_of,
+    unit_name,
+    unit_of,
 )
-from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
-from eelgrid_controller.engines.kubernetes.model.selectors import NO_RELATIONS
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, non_gpu_devices
+from eelgrid_controller.engines.kubernetes.model.selectors import NO_RELATIONS, parse_constraint
+from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN, RESOURCE_GPU, RESOURCE_MIG_PREFIX
+from eelgrid_controller.engines.kubernetes.pods.gate_events import GatePodView
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
+    CLAIM_WORKLOAD_PREFIX,
+    pinned_node,
+    plan_for_pod,
+    unpin_spec,
+)
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
     Locality,
@@ -78,7 +98,7 @@ class WorkloadIntent:
 
 
 def parse_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
-    """What the pod's people want, or why that cannot be kept."""
+    """The workload that the pod's users ask for, or why it cannot be placed."""
     is_released = False
     try:
         is_released = annotations.schedules_on_error(pod.annotations)
@@ -173,18 +193,20 @@ def _request(pod: Pod) -> ResourceRequest | IntentRefusal:
         if name.startswith(well_known.RESOURCE_MIG_PREFIX):
             return IntentRefusal(
                 f"resources[{name}]",
-                "names a MIG slice, and this mode places whole GPUs",
+                "requests a MIG slice, and this mode places whole GPUs",
                 f"start the controller with --kubernetes-abilities slices, or ask for {well_known.RESOURCE_GPU}: 1",
             )
         if name == well_known.RESOURCE_GPU_SHARED:
             return IntentRefusal(
-                f"resources[{name}]", "is a ticket to a GPU that others share", f"ask for {well_known.RESOURCE_GPU}"
+                f"resources[{name}]",
+                "is a share of a GPU, and whole GPUs are placed",
+                f"ask for {well_known.RESOURCE_GPU}",
             )
     gpus = sum(pod.requested.count(name) for name in well_known.RESOURCES_GPU)
     if pod.claims and not gpus:
         return IntentRefusal(
             f"spec.resourceClaims[{pod.claims[0].name}]",
-            "asks for devices by claim, and this mode reads requests",
+            "requests devices by claim, and this mode reads resource requests",
             f"run mode dra on its nodes, or ask for {well_known.RESOURCE_GPU}",
         )
     return ResourceRequest(
@@ -222,12 +244,12 @@ def _service(
         )
         if alone:
             example = f"write {well_known.ANNOTATION_OBJECTIVE}: p95 response 200ms, or leave it out"
-            return IntentRefusal(alone[0], "says nothing without an objective", example)
+            return IntentRefusal(alone[0], "has no effect without an objective", example)
         return None
     if kind is not WorkloadKind.INFERENCE_SERVICE:
         return IntentRefusal(
             well_known.ANNOTATION_OBJECTIVE,
-            f"is a promise to services, and this is a {_words(kind)}",
+            f"applies to inference services, and this is a {_words(kind)}",
             f"write {well_known.ANNOTATION_KIND}: inference-service, or leave it out",
         )
     profile = pod.annotations.get(well_known.ANNOTATION_PROFILE, "")
@@ -263,13 +285,13 @@ def _training(pod: Pod, kind: WorkloadKind, source: MetricsSource | None) -> Tra
     if kind is not WorkloadKind.TRAINING_JOB:
         return IntentRefusal(
             given[0],
-            f"is a promise to training jobs, and this is a {_words(kind)}",
+            f"applies to training jobs, and this is a {_words(kind)}",
             f"write {well_known.ANNOTATION_KIND}: training-job, or leave it out",
         )
     if (deadline_ns is None) != (work is None):
         missing = well_known.ANNOTATION_WORK if work is None else well_known.ANNOTATION_DEADLINE
         return IntentRefusal(
-            missing, f"is missing beside {given[-1]}", "a deadline is kept by the work there is until then"
+            missing, f"is missing beside {given[-1]}", "a deadline needs the amount of work that is due by then"
         )
     return TrainingPromise(
         profile=pod.annotations.get(well_known.ANNOTATION_PROFILE, ""),
@@ -296,3 +318,108 @@ def _refuse_intent(broken: Violation) -> IntentRefusal:
 
 def _begins(path: str, field: str) -> bool:
     return path == field or path.startswith((f"{field}.", f"{field}["))
+
+
+SLICE_UNIT_PREFIX = "slice-"
+
+
+def requested_slices(pod: Pod) -> tuple[tuple[str, int], ...]:
+    """How many slices by resource."""
+    return tuple(pair for pair in pod.requested.extended if pair[0].startswith(RESOURCE_MIG_PREFIX))
+
+
+def requests_slices(pod: Pod) -> bool:
+    """Whether it asks for slices and for no whole GPU."""
+    return bool(requested_slices(pod)) and len(requested_slices(pod)) == len(pod.requested.extended)
+
+
+def parse_slice_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
+    """What its people want beside the slices, or why that cannot be had."""
+    # To everything but the amounts, a pod with a slice is as one with a GPU.
+    found = parse_intent(replace(pod, requested=pod.requested._replace(extended=((RESOURCE_GPU, 1),))), holders)
+    if isinstance(found, WorkloadIntent) and found.size > 1:
+        return IntentRefusal(
+            "resources",
+            f"requests slices in a gang of {found.size}, and slices are placed pod by pod",
+            "remove the gang, or request whole GPUs",
+        )
+    return found
+
+
+def view_pod(
+    pod: Pod,
+    found: Mapping[str, Any],
+    holders: OwnerTemplates,
+    services: ServiceIndex | None = None,
+    *,
+    recalls: bool = False,
+    leaves_slices: bool = False,
+    leaves_claims: bool = False,
+) -> tuple[GatePodView, ObjectRef | None]:
+    """What the gate makes of a pod, and the object that has to be looked up first; `found` is the pod's JSON.
+
+    `recalls` reads again what the people of a pod want that is not gated any more. Where it `leaves_slices`, pods that
+    ask for them are placed by somebody else, and are others to it. With `leaves_claims`, so are those
+    that get their devices by claims: mode dra places them.
+    """
+    plan = plan_for_pod(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
+    service = None if services is None or pod.is_terminal else services.service_of_pod(pod)
+    if service is not None:
+        pinned = pinned_node(found) if plan is not None else ""
+        # Our own pin is no demand of its people: pods are alike before it and after it.
+        bare = (
+            parse_constraint(unpin_spec(found["spec"], pinned), non_gpu_devices(pod.requested))
+            if pinned
+            else pod.constraint
+        )
+        intent = parse_intent(replace(pod, constraint=bare), holders)
+        if isinstance(intent, WorkloadIntent) and intent.size == 1:
+            # Whether it came through our gate or not: all pods of its target are replicas of the service.
+            return GatePodView(
+                pod,
+                service.unit_name,
+                1,
+                replica_spec(service, intent.spec),
+                waits_for=intent.waits_for,
+                pinned=pinned,
+                plan=plan,
+            ), None
+    if not pod.is_gated and plan is None:
+        return GatePodView(pod), None
+    if plan is not None and plan.workload.startswith(CLAIM_WORKLOAD_PREFIX) and not pod.is_gated:
+        # Its claim holds it there.
+        return GatePodView(pod, pinned=plan.node_name), None
+    if leaves_claims and is_claimant(pod):
+        return GatePodView(pod), None
+    pinned = pinned_node(found)
+    if plan is not None and plan.workload.startswith(SLICE_UNIT_PREFIX):
+        return GatePodView(pod, pinned=pinned), None
+    if leaves_slices and pod.is_gated and requests_slices(pod):
+        needed = parse_slice_intent(pod, holders)
+        return GatePodView(pod, pinned=pinned), needed.needs if isinstance(needed, IntentRefusal) else None
+    if plan is not None and not pod.is_gated:
+        # What its people want was read when it waited; how many its gang is, others of it say.
+        unit = unit_of(plan.workload)
+        if unit.startswith(SERVICE_UNIT_PREFIX):
+            unit = f"pod-{pod.uid}"  # its service is no more
+        sight = GatePodView(pod, unit, 1 if unit.startswith("pod-") else 2, pinned=pinned, plan=plan)
+        return _recalled(sight, pod, holders) if recalls else (sight, None)
+    intent = parse_intent(pod, holders)
+    if isinstance(intent, WorkloadIntent):
+        unit = unit_name(intent.unit)
+        spec = intent.spec if pod.is_gated else None
+        sight = GatePodView(
+            pod, unit, intent.size, spec, waits_for=intent.waits_for, profile=intent.profile, pinned=pinned, plan=plan
+        )
+        return sight, None
+    unit = f"pod-{pod.uid}"
+    return GatePodView(
+        pod, unit, refused=str(intent), is_released=intent.is_released, pinned=pinned, plan=plan
+    ), intent.needs
+
+
+def _recalled(sight: GatePodView, pod: Pod, holders: OwnerTemplates) -> tuple[GatePodView, ObjectRef | None]:
+    intent = parse_intent(pod, holders)
+    if isinstance(intent, WorkloadIntent):
+        return sight._replace(size=intent.size, spec=intent.spec), None
+    return sight, intent.needs

@@ -6,16 +6,16 @@ the fullest GPU in use first. The agent's device plugin uses the same rule.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import find_unmet_rule
 from eelgrid_controller.engines.kubernetes.model.node_inventory import closed_reason
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal, OwnerTemplates
-from eelgrid_controller.engines.kubernetes.model.well_known import GATE, RESOURCE_GPU, RESOURCE_MIG_PREFIX
+from eelgrid_controller.engines.kubernetes.model.pod_group import GroupMember, IntentRefusal, PodKey
+from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_MIG_PREFIX
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     GateInstruction,
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,
@@ -23,13 +23,12 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.inflight import DeviceLane, InflightPods, UnboundPodWatchdog
-from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
+from eelgrid_controller.engines.kubernetes.pods.intent import SLICE_UNIT_PREFIX, WorkloadIntent, requested_slices
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, format_plan
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import find_unmet_rule
 
 
 class OfferedMigSlice(NamedTuple):
-    """One that stands; `size` in memory slices."""
+    """A MIG slice that exists; `size` in memory slices."""
 
     uuid: str
     gpu_index: int
@@ -115,50 +114,27 @@ def _on(wanted: Sequence[tuple[str, int]], offer: SliceOffer) -> tuple[tuple[int
     return (len(on - offer.used.keys()), spare, offer.node_name), SlicePlacement(offer.node_name, tuple(chosen))
 
 
-SLICE_UNIT_PREFIX = "slice-"
 _RESERVED_S = 3.0  # after which what stands on a node is counted there by everybody
 _RETRY_S = {WriteFailure.FORBIDDEN: 60.0, WriteFailure.INVALID: 300.0, WriteFailure.BUSY: 5.0}
 
 
-def requested_slices(pod: Pod) -> tuple[tuple[str, int], ...]:
-    """How many slices by resource."""
-    return tuple(pair for pair in pod.requested.extended if pair[0].startswith(RESOURCE_MIG_PREFIX))
+@dataclass(frozen=True, slots=True)
+class SlicePod(GroupMember):
+    """A pod that asks for slices, always a group of its own, and what its people want where it still waits for us."""
 
-
-def requests_slices(pod: Pod) -> bool:
-    """Whether it asks for slices and for no whole GPU."""
-    return bool(requested_slices(pod)) and len(requested_slices(pod)) == len(pod.requested.extended)
-
-
-def parse_slice_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
-    """What its people want beside the slices, or why that cannot be had."""
-    # To everything but the amounts, a pod with a slice is as one with a GPU.
-    found = parse_intent(replace(pod, requested=pod.requested._replace(extended=((RESOURCE_GPU, 1),))), holders)
-    if isinstance(found, WorkloadIntent) and found.size > 1:
-        return IntentRefusal(
-            "resources",
-            f"names slices in a gang of {found.size}, and slices are placed pod by pod",
-            "leave the gang out, or ask for whole GPUs",
-        )
-    return found
-
-
-class SlicePod(NamedTuple):
-    """A pod that asks for slices, and what its people want where it still waits for us."""
-
-    pod: Pod
-    pinned: str = ""
+    found: Pod
+    pin: str = ""
     intent: WorkloadIntent | IntentRefusal | None = None
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it waits behind our gate."""
-        return GATE in self.pod.gates and not self.pod.is_terminal and not self.pod.is_deleting
+    def pod(self) -> Pod:
+        """The pod as it was seen last."""
+        return self.found
 
     @property
-    def target_node(self) -> str:
-        """The node that it is on or can only go to."""
-        return "" if self.pod.is_terminal or self.pod.gates else self.pod.node_name or self.pinned
+    def pinned(self) -> str:
+        """The one node that its affinity allows; empty for any."""
+        return self.pin
 
 
 @dataclass(slots=True)
@@ -211,7 +187,7 @@ class SlicePodScheduler:
         for uid, given in self._given.items():
             name = given.choice.node_name
             if uid in pods and name in open_:
-                open_[name] = _less(open_[name], pods[uid].pod, given, pods[uid].target_node)
+                open_[name] = _less(open_[name], pods[uid].pod, given, pods[uid].target)
         right: dict[object, list[str]] = {}
         told = list(self._overdue(pods, epoch, at_s))
         waiting = [one for one in pods.values() if one.is_waiting and one.pod.uid not in self._given]
@@ -242,7 +218,7 @@ class SlicePodScheduler:
             yield from self._event_if_new(one, f"not placed: {intent}", is_warning=True)
             return
         if intent.waits_for:
-            yield from self._event_if_new(one, f"waits for the gates of others: {', '.join(intent.waits_for)}")
+            yield from self._event_if_new(one, f"waits for other scheduling gates: {', '.join(intent.waits_for)}")
             return
         wanted = requested_slices(pod)
         unit = f"{SLICE_UNIT_PREFIX}{pod.uid}"
@@ -255,7 +231,9 @@ class SlicePodScheduler:
         if choice is None:
             if len(free) == len(right):
                 text = ", ".join(f"{count} of {name}" for name, count in wanted)
-                yield from self._event_if_new(one, f"waits: no node that it may go to has room and {text} free")
+                yield from self._event_if_new(
+                    one, f"waits: no node that it may use has the CPU, the memory and {text} free"
+                )
             return
         for resource, _ in wanted:
             self.flights.record_start(unit, pod.uid, key, DeviceLane(choice.node_name, resource), at_s)
@@ -283,7 +261,7 @@ class SlicePodScheduler:
             if one is None or one.pod.is_terminal:
                 list(self.flights.record_end(uid))
                 del self._given[uid]
-            elif one.target_node == given.choice.node_name:
+            elif one.target == given.choice.node_name:
                 given.stands_s = at_s if given.stands_s is None else given.stands_s
                 # Its slices are its own until its node has said which it has.
                 if at_s - given.stands_s >= max(_RESERVED_S, self.flights.most_s):
@@ -305,17 +283,19 @@ class SlicePodScheduler:
             one = pods[uid]
             why = f"{one.pinned} does not take it: {one.pod.unscheduled_message or 'it cannot be scheduled there'}"
             if one.pod.owner is None:
-                yield from self._event_if_new(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
+                yield from self._event_if_new(
+                    one, f"{why}; it has no controller, so delete it and create it again", is_warning=True
+                )
             elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s, at_s):
                 self._watchdog.record_recreation(one.pod.owner.uid, waited_s, at_s)
                 self._watchdog.restart_wait(uid, at_s)
-                yield from self._event_if_new(one, f"made anew: {why}", is_warning=True)
-                yield RecreatePod(uid, PodKey(one.pod.namespace, one.pod.name), epoch, why)
+                yield from self._event_if_new(one, f"recreated: {why}", is_warning=True)
+                yield RecreatePod(uid, one.key, epoch, why)
 
     def _event_if_new(self, one: SlicePod, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
         if self._told.get(one.pod.uid) != text:
             self._told[one.pod.uid] = text
-            yield RecordEvent(one.pod.uid, PodKey(one.pod.namespace, one.pod.name), text, is_warning)
+            yield RecordEvent(one.pod.uid, one.key, text, is_warning)
 
 
 def _less(offer: SliceOffer, pod: Pod, given: _Given, target: str) -> SliceOffer:

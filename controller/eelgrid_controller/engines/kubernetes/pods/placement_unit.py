@@ -1,25 +1,47 @@
-"""Placement units: a single pod, a gang or the pods of a service, their members and replica numbers.
+"""Placement units: the pod groups that the gate places, their members and replica numbers, and their transitions.
 
-Waiting members become replicas in the order of their names; a member whose plan names a replica keeps it, also after
-a restart. The place of a member that ended goes to the next that comes. Members that were bound before the core knew
-of the unit count as external usage.
+A unit is a single pod, a gang or the pods of a service. Waiting members become replicas in the order of their names; a
+member whose plan names a replica keeps it, also after a restart. The place of a member that ended goes to the next that
+comes. Members that were bound before the core knew of the unit count as external usage.
+
+A transition (the core's answer, pinning, a failed write, recreation, the placement condition) returns the instruction
+and records on the unit or member that it was given, so that it is not repeated. The condition is written when its
+status or reason changes; a new message alone only from time to time.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX, InferenceService
-from eelgrid_controller.engines.kubernetes.model.objects import PlacementCondition
-from eelgrid_controller.engines.kubernetes.model.well_known import GATE, RESOURCE_GPU
-from eelgrid_controller.engines.kubernetes.pods.gate_events import GatePodView, ReplicaPlace
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_move_note, workload_id
+from eelgrid_controller.engines.kubernetes.model.objects import PlacementCondition, Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import GroupMember, PodGroup, workload_id
+from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
+from eelgrid_controller.engines.kubernetes.pods.eligibility import EligibleNodes
+from eelgrid_controller.engines.kubernetes.pods.gate_events import (
+    CancelUnit,
+    GateInstruction,
+    GatePodView,
+    RecordEvent,
+    RecreatePod,
+    RemoveGate,
+    ReplicaPlace,
+    UngatePod,
+    UnitCancelled,
+    UnitDeferred,
+    UnitPlaced,
+    UnitRefused,
+    WriteFailure,
+)
+from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import PodPlan, format_plan, parse_move_note
 from eelgrid_protos.messages import ResourceRequest, WorkloadSpec
 
 
 class PlacementPhase(Enum):
-    """Where a unit stands with the core."""
+    """State of a unit's workload in the core."""
 
     UNKNOWN = auto()  # the core holds nothing of it
     ASKED = auto()
@@ -30,8 +52,8 @@ class PlacementPhase(Enum):
 
 
 @dataclass(slots=True)
-class UnitMember:
-    """One pod and what was last done about it."""
+class UnitMember(GroupMember):
+    """A pod that the gate places, and what was last done about it."""
 
     sight: GatePodView
     is_patching: bool = False
@@ -58,32 +80,31 @@ class UnitMember:
             self.spec, self.size = sight.spec, sight.size
 
     @property
-    def uid(self) -> str:
-        """Its uid."""
-        return self.sight.pod.uid
+    def pod(self) -> Pod:
+        """The pod as the gate saw it last."""
+        return self.sight.pod
+
+    @property
+    def min_members(self) -> int:
+        """The size of its gang as its annotations or owners say."""
+        return self.sight.size
+
+    @property
+    def pinned(self) -> str:
+        """The one node that its affinity allows; empty for any."""
+        return self.sight.pinned
 
     def devices_of(self, place: ReplicaPlace) -> tuple[int, ...]:
         """Of a place's devices those that the pod itself asks for: a gang is planned as if all asked for the most."""
         return place.devices[: self.sight.pod.requested.count(RESOURCE_GPU)]
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has ended, or is about to be gone without having been anywhere."""
-        pod = self.sight.pod
-        return pod.is_terminal or (pod.is_deleting and not pod.node_name)
-
-    @property
     def has_succeeded(self) -> bool:
         """Whether it ran, and ended well."""
         return self.sight.pod.phase == "Succeeded"
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits behind our gate."""
-        return not self.is_over and GATE in self.sight.pod.gates
-
     def fits_into(self, spec: WorkloadSpec | None) -> bool:
-        """Whether it holds no more than a replica of this spec."""
+        """Whether it requests at most what a replica of this spec does."""
         if spec is None or self.sight.spec is None:
             return True
         own, other = self.sight.spec.request, spec.request
@@ -93,14 +114,6 @@ class UnitMember:
             and own.gpu_count <= other.gpu_count
             and own.gpu_milli <= other.gpu_milli
         )
-
-    @property
-    def target_node(self) -> str:
-        """The node that it is on or can only go to; empty while it is gated, free or over."""
-        pod = self.sight.pod
-        if pod.is_terminal or self.is_waiting:
-            return ""
-        return pod.node_name or self.sight.pinned
 
 
 @dataclass(slots=True)
@@ -140,13 +153,11 @@ class ServiceUnitState:
 
 
 @dataclass(slots=True)
-class PlacementUnit:
-    """What is placed as one."""
+class PlacementUnit(PodGroup[UnitMember]):
+    """A group that the gate asks the core to place, and where it stands with the core."""
 
-    name: str
     attempt: int = 1
     stand: PlacementPhase = PlacementPhase.UNKNOWN
-    members: dict[str, UnitMember] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)  # replica -> uid; a uid may be of one that went
     places: Mapping[int, ReplicaPlace] = field(default_factory=dict)
     moving: dict[int, str] = field(default_factory=dict)  # replica -> uid of the pod that stands elsewhere still
@@ -175,25 +186,10 @@ class PlacementUnit:
         return self.why.startswith("traits:")
 
     @property
-    def active_members(self) -> list[UnitMember]:
-        """Members that have not ended."""
-        return [member for member in self.members.values() if not member.is_over]
-
-    @property
-    def present_members(self) -> list[UnitMember]:
-        """Members that have not ended and are not about to."""
-        return [member for member in self.active_members if not member.sight.pod.is_deleting]
-
-    @property
     def waiting_members(self) -> list[UnitMember]:
         """Members behind our gate, by name."""
         found = [member for member in self.members.values() if member.is_waiting]
         return sorted(found, key=lambda member: (_natural(member.sight.key.name), member.uid))
-
-    @property
-    def size(self) -> int:
-        """How many members it is to have."""
-        return max((member.sight.size for member in self.members.values()), default=1)
 
     def assign_replicas(self) -> list[UnitMember]:
         """Those that wait become the replicas that the core is asked for."""
@@ -214,7 +210,7 @@ class PlacementUnit:
     def held_place(self, member: UnitMember) -> ReplicaPlace | None:
         """The place at which the core counts a member where it is, or where it was sent; None where it does not."""
         place = self.place_of(member)
-        target = member.target_node or (member.sent.node_name if member.sent is not None else "")
+        target = member.target or (member.sent.node_name if member.sent is not None else "")
         return place if place is not None and place.node_name == target else None
 
     def holds_member(self, member: UnitMember) -> bool:
@@ -236,15 +232,15 @@ class PlacementUnit:
         for member in self.members.values():
             before = self.place_of(member)
             replica = self.replica_of(member.uid)
-            if before is not None and replica is not None and before.node_name == member.target_node:
-                if replica in places and places[replica].node_name != member.target_node:
+            if before is not None and replica is not None and before.node_name == member.target:
+                if replica in places and places[replica].node_name != member.target:
                     del self.slots[replica]
                     self.moving[replica] = member.uid
             elif (
                 note := parse_move_note(member.sight.pod.annotations)
             ) is not None and note.workload == self.workload_id:
                 place = places.get(note.replica)
-                if place is not None and place.node_name == note.to != member.target_node and not member.is_over:
+                if place is not None and place.node_name == note.to != member.target and not member.is_over:
                     self.moving[note.replica] = member.uid
 
     def cancel_move(self, uid: str) -> None:
@@ -295,7 +291,7 @@ class PlacementUnit:
             is_there = member is not None and not member.is_over
             if not is_there or member is None:
                 del self.slots[replica]
-            elif place is None or (member.target_node and member.target_node != place.node_name):
+            elif place is None or (member.target and member.target != place.node_name):
                 del self.slots[replica]
                 elastic.let_go[uid] = None
                 if place is not None:
@@ -307,7 +303,7 @@ class PlacementUnit:
         for replica in sorted(self.places.keys() - self.slots.keys()):
             free.setdefault(self.places[replica].node_name, []).append(replica)
         for member in self.members.values() if free else ():
-            fits = free.get(member.target_node, [])
+            fits = free.get(member.target, [])
             if not fits or member.is_over or member.uid in held or member.uid in elastic.let_go:
                 continue
             if not member.fits_into(elastic.spec):
@@ -321,7 +317,7 @@ class PlacementUnit:
     def _adopt_member(self, member: UnitMember, replica: int) -> None:
         place = self.places.get(replica)
         # Another leader's core may have used the same name for other replicas: who has a place here keeps it.
-        if place is not None and place.node_name == member.target_node and not self._is_held(replica):
+        if place is not None and place.node_name == member.target and not self._is_held(replica):
             before = self.replica_of(member.uid)
             if before is not None:
                 del self.slots[before]
@@ -332,11 +328,11 @@ class PlacementUnit:
 
         Only where there is a place for each member and none waits for one: otherwise some were never asked for.
         """
-        alive = self.active_members
+        alive = self.alive
         if len(alive) != len(self.places) or any(member.is_waiting for member in alive):
             return free
         held = set(self.slots.values())
-        standing = {member.uid: member.target_node for member in alive if member.uid not in held}
+        standing = {member.uid: member.target for member in alive if member.uid not in held}
         left: list[int] = []
         for replica in free:
             node = self.places[replica].node_name
@@ -382,3 +378,254 @@ def _most(one: ResourceRequest, other: ResourceRequest) -> ResourceRequest:
         gpu_count=max(one.gpu_count, other.gpu_count),
         gpu_milli=max(one.gpu_milli, other.gpu_milli),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """How long things may take, and what may be done."""
+
+    unbound_s: float = 30.0  # that kube-scheduler may call a pinned pod unschedulable
+    retry_s: float = 15.0  # after which what the core refused is asked again
+    conflict_s: float = 2.0  # for the newer object to come by itself
+    busy_s: float = 5.0
+    forbidden_s: float = 60.0
+    flight_s: float = 15.0  # for a node to say which devices a pod got, before the next goes there
+    open_s: float | None = None  # without any leader, after which gates are removed without a plan
+    moves: bool = False  # somebody moves pods: a place that the core moved is kept for the pod to come
+
+
+class FailureResponse(NamedTuple):
+    """For how long the write is left alone, None where the pod is to be looked at now; and what is told."""
+
+    wait_s: float | None
+    text: str = ""
+
+
+def on_patch_failure(member: UnitMember, failure: WriteFailure, why: str, settings: GateSettings) -> FailureResponse:
+    """A gate was not removed: what becomes of the pod."""
+    if failure is WriteFailure.INVALID:
+        member.denied = why or "the API server refuses the pin"
+        member.is_patching = False
+        return FailureResponse(None, f"cannot be pinned: {member.denied}")
+    is_newer = member.sight.pod.resource_version != member.patched_version
+    if failure in (WriteFailure.CONFLICT, WriteFailure.STALE) and is_newer:
+        member.is_patching = False
+        return FailureResponse(None)
+    if failure is WriteFailure.FORBIDDEN:
+        return FailureResponse(settings.forbidden_s, f"cannot be pinned: {why}")
+    return FailureResponse(settings.busy_s if failure is WriteFailure.BUSY else settings.conflict_s)
+
+
+CoreAnswer = UnitPlaced | UnitDeferred | UnitCancelled | UnitRefused
+
+
+class AnswerNotice(NamedTuple):
+    """What an Event says to the pods that wait for the unit."""
+
+    text: str
+    is_warning: bool = False
+
+
+def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings: GateSettings) -> AnswerNotice | None:
+    """Update a unit by the core's answer; a refused unit is submitted again later."""
+    match answer:
+        case UnitPlaced(_, places, spec):
+            unit.no_node = ""
+            if unit.stand is not PlacementPhase.LEAVING:
+                unit.set_places(places, spec, moves=settings.moves)
+        case UnitDeferred(reason=reason):
+            if unit.stand not in (PlacementPhase.LEAVING, PlacementPhase.PLACED):
+                unit.stand, unit.places, unit.why = PlacementPhase.WAITING, {}, reason
+                return AnswerNotice(f"waits: {reason}")
+        case UnitCancelled():
+            unit.stand, unit.places, unit.slots = PlacementPhase.UNKNOWN, {}, {}
+            unit.attempt += 1
+            unit.release_command()
+        case UnitRefused(why=why, is_taken=is_taken):
+            if unit.stand is PlacementPhase.ASKED:
+                return _refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
+            unit.release_command()
+    return None
+
+
+def _refused(unit: PlacementUnit, why: str, at_s: float, retry_s: float, *, is_taken: bool) -> AnswerNotice | None:
+    if is_taken:
+        unit.attempt += 1
+    unit.stand, unit.slots, unit.why = PlacementPhase.REFUSED, {}, why
+    unit.release_command()
+    unit.refusals += 1
+    unit.retry_s = at_s + (0.0 if is_taken else retry_s * min(unit.refusals, 20))
+    return None if is_taken else AnswerNotice(f"not accepted: {why}", is_warning=True)
+
+
+def release_unit(unit: PlacementUnit) -> list[GateInstruction]:
+    """The core is to let the unit go, whole."""
+    unit.stand, unit.is_stale = PlacementPhase.LEAVING, False
+    unit.moving.clear()
+    return [CancelUnit(unit.workload_id)]
+
+
+def pin_member(unit: PlacementUnit, replica: int, member: UnitMember, epoch: int) -> UngatePod:
+    """A member goes to its place."""
+    place = member.sent = unit.places[replica]
+    # What differs from this later was changed by the core, not by another leader.
+    devices = member.devices_of(place)
+    member.agreed = tuple(sorted(devices))
+    _patching(member)
+    plan = PodPlan(epoch, unit.workload_id, replica, place.node_name, devices, place.profile, member.uid)
+    return UngatePod(member.uid, member.sight.key, member.patched_version, place.node_name, format_plan(plan), epoch)
+
+
+def ungate_member(member: UnitMember, epoch: int) -> RemoveGate:
+    """A member goes where it can."""
+    _patching(member)
+    return RemoveGate(member.uid, member.sight.key, member.patched_version, epoch, member.sight.refused)
+
+
+def leave_to_scheduler(members: Iterable[UnitMember], why: str, epoch: int) -> list[GateInstruction]:
+    """Members that only kube-scheduler can judge go where it puts them."""
+    told: list[GateInstruction] = []
+    for member in members:
+        if not member.is_patching:
+            _patching(member)
+            told.append(record_event(member, f"left to kube-scheduler: {why}"))
+            told.append(RemoveGate(member.uid, member.sight.key, member.patched_version, epoch, why))
+    return told
+
+
+def register_members(unit: PlacementUnit, members: Sequence[UnitMember], rules: EligibleNodes) -> None:
+    """The core is about to be asked for these, by replica; where traits do not say enough, it asks back."""
+    pods = [member.sight.pod for member in members]
+    is_judged = any(not member.has_trait for member in members) or any(map(rules.needs_evaluation, pods))
+    rules.register_workload(unit.workload_id, pods, is_judged=is_judged)
+
+
+def _patching(member: UnitMember) -> None:
+    member.is_patching, member.patched_version = True, member.sight.pod.resource_version
+
+
+def foreign_gates(member: UnitMember) -> list[str]:
+    """Scheduling gates of others, which have to be removed first."""
+    return [gate for gate in member.sight.pod.gates if gate in member.sight.waits_for]
+
+
+def report_foreign_gates(member: UnitMember) -> RecordEvent:
+    """An Event that names the scheduling gates of others."""
+    return record_event(member, f"waits for other scheduling gates: {', '.join(foreign_gates(member))}")
+
+
+def record_event(member: UnitMember, text: str, *, is_warning: bool = False) -> RecordEvent:
+    """The instruction to record an Event about a member."""
+    return RecordEvent(member.uid, member.sight.key, text, is_warning)
+
+
+# Seconds between two writes for one pod that change the words alone, and until a write that is not seen is repeated.
+MESSAGE_UPDATE_S = 30.0
+PLACED = "Placed"
+LEFT_TO_SCHEDULER = "LeftToKubeScheduler"
+INVALID_ANNOTATION = "InvalidAnnotation"
+INVALID_POD = "InvalidPod"
+PIN_DENIED = "PinDenied"
+WAITS_FOR_GATES = "WaitsForOtherGates"
+WAITS_FOR_GANG = "WaitsForGang"
+WAITS_FOR_VOLUME = "WaitsForVolume"
+NO_NODE = "NoEligibleNode"
+NO_ROOM = "NoRoom"
+NO_POWER = "NoPowerBudget"
+SPENDING_LIMIT = "SpendingLimitReached"
+NOT_ACCEPTED = "NotAccepted"
+PLACEMENT_REASONS = (
+    PLACED,
+    LEFT_TO_SCHEDULER,
+    INVALID_ANNOTATION,
+    INVALID_POD,
+    PIN_DENIED,
+    WAITS_FOR_GATES,
+    WAITS_FOR_GANG,
+    WAITS_FOR_VOLUME,
+    NO_NODE,
+    NO_ROOM,
+    NO_POWER,
+    SPENDING_LIMIT,
+    NOT_ACCEPTED,
+)
+# By how the core's reason begins; all others are for want of room.
+_BY_CONSTRAINT: Mapping[str, str] = {"traits": NO_NODE, "budget": NO_POWER, "spending": SPENDING_LIMIT}
+# Kubernetes takes 32,768; nobody reads more than this in a terminal.
+_MESSAGE_MOST = 1024
+
+
+def placement_condition(
+    unit: PlacementUnit, member: UnitMember, *, is_whole: bool, why: str = ""
+) -> PlacementCondition | None:
+    """The condition for a pod's status now; None where it is about to change.
+
+    `is_whole` says that all of its unit are there, `why` that no node is eligible, in words.
+    """
+    pod = member.sight.pod
+    if not member.is_waiting:
+        is_placed = member.sight.plan is not None and member.sight.pinned and not member.is_over
+        return _condition(PLACED, f"planned on node {member.sight.pinned}") if is_placed else None
+    if member.sight.refused:
+        # Only annotations have a domain in their name.
+        is_annotation = "/" in member.sight.refused.partition(":")[0]
+        return _condition(INVALID_ANNOTATION if is_annotation else INVALID_POD, member.sight.refused)
+    if member.denied:
+        return _condition(PIN_DENIED, member.denied)
+    if gates := foreign_gates(member):
+        return _condition(WAITS_FOR_GATES, f"waits for other scheduling gates: {', '.join(gates)}")
+    if not is_whole and len(pod.gates) > 0:
+        return _condition(WAITS_FOR_GANG, f"{len(unit.present)} of {unit.size} members of its gang are here")
+    if unit.stand is PlacementPhase.REFUSED:
+        return _condition(NOT_ACCEPTED, unit.why)
+    if unit.stand is PlacementPhase.WAITING:
+        if why:
+            return _condition(WAITS_FOR_VOLUME if why.startswith("persistentvolume") else NO_NODE, why)
+        return _condition(_BY_CONSTRAINT.get(unit.why.partition(":")[0], NO_ROOM), unit.why)
+    return None
+
+
+def left_condition(member: UnitMember, why: str) -> PlacementCondition:
+    """The condition of a pod whose gate was removed without a place."""
+    if member.sight.refused:
+        found = placement_condition(PlacementUnit(""), member, is_whole=True)
+        if found is not None:
+            return found
+    return _condition(LEFT_TO_SCHEDULER, f"left to kube-scheduler: {why}")
+
+
+def is_condition_due(member: UnitMember, wanted: PlacementCondition, at_s: float) -> bool:
+    """Whether a condition is to be written for a pod."""
+    is_recent = member.reported is not None and at_s - member.reported_s < MESSAGE_UPDATE_S
+    known = member.reported if is_recent else member.sight.pod.placement
+    if known is None or (known.is_true, known.reason) != (wanted.is_true, wanted.reason):
+        return True
+    return known.message != wanted.message and not is_recent
+
+
+def _condition(reason: str, message: str) -> PlacementCondition:
+    return PlacementCondition(reason == PLACED, reason, message[:_MESSAGE_MOST])
+
+
+def recreate_unit(
+    unit: PlacementUnit, member: UnitMember, watchdog: UnboundPodWatchdog, epoch: int, *, waited_s: float, at_s: float
+) -> Iterator[RecreatePod | RecordEvent]:
+    """A pinned pod cannot be scheduled: it and its gang are made anew, or people hear of it."""
+    gang = unit.alive if unit.size > 1 else [member]
+    pod = member.sight.pod
+    why = f"pinned to {member.sight.pinned}, where kube-scheduler cannot put it: {pod.unscheduled_message}"
+    if any(one.sight.pod.owner is None for one in gang):
+        watchdog.restart_wait(member.uid, at_s)
+        yield RecordEvent(member.uid, member.sight.key, f"{why}; delete it and create it again", is_warning=True)
+        return
+    owner = unit.name if unit.size > 1 else pod.owner.uid if pod.owner is not None else ""
+    if not watchdog.may_recreate(owner, waited_s, at_s):
+        return
+    watchdog.record_recreation(owner, waited_s, at_s)
+    unit.reject_place(member, why)
+    for one in gang:
+        watchdog.restart_wait(one.uid, at_s)
+        if not one.sight.pod.is_deleting and not one.is_waiting:
+            yield RecordEvent(one.uid, one.sight.key, f"recreated: {why}", is_warning=True)
+            # Of this version alone: one that has been bound meanwhile runs.
+            yield RecreatePod(one.uid, one.sight.key, epoch, why, one.sight.pod.resource_version)

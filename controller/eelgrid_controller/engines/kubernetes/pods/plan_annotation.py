@@ -10,9 +10,9 @@ Sources: KEP-3838; kubernetes pkg/apis/core/validation, validateNodeAffinityMuta
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from hashlib import sha256
 from typing import Any, NamedTuple
 
+from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_MOVE, ANNOTATION_PLAN, GATE
 
 _MAX_MOVE_NOTE_LENGTH = 8 * 1024
@@ -146,8 +146,6 @@ CLAIM_WORKLOAD_PREFIX = "claim-"
 # And all whose workload's id goes on with the uid of the one pod.
 _ALONE = ("pod-", CLAIM_WORKLOAD_PREFIX, "slice-")
 _MAX_PLAN_LENGTH = 16 * 1024
-_AGAIN = "//"
-_UNIT_MOST = 118  # what an id may have, less the attempt
 
 
 class PodPlan(NamedTuple):
@@ -207,27 +205,3 @@ def plan_for_pod(uid: str, text: str) -> PodPlan | None:
         return plan if plan.uid == uid else None
     alone = next((kind for kind in _ALONE if plan.workload.startswith(kind)), None)
     return plan if alone is None or unit_of(plan.workload) == f"{alone}{uid}" else None
-
-
-def unit_name(text: str) -> str:
-    """A unit's name that an attempt can be added to; what is too long or has the mark itself is hashed."""
-    if len(text) <= _UNIT_MOST and _AGAIN not in text:
-        return text
-    return f"{text.partition('-')[0]}-{sha256(text.encode()).hexdigest()[:32]}"
-
-
-def workload_id(unit: str, attempt: int) -> str:
-    """What the core knows the unit's so-many-th attempt by."""
-    return unit if attempt <= 1 else f"{unit}{_AGAIN}{attempt}"
-
-
-def unit_of(workload: str) -> str:
-    """The unit of a workload's id."""
-    head, dot, tail = workload.rpartition(_AGAIN)
-    return head if dot and tail.isdigit() else workload
-
-
-def attempt_of(workload: str) -> int:
-    """The attempt of a workload's id."""
-    _, dot, tail = workload.rpartition(_AGAIN)
-    return int(tail) if dot and tail.isdigit() else 1

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
+from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
+from eelgrid_controller.engines.kubernetes.model.pod_group import attempt_of, unit_of
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint
 from eelgrid_controller.engines.kubernetes.model.well_known import RESOURCE_GPU
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import (
@@ -33,12 +35,9 @@ from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
     PlacementUnit,
     ServiceUnitState,
     UnitMember,
-    merge_member_specs,
-)
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import attempt_of, unit_of
-from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     foreign_gates,
     leave_to_scheduler,
+    merge_member_specs,
     pin_member,
     record_event,
     register_members,
@@ -46,7 +45,6 @@ from eelgrid_controller.engines.kubernetes.pods.unit_steps import (
     report_foreign_gates,
     ungate_member,
 )
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import trait_name
 from eelgrid_controller.state import engine_reports
 from eelgrid_controller.state.engine_reports import Adoption, RunningReplica
 from eelgrid_protos.messages import SubmitWorkloadRequest, WorkloadSpec
@@ -91,7 +89,7 @@ def external_usage_of(member: UnitMember, others: ExternalUsageTracker, gpu_coun
     """
     pod, devices = member.sight.pod, others.planned.planned_devices_of(member.uid)
     return RunningReplica(
-        node_name=member.target_node,
+        node_name=member.target,
         gpu_indexes=devices,
         is_exact=bool(devices) and len(devices) == gpu_count,
         counted=engine_reports.ExternalUsage(
@@ -161,7 +159,7 @@ def _reconcile_new_service(
         return told
     standing = _adoptable_members(unit, spec)
     if standing:
-        known = [member for member in standing if others.is_reported(member.target_node)]
+        known = [member for member in standing if others.is_reported(member.target)]
         if not known:
             unit.stand, unit.retry_s = PlacementPhase.REFUSED, at_s + UNREPORTED_GRACE_S
             return told
@@ -222,7 +220,7 @@ def _adoptable_members(unit: PlacementUnit, spec: WorkloadSpec | None) -> list[U
     found = [
         member
         for member in unit.members.values()
-        if member.target_node
+        if member.target
         and not (member.is_over or member.denied or member.sight.pod.is_deleting)
         and member.fits_into(spec)
     ]
@@ -281,7 +279,7 @@ def _disagreeing(unit: PlacementUnit, others: ExternalUsageTracker) -> list[int]
     found = []
     for replica, uid in list(unit.slots.items()):
         member, place = unit.members.get(uid), unit.places.get(replica)
-        if member is None or place is None or member.is_waiting or member.target_node != place.node_name:
+        if member is None or place is None or member.is_waiting or member.target != place.node_name:
             continue
         if compare_plan(member, place, others) is PlanAgreement.PLACE_IS_OLD:
             del unit.slots[replica]
@@ -304,7 +302,7 @@ def _pins(unit: PlacementUnit, others: ExternalUsageTracker, epoch: int) -> list
                 told.append(pin_member(unit, replica, member, epoch))
                 going[place.node_name] = beside + len(place.devices)
             continue
-        is_there = plan is not None and member.target_node == place.node_name and not member.is_noting
+        is_there = plan is not None and member.target == place.node_name and not member.is_noting
         if plan is not None and is_there and compare_plan(member, place, others) is PlanAgreement.PLAN_IS_OLD:
             told.append(rewrite_plan(member, plan, place, epoch))
     return told
@@ -321,7 +319,7 @@ def _newcomers(unit: PlacementUnit, elastic: ServiceUnitState, others: ExternalU
     """Pods that run and never had a place here."""
     held = {*unit.slots.values(), *elastic.let_go}
     found = [] if elastic.service is None else _adoptable_members(unit, elastic.spec)
-    return [member for member in found if member.uid not in held and others.is_reported(member.target_node)]
+    return [member for member in found if member.uid not in held and others.is_reported(member.target)]
 
 
 def _overdue(unit: PlacementUnit, elastic: ServiceUnitState, at_s: float, *, newcomers: int) -> list[int]:
@@ -329,7 +327,7 @@ def _overdue(unit: PlacementUnit, elastic: ServiceUnitState, at_s: float, *, new
     service, spare = elastic.service, newcomers
     wanted = None if service is None else service.wanted
     released = [replica for replica, since_s in elastic.vacant.items() if at_s - since_s >= VACANT_S]
-    if service is not None and wanted is not None and len(unit.present_members) <= wanted:
+    if service is not None and wanted is not None and len(unit.present) <= wanted:
         # The rollover is over: what was for its time alone goes at once.
         beyond = len(unit.places) - service.most if service.mode is ServiceMode.ENFORCE else 0
         spare = max(spare, elastic.extra, beyond)
@@ -390,9 +388,8 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
     for member in waiting:
         if member.sight.is_released:
             return [] if member.is_patching else [ungate_member(member, epoch)]
-    present = len(unit.present_members)
-    if present < unit.size:
-        return [record_event(waiting[0], f"waits for its gang: {present} of {unit.size} members are here")]
+    if not unit.is_complete:
+        return [record_event(waiting[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present")]
     for member in waiting:
         if foreign_gates(member):
             return [report_foreign_gates(member)]
@@ -453,7 +450,9 @@ def _pin_members(
     present = sum(not member.sight.pod.is_deleting for _, member in found) + done
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
-        return [record_event(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
+        return [
+            record_event(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members are missing")
+        ]
     going = [(replica, member) for replica, member in waiting if not member.is_patching]
     for_devices = [
         (member, DeviceLane(unit.places[replica].node_name, RESOURCE_GPU))
@@ -511,7 +510,7 @@ def _rewritten(
 
 def _fits(member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker) -> bool:
     if not member.is_waiting:
-        is_there = member.target_node == place.node_name
+        is_there = member.target == place.node_name
         return is_there and compare_plan(member, place, others) is not PlanAgreement.PLACE_IS_OLD
     return (
         not member.denied

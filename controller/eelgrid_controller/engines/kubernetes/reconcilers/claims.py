@@ -1,14 +1,13 @@
 """ResourceClaims reconciler (mode `dra`): follows claims, slices and classes, and writes allocations."""
 
 import asyncio
-from collections import deque
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm, is_of
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound, StaleTerm
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,
     PODS,
@@ -17,7 +16,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Object,
     ObjectKey,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks, RetryLimits, call_with_retries
+from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits
 from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
 from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings
 from eelgrid_controller.engines.kubernetes.claims.events import (
@@ -44,7 +43,7 @@ from eelgrid_controller.engines.kubernetes.claims.events import (
 )
 from eelgrid_controller.engines.kubernetes.claims.requests import pod_event_of
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal, ObjectRef
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, format_time
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
@@ -59,8 +58,9 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import gate_removal_patch, ungating_patch
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import StaleTerm, describe_failure
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import Reconciler, ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import describe_failure
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, EventInbox, Reconciler, Result
 from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import OwnerLookups
 from eelgrid_controller.errors import ControllerError
 
@@ -76,10 +76,10 @@ def prune_resource_claim(found: Object) -> Object:
 
 
 class ClaimWriter:
-    """Carries out grants and what undoes them."""
+    """Writes claim allocations and releases pods, and frees allocations."""
 
-    def __init__(self, around: ReconcilerContext, feed: Callable[[ClaimEvent], None]) -> None:
-        """What came of each is fed back."""
+    def __init__(self, around: ReconcilerContext, feed: Callable[[ClaimEvent], None], log: logging.Logger) -> None:
+        """`feed` takes the result of each write."""
         self.granted = 0  # claims written
         self.released = 0  # gates removed, or plans renewed
         self.freed = 0
@@ -89,9 +89,10 @@ class ClaimWriter:
         self._engine = around.engine
         self._elector = around.elector
         self._monotonic_s = around.clock.monotonic_s
-        self._rng = around.rng
-        self._log = around.log
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._log = log
+        self._writer = RetryingWriter(
+            rng=around.rng, monotonic_s=around.clock.monotonic_s, limits=_LIMITS, max_concurrent=_AT_ONCE
+        )
 
     async def grant(self, one: ClaimGrant) -> None:
         """All claims, then all pods; what of it failed is told when nothing of it is under way any more."""
@@ -113,7 +114,7 @@ class ClaimWriter:
         return None
 
     async def free(self, one: ClaimDeallocation) -> None:
-        """Take an allocation away."""
+        """Remove the allocation of a claim."""
         failed = await self._status(one.body, one.epoch)
         if failed is not None:
             self._feed(DeallocationFailed(one.uid, *failed))
@@ -169,9 +170,9 @@ class ClaimWriter:
     ) -> tuple[tuple[WriteFailure, str] | None, Object | None]:
         """Makes a write in its turn and in its term: why it was not made, or what the server answered."""
 
-        async def guarded() -> Object:
+        async def bounded() -> Object:
             term = self._elector.term()
-            if term is None or term.epoch != epoch:
+            if term is None:
                 raise StaleTerm
             try:
                 async with asyncio.timeout(max(0.0, term.until_s - self._monotonic_s())):
@@ -180,15 +181,8 @@ class ClaimWriter:
                 raise StaleTerm from None
 
         try:
-            async with self._turns:
-                told = await call_with_retries(
-                    guarded,
-                    rng=self._rng,
-                    is_idempotent=True,
-                    limits=_LIMITS,
-                    monotonic_s=self._monotonic_s,
-                )
-        except (ClusterError, StaleTerm) as error:
+            told = await self._writer.write(bounded, may_send=lambda: is_of(self._elector.term(), epoch))
+        except ClusterError as error:
             failure = describe_failure(error)
             self.failed[failure] += 1
             return (failure, str(error)), None
@@ -200,16 +194,12 @@ _TICK_S = 1.0
 
 _CLAIMS_MOST = 300_000
 _SLICES_MOST = 100_000
+_CLASSES_MOST = 10_000
 _AGAIN_S = 1.0
 
 
 class EngineRestarted(ControllerError):
     """The engine began anew: pods and nodes are followed by other informers now."""
-
-
-def make_claim_reconciler(around: ReconcilerContext) -> Reconciler:
-    """The part, for `placing.py`."""
-    return ClaimReconciler(around)
 
 
 def prune_to_spec(found: Object) -> Object:
@@ -218,70 +208,67 @@ def prune_to_spec(found: Object) -> Object:
     return {"metadata": metadata, "spec": found.get("spec") or {}}
 
 
-class ClaimReconciler:
-    """One cluster's claims, allocated while this one leads."""
+class ClaimReconciler(Reconciler[str]):
+    """Allocates devices to one cluster's ResourceClaims, while this one leads."""
+
+    resync_s = _TICK_S
 
     def __init__(self, around: ReconcilerContext, settings: ClaimAllocatorSettings | None = None) -> None:
+        super().__init__(around, "claims")
         gate = around.engine.settings.gate
         self.settings = settings or ClaimAllocatorSettings(unbound_s=gate.unbound_s)
         self._around = around
         self._engine = around.engine
-        self._cluster = around.cluster
-        self._log = around.log
         self._is_running = False
-        self._queue: deque[ClaimEvent] = deque()
-        self._wake = asyncio.Event()
-        self._under_way = BackgroundTasks(self._log, "claims")
+        # Events of one change come together: claims, pods and slices are judged when all of them are there.
+        self._inbox: EventInbox[ClaimEvent] = EventInbox(lambda: self.queue.add(CLUSTER_KEY, _BATCH_S))
+        self.reset()
         around.engine.add_pod_listener(self._pods)
         around.engine.add_node_listener(self._nodes)
         around.elector.add_listener(self._term)
 
     # Life
 
-    async def run(self) -> None:
-        """Allocate until cancelled; raises where it has to begin anew."""
-        around, clock = self._around, self._around.clock
+    def reset(self) -> None:
+        """Forget claims; the next run begins from lists."""
         self.machine = ClaimAllocator(self.settings)
-        self._queue.clear()
+        self._inbox.drain()
         self._epoch: int | None = None
-        self._needing: dict[ObjectRef, dict[ObjectKey, None]] = {}
-        self.writes = ClaimWriter(around, self.feed)
+        self.writes = ClaimWriter(self._around, self.feed, self.log)
         self._lookups = OwnerLookups(
-            self._cluster, done=self._on_owner_found, monotonic_s=clock.monotonic_s, log=self._log
+            self.cluster, done=self._on_owner_found, tasks=self.tasks, monotonic_s=self.clock.monotonic_s, log=self.log
         )
-        informers = [
-            Informer(
-                self._cluster, kind, rng=around.rng, monotonic_s=clock.monotonic_s, log=self._log, keep=keep, most=most
-            )
-            for kind, keep, most in (
-                (RESOURCE_CLAIMS, prune_resource_claim, _CLAIMS_MOST),
-                (RESOURCE_SLICES, prune_to_spec, _SLICES_MOST),
-                (DEVICE_CLASSES, prune_to_spec, 10_000),
-            )
-        ]
-        for informer, heard in zip(informers, (self._claims, self._slices, self._classes), strict=True):
-            informer.add_listener(heard)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for informer in informers[1:]:
-                    group.create_task(informer.run())
-                await self._start()
-                # Claims are read after pods: of each pod that is there, its claims are known.
-                group.create_task(informers[0].run())
-                group.create_task(self._ticks())
-                group.create_task(self._rounds())
-                for informer in informers:
-                    await informer.wait_synced()
-                self.feed(ClaimsSynced())
-                self._log.info("claims=synced claims=%d slices=%d", *(len(one.objects) for one in informers[:2]))
-                self._term(around.elector.term())
-        finally:
-            self._is_running = False
-            await self._under_way.end()
+
+    def is_ready(self) -> bool:
+        """Always: the allocator takes events from the beginning, and decides nothing before it is synced and leads."""
+        return True
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Tell the allocator everything that there is."""
+        self._seen = self._engine.pods, self._engine.nodes
+        claims = self.make_informer(RESOURCE_CLAIMS, keep=prune_resource_claim, max_objects=_CLAIMS_MOST)
+        slices = self.make_informer(RESOURCE_SLICES, keep=prune_to_spec, max_objects=_SLICES_MOST)
+        classes = self.make_informer(DEVICE_CLASSES, keep=prune_to_spec, max_objects=_CLASSES_MOST)
+        claims.add_listener(self._claims)
+        slices.add_listener(self._slices)
+        classes.add_listener(self._classes)
+        group.create_task(slices.run())
+        group.create_task(classes.run())
+        await self._start()
+        # Claims are read after pods: of each pod that is there, its claims are known.
+        group.create_task(claims.run())
+        for informer in (claims, slices, classes):
+            await informer.wait_synced()
+        self.feed(ClaimsSynced())
+        self.log.info("claims=synced claims=%d slices=%d", len(claims.objects), len(slices.objects))
+        self._term(self.term())
+
+    def stop(self) -> None:
+        """Nothing is heard between runs."""
+        self._is_running = False
 
     async def _start(self) -> None:
-        """All pods and nodes that there are, and from now on what becomes of them."""
-        self._seen = self._engine.pods, self._engine.nodes
+        """Feed all pods and nodes; changes are fed from now on."""
         await self._engine.nodes.wait_synced()
         await self._engine.pods.wait_synced()
         self._is_running = True
@@ -290,20 +277,18 @@ class ClaimReconciler:
         for key, found in self._engine.pods.objects.items():
             self._pod(key, found)
 
-    async def _ticks(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            if self._seen != (self._engine.pods, self._engine.nodes):
-                raise EngineRestarted("the engine began anew", "nothing; so does this part")
-            self._lookups.expire_entries()
-            self.feed(GateTicked())
+    def resync(self) -> None:
+        """Time passes; raises EngineRestarted where pods and nodes are followed by other informers."""
+        if self._seen != (self._engine.pods, self._engine.nodes):
+            raise EngineRestarted("the gate engine began again from lists", "nothing; so does this reconciler")
+        self._lookups.expire_entries()
+        self.feed(GateTicked())
 
     # What happens
 
     def feed(self, event: ClaimEvent) -> None:
-        """An event for the next round."""
-        self._queue.append(event)
-        self._wake.set()
+        """Give the allocator an event in its next round."""
+        self._inbox.put(event)
 
     def _term(self, term: LeadershipTerm | None) -> None:
         if not self._is_running:
@@ -313,24 +298,21 @@ class ClaimReconciler:
             self.feed(LeadershipLost())
         elif epoch != self._epoch:
             self.feed(LeadershipAcquired(epoch))
-            self._under_way.start_task(self._list(epoch))
+            self.tasks.start_task(self._list(epoch))
         self._epoch = epoch
 
     async def _list(self, epoch: int) -> None:
         """All claims from the server itself, for as long as the term lasts."""
-        while self._leads(epoch):
+        while self.leads(epoch):
             try:
-                found = await self._cluster.list(RESOURCE_CLAIMS)
+                found = await self.cluster.list(RESOURCE_CLAIMS)
             except ClusterError as error:
-                self._log.warning("claims=listed error=%s action=again", error)
+                self.log.warning("claims=listed error=%s action=retry", error)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 self.feed(ClaimsListed(epoch, [prune_resource_claim(one) for one in found.items]))
-                self._log.info("claims=listed count=%d epoch=%d", len(found.items), epoch)
+                self.log.info("claims=listed count=%d epoch=%d", len(found.items), epoch)
                 return
-
-    def _leads(self, epoch: int) -> bool:
-        return is_of(self._around.elector.term(), epoch)
 
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():
@@ -344,15 +326,13 @@ class ClaimReconciler:
         event = pod_event_of(found, self._lookups.found)
         member = event.claimant.member if event.claimant is not None else None
         if isinstance(member, IntentRefusal) and member.needs is not None:
-            self._needing.setdefault(member.needs, {})[key] = None
-            self._under_way.start_task(self._lookups.find_owner(member.needs))
+            self._lookups.wait_for(member.needs, key)
         self.feed(event)
 
-    def _on_owner_found(self, ref: ObjectRef) -> None:
-        for key in self._needing.pop(ref, {}):
-            found = self._engine.pods.objects.get(key)
-            if found is not None:
-                self._pod(key, found)
+    def _on_owner_found(self, key: ObjectKey) -> None:
+        found = self._engine.pods.objects.get(key)
+        if found is not None:
+            self._pod(key, found)
 
     def _nodes(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():
@@ -365,7 +345,7 @@ class ClaimReconciler:
         try:
             self.feed(ClaimNodeUpdated(parse_node(found)))
         except KubernetesUnreadable as error:
-            self._log.warning("node=%s read=no error=%s", found["metadata"].get("name"), error)
+            self.log.warning("node=%s read=no error=%s", found["metadata"].get("name"), error)
 
     def _claims(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
@@ -385,29 +365,26 @@ class ClaimReconciler:
 
     # What is done
 
-    async def _rounds(self) -> None:
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(_BATCH_S)
-            self._wake.clear()
-            events, self._queue = list(self._queue), deque()
-            stamp = format_time(self._around.clock.now_ns() // 1_000_000_000)
-            for one in self.machine.on_events(events, self._around.clock.monotonic_s(), stamp):
-                self._do(one)
+    async def reconcile(self, _: str) -> Result | None:
+        """Run one round of the allocator over all events since the last."""
+        stamp = format_time(self.clock.now_ns() // 1_000_000_000)
+        for one in self.machine.on_events(self._inbox.drain(), self.clock.monotonic_s(), stamp):
+            self._do(one)
+        return None
 
     def _do(self, one: ClaimInstruction) -> None:
         match one:
             case ClaimGrant():
-                self._under_way.start_task(self.writes.grant(one))
+                self.tasks.start_task(self.writes.grant(one))
             case ClaimDeallocation():
-                self._under_way.start_task(self.writes.free(one))
+                self.tasks.start_task(self.writes.free(one))
             case ClaimGpusReported(name, count):
                 self._engine.feed(ClaimGpusUpdated(name, count))
             case RemoveGate():
-                self._under_way.start_task(self._engine.writes.remove_gate(one))
+                self.tasks.start_task(self._engine.writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.start_task(self._engine.writes.delete_for_recreation(one))
+                self.tasks.start_task(self._engine.writes.delete_for_recreation(one))
             case RecordEvent():
-                self._log.info("pod=%s told=%s", one.key, one.text)
-                if self._around.elector.term() is not None:
+                self.log.info("pod=%s event=%s", one.key, one.text)
+                if self.term() is not None:
                     self._engine.writes.record_event(one)

@@ -57,7 +57,7 @@ _AT_ONCE = 1024
 
 
 class CoreCommandPort(Protocol):
-    """What the engine needs of the controller's loop."""
+    """The controller's loop, as the engine uses it."""
 
     listeners: list[Callable[[CommitResult], None]]
     presence: AgentLiveness
@@ -69,10 +69,10 @@ class CoreCommandPort(Protocol):
         """The core at this moment."""
 
     async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """What `view` makes of the core."""
+        """Return what `view` makes of the core."""
 
     async def submit(self, request: SubmitWorkloadRequest) -> Workload:
-        """Accept a workload."""
+        """Submit a workload."""
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
         """Take over work at the places where it stands, and let go those where it stands no more."""
@@ -84,13 +84,13 @@ class CoreCommandPort(Protocol):
         """Bring running work to so many replicas, or as near as there is room."""
 
     async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
-        """A node is here."""
+        """Register a node."""
 
     async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
-        """What others hold on a node."""
+        """Report external usage of a node."""
 
     async def reconsider(self) -> None:
-        """Try what waits again."""
+        """Retry pending workloads."""
 
     async def update_policy(self, policy: Policy) -> Policy:
         """Put a policy in force, made of the one of its revision."""
@@ -114,7 +114,7 @@ def placement_event(workload_id: str, placements: Iterable[Placement], spec: Wor
 
 
 def status_event(workload: Workload) -> UnitPlaced | UnitDeferred | UnitCancelled:
-    """Where a workload stands, as an event."""
+    """A workload's phase and places as an event of the gate."""
     match workload.phase:
         case WorkloadPhase.PLACED:
             return placement_event(workload.workload_id, workload.placements, workload.spec)
@@ -176,16 +176,16 @@ class CoreCommandRunner:
             self._feed(status_event(workload))
 
     async def reconsider(self) -> None:
-        """What waits is tried again; where that is not possible now, the next change asks for it."""
+        """Retry pending workloads; where that fails, the next change retries them."""
         try:
             await self._loop.reconsider()
         except (Fault, ContractError) as error:
-            self._log.info("reconsidered=no error=%s", error)
+            self._log.info("retry_pending=failed error=%s", error)
 
     async def execute_command(
         self, asked: RegisterNode | RemoveNode | ReportUsage | SubmitUnit | AdoptUnit | CancelUnit | ScaleUnit
     ) -> None:
-        """One command; what came of it is fed back."""
+        """Execute one command, and feed back its result."""
         async with self._turns:
             match asked:
                 case SubmitUnit(request):
@@ -212,15 +212,15 @@ class CoreCommandRunner:
         try:
             await command  # type: ignore[misc]
         except NotFound:
-            self._log.debug("node=%s told=no reason=unknown", node_name)
+            self._log.debug("node=%s reported=no reason=unknown", node_name)
         except (Fault, ContractError) as error:
             self.refused += 1
-            self._log.warning("node=%s told=no error=%s action=again", node_name, error)
+            self._log.warning("node=%s reported=no error=%s action=retry", node_name, error)
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeReportFailed(node_name))
 
     async def _run_change(self, workload_id: str, command: Awaitable[Workload]) -> None:
-        """What stands afterwards is told, also where nothing changed."""
+        """Feeds what the core holds afterwards, also where nothing changed."""
         try:
             workload = await command
         except (Fault, ContractError) as error:
@@ -241,7 +241,7 @@ class CoreCommandRunner:
                 self._feed(UnitCancelled(workload_id))
                 return
             except (Fault, ContractError) as error:
-                self._log.warning("workload=%s cancelled=no error=%s action=again", workload_id, error)
+                self._log.warning("workload=%s cancelled=no error=%s action=retry", workload_id, error)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 # Told by its commit, too, unless it was ended before.

@@ -1,20 +1,20 @@
 """Held-device reconciler: compares the devices that pods hold with the plan and corrects the core."""
 
 import asyncio
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import ObjectKey
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, unit_of
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_WRONG_DEVICES
 from eelgrid_controller.engines.kubernetes.pods.device_consistency import ReplicaDevices, ReplicaKey, plan_repair
 from eelgrid_controller.engines.kubernetes.pods.gate import Gate
-from eelgrid_controller.engines.kubernetes.pods.gate_events import DevicesReported, PodKey, RecordEvent, RecreatePod
+from eelgrid_controller.engines.kubernetes.pods.gate_events import DevicesReported, RecordEvent, RecreatePod
 from eelgrid_controller.engines.kubernetes.pods.inflight import UnboundPodWatchdog
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import UnitMember
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import unit_of
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import is_gate_workload
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import Reconciler, Result
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import DeviceReport
 from eelgrid_protos.errors import ContractError
@@ -22,26 +22,28 @@ from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import HeldDevices
 
 _TICK_S = 1.0
-_SOON_S = 0.05
 _ALL_AGAIN_S = 30.0
 _SETTLE_S = 20.0
-_NODES_A_TURN = 256
 
 
-class HeldDeviceReconciler:
-    """See the module; counters are of this process."""
+class HeldDeviceReconciler(Reconciler[str]):
+    """Compares the devices that pods hold with the plan, and points the core at what they hold; a key is a node's name.
+
+    Counters are of this process.
+    """
+
+    resync_s = _TICK_S
 
     def __init__(self, surroundings: ReconcilerContext) -> None:
+        super().__init__(surroundings, "devices")
         self.reports = 0
         self.corrected = 0  # replicas that were pointed at what they hold
         self.refused = 0
         self.wrong = 0  # pods that hold other devices than planned, now, and cannot be put right
         self.recreated = 0
         self._around = surroundings
-        self._clock = surroundings.clock
         self._gate: Gate | None = None
-        self._marked: dict[str, None] = {}
-        self._wake = asyncio.Event()
+        self._all_again_s = 0.0  # when all nodes are compared again
         self._first_s: dict[str, float] = {}  # uid -> first seen; 0 where it was bound already
         self._hopeless: dict[str, dict[str, float]] = {}  # node -> uid -> since
         self._told: dict[str, str] = {}  # uid -> what
@@ -49,11 +51,15 @@ class HeldDeviceReconciler:
         surroundings.devices.listeners.append(self._on_nodes)
         surroundings.engine.add_pod_listener(self._pods)
 
+    def is_ready(self) -> bool:
+        """While this one leads, and the gate knows all pods and all reports."""
+        gate = self._around.engine.gate
+        return super().is_ready() and gate.is_synced and gate is self._gate
+
     def _on_nodes(self, node_name: str, report: DeviceReport) -> None:
         self.reports += 1
         self._around.engine.feed(_devices_event(node_name, report.held))
-        self._marked[node_name] = None
-        self._wake.set()
+        self.queue.add(node_name)
 
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
@@ -64,31 +70,30 @@ class HeldDeviceReconciler:
                 self._told.pop(uid, None)
             elif (uid := delta.new["metadata"]["uid"]) not in self._first_s:
                 is_bound = bool(delta.new["spec"].get("nodeName"))
-                self._first_s[uid] = 0.0 if is_bound else self._clock.monotonic_s()
+                self._first_s[uid] = 0.0 if is_bound else self.clock.monotonic_s()
 
-    async def run(self) -> None:
-        """Compare until cancelled."""
-        again_s = 0.0
-        while True:
-            if self._around.engine.gate is not self._gate:
-                # A gate that was made anew has heard nothing.
-                self._gate = self._around.engine.gate
-                for name, report in self._around.devices.newest.items():
-                    self._around.engine.feed(_devices_event(name, report.held))
-            now_s = self._clock.monotonic_s()
-            if now_s >= again_s:
-                self._marked.update(dict.fromkeys(self._around.devices.newest))
-                again_s = now_s + _ALL_AGAIN_S
-            is_leading = self._around.elector.term() is not None and self._gate.is_synced
-            if is_leading:
-                for name in list(self._marked)[:_NODES_A_TURN]:
-                    del self._marked[name]
-                    await self._compare(name)
-            self.wrong = sum(map(len, self._hopeless.values()))
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SOON_S if self._marked and is_leading else _TICK_S):
-                    await self._wake.wait()
+    async def start(self, _: asyncio.TaskGroup) -> None:
+        """Pods are the engine's; reports are there already."""
+        self.resync()
+
+    def resync(self) -> None:
+        """Tell a gate that began again what nodes reported, and compare all nodes from time to time."""
+        newest = self._around.devices.newest
+        if self._around.engine.gate is not self._gate:
+            self._gate = self._around.engine.gate
+            for name, report in newest.items():
+                self._around.engine.feed(_devices_event(name, report.held))
+        now_s = self.clock.monotonic_s()
+        if now_s >= self._all_again_s:
+            self._all_again_s = now_s + _ALL_AGAIN_S
+            for name in newest:
+                self.queue.add(name)
+
+    async def reconcile(self, key: str) -> Result | None:
+        """Compare one node's plan with what its pods hold."""
+        await self._compare(key)
+        self.wrong = sum(map(len, self._hopeless.values()))
+        return None
 
     async def _compare(self, node_name: str) -> None:
         record = self._around.loop.core.state.nodes.get(node_name)
@@ -149,11 +154,11 @@ class HeldDeviceReconciler:
         except (Fault, ContractError) as error:
             # The state has moved on; the node's next word, or the next look at all, decides anew.
             self.refused += 1
-            self._around.log.warning("node=%s corrected=no error=%s", node_name, error)
+            self.log.warning("node=%s corrected=no error=%s", node_name, error)
             return
         for (workload_id, replica), uuids in pointed.items():
             self.corrected += 1
-            self._around.log.info(
+            self.log.info(
                 "node=%s workload=%s replica=%d devices=%s planned=%s seen=%s",
                 node_name,
                 workload_id,
@@ -164,8 +169,8 @@ class HeldDeviceReconciler:
             )
 
     async def _despair(self, node_name: str, hopeless: Mapping[str, tuple[UnitMember, str]]) -> None:
-        """What cannot be put right: told when it lasts, and made anew where its people want that."""
-        now_s = self._clock.monotonic_s()
+        """Report pods with wrong devices once it lasts, and recreate those whose users want that."""
+        now_s = self.clock.monotonic_s()
         before = self._hopeless.pop(node_name, {})
         since = {uid: before.get(uid, now_s) for uid in hopeless}
         if since:
@@ -180,7 +185,7 @@ class HeldDeviceReconciler:
             await self._recreate(member, text, now_s - since[uid], now_s)
 
     async def _recreate(self, member: UnitMember, why: str, waited_s: float, now_s: float) -> None:
-        pod, term = member.sight.pod, self._around.elector.term()
+        pod, term = member.sight.pod, self.term()
         wants = pod.annotations.get(ANNOTATION_WRONG_DEVICES) == "recreate"
         if not wants or pod.owner is None or term is None or pod.is_deleting or not pod.node_name:
             return

@@ -2,13 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eelgrid_controller.engines.kubernetes.api.elector import is_of
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound, StaleTerm
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEPLOYMENTS,
     INFERENCE_SERVICES,
@@ -17,7 +15,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Object,
     ObjectKey,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits, call_with_retries
+from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
 from eelgrid_controller.engines.kubernetes.model.inference_service import (
     InferenceService,
     ScaleTarget,
@@ -29,9 +27,7 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import StaleTerm
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
-from eelgrid_controller.engines.kubernetes.services.scaling import (
+from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
     ReplicaCounts,
     ScaleSubresourceWriter,
     ServiceFacts,
@@ -42,6 +38,8 @@ from eelgrid_controller.engines.kubernetes.services.scaling import (
     is_same_status,
     rejected_status,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, ParseCache, Reconciler, Result
 from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_protos import catalogue
@@ -59,7 +57,7 @@ _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of one service between looks."""
+    """What is kept of one service between reconciles."""
 
     scaling: ScaleSubresourceWriter = field(default_factory=ScaleSubresourceWriter)
     conditions: ConditionSet = field(default_factory=ConditionSet)
@@ -71,41 +69,49 @@ class _Kept:
     writing: asyncio.Task[None] | None = None
 
 
-class InferenceServiceReconciler:
-    """All InferenceServices of one cluster."""
+class InferenceServiceReconciler(Reconciler[str]):
+    """Scales the targets of all InferenceServices of one cluster, and writes the services' status."""
 
     def __init__(self, around: ReconcilerContext) -> None:
+        super().__init__(around, "services", limits=_LIMITS, max_concurrent_writes=_SERVICES_MOST)
         self.looks = 0
         self.scaled = 0
         self.marked = 0
         self.statuses = 0
-        self.failed = 0
         self._around = around
         self._power = PriorPowerModel(catalogue.load_catalogue())
         self._kept: dict[str, _Kept] = {}
-        self._read: dict[
-            str, tuple[str, InferenceService | ServiceRejection]
-        ] = {}  # by uid, with the version that was read
+        self._read: ParseCache[str, InferenceService | ServiceRejection] = ParseCache(parse_service)
         self._is_known = asyncio.Event()
         around.engine.awaited.append(self._known)
-        self._start()
+        self.reset()
 
-    def _start(self) -> None:
-        around = self._around
+    def reset(self) -> None:
+        """Services and their targets begin from lists."""
+        self._services = self.make_informer(INFERENCE_SERVICES, max_objects=_SERVICES_MOST)
+        self._targets = {
+            kind: self.make_informer(found, max_objects=_TARGETS_MOST, keep=_prune_object)
+            for kind, found in _KINDS.items()
+        }
 
-        def informer(resource: Any, most: int, keep: Callable[[Object], Object] | None = None) -> Informer:
-            return Informer(
-                around.cluster,
-                resource,
-                rng=around.rng,
-                monotonic_s=around.clock.monotonic_s,
-                log=around.log,
-                most=most,
-                keep=keep,
-            )
+    def is_ready(self) -> bool:
+        """Also while another leads: the gate is to know whose pods are whose, and nothing is written."""
+        return self.is_started
 
-        self._services = informer(INFERENCE_SERVICES, _SERVICES_MOST)
-        self._targets = {kind: informer(found, _TARGETS_MOST, _prune_object) for kind, found in _KINDS.items()}
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Read services and what may be their targets."""
+        informers = (self._services, *self._targets.values())
+        for one in informers:
+            group.create_task(one.run())
+        for one in informers:
+            await one.wait_synced()
+        self.queue.add(CLUSTER_KEY)
+
+    def stop(self) -> None:
+        """Cancel writes in progress."""
+        for kept in self._kept.values():
+            if kept.writing is not None:
+                kept.writing.cancel()
 
     async def _known(self) -> None:
         """Until services have been read once; a cluster that serves none of them is not waited for."""
@@ -113,36 +119,22 @@ class InferenceServiceReconciler:
             async with asyncio.timeout(_SYNC_S):
                 await self._is_known.wait()
         except TimeoutError:
-            self._around.log.warning("services=unknown seconds=%g action=place_without", _SYNC_S)
+            self.log.warning("services=unknown seconds=%g action=place_without", _SYNC_S)
 
-    async def run(self) -> None:
-        """Look and write until cancelled."""
-        self._start()
-        try:
-            async with asyncio.TaskGroup() as group:
-                for one in (self._services, *self._targets.values()):
-                    group.create_task(one.run())
-                group.create_task(self._looks())
-        finally:
-            for kept in self._kept.values():
-                if kept.writing is not None:
-                    kept.writing.cancel()
-
-    async def _looks(self) -> None:
-        for one in (self._services, *self._targets.values()):
-            await one.wait_synced()
-        while True:
-            self.reconcile_services()
-            self._is_known.set()
-            await asyncio.sleep(_LOOK_S)
+    async def reconcile(self, _: str) -> Result | None:
+        """Compare all services with their targets."""
+        self.reconcile_services()
+        self._is_known.set()
+        return Result(_LOOK_S)
 
     # Looking
 
     def reconcile_services(self) -> None:
-        """One look at all services, and what is to be written."""
+        """Compare all services with their targets, and write what differs."""
         self.looks += 1
-        around, at_s = self._around, self._around.clock.monotonic_s()
+        around, at_s = self._around, self.clock.monotonic_s()
         found = {str(one["metadata"]["uid"]): one for one in self._services.objects.values()}
+        self._read.retain(found.keys())
         read = {uid: self._service(uid, one) for uid, one in found.items()}
         around.engine.set_services([one for one in read.values() if isinstance(one, InferenceService)])
         for uid in self._kept.keys() - found.keys():
@@ -159,7 +151,7 @@ class InferenceServiceReconciler:
             if isinstance(one, ServiceRejection):
                 self._silence(kept)
                 generation = int(found[uid]["metadata"].get("generation") or 0)
-                told = rejected_status(one, generation, kept.conditions, around.clock.now_ns())
+                told = rejected_status(one, generation, kept.conditions, self.clock.now_ns())
                 self._write(kept, found[uid], told, [], at_s)
                 continue
             unit = around.engine.gate.units.get(one.unit_name)
@@ -167,15 +159,12 @@ class InferenceServiceReconciler:
             told_scale = kept.scaling.reconcile_replicas(one, self._version(one.target), seen, at_s)
             self._publish_overrides(one, unit, kept)
             facts = self._facts(unit, seen, kept, standings.get(kept.workload_id))
-            told = build_service_status(one, kept.scaling, facts, kept.conditions, around.clock.now_ns())
+            told = build_service_status(one, kept.scaling, facts, kept.conditions, self.clock.now_ns())
             self._write(kept, found[uid], told, told_scale, at_s)
 
     def _service(self, uid: str, found: Object) -> InferenceService | ServiceRejection:
-        version = str(found["metadata"]["resourceVersion"])
-        known = self._read.get(uid)
-        if known is None or known[0] != version:
-            known = self._read[uid] = version, parse_service(found)
-        read = known[1]
+        read = self._read.get(uid, found)
+        assert read is not None, "what cannot be read is a rejection"
         if isinstance(read, ServiceRejection):
             return read
         target = self._target(read.target)
@@ -193,7 +182,7 @@ class InferenceServiceReconciler:
 
     @staticmethod
     def _begun(found: Object, read: InferenceService | ServiceRejection) -> _Kept:
-        """What the object's own status says of before."""
+        """Restore state from the object's own status."""
         status = found.get("status") or {}
         kept = _Kept(conditions=ConditionSet.from_json(status.get("conditions")), told=status)
         is_same = status.get("observedGeneration") == found["metadata"].get("generation")
@@ -255,7 +244,6 @@ class InferenceServiceReconciler:
 
     def _forget_service(self, uid: str) -> None:
         kept = self._kept.pop(uid)
-        self._read.pop(uid, None)
         self._silence(kept)
         if kept.writing is not None:
             kept.writing.cancel()
@@ -270,7 +258,7 @@ class InferenceServiceReconciler:
         scale: list[SetDeletionCost | SetReplicas],
         at_s: float,
     ) -> None:
-        term = self._around.elector.term()
+        term = self.term()
         if term is None or (kept.writing is not None and not kept.writing.done()):
             return
         status, conditions = told
@@ -297,64 +285,52 @@ class InferenceServiceReconciler:
                 )
             kept.refused = "" if scale else kept.refused
         except (Conflict, ObjectNotFound, StaleTerm) as error:
-            self._around.log.debug("service=%s scaled=no error=%s action=look_again", name, error)
+            self.log.debug("service=%s scaled=no error=%s action=retry", name, error)
         except ClusterError as error:
-            self.failed += 1
+            self.failures += 1
             kept.refused = str(error)
-            self._around.log.warning("service=%s scaled=no error=%s", name, error)
+            self.log.warning("service=%s scaled=no error=%s", name, error)
             await asyncio.sleep(_STATUS_S)
         if status is not None:
             await self._write_status(kept, found, status, name, epoch)
 
     async def _mark(self, mark: SetDeletionCost, epoch: int) -> None:
         body = {"metadata": {"uid": mark.uid, "annotations": {DELETION_COST: mark.cost}}}
-        await self._call_in_term(
-            epoch, lambda: self._around.cluster.patch(PODS, mark.key.name, body, namespace=mark.key.namespace)
+        await self.write(
+            lambda: self.cluster.patch(PODS, mark.key.name, body, namespace=mark.key.namespace), epoch=epoch
         )
         self.marked += 1
 
     async def _set(self, asked: SetReplicas, kept: _Kept, name: str, epoch: int) -> None:
         target = asked.target
         body = {"metadata": {"resourceVersion": asked.version}, "spec": {"replicas": asked.replicas}}
-        written = await self._call_in_term(
-            epoch,
-            lambda: self._around.cluster.patch(
+        written = await self.write(
+            lambda: self.cluster.patch(
                 _KINDS[target.kind], target.name, body, namespace=target.namespace, subresource="scale"
             ),
+            epoch=epoch,
         )
-        kept.scaling.on_written(
-            asked.replicas, str(written["metadata"]["resourceVersion"]), self._around.clock.monotonic_s()
-        )
+        kept.scaling.on_written(asked.replicas, str(written["metadata"]["resourceVersion"]), self.clock.monotonic_s())
         self.scaled += 1
-        self._around.log.info("service=%s target=%s replicas=%d", name, target.name, asked.replicas)
+        self.log.info("service=%s target=%s replicas=%d", name, target.name, asked.replicas)
 
     async def _write_status(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
         metadata = found["metadata"]
         body = {"metadata": {"uid": metadata["uid"]}, "status": status}
         try:
-            await self._call_in_term(
-                epoch,
-                lambda: self._around.cluster.patch(
+            await self.write(
+                lambda: self.cluster.patch(
                     INFERENCE_SERVICES, metadata["name"], body, namespace=metadata["namespace"], subresource="status"
                 ),
+                epoch=epoch,
             )
-        except (ClusterError, StaleTerm) as error:
-            self.failed += 1
-            self._around.log.warning("service=%s status=no error=%s", name, error)
+        except ClusterError as error:
+            self.failures += 1
+            self.log.warning("service=%s status=no error=%s", name, error)
         else:
             self.statuses += 1
             kept.told = status
-        kept.told_s = self._around.clock.monotonic_s()
-
-    async def _call_in_term(self, epoch: int, call: Callable[[], Awaitable[Object]]) -> Object:
-        async def once() -> Object:
-            if not is_of(self._around.elector.term(), epoch):
-                raise StaleTerm
-            return await call()
-
-        return await call_with_retries(
-            once, rng=self._around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._around.clock.monotonic_s
-        )
+        kept.told_s = self.clock.monotonic_s()
 
 
 def max_surge(kind: str, spec: Mapping[str, Any]) -> int:

@@ -1,106 +1,111 @@
 """Reconcilers of MIG slices: pods that request slices, and taints of nodes that are being repartitioned."""
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.engines.kubernetes.api.elector import is_of
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
-from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
+from eelgrid_controller.engines.kubernetes.api.port import NODES, ObjectKey, PatchKind
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, parse_node, parse_pod
-from eelgrid_controller.engines.kubernetes.model.owners import IntentRefusal
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, PodKey
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_PLAN,
     RESOURCE_MIG_PREFIX,
     TAINT_REPARTITION,
 )
-from eelgrid_controller.engines.kubernetes.pods.disruption import TaintTimers, is_tainted, taint_patch
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     DeleteFailed,
     GateEvent,
     GateInstruction,
     PatchFailed,
-    PodKey,
     RecordEvent,
     RecreatePod,
     RemoveGate,
     UngatePod,
 )
-from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
+from eelgrid_controller.engines.kubernetes.pods.intent import (
     SLICE_UNIT_PREFIX,
-    OfferedMigSlice,
-    SliceOffer,
-    SlicePod,
-    SlicePodScheduler,
     parse_slice_intent,
     requested_slices,
     requests_slices,
 )
+from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
+    OfferedMigSlice,
+    SliceOffer,
+    SlicePod,
+    SlicePodScheduler,
+)
+from eelgrid_controller.engines.kubernetes.pods.migration import TaintTimers, is_tainted, taint_patch
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node, plan_for_pod
-from eelgrid_controller.engines.kubernetes.reconcilers.move_writer import MoveWriter
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, ParseCache, Reconciler, Result
 from eelgrid_controller.state.mig_layouts import is_layout_complete
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_controller.state.telemetry import DeviceReport
 
-_LOOK_S = 0.2
 _TICK_S = 1.0
 _AT_ONCE = 8
 
 
-class SlicePodReconciler:
-    """See the module."""
+class SlicePodReconciler(Reconciler[str]):
+    """Places pods that request MIG slices on nodes that have them."""
+
+    rest_s = 0.2
 
     def __init__(self, surroundings: ReconcilerContext) -> None:
+        super().__init__(surroundings, "slices")
         engine, settings = surroundings.engine, surroundings.engine.settings
         engine.leaves_slices = True
         self.machine = SlicePodScheduler(unbound_s=settings.gate.unbound_s, flight_s=settings.gate.flight_s)
         self._around = surroundings
         self._pods: dict[str, SlicePod] = {}
-        self._nodes: dict[str, tuple[str, KubeNode]] = {}  # with the version that was read
-        self._wake = asyncio.Event()
-        self._under_way = BackgroundTasks(surroundings.log, "slices")
+        self._nodes: ParseCache[ObjectKey, KubeNode] = ParseCache(parse_node)
         self._writes = PodWriter(
             surroundings.cluster,
             pods=lambda: engine.pods.objects,
-            leads=self._leads,
+            leads=self.leads,
             feed=self._on_write_result,
-            identity=surroundings.identity,
+            events=engine.events,
             at_once=_AT_ONCE,
             clock=surroundings.clock,
             rng=surroundings.rng,
-            log=surroundings.log,
+            log=self.log,
         )
         engine.add_pod_listener(self._on_pods)
         surroundings.devices.listeners.append(self._on_device_report)
 
-    def _leads(self, epoch: int) -> bool:
-        return is_of(self._around.elector.term(), epoch)
+    def is_ready(self) -> bool:
+        """While this one leads and knows all pods."""
+        return super().is_ready() and self._around.engine.gate.is_synced
+
+    async def start(self, _: asyncio.TaskGroup) -> None:
+        """Pods and nodes are the engine's."""
+        self.queue.add(CLUSTER_KEY)
 
     def _on_write_result(self, event: GateEvent) -> None:
-        """What came of a write; deletions are repeated by the machine's own watchdog."""
+        """Take the result of a write; deletions are repeated by the machine's own watchdog."""
         if isinstance(event, PatchFailed):
-            self.machine.on_failure(event.uid, event.failure, self._around.clock.monotonic_s())
+            self.machine.on_failure(event.uid, event.failure, self.clock.monotonic_s())
         if not isinstance(event, DeleteFailed):
-            self._wake.set()
+            self.queue.add(CLUSTER_KEY)
 
     def _on_device_report(self, node_name: str, report: DeviceReport) -> None:
         held = {PodKey(one.namespace, one.pod): one.device_uuids for one in report.held.pods}
         self.machine.on_devices_reported(node_name, held, steers=report.held.steers)
-        self._wake.set()
+        self.queue.add(CLUSTER_KEY)
 
     def _on_pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
                 assert delta.old is not None
                 if self._pods.pop(delta.old["metadata"]["uid"], None) is not None:
-                    self._wake.set()
+                    self.queue.add(CLUSTER_KEY)
             elif _names_slices(delta.new):
                 self._pod(delta.new)
 
@@ -114,22 +119,14 @@ class SlicePodReconciler:
         if not requests_slices(pod):
             return
         self._pods[pod.uid] = SlicePod(pod, pinned_node(found) if is_ours else "")
-        self._wake.set()
+        self.queue.add(CLUSTER_KEY)
 
-    async def run(self) -> None:
-        """Place them until cancelled."""
-        try:
-            while True:
-                term = self._around.elector.term()
-                if term is not None and self._around.engine.gate.is_synced and self._pods:
-                    self._schedule_pods(term.epoch)
-                self._wake.clear()
-                await asyncio.sleep(_LOOK_S)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_TICK_S):
-                        await self._wake.wait()
-        finally:
-            await self._under_way.end()
+    async def reconcile(self, _: str) -> Result | None:
+        """Look at all pods that ask for slices: those that wait, and those that are under way."""
+        term = self.term()
+        if term is not None and self._pods:
+            self._schedule_pods(term.epoch)
+        return Result(_TICK_S)
 
     def _schedule_pods(self, epoch: int) -> None:
         is_waiting = False
@@ -138,53 +135,47 @@ class SlicePodReconciler:
                 is_waiting = True
                 if one.intent is None or (isinstance(one.intent, IntentRefusal) and one.intent.needs is not None):
                     # Owners are looked up by the engine, which was told of them by the same pod.
-                    self._pods[uid] = one._replace(
-                        intent=parse_slice_intent(one.pod, self._around.engine.lookups.found)
+                    self._pods[uid] = replace(
+                        one, intent=parse_slice_intent(one.pod, self._around.engine.lookups.found)
                     )
         nodes = self._offering() if is_waiting else {}
-        told = self.machine.schedule_pods(
-            self._pods, nodes, self._offers(nodes), epoch, self._around.clock.monotonic_s()
-        )
+        told = self.machine.schedule_pods(self._pods, nodes, self._offers(nodes), epoch, self.clock.monotonic_s())
         for instruction in told:
             self._do(instruction)
 
     def _do(self, one: GateInstruction) -> None:
         match one:
             case RecordEvent():
-                self._around.log.info("pod=%s told=%s", one.key, one.text)
+                self.log.info("pod=%s event=%s", one.key, one.text)
                 self._around.engine.writes.record_event(one)
             case UngatePod():
-                self._around.log.info("pod=%s node=%s plan=%s", one.key, one.node_name, one.plan)
-                self._under_way.start_task(self._writes.ungate(one))
+                self.log.info("pod=%s node=%s plan=%s", one.key, one.node_name, one.plan)
+                self.tasks.start_task(self._writes.ungate(one))
             case RemoveGate():
-                self._under_way.start_task(self._writes.remove_gate(one))
+                self.tasks.start_task(self._writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.start_task(self._writes.delete_for_recreation(one))
+                self.tasks.start_task(self._writes.delete_for_recreation(one))
 
     # What is on offer
 
     def _offering(self) -> dict[str, KubeNode]:
-        """Nodes with slices, read once for each version."""
-        found = {}
-        for key, node in self._around.engine.nodes.objects.items():
+        """Nodes that offer MIG slices, parsed."""
+        found, nodes = {}, self._around.engine.nodes.objects
+        self._nodes.retain(nodes.keys())
+        for key, node in nodes.items():
             allocatable = (node.get("status") or {}).get("allocatable") or {}
             if not any(name.startswith(RESOURCE_MIG_PREFIX) for name in allocatable):
                 continue
-            version = node["metadata"].get("resourceVersion", "")
-            read = self._nodes.get(key.name)
-            if read is None or read[0] != version:
-                try:
-                    read = self._nodes[key.name] = version, parse_node(node)
-                except KubernetesUnreadable:
-                    continue
-            found[key.name] = read[1]
+            parsed = self._nodes.get(key, node)
+            if parsed is not None:
+                found[key.name] = parsed
         return found
 
     def _offers(self, nodes: Mapping[str, KubeNode]) -> Iterator[SliceOffer]:
         held: dict[str, dict[str, int]] = {}
         for one in self._pods.values():
-            if one.target_node in nodes:
-                counts = held.setdefault(one.target_node, {})
+            if one.target in nodes:
+                counts = held.setdefault(one.target, {})
                 for resource, count in requested_slices(one.pod):
                     counts[resource] = counts.get(resource, 0) + count
         records = self._around.loop.core.state.nodes
@@ -243,53 +234,69 @@ def _asks(container: Mapping[str, Any]) -> bool:
     return any(name.startswith(RESOURCE_MIG_PREFIX) for name in named)
 
 
-_TURN_S = 1.0
+class RepartitionTaintReconciler(Reconciler[str]):
+    """Keeps new pods off nodes whose GPUs are being repartitioned, by a taint; a key is a node's name."""
 
-
-class RepartitionTaintReconciler:
-    """The ability; a part."""
+    resync_s = _TICK_S
 
     def __init__(self, around: ReconcilerContext) -> None:
+        super().__init__(around, "taints")
         self.put = 0
         self.removed = 0
         self._around = around
-        self._writes = MoveWriter(around)
         self._taints = TaintTimers()
+        self._wanted: dict[str, str] = {}  # node -> the layout that it waits for
+        self._due: dict[str, bool] = {}  # node -> whether its taint is to be put there or removed
 
-    async def run(self) -> None:
-        """Keep taints as they should be until cancelled."""
-        while True:
-            await asyncio.sleep(_TURN_S)
-            if self._around.elector.term() is not None and self._around.engine.nodes.is_synced:
-                await self._run_cycle()
+    def reset(self) -> None:
+        """Forget which nodes are due; the next resync finds them again."""
+        self._due.clear()
 
-    async def _run_cycle(self) -> None:
-        around = self._around
-        nodes = {key.name: node for key, node in around.engine.nodes.objects.items()}
-        wanted = {name: why for name, why in nodes_with_pending_layout(around.loop.core).items() if name in nodes}
+    def is_ready(self) -> bool:
+        """While this one leads and knows all nodes."""
+        return super().is_ready() and self._around.engine.nodes.is_synced
+
+    def resync(self) -> None:
+        """Compare all nodes with the layouts that the core wants."""
+        if not self.is_ready():
+            return
+        nodes = {key.name: node for key, node in self._around.engine.nodes.objects.items()}
+        pending = nodes_with_pending_layout(self._around.loop.core)
+        self._wanted = {name: why for name, why in pending.items() if name in nodes}
         tainted = {name for name, node in nodes.items() if is_tainted(node)}
-        now_s = around.clock.monotonic_s()
-        for name, is_wanted in self._taints.taint_changes(wanted, tainted, now_s).items():
-            body = taint_patch(nodes[name], wanted=is_wanted)
-            if not body:
-                continue
-            try:
-                await self._writes.patch_node(name, body)
-            except ClusterError as error:  # another wrote the list, or we may not: looked at anew next time
-                around.log.warning("node=%s taint=%s written=no error=%s", name, is_wanted, error)
-                continue
-            self.put += is_wanted
-            self.removed += not is_wanted
-            held = around.engine.gate.others.used_gpus(name)
-            foreign = f"; others hold {held} GPUs there, which stay" if held else ""
-            text = f"{TAINT_REPARTITION}: no new pods until {wanted[name]}{foreign}" if is_wanted else ""
-            if self._taints.is_timed_out(name, now_s):
-                text = (
-                    f"{TAINT_REPARTITION} removed after {self._taints.most_s:g} s: {wanted.get(name, '')} has not come"
-                )
-            await self._writes.record_event(
-                "Node", PodKey("", name), name, text or f"{TAINT_REPARTITION} removed: its GPUs stand"
-            )
+        due = self._taints.taint_changes(self._wanted, tainted, self.clock.monotonic_s())
+        for name, is_wanted in due.items():
+            if self._due.get(name) is not is_wanted:  # else it is in the queue, perhaps after a failure
+                self.queue.add(name)
+        self._due = due
+
+    async def reconcile(self, key: str) -> Result | None:
+        """Put the taint on a node, or remove it."""
+        node, is_wanted = self._around.engine.nodes.objects.get(ObjectKey("", key)), self._due.get(key)
+        body = [] if node is None or is_wanted is None else taint_patch(node, wanted=is_wanted)
+        if body:
+            await self.write(lambda: self.cluster.patch(NODES, key, body, PatchKind.JSON))
+        self._due.pop(key, None)
+        if not body or is_wanted is None:
+            return None
+        self.put += is_wanted
+        self.removed += not is_wanted
+        text = self._taint_text(key, is_wanted=is_wanted)
+        self.log.info("node=%s event=%s", key, text)
+        self.events.record(
+            EventReference("v1", "Node", "", key, key), text, is_warning=False, action="Moving", reason="EelgridMove"
+        )
+        return None
+
+    def _taint_text(self, name: str, *, is_wanted: bool) -> str:
+        if self._taints.is_timed_out(name, self.clock.monotonic_s()):
+            missing = self._wanted.get(name, "")
+            return f"{TAINT_REPARTITION} removed after {self._taints.most_s:g} s without reaching: {missing}"
+        if not is_wanted:
+            return f"{TAINT_REPARTITION} removed: its GPUs are partitioned as planned"
+        held = self._around.engine.gate.others.used_gpus(name)
+        foreign = f"; other pods keep {held} GPUs there" if held else ""
+        return f"{TAINT_REPARTITION}: no new pods until {self._wanted[name]}{foreign}"
 
 
 def nodes_with_pending_layout(core: Core) -> dict[str, str]:
@@ -303,5 +310,5 @@ def nodes_with_pending_layout(core: Core) -> dict[str, str]:
             str(gpu.index) for gpu, layout in laid_out if layout is not None and not is_layout_complete(gpu, layout)
         ]
         if missing:
-            found[name] = f"GPU {', '.join(missing)} is cut as planned"
+            found[name] = f"GPU {', '.join(missing)} is partitioned as planned"
     return found

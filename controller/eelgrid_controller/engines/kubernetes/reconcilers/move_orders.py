@@ -8,19 +8,21 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
+from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_CHECKPOINT_GRACE, ANNOTATION_PLAN
-from eelgrid_controller.engines.kubernetes.pods.disruption import DrainProgress, is_drain_requested
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    DrainProgress,
     MoveMethod,
     MoveOrder,
     MovingPod,
+    is_drain_requested,
     mobility_of,
     move_method_of,
     moves_alone,
 )
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit, UnitMember
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import plan_for_pod, unit_of
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import plan_for_pod
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine
 from eelgrid_controller.state.events import WorkloadMoved
@@ -33,7 +35,7 @@ _WAITS_S = 10.0  # for the gate to hear of a place that the core moved
 
 
 class MoveOrders:
-    """Orders, from what the gate, the core and nodes are at this moment."""
+    """Finds the moves that are due, from the gate, the core and the nodes."""
 
     def __init__(self, engine: GateEngine, log: logging.Logger) -> None:
         self._engine = engine
@@ -42,7 +44,7 @@ class MoveOrders:
         self._back: dict[str, int] = {}  # moves that were taken back by us
 
     def on_moved(self, event: WorkloadMoved, now_s: float) -> None:
-        """The core has moved places."""
+        """Note that the core has moved places of a workload."""
         name = event.workload_id
         if self._back.get(name):
             self._back[name] -= 1
@@ -61,11 +63,11 @@ class MoveOrders:
         self._moved.pop(workload_id, None)
 
     def cancel_reversal(self, workload_id: str) -> None:
-        """That was refused."""
+        """Taking the move back was refused."""
         self._back.pop(workload_id, None)
 
     def orders_from_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
-        """What the core has moved, as soon as the gate knows of it."""
+        """Orders for what the core has moved, as soon as the gate knows of it."""
         for name, until_s in list(self._moved.items()):
             unit = self._engine.gate.units.get(unit_of(name))
             if unit is not None and unit.elastic is not None:
@@ -75,14 +77,14 @@ class MoveOrders:
                 yield from self._of_unit(core, unit)
             elif now_s > until_s:
                 del self._moved[name]
-                self._log.warning("workload=%s moved=no reason=no pod of it stands where it was", name)
+                self._log.warning("workload=%s moved=no reason=none of its pods is at its former place", name)
 
     def _of_unit(self, core: Core, unit: PlacementUnit) -> Iterator[MoveOrder]:
         for uid in unit.moving.values():
             member = unit.members.get(uid)
             if member is None:
                 continue
-            order = self._make_order(core, unit, member, unit.workload_id, "an operator's order")
+            order = self._make_order(core, unit, member, unit.workload_id, "requested by an operator")
             if order is not None:
                 yield order
                 if order.manner is MoveMethod.EVICT:
@@ -104,9 +106,7 @@ class MoveOrders:
                 MoveMethod.EVICT
             )  # how many there are is the service's, and one more would be taken for another's word
         gang = (
-            [member]
-            if moves_alone(unit.name, manner) or unit.size == 1
-            else [one for one in unit.active_members if one.target_node]
+            [member] if moves_alone(unit.name, manner) or unit.size == 1 else [one for one in unit.alive if one.target]
         )
         goes = tuple(self._going(unit, one, workload_id) for one in gang)
         grace_s = max(_grace_s(one.sight.pod.annotations) for one in gang)
@@ -118,8 +118,8 @@ class MoveOrders:
         key, uid = member.sight.key, member.uid
         replica = next((replica for replica, found in unit.moving.items() if found == uid), None)
         if replica is None or not workload_id:
-            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target_node)
-        return MovingPod(uid, key, replica, member.target_node, unit.places[replica].node_name)
+            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target)
+        return MovingPod(uid, key, replica, member.target, unit.places[replica].node_name)
 
     # Without a place that is kept
 
@@ -127,12 +127,12 @@ class MoveOrders:
         """Pods of services that stand where their places were: the next pod that comes gets the new one."""
         for unit in self._engine.gate.units.values():
             for uid in sorted(unit.elastic.moved & unit.members.keys()) if unit.elastic is not None else ():
-                order = self._make_order(core, unit, unit.members[uid], "", "an operator's order")
+                order = self._make_order(core, unit, unit.members[uid], "", "requested by an operator")
                 if order is not None:
                     yield order
 
     def orders_from_drained_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
-        """What is to leave drained nodes, and how far each is."""
+        """Orders for pods on drained nodes, and the progress of each drain."""
         drained = {key.name for key, node in self._engine.nodes.objects.items() if is_drain_requested(node)}
         if not drained:
             return [], {}
@@ -141,13 +141,13 @@ class MoveOrders:
         staying: dict[str, list[str]] = {name: [] for name in drained}
         for unit in self._engine.gate.units.values():
             for member in unit.members.values():
-                if member.target_node not in drained or member.is_over:
+                if member.target not in drained or member.is_over:
                     continue
                 order = self._leaving(core, unit, member)
                 if isinstance(order, str):
-                    staying[member.target_node].append(f"{member.sight.key} ({order})")
+                    staying[member.target].append(f"{member.sight.key} ({order})")
                     continue
-                leaving[member.target_node] += 1
+                leaving[member.target] += 1
                 orders[order.name] = order
         found = {
             name: DrainProgress(leaving[name], tuple(sorted(staying[name])), self._foreign(name))
@@ -156,8 +156,8 @@ class MoveOrders:
         return list(orders.values()), found
 
     def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
-        if not self.is_enforced(core, member.target_node):
-            return "its pool is only observed"
+        if not self.is_enforced(core, member.target):
+            return "its pool is observe-only"
         order = self._make_order(core, unit, member, "", "its node is drained")
         if order is None:
             return "fixed"
@@ -166,17 +166,17 @@ class MoveOrders:
         return order
 
     def _foreign(self, node_name: str) -> int:
-        """GPUs that pods of others hold on a node."""
+        """GPUs that pods placed by others hold on a node."""
         managed = (
             member.sight.pod.requested.count("nvidia.com/gpu")
             for unit in self._engine.gate.units.values()
             for member in unit.members.values()
-            if member.target_node == node_name and not unit.holds_member(member)
+            if member.target == node_name and not unit.holds_member(member)
         )
         return max(0, self._engine.gate.others.used_gpus(node_name) - sum(managed))
 
     def orders_from_lost_gpus(self, core: Core) -> Iterator[MoveOrder]:
-        """What runs on GPUs that are lost."""
+        """Orders for pods that run on lost GPUs."""
         for record in core.state.nodes.values():
             if not record.lost_gpus:
                 continue
@@ -185,7 +185,7 @@ class MoveOrders:
                 if unit is None or unit.workload_id != workload_id or not record.lost_gpus & set(held.gpu_uuids):
                     continue
                 member = unit.members.get(unit.slots.get(replica, ""))
-                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target_node):
+                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target):
                     order = self._make_order(core, unit, member, "", "its GPU is lost")
                     if order is not None:
                         yield order
@@ -228,7 +228,7 @@ async def restore_places(
         await loop.apply_moves((moves,), is_back=True)
     except (Fault, ContractError) as error:
         orders.cancel_reversal(order.workload)
-        log.info("workload=%s back=no error=%s", order.workload, error)
+        log.info("workload=%s restored=no error=%s", order.workload, error)
         return False
     return True
 

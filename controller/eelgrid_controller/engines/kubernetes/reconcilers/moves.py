@@ -1,25 +1,53 @@
-"""Move reconciler: moves running pods where the core placed them, and off drained nodes."""
+"""Move reconciler: moves running pods where the core placed them, and off drained nodes and lost GPUs.
+
+`MoveWriter` makes the calls at the API server, one at a time.
+"""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
-from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotServed,
+    ObjectNotFound,
+    StaleTerm,
+)
+from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
+from eelgrid_controller.engines.kubernetes.api.port import (
+    DEPLOYMENTS,
+    HORIZONTAL_POD_AUTOSCALERS,
+    JOBS,
+    NODES,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    REPLICA_SETS,
+    Object,
+    ObjectKey,
+)
+from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits, call_with_retries
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
-from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, format_time
+from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_DRAIN,
     ANNOTATION_DRAINED,
+    ANNOTATION_EVICT_AT,
     ANNOTATION_MOVE,
+    ANNOTATION_MOVED_AT,
     DELETION_COST,
+    LABEL_MOVING,
 )
-from eelgrid_controller.engines.kubernetes.pods.disruption import DrainProgress, drain_status
-from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, PodKey, ReplacementStarted
+from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, ReplacementStarted
 from eelgrid_controller.engines.kubernetes.pods.migration import (
+    DrainProgress,
     EvictPods,
     MarkPod,
     MoveEnded,
@@ -31,6 +59,8 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     ScaleDeployment,
     SurgeState,
     WaitStep,
+    drain_status,
+    find_blocking_budget,
     moves_alone,
     next_eviction_step,
     next_surge_step,
@@ -38,15 +68,179 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     resumed_order,
     survives_evictions,
 )
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, format_move_note, parse_move_note
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room, restore_places
-from eelgrid_controller.engines.kubernetes.reconcilers.move_writer import MoveWriter
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
+    CLUSTER_KEY,
+    ClusterContext,
+    EventRecorder,
+    Reconciler,
+    Result,
+)
 from eelgrid_controller.state.events import WorkloadMoved
+
+_LIMITS = RetryLimits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
+_T = TypeVar("_T")
+
+
+class MoveWriter:
+    """Calls for moves, repeated with backoff; writes only while this controller leads."""
+
+    def __init__(self, context: ClusterContext, *, events: EventRecorder, log: logging.Logger) -> None:
+        self.forbidden = 0  # evictions that a budget forbade
+        self.scaled = 0
+        self._context = context
+        self._cluster = context.cluster
+        self._events = events
+        self._log = log
+        self._writer = RetryingWriter(rng=context.rng, monotonic_s=context.clock.monotonic_s, limits=_LIMITS)
+
+    # What is read
+
+    async def deployment_name(self, pod: Pod) -> str:
+        """The Deployment above a pod's ReplicaSet; empty where there is none."""
+        owner = pod.owner
+        if owner is None or owner.kind != "ReplicaSet":
+            return ""
+        found = await self._call_with_retries(
+            lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace)
+        )
+        above = controller_of(found)
+        return above.name if above is not None and above.kind == "Deployment" else ""
+
+    async def deployment(self, namespace: str, name: str) -> Object | None:
+        """A Deployment as it is; None if it is gone."""
+        try:
+            return await self._call_with_retries(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
+        except ObjectNotFound:
+            return None
+
+    async def list_moving_deployments(self) -> Sequence[Object]:
+        """Deployments that carry a move."""
+        return (await self._call_with_retries(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
+
+    async def autoscaler(self, namespace: str, deployment: str) -> str:
+        """The autoscaler of a Deployment; empty where there is none."""
+        try:
+            found = await self._call_with_retries(
+                lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace)
+            )
+        except NotServed:
+            return ""
+        except Forbidden:
+            return "possibly an autoscaler (this controller may not list them)"
+        for one in found.items:
+            target = (one.get("spec") or {}).get("scaleTargetRef") or {}
+            if target.get("kind") == "Deployment" and target.get("name") == deployment:
+                return f"the HorizontalPodAutoscaler {one['metadata']['name']}"
+        return ""
+
+    async def job(self, namespace: str, name: str) -> Object | None:
+        """A Job; None if it is gone."""
+        try:
+            return await self._call_with_retries(lambda: self._cluster.get(JOBS, name, namespace=namespace))
+        except ObjectNotFound:
+            return None
+
+    # What is written
+
+    async def mark_pod(self, asked: MarkPod) -> None:
+        """Write a note and a deletion cost onto a pod."""
+        text = None if asked.note is None else format_move_note(asked.note)
+        at = None if asked.evict_s is None else format_time(int(asked.evict_s))
+        annotations = {ANNOTATION_MOVE: text, DELETION_COST: asked.cost, ANNOTATION_EVICT_AT: at}
+        await self._annotate(asked.pod, annotations)
+
+    async def mark_arrival(self, pod: Pod, now_s: float) -> None:
+        """Note on a pod that it came by a move."""
+        await self._annotate(pod, {ANNOTATION_MOVED_AT: f"{now_s:.0f}"})
+
+    async def _annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        await self._written(lambda: self._cluster.patch(PODS, pod.name, body, namespace=pod.namespace))
+
+    async def scale(self, asked: ScaleDeployment) -> None:
+        """Write a note and a number of replicas onto a Deployment, if it still is the one that was looked at."""
+        its = asked.deployment
+        metadata = {
+            "uid": its.uid,
+            "resourceVersion": its.version,
+            "labels": {LABEL_MOVING: None if asked.note is None else "true"},
+            "annotations": {ANNOTATION_MOVE: None if asked.note is None else format_move_note(asked.note)},
+        }
+        body: dict[str, Any] = {"metadata": metadata}
+        if asked.replicas is not None:
+            body["spec"] = {"replicas": asked.replicas}
+        await self._written(lambda: self._cluster.patch(DEPLOYMENTS, its.name, body, namespace=its.namespace))
+        self.scaled += asked.replicas is not None
+
+    async def evict(self, pods: Sequence[Pod]) -> str:
+        """Evict all of these pods, or none where a budget forbids one; why not, empty if all were."""
+        if len(pods) > 1 and (why := await self._forbidden(pods)):
+            self.forbidden += 1
+            return why
+        why = ""
+        for is_dry in (True, False) if len(pods) > 1 else (False,):
+            for pod in pods:
+                try:
+                    await self._evict(pod, is_dry=is_dry)
+                except (ObjectNotFound, Conflict):
+                    continue  # it is gone, or another of its name is there
+                except (Forbidden, StaleTerm):
+                    raise
+                except ClusterError as error:
+                    self.forbidden += 1
+                    why = str(error)
+                    if is_dry:
+                        return why
+        return why
+
+    async def _forbidden(self, pods: Sequence[Pod]) -> str:
+        namespace = pods[0].namespace
+        budgets = (
+            await self._call_with_retries(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))
+        ).items
+        if not budgets:
+            return ""
+        labels = []
+        for pod in pods:
+            if pod.is_ready:
+                found = await self._call_with_retries(partial(self._cluster.get, PODS, pod.name, namespace=namespace))
+                labels.append(found["metadata"].get("labels") or {})
+        return find_blocking_budget(budgets, labels)
+
+    async def _evict(self, pod: Pod, *, is_dry: bool) -> None:
+        await self._written(lambda: self._cluster.evict(pod.name, namespace=pod.namespace, uid=pod.uid, is_dry=is_dry))
+
+    async def annotate_node(self, name: str, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations to a node."""
+        body = {"metadata": {"annotations": annotations}}
+        await self._written(lambda: self._cluster.patch(NODES, name, body))
+
+    def record_event(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
+        """Queue an Event about a pod or a node."""
+        self._log.info("%s=%s event=%s", kind.lower(), key.name, text)
+        self._events.record(
+            EventReference("v1", kind, key.namespace, key.name, uid),
+            text,
+            is_warning=is_warning,
+            action="Moving",
+            reason="EelgridProblem" if is_warning else "EelgridMove",
+        )
+
+    async def _written(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        return await self._writer.write(call, may_send=lambda: self._context.elector.term() is not None)
+
+    async def _call_with_retries(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        context = self._context
+        return await call_with_retries(
+            call, rng=context.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=context.clock.monotonic_s
+        )
 
 
 class OwnedPods:
-    """The index."""
+    """Pods of the engine by uid and by owner."""
 
     def __init__(self) -> None:
         self.noted: dict[str, ObjectKey] = {}  # pods that carry the note of a move, by uid
@@ -55,7 +249,7 @@ class OwnedPods:
         self._owned: dict[str, dict[str, ObjectKey]] = {}
 
     def on_deltas(self, informer: Informer, deltas: Sequence[Delta]) -> None:
-        """What changed among the pods that an informer holds."""
+        """Update the index by changes of the pods that an informer holds."""
         if informer is not self._informer:
             self._informer = informer
             for kept in (self.noted, self._keys, self._owned):
@@ -115,7 +309,7 @@ _LOOK_S = 5.0  # at drained nodes and lost GPUs
 
 @dataclass(slots=True)
 class _MoveRun:
-    """One move under way."""
+    """A move in progress."""
 
     order: MoveOrder
     notes: tuple[MoveNote, ...]
@@ -126,18 +320,18 @@ class _MoveRun:
     ending: MoveEnded | None = None  # how it ends if what was written last was written
 
 
-class MoveReconciler:
-    """The ability; a part."""
+class MoveReconciler(Reconciler[str]):
+    """Moves running pods to where the core placed them, and off drained nodes and lost GPUs."""
 
     def __init__(self, around: ReconcilerContext) -> None:
+        super().__init__(around, "moves")
         self.mover = MoveQueue(_BOUNDS)
-        self.writes = MoveWriter(around)
-        self.orders = MoveOrders(around.engine, around.log)
+        self.writes = MoveWriter(around, events=self.events, log=self.log)
+        self.orders = MoveOrders(around.engine, self.log)
         self.pace = _PACE
         self._around = around
         self._pods = OwnedPods()
         self._runs: dict[str, _MoveRun] = {}
-        self._epoch: int | None = None
         self._look_s = 0.0
         self._said: dict[str, str] = {}  # of drained nodes
         around.engine.add_pod_listener(self._on_pods)
@@ -146,7 +340,7 @@ class MoveReconciler:
     # What happens
 
     def _now_s(self) -> float:
-        return self._around.clock.now_ns() / 1e9
+        return self.clock.now_ns() / 1e9
 
     def _on_pods(self, deltas: Sequence[Delta]) -> None:
         self._pods.on_deltas(self._around.engine.pods, deltas)
@@ -165,25 +359,20 @@ class MoveReconciler:
 
     def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
-            if isinstance(event, WorkloadMoved) and self._around.elector.term() is not None:
+            if isinstance(event, WorkloadMoved) and self.term() is not None:
                 self.orders.on_moved(event, self._now_s())
 
     # Life
 
-    async def run(self) -> None:
-        """Move pods until cancelled."""
-        self._epoch = None
-        while True:
-            await asyncio.sleep(_TURN_S)
-            term = self._around.elector.term()
-            if term is None or not self._around.engine.pods.is_synced:
-                self._epoch = None
-                continue
-            if term.epoch != self._epoch:
-                await self._start_term(term.epoch)
-            await self._run_cycle()
+    def is_ready(self) -> bool:
+        """While this one leads and knows all pods."""
+        return super().is_ready() and self._around.engine.pods.is_synced
 
-    async def _start_term(self, epoch: int) -> None:
+    async def start(self, _: asyncio.TaskGroup) -> None:
+        """Pods and nodes are the engine's."""
+        self.queue.add(CLUSTER_KEY, _TURN_S)
+
+    async def begin_term(self, _: int) -> None:
         """A new term: moves that were begun are found, and places that nobody will come to are let go."""
         self.mover = MoveQueue(self.mover.bounds)
         self._runs, self._said = {}, {}
@@ -211,7 +400,6 @@ class MoveReconciler:
             if not self.orders.is_new(unit.workload_id):
                 for uid in set(unit.moving.values()) - known:
                     self._around.engine.feed(MoveFinished(unit.name, uid))
-        self._epoch = epoch
 
     def _pods_with_notes(self) -> list[tuple[Pod, MoveNote]]:
         pods = (self._pods.pod(uid) for uid in list(self._pods.noted))
@@ -222,27 +410,32 @@ class MoveReconciler:
         ]
 
     def _resume(self, order: MoveOrder, notes: tuple[MoveNote, ...]) -> None:
-        self._around.log.info("move=%s resumed pods=%d to=%s", order.unit, len(notes), notes[0].to or "-")
+        self.log.info("move=%s resumed pods=%d to=%s", order.unit, len(notes), notes[0].to or "-")
         self.mover.mark_started(order)
         self._runs[order.name] = _MoveRun(order, notes, is_told=True, is_begun=True)
         for pod in self._pods.pods_of(order.owner_uid):
             if pod.is_gated:
                 self._claim(pod)
 
+    async def reconcile(self, _: str) -> Result | None:
+        """Queue orders, start those that are due, and take the next step of each move in progress."""
+        await self._run_cycle()
+        return Result(_TURN_S)
+
     async def _run_cycle(self) -> None:
         core, now_s = self._around.loop.core, self._now_s()
         for order in self.orders.orders_from_core(core, now_s):
             if not self.mover.request_move(order, now_s):
-                await self._refuse(order, "too many moves are asked for, or it is being moved already")
+                await self._refuse(order, "too many moves are queued, or it is being moved already")
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
             await self._observe_orders()
         # A place that is kept is kept from others: what may not move now gives it back.
         bounds = self.mover.bounds
-        late = dict.fromkeys(self.mover.overdue_orders(now_s), f"its turn has not come in {bounds.wait_s:g} s")
+        late = dict.fromkeys(self.mover.overdue_orders(now_s), f"it could not start within {bounds.wait_s:g} s")
         for order in self.mover.waiting.values():
             if order.workload and self.mover.is_cooling_down(order, self._pods.pod, now_s):
-                late[order] = f"it came by a move less than {bounds.again_s:g} s ago"
+                late[order] = f"it was moved less than {bounds.again_s:g} s ago"
         for order, why in late.items():
             self.mover.withdraw_order(order.name)
             await self._refuse(order, why)
@@ -252,14 +445,14 @@ class MoveReconciler:
             if run.next_s <= now_s:
                 try:
                     await self._advance_move(run)
-                except Conflict as error:  # looked at anew in the next turn
-                    self._around.log.debug("move=%s step=again error=%s", run.order.unit, error)
+                except (Conflict, StaleTerm) as error:  # looked at anew in the next turn
+                    self.log.debug("move=%s step=retry error=%s", run.order.unit, error)
                 except ClusterError as error:
                     if isinstance(error, Forbidden) and not run.is_begun:
                         await self._end(run, MoveEnded(is_done=False, why=str(error)))
                         continue
                     run.next_s = now_s + 2.0
-                    self._around.log.warning("move=%s step=failed error=%s", run.order.unit, error)
+                    self.log.warning("move=%s step=failed error=%s", run.order.unit, error)
 
     async def _observe_orders(self) -> None:
         core = self._around.loop.core
@@ -287,10 +480,10 @@ class MoveReconciler:
             try:
                 await self.writes.annotate_node(key.name, {ANNOTATION_DRAINED: text})
             except ClusterError as error:
-                self._around.log.warning("node=%s says=no error=%s", key.name, error)
+                self.log.warning("node=%s annotated=no error=%s", key.name, error)
             if text is not None:
                 name = PodKey("", key.name)
-                await self.writes.record_event("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
+                self.writes.record_event("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
 
     # One move
 
@@ -301,7 +494,9 @@ class MoveReconciler:
         observed = sorted(name for name in places if not self.orders.is_enforced(core, name))
         if observed:
             to = next((f" to {going.to}" for going in order.goes if going.to), "")
-            await self._end(run, MoveEnded(is_done=False, why=f"would be moved{to}: {observed[0]} is only observed"))
+            await self._end(
+                run, MoveEnded(is_done=False, why=f"would be moved{to}: {observed[0]} is in an observe-only pool")
+            )
             return
         try:
             problem = await self._problem(run)
@@ -331,7 +526,7 @@ class MoveReconciler:
         ]
 
     async def _problem(self, run: _MoveRun) -> str:
-        """Why a move does not begin; a Deployment is looked for."""
+        """Why a move cannot begin, empty where it can; finds the Deployment of a surge."""
         order = run.order
         going = order.goes[0]
         pod = self._pods.pod(going.uid)
@@ -340,7 +535,7 @@ class MoveReconciler:
         if order.manner is MoveMethod.SURGE:
             name = await self.writes.deployment_name(pod)
             run.notes = tuple(replace(note, deployment=name) for note in run.notes)
-            return "" if name else "no Deployment is above its ReplicaSet"
+            return "" if name else "its ReplicaSet belongs to no Deployment"
         if len(order.goes) > self.mover.bounds.gang_most:
             return f"its gang has {len(order.goes)} pods, and {self.mover.bounds.gang_most} may move at once"
         if order.owner_kind == "Job":
@@ -352,7 +547,7 @@ class MoveReconciler:
     async def _advance_move(self, run: _MoveRun) -> None:
         if not run.is_told:
             run.is_told = True
-            await self._record_start(run)
+            self._record_start(run)
         order = run.order
         if order.manner is MoveMethod.SURGE:
             await self._surge(run)
@@ -369,7 +564,7 @@ class MoveReconciler:
                 run.is_begun = run.is_begun or not run.last
                 if run.last:
                     run.next_s = self._now_s() + self.pace.retry_s
-                    await self._record_event(run, f"not evicted yet: {run.last}", is_warning=True)
+                    self._record_event(run, f"not evicted yet: {run.last}", is_warning=True)
             case MoveEnded():
                 await self._end(run, step)
 
@@ -411,7 +606,7 @@ class MoveReconciler:
 
     async def _refuse(self, order: MoveOrder, why: str) -> None:
         """An order that does not begin; a move of the same pods that is under way goes on."""
-        await self._record_event(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
+        self._record_event(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
         await self._give_back(order, is_done=False)
 
     async def _end(self, run: _MoveRun, over: MoveEnded) -> None:
@@ -421,7 +616,7 @@ class MoveReconciler:
         self.mover.withdraw_order(order.name)
         self.mover.finish_order(order, is_done=over.is_done)
         text = f"moved: {over.why}" if over.is_done else f"not moved: {over.why}"
-        await self._record_event(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
+        self._record_event(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
         try:
             if over.is_done and came is not None:
                 await self.writes.mark_arrival(came, self._now_s())
@@ -430,16 +625,16 @@ class MoveReconciler:
                 if pod is not None and parse_move_note(pod.annotations) is not None:
                     await self.writes.mark_pod(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
         except ClusterError as error:
-            self._around.log.warning("move=%s cleaned=no error=%s", order.unit, error)
+            self.log.warning("move=%s cleanup=failed error=%s", order.unit, error)
         await self._give_back(order, is_done=over.is_done)
 
     async def _give_back(self, order: MoveOrder, *, is_done: bool) -> None:
-        """What no pod has come to is put back to where the old one stands, or let go."""
+        """Restore places that no pod has taken, or release them."""
         if not order.workload:
             return
         here = [pod for going in order.goes if (pod := self._pods.pod(going.uid)) is not None]
         if here and not is_done:
-            await restore_places(self._around.loop, self.orders, order, here, self._around.log)
+            await restore_places(self._around.loop, self.orders, order, here, self.log)
         for going in order.goes:
             self._around.engine.feed(MoveFinished(order.unit, going.uid))
 
@@ -454,17 +649,15 @@ class MoveReconciler:
         others = [pod for pod in self._pods.pods_of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
         return max(others, key=lambda pod: (pod.created_s or 0.0, pod.name), default=None)
 
-    async def _record_start(self, run: _MoveRun) -> None:
+    def _record_start(self, run: _MoveRun) -> None:
         order, going = run.order, run.order.goes[0]
         to = f" to {going.to}" if going.to else ""
         gang = f" with {len(order.goes) - 1} more of its gang" if len(order.goes) > 1 else ""
         grace = max(0.0, run.notes[0].evict_s - self._now_s())
-        how = "another pod is made before" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
-        await self._record_event(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
+        how = "its replacement is created first" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
+        self._record_event(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
 
-    async def _record_event(
-        self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None
-    ) -> None:
+    def _record_event(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
         going = run.order.goes[0]
         key, uid = (PodKey(pod.namespace, pod.name), pod.uid) if pod is not None else (going.key, going.uid)
-        await self.writes.record_event("Pod", key, uid, text, is_warning=is_warning)
+        self.writes.record_event("Pod", key, uid, text, is_warning=is_warning)

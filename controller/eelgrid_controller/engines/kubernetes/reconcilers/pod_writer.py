@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,11 +16,12 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
     Invalid,
     ObjectNotFound,
     ServerFault,
+    StaleTerm,
 )
-from eelgrid_controller.engines.kubernetes.api.port import EVENTS, PODS, ClusterClient, Object, ObjectKey, PatchKind
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits, call_with_retries
+from eelgrid_controller.engines.kubernetes.api.port import PODS, ClusterClient, Object, ObjectKey, PatchKind
+from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits
 from eelgrid_controller.engines.kubernetes.model.quantities import format_time
-from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference, build_event
+from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import CONDITION_PLACEMENT
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AnnotateFailed,
@@ -42,21 +42,16 @@ from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     gate_removal_patch,
     ungating_patch,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import EventRecorder
 
 _LIMITS = RetryLimits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
-_TELLS_MOST = 1_000
-_TELL_EVERY_S = 0.02
 # Conditions of pods that wait to be written: some megabytes. What is dropped is written at another look.
 _REPORTS_MOST = 10_000
 _REPORT_EVERY_S = 0.02
 
 
-class StaleTerm(Exception):
-    """The term is over."""
-
-
 class PodWriter:
-    """Carries out what the gate wants written."""
+    """Writes pods as the gate's instructions say."""
 
     def __init__(
         self,
@@ -65,7 +60,7 @@ class PodWriter:
         pods: Callable[[], Mapping[ObjectKey, Object]],
         leads: Callable[[int], bool],
         feed: Callable[[GateEvent], None],
-        identity: str,
+        events: EventRecorder,
         at_once: int,
         clock: Clock,
         rng: random.Random,
@@ -77,23 +72,18 @@ class PodWriter:
         self.recreated = 0
         self.annotated = 0
         self.failed: dict[WriteFailure, int] = dict.fromkeys(WriteFailure, 0)
-        self.tells_sent = 0
-        self.tells_dropped = 0
         # Called with what was asked and the time at which the patch began, once a pod is pinned.
         self.listeners: list[Callable[[UngatePod, int], None]] = []
         self._cluster = cluster
         self._pods = pods
         self._leads = leads
         self._feed = feed
-        self._identity = identity
-        self._turns = asyncio.Semaphore(at_once)
+        self._events = events
+        self._writer = RetryingWriter(rng=rng, monotonic_s=clock.monotonic_s, limits=_LIMITS, max_concurrent=at_once)
         self._clock = clock
-        self._rng = rng
         self._log = log
         self.reports_sent = 0
         self.reports_dropped = 0
-        self._tells: deque[RecordEvent] = deque()
-        self._told = asyncio.Event()
         self._reports: dict[str, ReportPlacement] = {}  # by uid: the last alone
         self._reported = asyncio.Event()
 
@@ -113,15 +103,13 @@ class PodWriter:
             self._log.warning("pod=%s gate=removed reason=%s", asked.key, asked.why)
 
     async def delete_for_recreation(self, asked: RecreatePod) -> None:
-        """Delete a pod whose owner makes another."""
+        """Delete a pod, so that its owner creates another."""
         namespace, name = asked.key
 
         async def call() -> None:
-            if not self._leads(asked.epoch):
-                raise StaleTerm
             await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid, resource_version=asked.version)
 
-        failed = await self._try_write(call)
+        failed = await self._try_write(call, asked.epoch)
         if failed is not None:
             failure, text = failed
             self._log.warning("pod=%s recreated=no error=%s", asked.key, text)
@@ -161,8 +149,7 @@ class PodWriter:
         async def call() -> None:
             nonlocal is_open
             pod = self._pods().get(ObjectKey(namespace, name))
-            is_it = pod is not None and _is(pod, asked.uid, asked.version)
-            if pod is None or not is_it or (epoch is not None and not self._leads(epoch)):
+            if pod is None or not _is(pod, asked.uid, asked.version):
                 raise StaleTerm
             try:
                 await self._cluster.patch(PODS, name, body(pod), namespace=namespace, is_brief=True)
@@ -170,7 +157,7 @@ class PodWriter:
                 is_open = is_open or not isinstance(error, ClusterUnreachable) or error.is_sent
                 raise
 
-        failed = await self._try_write(call)
+        failed = await self._try_write(call, epoch)
         if failed is None:
             return None
         failure, text = failed
@@ -180,35 +167,29 @@ class PodWriter:
             self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), text)
         return failure, text
 
-    async def _try_write(self, call: Callable[[], Awaitable[None]]) -> tuple[WriteFailure, str] | None:
-        """Makes a write in its turn; None if it was made, else why not, which is counted."""
+    async def _try_write(
+        self, call: Callable[[], Awaitable[None]], epoch: int | None
+    ) -> tuple[WriteFailure, str] | None:
+        """Makes a write in its turn and in its term; None if it was made, else why not, which is counted."""
         try:
-            async with self._turns:
-                await self._call_with_retries(call)
-        except (ClusterError, StaleTerm) as error:
+            await self._writer.write(call, may_send=lambda: epoch is None or self._leads(epoch))
+        except ClusterError as error:
             failure = describe_failure(error)
             self.failed[failure] += 1
             return failure, str(error)
         return None
 
-    async def _call_with_retries(self, call: Callable[[], Awaitable[None]]) -> None:
-        await call_with_retries(
-            call, rng=self._rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._clock.monotonic_s
-        )
-
     # Events for people
 
     def record_event(self, told: RecordEvent) -> None:
-        """Queue an Event; the oldest goes where there are too many."""
-        if len(self._tells) >= _TELLS_MOST:
-            self._tells.popleft()
-            self.tells_dropped += 1
-        self._tells.append(told)
-        self._told.set()
-
-    async def run(self) -> None:
-        """Send Events and conditions, not many a second, until cancelled."""
-        await asyncio.gather(self._run_tells(), self._run_reports())
+        """Queue an Event about a pod."""
+        self._events.record(
+            EventReference("v1", "Pod", *told.key, told.uid),
+            told.text,
+            is_warning=told.is_warning,
+            action="Placing",
+            reason="EelgridProblem" if told.is_warning else "EelgridWaiting",
+        )
 
     def report_placement(self, asked: ReportPlacement) -> None:
         """Queue the condition of a pod's placement, in the stead of one that is queued; the oldest goes where there are too many."""
@@ -218,7 +199,8 @@ class PodWriter:
         self._reports[asked.uid] = asked
         self._reported.set()
 
-    async def _run_reports(self) -> None:
+    async def run(self) -> None:
+        """Write conditions, not many a second, until cancelled."""
         while True:
             await self._reported.wait()
             while self._reports:
@@ -258,32 +240,6 @@ class PodWriter:
         }
         return {"metadata": {"uid": asked.uid}, "status": {"conditions": [condition]}}
 
-    async def _run_tells(self) -> None:
-        while True:
-            await self._told.wait()
-            while self._tells:
-                told = self._tells.popleft()
-                try:
-                    await self._cluster.create(EVENTS, self._event(told), namespace=told.key.namespace)
-                except ClusterError as error:
-                    self.tells_dropped += 1
-                    self._log.debug("pod=%s told=no error=%s", told.key, error)
-                else:
-                    self.tells_sent += 1
-                await asyncio.sleep(_TELL_EVERY_S)
-            self._told.clear()
-
-    def _event(self, told: RecordEvent) -> dict[str, Any]:
-        return build_event(
-            EventReference("v1", "Pod", *told.key, told.uid),
-            told.text,
-            is_warning=told.is_warning,
-            action="Placing",
-            reason="EelgridProblem" if told.is_warning else "EelgridWaiting",
-            identity=self._identity,
-            now_ns=self._clock.now_ns(),
-        )
-
 
 def _is(pod: Object, uid: str, version: str) -> bool:
     metadata = pod["metadata"]
@@ -291,7 +247,7 @@ def _is(pod: Object, uid: str, version: str) -> bool:
 
 
 def describe_failure(error: Exception) -> WriteFailure:
-    """What came of a write, in the words of events."""
+    """Classify the error of a write."""
     match error:
         case StaleTerm():
             return WriteFailure.STALE

@@ -12,18 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
-from eelgrid_controller.engines.kubernetes.api.port import EVENTS, POWER_POLICIES, Object
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits, call_with_retries
-from eelgrid_controller.engines.kubernetes.model.status_reporting import (
-    ConditionSet,
-    EventReference,
-    StatusCondition,
-    build_event,
-)
-from eelgrid_controller.engines.kubernetes.power.policy_merge import (
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound, StaleTerm
+from eelgrid_controller.engines.kubernetes.api.informer import Delta
+from eelgrid_controller.engines.kubernetes.api.port import POWER_POLICIES, Object
+from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
+from eelgrid_controller.engines.kubernetes.model.power_policy import (
     ACCEPTED,
     CONFLICTING,
     WITHIN_BUDGET,
@@ -34,9 +27,16 @@ from eelgrid_controller.engines.kubernetes.power.policy_merge import (
     PolicyRecords,
     PowerPolicyMerger,
     build_policy_status,
+    decode_value,
+    encode_value,
 )
-from eelgrid_controller.engines.kubernetes.power.policy_object import decode_value, encode_value
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.model.status_reporting import (
+    ConditionSet,
+    EventReference,
+    StatusCondition,
+)
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.state.events import PolicyChanged
 from eelgrid_controller.state.policy import BudgetHierarchy
 from eelgrid_controller.state.policy_validation import find_policy_violations
@@ -50,13 +50,13 @@ _BYTES_MOST = 256 * 1024 * 1024
 
 
 class FormerValuesFile:
-    """One file; every call waits for the disk, so call it in a thread."""
+    """The file of former policy values; calls block on the disk, so make them in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
 
     def load(self) -> tuple[PolicyRecords, str]:
-        """What was saved last, and why there is nothing where a file could not be read; raises OSError."""
+        """Load what was saved last, and why there is nothing where the file is unreadable; raises OSError."""
         try:
             with self.path.open("rb") as file:
                 return _memory(json.loads(file.read(_BYTES_MOST))), ""
@@ -106,115 +106,95 @@ def _memory(plain: Any) -> PolicyRecords:
 
 _OBJECTS_MOST = 10_000
 _ATTEMPTS = 5
-_LOOK_S = 0.5  # between looks whether this one leads and knows the nodes
 _LIMITS = RetryLimits(attempts=3, whole_s=10.0, first_s=0.2, most_s=2.0)
 # Statuses that people should hear of as an Event: each condition, and what it is then.
 _TOLD = {ACCEPTED: False, CONFLICTING: True, WITHIN_BUDGET: False}
 
 
-class PowerPolicyReconciler:
-    """PowerPolicy objects of one cluster."""
+class PowerPolicyReconciler(Reconciler[str]):
+    """Puts the PowerPolicy objects of one cluster in force together, and writes their status."""
 
     def __init__(
         self, around: ReconcilerContext, *, every_s: float = 5.0, status_s: float = 5.0, failed_s: float = 30.0
     ) -> None:
         """Rounds at least each `every_s`; one status at most each `status_s`, after a failure each `failed_s`."""
+        super().__init__(around, "policies", limits=_LIMITS)
+        self.ready_poll_s = min(every_s, self.ready_poll_s)
         self.rounds = 0
         self.statuses = 0
-        self.failures = 0
         self._around = around
         self._every_s, self._status_s, self._failed_s = every_s, status_s, failed_s
         self._former = FormerValuesFile(around.data)
         self._memory = PolicyRecords()
         self._saved: PolicyRecords | None = None  # as it is on disk
         self._due_s: dict[str, float] = {}  # uid -> when its status may be written again
-        self._wake = asyncio.Event()
         self._said: dict[str, str] = {}
-        self._log = around.log.getChild("policies")
+        around.loop.listeners.append(self._on_commit)
 
-    async def run(self) -> None:
-        """Work until cancelled."""
-        around = self._around
+    def is_ready(self) -> bool:
+        """While this one leads and knows all nodes: a selector must not lose its nodes at each start."""
+        return super().is_ready() and self._around.engine.nodes.is_synced
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Load the values that objects replaced, and read the objects."""
         self._memory, fault = await asyncio.to_thread(self._former.load)
         self._saved = None if fault else self._memory
         if fault:
-            self._log.error("file=%s read=no error=%s action=begin_without", self._former.path, fault)
+            self.log.error("file=%s read=no error=%s action=start_without", self._former.path, fault)
         self._machine = PowerPolicyMerger(find_policy_violations)
-        self._objects = Informer(
-            around.cluster,
-            POWER_POLICIES,
-            rng=around.rng,
-            monotonic_s=around.clock.monotonic_s,
-            log=self._log,
-            keep=_prune_object,
-            most=_OBJECTS_MOST,
-        )
+        self._objects = self.make_informer(POWER_POLICIES, keep=_prune_object, max_objects=_OBJECTS_MOST)
         self._objects.add_listener(self._on_objects)
-        around.loop.listeners.append(self._on_commit)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._objects.run())
-                group.create_task(self._go_on())
-        finally:
-            around.loop.listeners.remove(self._on_commit)
+        group.create_task(self._objects.run())
+        await self._objects.wait_synced()
+        self.queue.add(CLUSTER_KEY)
 
     def _on_objects(self, _: Sequence[Delta]) -> None:
-        self._wake.set()
+        self.queue.add(CLUSTER_KEY)
 
     def _on_commit(self, committed: CommitResult) -> None:
         if any(isinstance(event, PolicyChanged) for event in committed.events):
-            self._wake.set()
+            self.queue.add(CLUSTER_KEY)
 
-    async def _go_on(self) -> None:
-        await self._objects.wait_synced()
-        while True:
-            self._wake.clear()
-            # Nodes' labels are read only once they are all there: a selector must not lose its nodes at each start.
-            is_ready = self._around.elector.term() is not None and self._around.engine.nodes.is_synced
-            if is_ready:
-                await self._round()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._every_s if is_ready else min(self._every_s, _LOOK_S)):
-                    await self._wake.wait()
-
-    async def _round(self) -> None:
+    async def reconcile(self, _: str) -> Result | None:
+        """Put in force what the objects want together, then write each status that differs."""
         self.rounds += 1
         decision, applied = await self._apply()
         draws = self._around.draws()
-        at_s = self._around.clock.monotonic_s()
+        at_s = self.clock.monotonic_s()
         self._due_s = {uid: due_s for uid, due_s in self._due_s.items() if due_s > at_s}
         for one in decision.standings:
-            if self._around.elector.term() is None:
-                return
+            if self.term() is None:
+                break
             if one.found["metadata"]["uid"] in self._due_s:
                 continue
-            status = build_policy_status(one, applied, draws, at_ns=self._around.clock.now_ns())
+            status = build_policy_status(one, applied, draws, at_ns=self.clock.now_ns())
             if status != one.found.get("status"):
                 await self._write(one, status)
+        return Result(self._every_s)
 
     # The policy
 
     async def _apply(self) -> tuple[PolicyDecision, AppliedPolicy]:
         """Put in force what objects want; what was decided, and what is in force now."""
-        fault = "the policy was changed by somebody else again and again; tried again in a moment"
+        fault = "the policy kept changing while it was being updated; it is retried shortly"
         for _ in range(_ATTEMPTS):
             policy = await self._around.loop.read(lambda core: core.state.policy)
             decision = self._merge_policies(policy)
             try:
                 await self._save(decision.ahead)
                 if decision.policy != policy:
-                    if self._around.elector.term() is None:
-                        return decision, _applied_policy(policy, "this controller does not lead any more")
+                    if self.term() is None:
+                        return decision, _applied_policy(policy, "this controller is no longer the leader")
                     policy = await self._around.loop.update_policy(decision.policy)
-                    self._log.info("policy=changed revision=%d objects=%d", policy.revision, len(decision.standings))
+                    self.log.info("policy=changed revision=%d objects=%d", policy.revision, len(decision.standings))
                 await self._save(decision.after)
             except Aborted:
                 continue
             except (Fault, ContractError) as error:
-                fault = f"the controller did not take it: {error}"
+                fault = f"the controller rejected it: {error}"
                 break
             except OSError as error:
-                fault = f"{self._former.path} cannot be written: {error}; make room or give rights there"
+                fault = f"{self._former.path} cannot be written: {error}; free space or grant write access there"
                 break
             self._log_fault_once("policy", "")
             return decision, _applied_policy(policy)
@@ -244,18 +224,15 @@ class PowerPolicyReconciler:
             "status": {**dict.fromkeys(before.keys() - status.keys()), **status},
         }
 
-        async def call() -> Object:
-            return await self._around.cluster.patch(POWER_POLICIES, name, body, subresource="status")
-
-        now_s = self._around.clock.monotonic_s
+        now_s = self.clock.monotonic_s
         try:
-            await call_with_retries(call, rng=self._around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=now_s)
-        except (Conflict, ObjectNotFound):
-            return  # a newer object is on its way, or none
+            await self.write(lambda: self.cluster.patch(POWER_POLICIES, name, body, subresource="status"))
+        except (Conflict, ObjectNotFound, StaleTerm):
+            return  # a newer object is on its way, or none, or another leads
         except ClusterError as error:
             self.failures += 1
             self._due_s[uid] = now_s() + self._failed_s
-            self._log_fault_once(name, f"its status is not written: {error}")
+            self._log_fault_once(name, f"its status could not be written: {error}")
             return
         self.statuses += 1
         self._due_s[uid] = now_s() + self._status_s
@@ -265,28 +242,22 @@ class PowerPolicyReconciler:
             earlier = was.get(condition.type)
             is_news = earlier is None or earlier.status is not condition.status
             if is_news and _TOLD.get(condition.type) is condition.status:
-                await self._write_event(one.found, condition)
+                self._write_event(one.found, condition)
 
-    async def _write_event(self, found: Mapping[str, Any], condition: StatusCondition) -> None:
+    def _write_event(self, found: Mapping[str, Any], condition: StatusCondition) -> None:
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
-        event = build_event(
+        self.events.record(
             EventReference(POWER_POLICIES.api_version, "PowerPolicy", "", name, uid),
             condition.message,
             is_warning=True,
             reason=condition.reason,
             action="ApplyingPolicy",
-            identity=self._around.identity,
-            now_ns=self._around.clock.now_ns(),
         )
-        try:
-            await self._around.cluster.create(EVENTS, event, namespace=event["metadata"]["namespace"])
-        except ClusterError as error:
-            self._log.debug("policy=%s told=no error=%s", name, error)
 
     def _log_fault_once(self, what: str, fault: str) -> None:
         """A fault in the log, once until it is another."""
         if fault and self._said.get(what) != fault:
-            self._log.warning("object=%s error=%s", what, fault)
+            self.log.warning("object=%s error=%s", what, fault)
         if fault:
             self._said[what] = fault
         else:

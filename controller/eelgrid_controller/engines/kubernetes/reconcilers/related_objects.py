@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Forbidden, NotServed, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.informer import Informer
-from eelgrid_controller.engines.kubernetes.api.object_store import Delta
+from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import (
     JOB_SETS,
     JOBS,
@@ -29,6 +28,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Resource,
     ServedResources,
 )
+from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks
 from eelgrid_controller.engines.kubernetes.model.annotations import user_of
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.owners import (
@@ -37,10 +37,11 @@ from eelgrid_controller.engines.kubernetes.model.owners import (
     OwnerTemplate,
     parse_owner_template,
 )
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import is_kept_annotation
-from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, PodKey, RelatedSynced, RelatedUpdated
-from eelgrid_controller.engines.kubernetes.scheduling import eligibility
-from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
+from eelgrid_controller.engines.kubernetes.pods import eligibility
+from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, RelatedSynced, RelatedUpdated
+from eelgrid_controller.engines.kubernetes.pods.topology_constraints import (
     CLAIM_ANNOTATIONS,
     ZONE_LABELS,
     needs_namespaces,
@@ -66,26 +67,39 @@ _KINDS = {
 
 
 class OwnerLookups:
-    """What is known of objects above pods; `found` is read by whoever judges pods."""
+    """Looks up the owners of pods; `found` holds what is known."""
 
     def __init__(
         self,
         cluster: ClusterClient,
         *,
-        done: Callable[[ObjectRef], None],
+        done: Callable[[ObjectKey], None],
+        tasks: BackgroundTasks,
         monotonic_s: Callable[[], float],
         log: logging.Logger,
     ) -> None:
-        """`done` hears of each object that is known from now on."""
+        """`done` is called for each pod that waited for an object that has been looked up."""
         self.found: dict[ObjectRef, OwnerTemplate | None] = {}
         self.asked = 0
         self._cluster = cluster
         self._done = done
+        self._tasks = tasks
+        self._waiting: dict[ObjectRef, dict[ObjectKey, None]] = {}  # pods by the object that they need
         self._monotonic_s = monotonic_s
         self._log = log
         self._until_s: dict[ObjectRef, float] = {}
         self._under_way: set[ObjectRef] = set()
         self._served: ServedResources | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a pod waits for an object."""
+        return bool(self._waiting)
+
+    def wait_for(self, ref: ObjectRef, key: ObjectKey) -> None:
+        """Look up an object that a pod needs; `done` is called for the pod when it is known."""
+        self._waiting.setdefault(ref, {})[key] = None
+        self._tasks.start_task(self.find_owner(ref))
 
     def expire_entries(self) -> None:
         """Let go of what is too old; the next pod asks again."""
@@ -104,7 +118,7 @@ class OwnerLookups:
                 try:
                     holder = await self._get(ref)
                 except ClusterError as error:
-                    self._log.warning("object=%s read=no error=%s action=again", ref, error)
+                    self._log.warning("object=%s read=no error=%s action=retry", ref, error)
                     await asyncio.sleep(_AGAIN_S)
                 else:
                     break
@@ -116,7 +130,8 @@ class OwnerLookups:
             self._until_s.pop(oldest, None)
         self.found[ref] = holder
         self._until_s[ref] = self._monotonic_s() + _AGE_S
-        self._done(ref)
+        for key in self._waiting.pop(ref, {}):
+            self._done(key)
 
     async def _get(self, ref: ObjectRef) -> OwnerTemplate | None:
         kind = await self._kind(ref)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.selectors import NO_RELATIONS
-from eelgrid_controller.engines.kubernetes.scheduling.topology_constraints import (
+from eelgrid_controller.engines.kubernetes.pods.topology_constraints import (
     PIN_REFUSED,
     BoundClaim,
     ClusterNodes,
@@ -59,7 +59,7 @@ class EligibilityVerdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Why no node will do, for people; empty where one will."""
+        """Why no node is eligible, in words; empty where one is."""
         if self.left or self.waits:
             return self.left or self.waits
         if self.eligible:
@@ -116,11 +116,11 @@ class EligibleNodes:
     # What is told
 
     def set_node(self, node: KubeNode) -> None:
-        """A node as it is now."""
+        """A node was added or changed."""
         self.revision += self.nodes.put_node(node)
 
     def remove_node(self, name: str) -> None:
-        """A node that is no more."""
+        """A node was deleted."""
         self.revision += self.nodes.remove_node(name)
 
     def put_pod(self, pod: Pod, node_name: str) -> None:
@@ -129,7 +129,7 @@ class EligibleNodes:
         self.revision += self.pods.put_pod(placed_pod(pod, node_name)) if is_there else self.pods.remove_pod(pod.uid)
 
     def remove_pod(self, uid: str) -> None:
-        """A pod that is no more."""
+        """A pod was deleted."""
         self.revision += self.pods.remove_pod(uid)
 
     def set_readable(self, kind: str, *, is_readable: bool) -> None:
@@ -181,7 +181,7 @@ class EligibleNodes:
         self._deciding.pop(workload_id, None)
 
     def forget_workload(self, workload_id: str) -> None:
-        """A workload that is no more, or waits no more."""
+        """A workload ended, or does not wait any longer."""
         self._deciding.pop(workload_id, None)
         self._judged.pop(workload_id, None)
 
@@ -224,7 +224,7 @@ class EligibleNodes:
 
     def is_reading(self, pods: Sequence[Pod]) -> bool:
         """Whether something that decides about these pods is still being read."""
-        return any(kind not in self.readable for pod in pods for kind in _required_kinds(pod))
+        return any(kind not in self.readable for pod in pods for kind in _wanted(pod))
 
     def unsupported_reason(self, pods: Sequence[Pod]) -> str:
         """Why pods have to be left to kube-scheduler; empty where they need not."""
@@ -234,7 +234,7 @@ class EligibleNodes:
 
     def _unread(self, pod: Pod) -> tuple[str, str]:
         """What has to be read first, or what cannot be."""
-        for kind in _required_kinds(pod):
+        for kind in _wanted(pod):
             readable = self.readable.get(kind)
             if readable is None:
                 return f"{kind} are being read", ""
@@ -269,7 +269,7 @@ class EligibleNodes:
         return frozenset(same[0].intersection(*same[1:]))
 
     def _decided_pods(self, but: str, workloads: Mapping[str, Workload]) -> list[PlacedPod]:
-        """Pods whose places the core has decided and not told yet."""
+        """Pods whose places the core has decided and not committed yet."""
         found: list[PlacedPod] = []
         for workload_id, pods in self._deciding.items():
             workload = workloads.get(workload_id) if workload_id != but else None
@@ -279,7 +279,7 @@ class EligibleNodes:
         return found
 
 
-def _required_kinds(pod: Pod) -> list[str]:
+def _wanted(pod: Pod) -> list[str]:
     """What a pod is judged by beside pods and nodes."""
     return [VOLUMES] * bool(pod.relations.claims) + [NAMESPACES] * needs_namespaces(pod)
 

@@ -1,29 +1,350 @@
-"""Merges PowerPolicy objects into one policy, and builds the status of each object.
+"""PowerPolicy objects: what each wants, how all of them are merged into one policy, and the status of each.
+
+Every value of an object is validated by the contract's rules; an object with any fault is refused as a whole. A budget
+by node selector is one budget for each matching node.
 
 Objects decide the fields that they name, `eelctl policy` all others. Of budgets of one place the tightest counts, of
 other fields the oldest object's value. A field's former value is recorded and restored when no object names it. Watts
 in a status change only by POWER_NOISE of the budget or when they cross it.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, parse_time
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.engines.kubernetes.power.policy_object import (
-    ObjectiveValue,
-    PolicyValue,
-    PowerPolicySpec,
-    budget_place_of,
-    describe_field,
-    parse_power_policy,
-    policy_values,
-    replace_values,
-)
-from eelgrid_controller.state.policy import CLUSTER_BUDGET, describe_budget
-from eelgrid_protos.errors import Violation
-from eelgrid_protos.messages import OBJECTIVES, EnergyPrices, Policy, PoolMode
+from eelgrid_controller.state.policy import CLUSTER_BUDGET, describe_budget, make_budget_key
+from eelgrid_protos.errors import ContractError, InvalidMessage, Violation
+from eelgrid_protos.messages import OBJECTIVES, BudgetScope, EnergyPrices, Policy, PoolMode, PowerBudget, Weights
+from eelgrid_protos.plain_messages import from_plain, to_plain
+
+OBJECTIVE_FIELD = "objective"
+PLACEMENT_FIELD = "placement"
+PRICES_FIELD = "prices"
+_POOL = "pool/"
+_BUDGET = "budget/"
+
+
+class ObjectiveValue(NamedTuple):
+    """An objective and the weights that it means."""
+
+    objective: str
+    weights: Weights
+
+
+# What a field says; None where the policy says nothing of it.
+PolicyValue = ObjectiveValue | str | EnergyPrices | PoolMode | float | None
+
+
+def pool_field(pool: str) -> str:
+    """The mode of a pool."""
+    return _POOL + pool
+
+
+def budget_field(scope: BudgetScope, name: str) -> str:
+    """The budget of a place, in watts."""
+    return _BUDGET + make_budget_key(scope, name)
+
+
+def budget_place_of(field: str) -> str | None:
+    """The planner's name of the budget of a field; None where the field is not a budget."""
+    return field.removeprefix(_BUDGET) if field.startswith(_BUDGET) else None
+
+
+def describe_field(field: str) -> str:
+    """The field in a sentence."""
+    place = budget_place_of(field)
+    return field.replace("/", " ", 1) if place is None else f"the budget of {describe_budget(place)}"
+
+
+def policy_values(policy: Policy) -> dict[str, PolicyValue]:
+    """All that a policy says."""
+    found: dict[str, PolicyValue] = {
+        OBJECTIVE_FIELD: ObjectiveValue(policy.objective, policy.weights),
+        PLACEMENT_FIELD: policy.placement,
+        PRICES_FIELD: policy.prices,
+    }
+    found.update({pool_field(one.pool): one for one in policy.pools})
+    found.update({budget_field(one.scope, one.name): one.limit_w for one in policy.budgets})
+    return found
+
+
+def replace_values(policy: Policy, changed: Mapping[str, PolicyValue]) -> Policy:
+    """The policy with these fields; None takes a pool, a budget or the prices away. What is not named keeps its order."""
+    pools = {pool_field(one.pool): one for one in policy.pools}
+    budgets = {budget_field(one.scope, one.name): one for one in policy.budgets}
+    more: dict[str, Any] = {}
+    for name, value in changed.items():
+        if isinstance(value, ObjectiveValue):
+            more.update(objective=value.objective, weights=value.weights)
+        elif name == PLACEMENT_FIELD:
+            more[PLACEMENT_FIELD] = value
+        elif name == PRICES_FIELD:
+            more[PRICES_FIELD] = value
+        elif isinstance(value, PoolMode):
+            pools[name] = value
+        elif isinstance(value, float):
+            budgets[name] = _budget(name, value)
+        else:
+            pools.pop(name, None)
+            budgets.pop(name, None)
+    return replace(policy, pools=tuple(pools.values()), budgets=tuple(budgets.values()), **more)
+
+
+def encode_value(value: PolicyValue) -> Any:
+    """A value as JSON carries it."""
+    match value:
+        case ObjectiveValue(objective, weights):
+            return {"objective": objective, "weights": to_plain(weights)}
+        case EnergyPrices() | PoolMode():
+            return to_plain(value)
+    return value
+
+
+def decode_value(field: str, plain: Any) -> PolicyValue:
+    """The value of a field from its plain form; raises ValueError where it is none."""
+    try:
+        if plain is None and field not in (OBJECTIVE_FIELD, PLACEMENT_FIELD):
+            return None
+        if field == OBJECTIVE_FIELD:
+            return ObjectiveValue(str(plain["objective"]), from_plain(Weights, plain["weights"]))
+        if field == PRICES_FIELD:
+            return from_plain(EnergyPrices, plain)
+        if field.startswith(_POOL):
+            return from_plain(PoolMode, plain)
+        if field.startswith(_BUDGET):
+            return _budget(field, float(plain)).limit_w
+    except (ContractError, TypeError, KeyError) as error:
+        raise ValueError(f"{field}: {error}") from error
+    if field != PLACEMENT_FIELD or not isinstance(plain, str):
+        raise ValueError(f"{field}: is no field of a policy")
+    return plain
+
+
+def _budget(field: str, limit_w: float) -> PowerBudget:
+    scope, _, name = field.removeprefix(_BUDGET).partition("/")
+    return PowerBudget(scope=BudgetScope[scope.upper()], name=name, limit_w=limit_w)
+
+
+MAX_BUDGETS = 10_000
+_POOLS_MOST = 1_000
+_LINES_MOST = 32  # of a selector
+_TIME = re.compile(r"(?:(mon|tue|wed|thu|fri|sat|sun) )?([01][0-9]|2[0-3]):([0-5][0-9])")
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAY_MINUTES = 24 * 60
+_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
+_UNDERSCORED = re.compile(r"_([a-z])")
+_PRICES = {
+    "currency": "currency",
+    "pue": "pue",
+    "carbonPricePerKg": "carbon_price_per_kg",
+    "utcOffsetMinutes": "utc_offset_minutes",
+}
+_PERIOD = {"pricePerKwh": "price_per_kwh", "carbonKgPerKwh": "carbon_kg_per_kwh"}
+
+
+class PowerNodeSelector(NamedTuple):
+    """Labels that a node has: a key, an operator as in label selectors, and values; all lines have to hold."""
+
+    lines: tuple[tuple[str, str, tuple[str, ...]], ...]
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels is meant."""
+        return all(_holds(labels.get(key), operator, values) for key, operator, values in self.lines)
+
+
+class SelectorBudget(NamedTuple):
+    """A budget for each node that a selector takes."""
+
+    selector: PowerNodeSelector
+    limit_w: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerPolicySpec:
+    """The spec of one object: the fields that it names, and their values."""
+
+    uid: str
+    name: str
+    created_s: int
+    generation: int
+    values: Mapping[str, PolicyValue]
+    selections: tuple[SelectorBudget, ...] = ()
+
+    @property
+    def age_key(self) -> tuple[int, str, str]:
+        """The oldest is the least; of two of one second the first by name."""
+        return self.created_s, self.name, self.uid
+
+    def resolve_fields(self, nodes: Mapping[str, Mapping[str, str]]) -> dict[str, PolicyValue]:
+        """The policy values that it asks for, given the labels of these nodes."""
+        found = dict(self.values)
+        for selection in self.selections:
+            for name, labels in nodes.items():
+                if selection.selector.matches(labels):
+                    field = budget_field(BudgetScope.NODE, name)
+                    before = found.get(field)
+                    is_tighter = not isinstance(before, float) or selection.limit_w < before
+                    found[field] = selection.limit_w if is_tighter else before
+        return found
+
+
+def parse_power_policy(found: Mapping[str, Any]) -> PowerPolicySpec:
+    """The object's order; raises KubernetesUnreadable naming the field."""
+    metadata, spec = found["metadata"], found.get("spec") or {}
+    if not isinstance(spec, Mapping):
+        raise KubernetesUnreadable("spec", "is no object", "write spec: {budgets: [...]}")
+    values: dict[str, PolicyValue] = {}
+    if spec.get("objective") is not None:
+        objective = spec["objective"]
+        if objective not in OBJECTIVES:
+            raise KubernetesUnreadable("spec.objective", f"is {objective!r}", f"use one of {', '.join(OBJECTIVES)}")
+        values[OBJECTIVE_FIELD] = ObjectiveValue(objective, OBJECTIVES[objective])
+    if spec.get("placement") is not None:
+        values[PLACEMENT_FIELD] = _text(spec["placement"], "spec.placement")
+    if spec.get("prices") is not None:
+        values[PRICES_FIELD] = _prices(spec["prices"])
+    values |= _pools(_rows(spec, "pools", _POOLS_MOST))
+    budgets, selections = _budgets(_rows(spec, "budgets", MAX_BUDGETS))
+    return PowerPolicySpec(
+        uid=str(metadata["uid"]),
+        name=str(metadata["name"]),
+        created_s=parse_time(metadata.get("creationTimestamp")) or 0,
+        generation=int(metadata.get("generation") or 0),
+        values=values | budgets,
+        selections=selections,
+    )
+
+
+def _rows(spec: Mapping[str, Any], key: str, most: int) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """A list of the spec, each with its path."""
+    rows = spec.get(key) or []
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise KubernetesUnreadable(f"spec.{key}", "is no list of objects", "write one object for each entry")
+    if len(rows) > most:
+        raise KubernetesUnreadable(f"spec.{key}", f"has {len(rows)} entries", f"name {most} at most")
+    return [(f"spec.{key}[{number}]", row) for number, row in enumerate(rows)]
+
+
+def _pools(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, PolicyValue]:
+    found: dict[str, PolicyValue] = {}
+    for path, row in rows:
+        if row.get("mode") not in ("Observe", "Enforce"):
+            raise KubernetesUnreadable(f"{path}.mode", f"is {row.get('mode')!r}", "use Observe or Enforce")
+        plain = {"pool": row.get("name"), "mode": row["mode"].lower(), "partitioned": row.get("partitioned", False)}
+        pool = _read(PoolMode, plain, path, {"pool": "name"})
+        if found.setdefault(pool_field(pool.pool), pool) is not pool:
+            raise KubernetesUnreadable(f"{path}.name", f"names pool {pool.pool} again", "give each pool one entry")
+    return found
+
+
+def _budgets(
+    rows: Sequence[tuple[str, Mapping[str, Any]]],
+) -> tuple[dict[str, PolicyValue], tuple[SelectorBudget, ...]]:
+    found: dict[str, PolicyValue] = {}
+    selections = []
+    for path, row in rows:
+        if row.get("scope") not in ("Cluster", "Rack", "Node"):
+            raise KubernetesUnreadable(f"{path}.scope", f"is {row.get('scope')!r}", "use Cluster, Rack or Node")
+        if isinstance(row.get("limitWatts"), bool) or not isinstance(row.get("limitWatts"), int | float):
+            raise KubernetesUnreadable(f"{path}.limitWatts", "is no number", "give watts, such as 20000")
+        selector = row.get("nodeSelector")
+        if selector is not None:
+            if row["scope"] != "Node" or row.get("name"):
+                raise KubernetesUnreadable(
+                    f"{path}.nodeSelector", "stands beside a name or another scope", "use it with scope Node alone"
+                )
+            selections.append(SelectorBudget(_selector(selector, f"{path}.nodeSelector"), float(row["limitWatts"])))
+            continue
+        plain = {"scope": row["scope"].lower(), "name": row.get("name") or "", "limit_w": float(row["limitWatts"])}
+        budget = _read(PowerBudget, plain, path, {"limit_w": "limitWatts"})
+        field = budget_field(budget.scope, budget.name)
+        if field in found:
+            place = make_budget_key(budget.scope, budget.name)
+            raise KubernetesUnreadable(path, f"bounds {place} again", "give each place one limit")
+        found[field] = budget.limit_w
+    return found, tuple(selections)
+
+
+def _selector(found: Any, path: str) -> PowerNodeSelector:
+    labels = found.get("matchLabels") or {} if isinstance(found, Mapping) else None
+    rows = found.get("matchExpressions") or [] if isinstance(found, Mapping) else None
+    if not isinstance(labels, Mapping) or not isinstance(rows, list) or not (labels or rows):
+        # An empty one would take every node: whoever means that writes a label that all of them have.
+        raise KubernetesUnreadable(path, "selects nothing", "write matchLabels: {key: value} or matchExpressions")
+    lines: list[tuple[str, str, tuple[str, ...]]] = [(str(key), "In", (str(value),)) for key, value in labels.items()]
+    for row in rows:
+        operator = row.get("operator") if isinstance(row, Mapping) else None
+        values = tuple(map(str, row.get("values") or ())) if isinstance(row, Mapping) else ()
+        if operator not in _OPERATORS or not row.get("key") or (operator in ("In", "NotIn")) != bool(values):
+            raise KubernetesUnreadable(
+                f"{path}.matchExpressions", f"has {row!r}", "write {key: K, operator: In, values: [V]}, or Exists"
+            )
+        lines.append((str(row["key"]), operator, values))
+    if len(lines) > _LINES_MOST:
+        raise KubernetesUnreadable(path, f"has {len(lines)} lines", f"use {_LINES_MOST} at most")
+    return PowerNodeSelector(tuple(lines))
+
+
+def _holds(label: str | None, operator: str, values: tuple[str, ...]) -> bool:
+    match operator:
+        case "In":
+            return label in values
+        case "NotIn":
+            return label not in values
+        case "Exists":
+            return label is not None
+    return label is None
+
+
+def _prices(found: Any) -> EnergyPrices:
+    rows = found.get("periods") if isinstance(found, Mapping) else None
+    if not isinstance(rows, list):
+        raise KubernetesUnreadable(
+            "spec.prices", "has no periods", "write periods: [{from: '07:00', pricePerKwh: 0.25}]"
+        )
+    periods: dict[int, dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        path = f"spec.prices.periods[{number}]"
+        match = _TIME.fullmatch(str(row.get("from"))) if isinstance(row, Mapping) else None
+        if match is None:
+            raise KubernetesUnreadable(f"{path}.from", "is no time of day", "write '07:00', or 'sat 07:00'")
+        minute = 60 * int(match[2]) + int(match[3])
+        days = range(7) if match[1] is None else (_DAYS.index(match[1]),)
+        for begins in (day * _DAY_MINUTES + minute for day in days):
+            # A time with a day is an exception to the same time on every day, wherever it stands.
+            if match[1] is not None or begins not in periods:
+                periods[begins] = {"begins_minute": begins} | _renamed(row, _PERIOD, path, {"from"})
+    plain = {**_renamed(found, _PRICES, "spec.prices", {"periods"}), "periods": [periods[at] for at in sorted(periods)]}
+    prices: EnergyPrices = _read(EnergyPrices, plain, "spec.prices", {})
+    return prices
+
+
+def _renamed(found: Mapping[str, Any], names: Mapping[str, str], path: str, others: set[str]) -> dict[str, Any]:
+    unknown = sorted(found.keys() - names.keys() - others)
+    if unknown:
+        raise KubernetesUnreadable(f"{path}.{unknown[0]}", "is not known", f"use {', '.join(names)}")
+    return {names[key]: value for key, value in found.items() if key in names and value is not None}
+
+
+def _text(value: Any, path: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise KubernetesUnreadable(path, "is no text", "write a name")
+    return value
+
+
+def _read(shape: type[Any], plain: Mapping[str, Any], path: str, names: Mapping[str, str]) -> Any:
+    """A message by the contract's rules; a fault in the words of the object."""
+    try:
+        return from_plain(shape, plain)
+    except InvalidMessage as error:
+        one = error.violations[0]
+        field = names.get(one.field) or _UNDERSCORED.sub(lambda match: match[1].upper(), one.field)
+        whole = f"{path}.{field}" if field else path
+        raise KubernetesUnreadable(whole.replace(".[", "["), one.problem, one.remedy) from None
+
 
 MAX_POLICIES = 256
 _FIELDS_MOST = {"pool/": 1_000, "budget/": 100_000}
@@ -38,7 +359,7 @@ class FieldRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecords:
-    """What has to outlive a process: the records, and of each object the last that could be read."""
+    """What has to outlive a process: former values, and the last readable version of each object."""
 
     records: Mapping[str, FieldRecord] = field(default_factory=dict)
     good: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # uid -> the object, as far as it is read
@@ -46,7 +367,7 @@ class PolicyRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOutcome:
-    """What one object comes to; `order` is what it is taken for, None where nothing of it was ever read."""
+    """The outcome for one object; `order` is what it is taken for, None where it was never readable."""
 
     found: Mapping[str, Any]
     order: PowerPolicySpec | None
@@ -58,7 +379,7 @@ class PolicyOutcome:
 
 
 class PolicyDecision(NamedTuple):
-    """What is to be put in force, what is to be remembered before and after that, and how each object stands."""
+    """The policy to put in force, the records to save before and after that, and the outcome for each object."""
 
     policy: Policy
     ahead: PolicyRecords
@@ -81,12 +402,12 @@ class PowerPolicyMerger:
         policy: Policy,
         memory: PolicyRecords,
     ) -> PolicyDecision:
-        """What follows from these objects, the labels of these nodes, the policy in force and what is remembered."""
+        """Merge objects into a policy, given the labels of nodes, the policy in force and the records."""
         known = [one for one in objects if not one["metadata"].get("deletionTimestamp")]
         standings = [self._standing(one, nodes, memory) for one in sorted(known, key=_age)]
         self._read = {key: self._read[key] for key in map(_version, known) if key in self._read}
-        values, standings = _merge_values(_bound_objects(standings))
-        wanted, ahead, after = _resolve_policy(policy, values, memory.records)
+        values, standings = _merged(_bounded(standings))
+        wanted, ahead, after = _settled(policy, values, memory.records)
         good = {one.order.uid: _brief(one, memory) for one in standings if one.order is not None}
         return PolicyDecision(wanted, PolicyRecords(ahead, good), PolicyRecords(after, good), tuple(standings))
 
@@ -102,7 +423,7 @@ class PowerPolicyMerger:
         return PolicyOutcome(found=found, order=order, fault=fault, values=order.resolve_fields(nodes))
 
     def _parse_object(self, found: Mapping[str, Any]) -> PowerPolicySpec | str:
-        """The object's order, or why there is none."""
+        """The values that the object asks for, or why it was refused."""
         key = _version(found)
         if key not in self._read:
             self._read[key] = self._fresh(found)
@@ -117,7 +438,7 @@ class PowerPolicyMerger:
         return str(broken[0].under("spec")).replace("spec.policy.", "spec.") if broken else order
 
 
-def _bound_objects(standings: Sequence[PolicyOutcome]) -> list[PolicyOutcome]:
+def _bounded(standings: Sequence[PolicyOutcome]) -> list[PolicyOutcome]:
     """Objects, the oldest first, as far as the policy has room for them."""
     names: dict[str, set[str]] = {kind: set() for kind in _FIELDS_MOST}
     found = []
@@ -136,7 +457,7 @@ def _bound_objects(standings: Sequence[PolicyOutcome]) -> list[PolicyOutcome]:
     return found
 
 
-def _merge_values(standings: Sequence[PolicyOutcome]) -> tuple[dict[str, PolicyValue], list[PolicyOutcome]]:
+def _merged(standings: Sequence[PolicyOutcome]) -> tuple[dict[str, PolicyValue], list[PolicyOutcome]]:
     """The value of each field that any object names, and how each object fares; the oldest come first."""
     values: dict[str, PolicyValue] = {}
     of: dict[str, PolicyOutcome] = {}
@@ -159,7 +480,7 @@ def _merge_values(standings: Sequence[PolicyOutcome]) -> tuple[dict[str, PolicyV
     return values, told
 
 
-def _resolve_policy(
+def _settled(
     policy: Policy, values: Mapping[str, PolicyValue], records: Mapping[str, FieldRecord]
 ) -> tuple[Policy, dict[str, FieldRecord], dict[str, FieldRecord]]:
     """The policy with these values and with what was before where there is none any more; records before and after."""
@@ -233,7 +554,7 @@ _SCOPES = {"cluster": "Cluster", "rack": "Rack", "node": "Node"}
 
 
 class PlacePower(NamedTuple):
-    """What the GPUs of a place draw, of those that were read, and how many were not."""
+    """Power drawn by the GPUs of a place that were measured, and how many were not."""
 
     power_w: float
     unread: int = 0
@@ -259,7 +580,7 @@ def build_policy_status(
 ) -> dict[str, Any]:
     """The status of an object now; the same as before where nothing is worth telling."""
     metadata, before = one.found["metadata"], one.found.get("status") or {}
-    wanted = {place: value for place, value in _budgets(one).items() if place in applied.limits_w}
+    wanted = {place: value for place, value in _budget_limits(one).items() if place in applied.limits_w}
     places = sorted(wanted, key=lambda place: (place != CLUSTER_BUDGET, not place.startswith("rack/"), place))
     shown = [_shown(place, applied.limits_w[place], draws.get(place), before) for place in places]
     rows = [_row(found, one, wanted[found.place]) for found in shown[:MAX_SHOWN]]
@@ -268,7 +589,7 @@ def build_policy_status(
         (ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING)
     )
     for type_, said in (
-        (ACCEPTED, _accepted_condition(one)),
+        (ACCEPTED, _accepted(one)),
         (IN_FORCE, _in_force(one, applied)),
         (CONFLICTING, _conflicting(one)),
         (WITHIN_BUDGET, _within(shown)),
@@ -292,7 +613,7 @@ def build_policy_status(
     return told
 
 
-def _budgets(one: PolicyOutcome) -> dict[str, float]:
+def _budget_limits(one: PolicyOutcome) -> dict[str, float]:
     return {
         place: value
         for key, value in one.values.items()
@@ -304,7 +625,7 @@ def _shown(place: str, limit_w: float, draw: PlacePower | None, before: Mapping[
     if draw is None:
         return _Shown(place, limit_w, None, 0)
     power_w = round(draw.power_w)
-    last_w = next((row.get("powerWatts") for row in before.get("budgets") or () if _budget_name(row) == place), None)
+    last_w = next((row.get("powerWatts") for row in before.get("budgets") or () if _place(row) == place), None)
     if (
         isinstance(last_w, int)
         and abs(last_w - power_w) <= POWER_NOISE * limit_w
@@ -314,7 +635,7 @@ def _shown(place: str, limit_w: float, draw: PlacePower | None, before: Mapping[
     return _Shown(place, limit_w, power_w, draw.unread)
 
 
-def _budget_name(row: Mapping[str, Any]) -> str:
+def _place(row: Mapping[str, Any]) -> str:
     scope = str(row.get("scope", "")).lower()
     return CLUSTER_BUDGET if scope == CLUSTER_BUDGET else f"{scope}/{row.get('name', '')}"
 
@@ -349,7 +670,7 @@ def _whole(shown: Sequence[_Shown]) -> tuple[int, int] | None:
 # What conditions say: status, reason and message.
 
 
-def _accepted_condition(one: PolicyOutcome) -> tuple[bool | None, str, str]:
+def _accepted(one: PolicyOutcome) -> tuple[bool | None, str, str]:
     if one.fault:
         return False, "Invalid", one.fault
     count = len(one.values)

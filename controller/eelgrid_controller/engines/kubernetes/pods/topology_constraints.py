@@ -11,6 +11,13 @@ KEP-3243, KEP-3633.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import (
+    matches_labels,
+    matches_node_affinity,
+    matches_terms,
+    satisfies_constraint,
+    tolerates_taints,
+)
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, Pod
 from eelgrid_controller.engines.kubernetes.model.selectors import (
     AffinityTerm,
@@ -21,13 +28,6 @@ from eelgrid_controller.engines.kubernetes.model.selectors import (
     SpreadConstraint,
     Toleration,
     parse_node_terms,
-)
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import (
-    matches_labels,
-    matches_node_affinity,
-    matches_terms,
-    satisfies_constraint,
-    tolerates_taints,
 )
 
 # Why a node is refused; short, and the same for like cases, so that nodes can be counted by it.
@@ -71,7 +71,7 @@ class PlacedPod(NamedTuple):
 
 
 def placed_pod(pod: Pod, node_name: str) -> PlacedPod:
-    """A pod as others' rules see it on a node."""
+    """A pod on a node, with what the rules of other pods read."""
     return PlacedPod(pod.uid, pod.namespace, pod.labels, node_name, pod.is_deleting, pod.relations.anti_affinity)
 
 
@@ -98,7 +98,7 @@ class _Repelling(NamedTuple):
 
 
 class PodsView(Protocol):
-    """Pods by the rules that look at them."""
+    """Pods, indexed by the rules that select them."""
 
     def count_pods(self, query: _Query) -> Mapping[str, int]:
         """How many pods of a query are on each node; nodes without any may be left out."""
@@ -140,7 +140,7 @@ class PodIndex:
         return before is not None
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
-        """A namespace as it is now; None for one that is no more."""
+        """A namespace's labels; None after it was deleted."""
         if labels is None:
             self._namespaces.pop(name, None)
         else:
@@ -148,7 +148,7 @@ class PodIndex:
         self._counts.clear()
 
     def with_overlay(self, without: Collection[str], plus: Sequence[PlacedPod]) -> PodsView:
-        """The same without some pods, by uid, and with others."""
+        """A copy without some pods, by uid, and with others."""
         gone = [self._pods[uid] for uid in without if uid in self._pods]
         return _Overlay(self, [*((pod, -1) for pod in gone), *((pod, 1) for pod in plus)]) if gone or plus else self
 
@@ -198,7 +198,7 @@ class _Overlay:
     def count_pods(self, query: _Query) -> Mapping[str, int]:
         found = self._base.count_pods(query)
         changes = [(pod.node_name, sign) for pod, sign in self._changes if _is_counted(self, query, pod)]
-        return _adjust_counts(found, changes) if changes else found
+        return _adjusted(found, changes) if changes else found
 
     def repelling_terms(self) -> Mapping[_Repelling, Mapping[str, int]]:
         changes: dict[_Repelling, list[tuple[str, int]]] = {}
@@ -206,13 +206,13 @@ class _Overlay:
             for one in _repelling_of(pod):
                 changes.setdefault(one, []).append((pod.node_name, sign))
         base = self._base.repelling_terms()
-        return {**base, **{one: _adjust_counts(base.get(one, {}), made) for one, made in changes.items()}}
+        return {**base, **{one: _adjusted(base.get(one, {}), made) for one, made in changes.items()}}
 
     def selects_pod(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
         return self._base.selects_pod(match, namespace, labels)
 
 
-def _adjust_counts(counts: Mapping[str, int], changes: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _adjusted(counts: Mapping[str, int], changes: Iterable[tuple[str, int]]) -> dict[str, int]:
     found = dict(counts)
     for name, sign in changes:
         found[name] = found.get(name, 0) + sign
@@ -260,7 +260,7 @@ class ClusterNodes:
         return True
 
     def remove_node(self, name: str) -> bool:
-        """A node that is no more; whether it was there."""
+        """A node was deleted; returns whether it was known."""
         if self._nodes.pop(name, None) is None:
             return False
         self._clear_caches()
@@ -383,12 +383,12 @@ def evaluate_pod_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView) -> Refu
     _evaluate_affinity(pod, nodes, pods, refused)
     for term in pod.relations.anti_affinity:
         match = _match_of(term, pod.namespace, pod.labels)
-        held = _occupied_domains(nodes.domains_of(term.topology_key), pods.count_pods(_Query((match,))))
+        held = _occupied(nodes.domains_of(term.topology_key), pods.count_pods(_Query((match,))))
         _refuse(refused, nodes.domains_of(term.topology_key), held, ANTI_AFFINITY_REFUSED)
     for one, counts in pods.repelling_terms().items():
         if pods.selects_pod(one.match, pod.namespace, pod.labels):
             domains = nodes.domains_of(one.topology_key)
-            _refuse(refused, domains, _occupied_domains(domains, counts), REPELLED)
+            _refuse(refused, domains, _occupied(domains, counts), REPELLED)
     return refused
 
 
@@ -410,7 +410,7 @@ def _evaluate_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView, refused: R
     matches = tuple(_match_of(term, pod.namespace, pod.labels) for term in terms)
     counts = pods.count_pods(_Query(matches))
     domains = [nodes.domains_of(term.topology_key) for term in terms]
-    occupied = [_occupied_domains(one, counts) for one in domains]
+    occupied = [_occupied(one, counts) for one in domains]
     # The first of a group that has affinity to itself may go anywhere that has the labels.
     is_first = not any(occupied) and all(pods.selects_pod(match, pod.namespace, pod.labels) for match in matches)
     for name in nodes:
@@ -421,7 +421,7 @@ def _evaluate_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView, refused: R
             refused.setdefault(name, AFFINITY_REFUSED)
 
 
-def _occupied_domains(domains: Mapping[str, str], counts: Mapping[str, int]) -> frozenset[str]:
+def _occupied(domains: Mapping[str, str], counts: Mapping[str, int]) -> frozenset[str]:
     """Domains in which pods are."""
     return frozenset(domains[name] for name, count in counts.items() if count > 0 and name in domains)
 

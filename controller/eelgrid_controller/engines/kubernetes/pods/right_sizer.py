@@ -9,19 +9,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from eelgrid_controller.engines.kubernetes.jobs.right_sizing import (
+from eelgrid_controller.engines.kubernetes.model import well_known
+from eelgrid_controller.engines.kubernetes.model.node_affinity import satisfies_constraint
+from eelgrid_controller.engines.kubernetes.model.node_inventory import product_of
+from eelgrid_controller.engines.kubernetes.model.objects import KubeNode
+from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
+    RESIZABLE_KINDS,
     JobSize,
+    PatchOperations,
     SizeChoice,
+    SizeConstraints,
     SizeMeasurement,
     SizeUnknown,
     SizingProblem,
-    choose_size,
-)
-from eelgrid_controller.engines.kubernetes.jobs.suspended_job import (
-    RESIZABLE_KINDS,
-    PatchOperations,
-    SizeConstraints,
     SuspendedJob,
+    choose_size,
     is_recorded,
     kueue_gate_patch,
     parse_size_constraints,
@@ -31,12 +35,6 @@ from eelgrid_controller.engines.kubernetes.jobs.suspended_job import (
     resource_name_of,
     right_sizing_patch,
 )
-from eelgrid_controller.engines.kubernetes.model import well_known
-from eelgrid_controller.engines.kubernetes.model.node_inventory import product_of
-from eelgrid_controller.engines.kubernetes.model.objects import KubeNode
-from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
-from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
-from eelgrid_controller.engines.kubernetes.scheduling.node_affinity import satisfies_constraint
 from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.catalogue.products import model_name
 from eelgrid_protos.messages import Inventory
@@ -79,7 +77,7 @@ class SuspendedJobUpdated(NamedTuple):
 
 
 class SuspendedJobDeleted(NamedTuple):
-    """A job that is no more."""
+    """A job was deleted."""
 
     uid: str
 
@@ -108,7 +106,7 @@ class PatchJob(NamedTuple):
 
 
 class RecordJobEvent(NamedTuple):
-    """Say something to its people."""
+    """Record an Event about a job."""
 
     job: SuspendedJob
     outcome: str
@@ -319,7 +317,7 @@ def _hindrance(job: _Job) -> str:
 
 
 def _question(wish: SizeConstraints, ground: RightSizingInputs) -> SizingProblem:
-    """The sizes that its people allow and some node holds."""
+    """The sizes that its users allow and some node can hold."""
     constraint = wish.constraint
     sites = [
         site

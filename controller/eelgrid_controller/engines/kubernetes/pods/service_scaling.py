@@ -19,10 +19,10 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
     ServiceMode,
     ServiceRejection,
 )
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.quantities import format_time
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
-from eelgrid_controller.engines.kubernetes.pods.gate_events import PodKey
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit
 from eelgrid_protos.messages import LatencyMetric, ServiceStatus
 
@@ -68,7 +68,7 @@ def count_replicas(unit: PlacementUnit | None) -> ReplicaCounts:
     """What a unit's pods and places are now."""
     if unit is None or unit.elastic is None:
         return ReplicaCounts()
-    elastic, present = unit.elastic, unit.present_members
+    elastic, present = unit.elastic, unit.present
     held = set(unit.slots.values())
     let_go = sorted(
         (one.sight.key, one.uid, one.sight.pod.annotations.get(DELETION_COST, ""))
@@ -174,7 +174,7 @@ class ScaleSubresourceWriter:
         return []
 
     def _on_foreign_scale(self, wanted: int, at_s: float) -> None:
-        """Somebody else set the number."""
+        """The number of replicas was changed from outside."""
         if at_s - self.others_s > _QUIET_S:
             self._times = 0
         self.agreed, self.others, self.others_s, self._tried = wanted, wanted, at_s, frozenset()
@@ -239,7 +239,7 @@ def build_service_status(
     now, seen = before.retain(SERVICE_CONDITIONS), facts.seen
     for kind, (status, reason, message) in {
         "Accepted": (True, "Read", f"{service.target} is served by {service.mode}"),
-        "Placed": _placed_condition(service, seen, facts),
+        "Placed": _placed(service, seen, facts),
         "PromiseKept": _kept(service, facts),
         "ScalingActive": _active(scaling, facts),
         "ScaledByOthers": _others(service, scaling),
@@ -270,9 +270,7 @@ def desired_replicas(service: InferenceService, scaling: ScaleSubresourceWriter,
     return min(max(standing.replicas_wanted, service.least), service.most)
 
 
-def _placed_condition(
-    service: InferenceService, seen: ReplicaCounts, facts: ServiceFacts
-) -> tuple[bool | None, str, str]:
+def _placed(service: InferenceService, seen: ReplicaCounts, facts: ServiceFacts) -> tuple[bool | None, str, str]:
     if service.wanted is None:
         return False, "TargetMissing", f"{service.target} is not there; make it, or correct spec.targetRef"
     if seen.waiting:
@@ -373,7 +371,7 @@ def _explanation(
 
 
 def format_duration(seconds: float) -> str:
-    """Two digits, as people write times: `43ms`, `1.2s`, `120us`."""
+    """A duration with two digits: `43ms`, `1.2s`, `120us`."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * factor >= 1.0 or unit == "us":
             value = seconds * factor

@@ -1,1 +1,0 @@
-"""PowerPolicy objects: parsing, merging into one policy, and their status. Pure decisions."""

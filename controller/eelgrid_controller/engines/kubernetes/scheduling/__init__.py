@@ -1,1 +1,0 @@
-"""kube-scheduler's filter rules, evaluated here: node affinity, topology spread, pod affinity, volumes. Pure."""

@@ -1,1 +1,0 @@
-"""InferenceServices: parsing, the number of replicas, and the status. Pure decisions."""
