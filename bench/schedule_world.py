@@ -18,8 +18,13 @@ from typing import TypeVar
 
 from bench.mig_device import Crash
 from eelgrid_agent.devices.port import DeviceTimeout, GpuProcess, ModeChange
-from eelgrid_agent.enforce.mig.journal import MigJournalUnwritable, decode_records, encode_records
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigRecord
+from eelgrid_agent.enforce.mig.journal import (
+    InstanceOrigin,
+    MigJournalUnwritable,
+    MigRecord,
+    decode_records,
+    encode_records,
+)
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused, SimCompute, SimInstance
 from eelgrid_agent.simulation.node import SimulatedNode

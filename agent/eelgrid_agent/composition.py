@@ -19,9 +19,8 @@ from eelgrid_agent.devices.nvml.device import NvmlDevice
 from eelgrid_agent.devices.port import CallLatencies, ControlPort, DevicePort
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
 from eelgrid_agent.energy.anomalies import AnomalyDetector
-from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy, WindowFile, write_periodically
 from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
-from eelgrid_agent.energy.window_file import WindowFile, write_periodically
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
 from eelgrid_agent.enforce.guard.plan import Guard
@@ -38,8 +37,14 @@ from eelgrid_agent.enforce.mig.journal import (
     MigJournal,
 )
 from eelgrid_agent.enforce.mig.mig_service import MigService
-from eelgrid_agent.enforce.power.executor import PowerExecutor, read_driver_origin
-from eelgrid_agent.enforce.power.journal import FilePowerJournal, MemoryPowerJournal, PowerJournal, PowerJournalError
+from eelgrid_agent.enforce.power import (
+    FilePowerJournal,
+    MemoryPowerJournal,
+    PowerExecutor,
+    PowerJournal,
+    PowerJournalError,
+    read_driver_origin,
+)
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
 from eelgrid_agent.metrics.collector import TimedDevice
@@ -51,10 +56,9 @@ from eelgrid_agent.node.enforcement_loop import (
     NodeEnforcementLoop,
     check_budget_reach,
 )
-from eelgrid_agent.node.engine import NoEngine, SimulatedEngine
 from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
 from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
-from eelgrid_agent.node.node import AgentClock, AgentNode
+from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
 from eelgrid_agent.simulation.fault_file import FaultFile
 from eelgrid_agent.simulation.node import SimulatedNode

@@ -21,7 +21,7 @@ from eelgrid_agent.devices.port import (
     UnknownGpu,
 )
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
-from eelgrid_agent.enforce.power.journal import PowerJournalUnwritable
+from eelgrid_agent.enforce.power import PowerJournalUnwritable
 from eelgrid_protos.catalogue.products import MigGeometry
 
 __all__ = ["Crash", "FakeMachine", "FakePart", "Fuse", "MemoryJournal"]

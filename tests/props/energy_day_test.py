@@ -13,16 +13,14 @@ from types import SimpleNamespace
 import pytest
 from tests.energy_rig import SECOND
 
-from eelgrid_agent.devices.extended_readings import read_extended_readings
 from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
-from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.devices.sampler import read_extended_readings
+from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy, WindowFile
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
-from eelgrid_agent.energy.window_file import WindowFile
 from eelgrid_agent.energy.windows import EnergyOutbox
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.clock import Clock

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNALLOCATED,
     EnergyShare,
     EnergyUse,
@@ -15,7 +15,7 @@ from eelgrid_agent.energy.shares import (
     UsageOwner,
     UsageOwnerKind,
 )
-from eelgrid_agent.energy.window_file import WindowFile
+from eelgrid_agent.energy.node_energy import WindowFile
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState, merge_windows
 from eelgrid_protos import messages as wire
 from eelgrid_protos.codec import decode_message, encode_message

@@ -6,8 +6,7 @@ import pytest
 import yaml
 from tests.dra_rig import NODE, asked, claim, dra_node
 
-from eelgrid_agent.kubelet.claim_allocation import ClaimUnpreparable
-from eelgrid_agent.kubelet.claim_preparation import CdiFolder
+from eelgrid_agent.kubelet.claim_preparation import CdiFolder, ClaimUnpreparable
 from eelgrid_protos.messages import GpuLayout
 
 

@@ -7,9 +7,16 @@ import pytest
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
+from eelgrid_agent.energy.accounts import (
+    EnergyShare,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
 from eelgrid_agent.energy.attributor import Attribution
-from eelgrid_agent.energy.shares import EnergyShare, EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
-from eelgrid_agent.energy.window_file import WindowFile
+from eelgrid_agent.energy.node_energy import WindowFile
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState
 from eelgrid_protos.messages import AbsenceReason, Assignment, EnergyPart, Reading
 from eelgrid_protos.messages import OwnerKind as WireKind

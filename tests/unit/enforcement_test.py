@@ -8,8 +8,7 @@ import pytest
 
 from eelgrid_agent.composition import build_simulated_node
 from eelgrid_agent.enforce.guard.events import DriverOrigin
-from eelgrid_agent.enforce.power.executor import PowerExecutor
-from eelgrid_agent.enforce.power.journal import MemoryPowerJournal
+from eelgrid_agent.enforce.power import MemoryPowerJournal, PowerExecutor
 from eelgrid_agent.enforce.rules import LocalPolicy
 from eelgrid_agent.node.enforcement_loop import Enforcement, InlineEnforcementLoop, NodeEnforcementLoop
 from eelgrid_agent.node.inventory import SequentialReader, read_each_gpu, survey_devices

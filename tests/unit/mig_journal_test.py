@@ -8,15 +8,19 @@ from hypothesis import strategies as st
 from eelgrid_agent.enforce.mig.host import MachineResetInfo, find_reset_obstacle, read_machine
 from eelgrid_agent.enforce.mig.journal import (
     FileMigJournal,
+    InstanceOrigin,
     MigJournalCorrupt,
     MigJournalError,
     MigJournalUnwritable,
+    MigLease,
+    MigRecord,
     MigRecordStore,
+    TransitionIntent,
+    TransitionPhase,
     decode_records,
     encode_records,
 )
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigLease, MigRecord, TransitionIntent, TransitionPhase
 from eelgrid_protos.catalogue.loader import load_catalogue
 
 numbers = st.integers(0, 2**31)

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from tests.fakes.kubelet import FakeKubelet
 
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import (
     AllocationSource,
     DeviceAllocation,
@@ -17,7 +18,6 @@ from eelgrid_agent.energy.allocations import (
     select_innermost,
 )
 from eelgrid_agent.energy.node_energy import list_jobs, read_slurm_allocations
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient, PodResourcesError, PodResourcesLimits
 from eelgrid_protos.errors import MalformedMessage
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance

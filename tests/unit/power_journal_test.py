@@ -5,8 +5,12 @@ import json
 import pytest
 
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
-from eelgrid_agent.enforce.power.executor import read_driver_origin
-from eelgrid_agent.enforce.power.journal import FilePowerJournal, PowerJournalCorrupt, PowerJournalUnwritable
+from eelgrid_agent.enforce.power import (
+    FilePowerJournal,
+    PowerJournalCorrupt,
+    PowerJournalUnwritable,
+    read_driver_origin,
+)
 
 ORIGIN = DriverOrigin(boot_id="b-1", driver_start="42")
 RECORDS = (

@@ -13,6 +13,7 @@ from eelgrid_agent.enforce.mig.layout_requests import (
     MigSubject,
     NoSuchGpu,
     UnsupportedLayout,
+    count_mig_devices,
     export_parted_file,
     find_unmet_entries,
     find_unmet_requests,
@@ -20,10 +21,8 @@ from eelgrid_agent.enforce.mig.layout_requests import (
     requests_from_texts,
 )
 from eelgrid_agent.enforce.mig.parted_file import format_parted_file, parse_parted_file
-from eelgrid_agent.enforce.mig.placement import count_mig_devices
 from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.part_traits import PCI_DEVICE_IDS
-from eelgrid_agent.simulation.spec import GpuSpec, MigSlice, NodeSpec
+from eelgrid_agent.simulation.spec import PCI_DEVICE_IDS, GpuSpec, MigSlice, NodeSpec
 from eelgrid_protos.catalogue.loader import load_catalogue
 
 A100, H100, T4 = "a100-sxm4-40gb", "h100-sxm5-80gb", "t4"

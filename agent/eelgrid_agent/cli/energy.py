@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eelgrid_agent.cli.terminal import close_output, terminal_width, write_output
+from eelgrid_agent.cli import close_output, terminal_width, write_output
 from eelgrid_agent.node.config import AgentConfigError, add_tls_flags, check_address, check_node_name, read_tls_flags
 from eelgrid_protos.faults import DeadlineExceeded, Fault, InvalidArgument, NotFound, Unavailable
 from eelgrid_protos.messages import (

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from eelgrid_agent.cli.terminal import close_output, terminal_width, write_output
+from eelgrid_agent.cli import close_output, terminal_width, write_output
 from eelgrid_agent.devices.port import ControlPort, DeviceError, ModeChange, PowerSettings
 from eelgrid_agent.enforce.mig.host import MigHost, MigHostError, open_mig_host
 from eelgrid_agent.enforce.mig.inspection import LayoutPlan, MigInspection, inspect_host

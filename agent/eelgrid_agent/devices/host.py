@@ -17,8 +17,8 @@ from typing import Protocol
 
 import psutil
 
-from eelgrid_agent.devices.extended_readings import SLOW_HOST_READINGS
 from eelgrid_agent.devices.port import Missing, ReadingValue
+from eelgrid_agent.devices.sampler import SLOW_HOST_READINGS
 from eelgrid_protos.messages import AbsenceReason, Reading
 
 _MICRO = 1e-6

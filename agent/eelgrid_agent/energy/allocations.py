@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_protos.messages import Assignment, Gpu, GpuInstance
 from eelgrid_protos.pod_resources_api import ContainerDevices
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from eelgrid_agent.energy.shares import EnergyShare, EnergyUse, UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.accounts import EnergyShare, EnergyUse, UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.split import DeviceObservation, IdlePower
 
 # Below this a device is idle: drivers report a per cent or two for housekeeping.

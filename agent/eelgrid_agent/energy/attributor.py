@@ -34,13 +34,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing
-from eelgrid_agent.energy.accounts import EnergyAccount, EnergyAccounts
-from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, select_innermost
-from eelgrid_agent.energy.anomalies import ACTIVE_RATIO, AnomalyDetector, OngoingAnomaly
-from eelgrid_agent.energy.metering import UncertainEnergy
-from eelgrid_agent.energy.process_owners import ProcessOwner
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNATTRIBUTED,
+    EnergyAccount,
+    EnergyAccounts,
     EnergyShare,
     EnergyUse,
     ShareConfidence,
@@ -48,6 +45,10 @@ from eelgrid_agent.energy.shares import (
     UsageOwner,
     UsageOwnerKind,
 )
+from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, select_innermost
+from eelgrid_agent.energy.anomalies import ACTIVE_RATIO, AnomalyDetector, OngoingAnomaly
+from eelgrid_agent.energy.metering import UncertainEnergy
+from eelgrid_agent.energy.process_owners import ProcessOwner
 from eelgrid_agent.energy.split import (
     ContextHolder,
     DeviceClaim,

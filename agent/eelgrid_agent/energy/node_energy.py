@@ -12,16 +12,20 @@ that failed leaves a job that ended long ago. Nothing here can tell; what such
 a job would be charged is told apart by its having no process.
 """
 
+import asyncio
+import json
+import logging
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings
 from eelgrid_agent.devices.port import RawReadings
-from eelgrid_agent.devices.sampler import TickObservation
+from eelgrid_agent.devices.sampler import ExtendedReadings, TickObservation
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import (
     AllocationSource,
     DeviceAllocation,
@@ -34,10 +38,14 @@ from eelgrid_agent.energy.attributor import Attribution, AttributionInput, Attri
 from eelgrid_agent.energy.metering import DeviceEnergies, EnergyMeter
 from eelgrid_agent.energy.process_owners import ProcessOwner, ProcessOwnerResolver
 from eelgrid_agent.energy.report import NodeEnergyReport, build_report
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.state_files import replace_file, set_file_aside
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Assignment, Gpu, NodeEvent, NodeEventKind
+from eelgrid_protos.errors import InvalidMessage
+from eelgrid_protos.messages import Assignment, EnergyWindow, Gpu, NodeEvent, NodeEventKind
+from eelgrid_protos.plain_messages import from_plain, to_plain
 from eelgrid_protos.pod_resources_api import ContainerDevices
+from eelgrid_protos.safe_text import escape_text
 
 FILES_MOST = 1024
 JOBS_PER_FILE_MOST = 256
@@ -254,3 +262,104 @@ def _detail(anomaly: OngoingAnomaly, now_ns: int) -> str:
     seconds = max(0, now_ns - anomaly.since_ns) / 1e9
     wasted_j = anomaly.wasted_mj / 1000.0
     return f"{where}{how} for {seconds:.0f} s, {wasted_j:.0f} J so far, by {subject.owner.title()}"
+
+
+_LOG = logging.getLogger("eelgrid.agent")
+_SCHEMA = 1
+# A thousand windows of some 2 kB each, twenty times over.
+_BYTES_MOST = 64 * 1024 * 1024
+_EVERY_S = 2.0
+
+
+class WindowFile:
+    """One node's windows on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, *, draw_incarnation: Callable[[], int]) -> OutboxState:
+        """What the run before left; a new incarnation where there is nothing, or nothing that can be read."""
+        fresh = OutboxState(incarnation=draw_incarnation())
+        try:
+            raw = self._path.read_bytes()[: _BYTES_MOST + 1]
+        except FileNotFoundError:
+            return fresh
+        except OSError as error:
+            _LOG.warning("event=energy_unread path=%s error=%s", self._path, error)
+            return fresh
+        try:
+            return _read(raw)
+        except (ValueError, KeyError, TypeError, AttributeError, InvalidMessage) as error:
+            try:
+                aside = set_file_aside(self._path)
+            except OSError:
+                aside = self._path
+            _LOG.warning("event=energy_unread path=%s error=%r", aside, error)
+            return fresh
+
+    def store(self, kept: OutboxState) -> None:
+        """On return it is on the disk. Raises OSError."""
+        body = {
+            "schema": _SCHEMA,
+            "incarnation": kept.incarnation,
+            "number": kept.number,
+            "boot": kept.boot,
+            "end_ns": kept.end_ns,
+            "offset_ns": kept.offset_ns,
+            "counters_j": dict(kept.counters_j),
+            "windows": [to_plain(window, brief=True) for window in kept.windows],
+        }
+        replace_file(self._path, json.dumps(body, separators=(",", ":")).encode())
+
+
+def _read(raw: bytes) -> OutboxState:
+    if len(raw) > _BYTES_MOST:
+        raise ValueError("too long")
+    body: dict[str, Any] = json.loads(raw)
+    if body["schema"] != _SCHEMA:
+        raise ValueError(f"schema {body['schema']}")
+    counters_j = {str(uuid): float(value) for uuid, value in body["counters_j"].items()}
+    if not all(map(math.isfinite, counters_j.values())):
+        raise ValueError("counters")
+    offset_ns = body.get("offset_ns")
+    return OutboxState(
+        offset_ns=None if offset_ns is None else int(offset_ns),
+        incarnation=int(body["incarnation"]),
+        number=int(body["number"]),
+        boot=str(body["boot"]),
+        end_ns=int(body["end_ns"]),
+        counters_j=counters_j,
+        windows=tuple(from_plain(EnergyWindow, window) for window in body["windows"]),
+    )
+
+
+async def write_periodically(outbox: EnergyOutbox, file: WindowFile) -> None:
+    """Write the outbox down whenever it changed, until cancelled; then its open window is closed and written, too."""
+    written, is_told, refused = outbox.windows.changes, False, 0
+    try:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            if outbox.refused != refused:
+                _LOG.warning(
+                    "event=energy_refused windows=%d reason=%s",
+                    outbox.refused - refused,
+                    escape_text(outbox.refused_reason),
+                )
+                refused = outbox.refused
+            changes = outbox.windows.changes
+            if changes == written:
+                continue
+            try:
+                await asyncio.to_thread(file.store, outbox.kept())
+            except OSError as error:
+                if not is_told:
+                    _LOG.warning("event=energy_unwritten error=%s action=again", error)
+                is_told = True
+            else:
+                written, is_told = changes, False
+    finally:
+        outbox.close()
+        try:
+            file.store(outbox.kept())
+        except OSError as error:
+            _LOG.warning("event=energy_unwritten error=%s", error)

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 
 # The kernel's own bound is a page a line.
 CGROUP_TEXT_MOST = 64 * 1024

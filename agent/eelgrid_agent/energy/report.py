@@ -9,10 +9,10 @@ keeps them, so nothing is lost where two names then look alike.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eelgrid_agent.energy.accounts import EnergyUse, ShareConfidence, ShareMethod, UsageOwner
 from eelgrid_agent.energy.anomalies import OngoingAnomaly
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.metering import UncertainEnergy
-from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner
 from eelgrid_protos import messages as wire
 
 

@@ -32,9 +32,7 @@ from dataclasses import dataclass, field, replace
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import SampleTick
-from eelgrid_agent.energy.attributor import Attribution
-from eelgrid_agent.energy.report import build_owner_message
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNALLOCATED,
     UNATTRIBUTED,
     EnergyShare,
@@ -45,6 +43,8 @@ from eelgrid_agent.energy.shares import (
     UsageOwnerKind,
     apportion_total,
 )
+from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.energy.report import build_owner_message
 from eelgrid_protos import messages as wire
 from eelgrid_protos.messages import READING_RANGES, Assignment, EnergyWindow, Reading
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE

@@ -4,8 +4,21 @@
 `GuardLimits` gives each threshold with its reason; `LocalPolicy` is the operator's.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from eelgrid_protos.messages import (
+    AccessLevel,
+    ApplyResult,
+    ApplyStatus,
+    Assignment,
+    Gpu,
+    GpuLayout,
+    GpuSetting,
+    NodePlan,
+)
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +137,191 @@ LAYOUT_ONLY_RULES = frozenset(
 )
 # As it is meant, or over with the next cycles.
 TRANSIENT_RULES = frozenset((RefusalRule.OBSERVE_ONLY, RefusalRule.HYSTERESIS, RefusalRule.SLEW))
+
+
+_NOWHERE = "this node has no such GPU; plan on its newest inventory"
+_OBSERVED = "observe-only: seen, nothing written to the device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanContext:
+    """What a plan is judged on.
+
+    `gpus` may lack devices of `gpu_uuids` where nobody told more of them than
+    that they are there. `held` are the assignments that were taken before;
+    `changing` are the devices whose MIG layout is under way.
+    """
+
+    gpu_uuids: frozenset[str]
+    gpus: tuple[Gpu, ...] = ()
+    access: AccessLevel = AccessLevel.UNSPECIFIED
+    has_control: bool = False
+    quarantined: frozenset[str] = frozenset()
+    changing: frozenset[str] = frozenset()
+    tried: frozenset[str] = frozenset()
+    held: tuple[Assignment, ...] = ()
+    parent_of: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatedPlan:
+    """What stands, and a result for each item whose outcome is known already."""
+
+    assignments: tuple[Assignment, ...]
+    settings: tuple[GpuSetting, ...]
+    layouts: tuple[GpuLayout, ...]
+    results: tuple[ApplyResult, ...]
+
+
+def map_mig_parents(gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    """The device that every UUID of a MIG slice belongs to."""
+    return {
+        compute.uuid: gpu.uuid
+        for gpu in gpus
+        for instance in gpu.gpu_instances
+        for compute in instance.compute_instances
+        if compute.uuid
+    }
+
+
+def validate_plan(plan: NodePlan, ground: PlanContext) -> ValidatedPlan:
+    """See the module."""
+    layouts, layout_results = _layouts(plan, ground)
+    changing = ground.changing | {layout.gpu_uuid for layout in layouts}
+    assignments, refusals = _assignments(plan.assignments, replace(ground, changing=changing))
+    settings, setting_results = _settings(plan, ground)
+    return ValidatedPlan(
+        assignments=assignments,
+        settings=settings,
+        layouts=layouts,
+        results=refusals + setting_results + layout_results,
+    )
+
+
+def _refusal(subject: str, rule: RefusalRule, detail: str) -> ApplyResult:
+    return ApplyResult(subject=subject, status=ApplyStatus.REFUSED, rule=rule.value, detail=detail)
+
+
+def _assignments(
+    assignments: tuple[Assignment, ...], ground: PlanContext
+) -> tuple[tuple[Assignment, ...], tuple[ApplyResult, ...]]:
+    """What this node can hold, and why not the rest."""
+    held: dict[str, int] = {}
+    seen: set[tuple[str, int]] = set()
+    taken, refusals = [], []
+    for assignment in assignments:
+        problem = _problem(assignment, ground, held, seen)
+        if problem is not None:
+            refusals.append(_refusal(assignment.workload_id, *problem))
+            continue
+        seen.add((assignment.workload_id, assignment.replica))
+        for uuid in assignment.gpu_uuids:
+            held[uuid] = held.get(uuid, 0) + assignment.gpu_milli
+        taken.append(assignment)
+    return tuple(taken), tuple(refusals)
+
+
+def _problem(
+    assignment: Assignment, ground: PlanContext, held: Mapping[str, int], seen: set[tuple[str, int]]
+) -> tuple[RefusalRule, str] | None:
+    replica = f"replica {assignment.replica}"
+    if (assignment.workload_id, assignment.replica) in seen:
+        return RefusalRule.DUPLICATE, f"{replica} is assigned twice; list it once"
+    if len(set(assignment.gpu_uuids)) < len(assignment.gpu_uuids):
+        return RefusalRule.DUPLICATE, f"{replica} names one GPU twice; list each once"
+    is_new = assignment not in ground.held
+    for uuid in assignment.gpu_uuids:
+        device = ground.parent_of.get(uuid, uuid)
+        if device not in ground.gpu_uuids:
+            return RefusalRule.UNKNOWN_DEVICE, f"{replica}: this node has no GPU {uuid}; plan on its newest inventory"
+        if held.get(uuid, 0) + assignment.gpu_milli > GPU_MILLI_WHOLE:
+            total = held.get(uuid, 0) + assignment.gpu_milli
+            return (
+                RefusalRule.SHARES,
+                f"{replica}: GPU {uuid} would be shared out at {total} of {GPU_MILLI_WHOLE} milli",
+            )
+        if is_new and device in ground.quarantined:
+            return (
+                RefusalRule.QUARANTINE,
+                f"{replica}: GPU {device} was lost too often and takes no new work for a while",
+            )
+        if is_new and device == uuid and uuid in ground.changing:
+            return (
+                RefusalRule.BUSY,
+                f"{replica}: the MIG layout of GPU {uuid} is being changed; it is taken when that is done",
+            )
+    return None
+
+
+def _settings(plan: NodePlan, ground: PlanContext) -> tuple[tuple[GpuSetting, ...], tuple[ApplyResult, ...]]:
+    """The settings that stand, and an outcome for each that needs no device to tell."""
+    kept: dict[str, GpuSetting] = {}
+    outcomes = []
+    for setting in plan.gpu_settings:
+        uuid = setting.gpu_uuid
+        problem = _setting_problem(uuid, kept, ground, is_enforced=plan.enforce)
+        if problem is not None:
+            outcomes.append(_refusal(uuid, *problem))
+            continue
+        kept[uuid] = setting
+        if not plan.enforce:
+            outcomes.append(ApplyResult(subject=uuid, status=ApplyStatus.OBSERVED, detail=_OBSERVED))
+    return tuple(kept.values()), tuple(outcomes)
+
+
+def _setting_problem(
+    uuid: str, kept: Mapping[str, GpuSetting], ground: PlanContext, *, is_enforced: bool
+) -> tuple[RefusalRule, str] | None:
+    if uuid not in ground.gpu_uuids:
+        return RefusalRule.UNKNOWN_DEVICE, _NOWHERE
+    if uuid in kept:
+        return RefusalRule.DUPLICATE, "the plan sets this GPU twice; the first stands"
+    if is_enforced and not ground.has_control:
+        return (
+            RefusalRule.NO_PERMISSION,
+            "this agent was given no control of devices; let it, or set the pool's mode to observe",
+        )
+    if is_enforced and ground.access not in {AccessLevel.UNSPECIFIED, AccessLevel.ROOT}:
+        detail = f"limits need root and the agent has {ground.access.name.lower()}; run it as root, or only observe"
+        return RefusalRule.NO_PERMISSION, detail
+    return None
+
+
+def _layouts(plan: NodePlan, ground: PlanContext) -> tuple[tuple[GpuLayout, ...], tuple[ApplyResult, ...]]:
+    """The layouts to hand on, once each, and an outcome for those that are not; the executor sees what stands."""
+    by_uuid = {gpu.uuid: gpu for gpu in ground.gpus}
+    seen: set[str] = set()
+    handed, outcomes = [], []
+    for layout in plan.gpu_layouts:
+        uuid, gpu = layout.gpu_uuid, by_uuid.get(layout.gpu_uuid)
+        is_twice = uuid in seen
+        seen.add(uuid)
+        if uuid not in ground.gpu_uuids or gpu is None:
+            outcomes.append(_refusal(uuid, RefusalRule.UNKNOWN_DEVICE, _NOWHERE))
+        elif is_twice:
+            outcomes.append(_refusal(uuid, RefusalRule.DUPLICATE, "the plan lays this GPU out twice; the first stands"))
+        elif not gpu.mig_capable and layout.mig_enabled:
+            outcomes.append(_refusal(uuid, RefusalRule.NOT_SUPPORTED, f"{gpu.product} has no MIG; plan it whole"))
+        elif not plan.enforce:
+            outcomes.append(ApplyResult(subject=uuid, status=ApplyStatus.OBSERVED, detail=_OBSERVED))
+        elif uuid not in ground.tried:
+            problem = _layout_problem(uuid, plan.assignments, ground)
+            if problem is not None:
+                outcomes.append(_refusal(uuid, *problem))
+            else:
+                handed.append(layout)
+    return tuple(handed), tuple(outcomes)
+
+
+def _layout_problem(
+    uuid: str, assignments: Sequence[Assignment], ground: PlanContext
+) -> tuple[RefusalRule, str] | None:
+    if not ground.has_control or ground.access in {AccessLevel.READ_ONLY, AccessLevel.MIG_MONITOR}:
+        return RefusalRule.NO_PERMISSION, "this agent may not change MIG here; give it the rights, or only observe"
+    if uuid in ground.quarantined:
+        return RefusalRule.QUARANTINE, "this GPU was lost too often and is left alone for a while"
+    for assignment in assignments:
+        if uuid in assignment.gpu_uuids and assignment in ground.held:
+            detail = f"{assignment.workload_id} holds the whole GPU; take it away first, then change the layout"
+            return RefusalRule.BUSY, detail
+    return None

@@ -30,8 +30,13 @@ import grpc.aio
 from eelgrid_agent.devices.port import ControlPort, DevicePort
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.mig.runner import MigObservation
-from eelgrid_agent.kubelet.claim_allocation import ClaimUnpreparable
-from eelgrid_agent.kubelet.claim_preparation import CdiFolder, ClaimJournal, ClaimJournalError, ClaimPreparer
+from eelgrid_agent.kubelet.claim_preparation import (
+    CdiFolder,
+    ClaimJournal,
+    ClaimJournalError,
+    ClaimPreparer,
+    ClaimUnpreparable,
+)
 from eelgrid_agent.kubelet.kube_client import (
     ApiConflict,
     ApiError,

@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings
 from eelgrid_agent.devices.port import (
     CallLatencies,
     DeviceEvent,
@@ -27,7 +26,7 @@ from eelgrid_agent.devices.port import (
     RawReadings,
     ReadingValue,
 )
-from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, SampleTick
+from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, ExtendedReadings, SampleTick
 from eelgrid_agent.energy.accounts import EnergyAccount
 from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind
 from eelgrid_agent.energy.attributor import Attribution

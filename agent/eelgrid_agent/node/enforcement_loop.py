@@ -20,7 +20,7 @@ from eelgrid_agent.enforce.guard.events import (
     GuardCommand,
     GuardTick,
 )
-from eelgrid_agent.enforce.power.executor import PowerExecutor
+from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.node.inventory import BatchReader, GpuReadings
 from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.node.node import AgentClock, AgentNode

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings, read_extended_readings
 from eelgrid_agent.devices.host import Host
 from eelgrid_agent.devices.port import (
     FAST_READINGS,
@@ -16,6 +15,7 @@ from eelgrid_agent.devices.port import (
     RawReadings,
     ReadingValue,
 )
+from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, GpuLink, Inventory, Reading
 
 GpuReadings = tuple[tuple[str, RawReadings], ...]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings, read_extended_readings
 from eelgrid_agent.devices.port import DevicePort
+from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, SourceReadings
 from eelgrid_agent.node.inventory import (
     BatchReader,

@@ -22,7 +22,7 @@ from eelgrid_agent.simulation.nvml_handles import (
     write_text,
 )
 from eelgrid_agent.simulation.operations import DeviceOperations
-from eelgrid_agent.simulation.part_traits import get_profile_id_end
+from eelgrid_agent.simulation.spec import get_profile_id_end
 from eelgrid_protos.catalogue.products import CiProfile, GiProfile
 from eelgrid_protos.messages import AccessLevel
 

@@ -20,8 +20,8 @@ from eelgrid_agent.devices.port import (
     ReadingValue,
 )
 from eelgrid_agent.simulation.gpu import SimGpu
-from eelgrid_agent.simulation.part_traits import PartTraits, get_part_traits
 from eelgrid_agent.simulation.power_curve import WorkDone
+from eelgrid_agent.simulation.spec import PartTraits, get_part_traits
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, GpuInstance, Reading
 
 # First driver branch of each: memory without what the driver keeps; power fields and GPM; limit fields; NVLink

@@ -11,22 +11,66 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from eelgrid_agent.devices.port import DeviceError
-from eelgrid_agent.devices.process.adapters import DRIVER_FACTORIES, OpenedDriver
-from eelgrid_agent.devices.process.progress_shm import ProgressBoard
+from eelgrid_agent.devices.port import DeviceError, VisitCallback
 from eelgrid_agent.devices.process.protocol import (
     MAX_OPERATIONS,
     PORT_CALLS,
     FrameError,
     FrameReader,
     PortCall,
+    ProgressBoard,
     encode_error,
     pack_frame,
     pack_json_frame,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDriver:
+    """A driver's devices; `control` makes the other port when it is first needed: most agents only read."""
+
+    device: Any
+    control: Callable[[], Any]
+
+
+DriverFactory = Callable[[str, VisitCallback], OpenedDriver]
+
+
+def _nvml(_argument: str, visit: VisitCallback) -> OpenedDriver:
+    from eelgrid_agent.devices.nvml.device import NvmlDevice
+
+    device = NvmlDevice(visit=visit)
+
+    def control() -> Any:
+        from eelgrid_agent.devices.nvml.control import NvmlControl
+
+        return NvmlControl(device)
+
+    return OpenedDriver(device, control)
+
+
+def _amd(_argument: str, visit: VisitCallback) -> OpenedDriver:
+    from eelgrid_agent.devices.amd.device import AmdControl, AmdDevice
+    from eelgrid_agent.devices.amd.session import load_binding
+
+    device = AmdDevice(load_binding(), visit=visit)
+    return OpenedDriver(device, lambda: AmdControl(device))
+
+
+def _simulated(argument: str, visit: VisitCallback) -> OpenedDriver:
+    from eelgrid_agent.simulation.child_device import SimulatedChildDevice
+
+    device = SimulatedChildDevice(Path(argument), visit)
+    return OpenedDriver(device, device.control)
+
+
+DRIVER_FACTORIES: Mapping[str, DriverFactory] = {"nvml": _nvml, "amd": _amd, "simulated": _simulated}
+
 
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 65536

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings
 from eelgrid_agent.devices.port import (
     SLOW_READINGS,
     CallLatencies,
@@ -35,6 +34,7 @@ from eelgrid_agent.devices.process.supervisor import (
     PortResult,
 )
 from eelgrid_agent.devices.process.watchdog import WatchdogLimits
+from eelgrid_agent.devices.sampler import ExtendedReadings
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
 

@@ -18,12 +18,13 @@ from enum import Enum
 from typing import Any
 
 from eelgrid_agent.devices.port import CallLatencies, DeviceError, DeviceTimeout, Missing, OutcomeUnknown
-from eelgrid_agent.devices.process.progress_shm import CallProgress, ProgressBoard
 from eelgrid_agent.devices.process.protocol import (
     PORT_CALLS,
     CallClass,
+    CallProgress,
     FrameError,
     FrameReader,
+    ProgressBoard,
     decode_error,
     pack_frame,
 )

@@ -8,8 +8,7 @@ restored. Records end only by an executed restore.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from eelgrid_agent.enforce.guard.device_state import DeviceState, apply_outcomes, record_loss
-from eelgrid_agent.enforce.guard.device_step import LimitBounds, step_device
+from eelgrid_agent.enforce.guard.device_step import DeviceState, LimitBounds, apply_outcomes, record_loss, step_device
 from eelgrid_agent.enforce.guard.events import (
     AnnounceEvent,
     CommandFailure,

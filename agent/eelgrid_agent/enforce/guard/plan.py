@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from eelgrid_agent.enforce.guard.core import GuardState, get_limit_bounds, step_guard
-from eelgrid_agent.enforce.guard.device_state import DeviceState
-from eelgrid_agent.enforce.guard.device_step import get_target_limit_w
+from eelgrid_agent.enforce.guard.device_step import DeviceState, get_target_limit_w
 from eelgrid_agent.enforce.guard.events import (
     AnnounceEvent,
     CommandsExecuted,
@@ -27,8 +26,15 @@ from eelgrid_agent.enforce.guard.events import (
     PlanExpired,
     PlanInForce,
 )
-from eelgrid_agent.enforce.guard.plan_validation import PlanContext, ValidatedPlan, map_mig_parents, validate_plan
-from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy, RefusalRule
+from eelgrid_agent.enforce.rules import (
+    GuardLimits,
+    LocalPolicy,
+    PlanContext,
+    RefusalRule,
+    ValidatedPlan,
+    map_mig_parents,
+    validate_plan,
+)
 from eelgrid_protos.messages import (
     AccessLevel,
     ApplyResult,

@@ -212,7 +212,7 @@ def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | 
     from eelgrid_agent.devices.host import MachineHost
     from eelgrid_agent.devices.nvml.control import NvmlControl
     from eelgrid_agent.devices.nvml.device import NvmlDevice
-    from eelgrid_agent.enforce.power.executor import read_driver_origin
+    from eelgrid_agent.enforce.power import read_driver_origin
 
     device, origin = NvmlDevice(), read_driver_origin()
     try:
@@ -237,8 +237,7 @@ def _simulated(file: Path, name: str, seed: int, state: Path | None) -> Iterator
     from eelgrid_agent.simulation import nvml_library
     from eelgrid_agent.simulation.node import SimulatedNode
     from eelgrid_agent.simulation.node_state_file import drop_layouts, load_node_state, save_node_state
-    from eelgrid_agent.simulation.part_traits import PCI_DEVICE_IDS
-    from eelgrid_agent.simulation.spec import load_fleet
+    from eelgrid_agent.simulation.spec import PCI_DEVICE_IDS, load_fleet
 
     specs = load_fleet(file)
     chosen = [spec for spec in specs if name in ("", spec.node_name)]

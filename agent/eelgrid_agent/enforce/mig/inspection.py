@@ -10,9 +10,9 @@ from typing import Any
 
 from eelgrid_agent.devices.port import DeviceError, NoPermission
 from eelgrid_agent.enforce.mig.host import MigHost
-from eelgrid_agent.enforce.mig.journal import MigJournalError, decode_records
+from eelgrid_agent.enforce.mig.journal import InstanceOrigin, MigJournalError, MigRecord, decode_records
 from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_part, resolve_layout
-from eelgrid_agent.enforce.mig.layout_requests import LayoutRequest, MigSubject
+from eelgrid_agent.enforce.mig.layout_requests import LayoutRequest, MigSubject, to_gpu_layout
 from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
 from eelgrid_agent.enforce.mig.partitioner import (
     DescribedStep,
@@ -22,8 +22,6 @@ from eelgrid_agent.enforce.mig.partitioner import (
     describe_steps,
     format_layout,
 )
-from eelgrid_agent.enforce.mig.placement import to_gpu_layout
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigRecord
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import AccessLevel, Gpu, GpuInstance
 

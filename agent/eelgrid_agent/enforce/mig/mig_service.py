@@ -14,11 +14,17 @@ from dataclasses import replace
 from functools import partial
 
 from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort, DeviceTimeout, NoPermission
-from eelgrid_agent.enforce.mig.journal import MigJournal, MigJournalError, MigRecordStore
+from eelgrid_agent.enforce.mig.journal import (
+    MigJournal,
+    MigJournalError,
+    MigRecord,
+    MigRecordStore,
+    TransitionIntent,
+    TransitionPhase,
+)
 from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_layout, resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import MigStep, TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation, ModePending, TransitionLimits, TransitionRunner
-from eelgrid_agent.enforce.mig.transition import MigRecord, TransitionIntent, TransitionPhase
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout, NodeEvent, NodeEventKind
