@@ -19,17 +19,16 @@ from typing import TypeVar
 from bench.mig_device import Crash
 from eelgrid_agent.devices.port import DeviceTimeout, GpuProcess, ModeChange
 from eelgrid_agent.enforce.mig.journal import (
+    MIG_JOURNAL,
     InstanceOrigin,
-    MigJournalUnwritable,
     MigRecord,
-    decode_records,
-    encode_records,
 )
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused, SimCompute, SimInstance
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.operations import OperationKind
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec, SpecError
+from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import MigGeometry, Product
 from eelgrid_protos.messages import AccessLevel, Gpu
@@ -266,13 +265,13 @@ class World:
         self._dies("write")
         if self.chance.random() < self.dangers.unwritable:
             self.disown()
-            raise MigJournalUnwritable("no space left on the disk; make room")
+            raise StateUnwritable("no space left on the disk; make room")
         for record in kept:
             earlier = self.record(record.uuid)
             fell = [] if earlier is None else [s for s, n in earlier.generations.items() if n > record.generation(*s)]
             if fell:
                 self.broken.append(f"generations of {fell} fell in the journal")
-        self.records = decode_records(encode_records(kept))
+        self.records = MIG_JOURNAL.from_bytes(MIG_JOURNAL.to_bytes(kept))
         self._dies("write")
 
     # How

@@ -222,7 +222,7 @@ def test_a_damaged_state_is_told_and_kept(mig):
     code, out, _ = mig("show")
     assert code == 0
     assert "mig.json: " in out
-    assert "`mig apply` puts it aside" in out
+    assert "`mig apply` moves it aside" in out
     code, _, err = mig("apply", "-y", "-l", "0=3g.20gb")
     assert code == 1
     assert "by rule journal: " in err

@@ -31,7 +31,7 @@ from eelgrid_agent.cli import close_output, terminal_width, write_output
 from eelgrid_agent.devices.port import ControlPort, DeviceError, ModeChange, PowerSettings
 from eelgrid_agent.enforce.mig.host import MigHost, MigHostError, open_mig_host
 from eelgrid_agent.enforce.mig.inspection import LayoutPlan, MigInspection, inspect_host
-from eelgrid_agent.enforce.mig.journal import FileMigJournal, MigJournalError
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
 from eelgrid_agent.enforce.mig.layout_requests import (
     LayoutRequest,
     LayoutRequestError,
@@ -53,7 +53,7 @@ from eelgrid_agent.enforce.mig.parted_file import (
 )
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.rules import RefusalRule
-from eelgrid_agent.state_files import StateDirectoryError, lock_state_directory
+from eelgrid_agent.state_files import StateDirectoryError, StateFile, StateFileError, lock_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus
 
@@ -335,7 +335,7 @@ def run_mig_command(arguments: Sequence[str]) -> int:
         NodeStateFileError,
     ) as error:
         return _fail(error, WRONG_USE)
-    except (MigCommandFailed, DeviceError, MigJournalError, StateDirectoryError, TransitionRefused) as error:
+    except (MigCommandFailed, DeviceError, StateFileError, StateDirectoryError, TransitionRefused) as error:
         return _fail(error, FAILED)
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be told.
@@ -534,7 +534,7 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
     executor = LayoutReconciler(
         site.device,
         control,
-        FileMigJournal(site.journal),
+        StateFile(site.journal, MIG_JOURNAL),
         boot_id=lambda: site.boot_id,
         sleep=time.sleep,
         monotonic_s=time.monotonic,

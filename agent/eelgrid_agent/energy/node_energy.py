@@ -13,7 +13,6 @@ a job would be charged is told apart by its having no process.
 """
 
 import asyncio
-import json
 import logging
 import math
 import os
@@ -39,7 +38,7 @@ from eelgrid_agent.energy.metering import DeviceEnergies, EnergyMeter
 from eelgrid_agent.energy.process_owners import ProcessOwner, ProcessOwnerResolver
 from eelgrid_agent.energy.report import NodeEnergyReport, build_report
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
-from eelgrid_agent.state_files import replace_file, set_file_aside
+from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore, StateUnwritable
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import Assignment, EnergyWindow, Gpu, NodeEvent, NodeEventKind
@@ -265,76 +264,71 @@ def _detail(anomaly: OngoingAnomaly, now_ns: int) -> str:
 
 
 _LOG = logging.getLogger("eelgrid.agent")
-_SCHEMA = 1
-# A thousand windows of some 2 kB each, twenty times over.
-_BYTES_MOST = 64 * 1024 * 1024
 _EVERY_S = 2.0
 
 
-class WindowFile:
-    """One node's windows on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def load(self, *, draw_incarnation: Callable[[], int]) -> OutboxState:
-        """What the run before left; a new incarnation where there is nothing, or nothing that can be read."""
-        fresh = OutboxState(incarnation=draw_incarnation())
-        try:
-            raw = self._path.read_bytes()[: _BYTES_MOST + 1]
-        except FileNotFoundError:
-            return fresh
-        except OSError as error:
-            _LOG.warning("event=energy_unread path=%s error=%s", self._path, error)
-            return fresh
-        try:
-            return _read(raw)
-        except (ValueError, KeyError, TypeError, AttributeError, InvalidMessage) as error:
-            try:
-                aside = set_file_aside(self._path)
-            except OSError:
-                aside = self._path
-            _LOG.warning("event=energy_unread path=%s error=%r", aside, error)
-            return fresh
-
-    def store(self, kept: OutboxState) -> None:
-        """On return it is on the disk. Raises OSError."""
-        body = {
-            "schema": _SCHEMA,
-            "incarnation": kept.incarnation,
-            "number": kept.number,
-            "boot": kept.boot,
-            "end_ns": kept.end_ns,
-            "offset_ns": kept.offset_ns,
-            "counters_j": dict(kept.counters_j),
-            "windows": [to_plain(window, brief=True) for window in kept.windows],
-        }
-        replace_file(self._path, json.dumps(body, separators=(",", ":")).encode())
+def _encode_outbox(kept: OutboxState | None) -> dict[str, Any]:
+    assert kept is not None
+    return {
+        "incarnation": kept.incarnation,
+        "number": kept.number,
+        "boot": kept.boot,
+        "end_ns": kept.end_ns,
+        "offset_ns": kept.offset_ns,
+        "counters_j": dict(kept.counters_j),
+        "windows": [to_plain(window, brief=True) for window in kept.windows],
+    }
 
 
-def _read(raw: bytes) -> OutboxState:
-    if len(raw) > _BYTES_MOST:
-        raise ValueError("too long")
-    body: dict[str, Any] = json.loads(raw)
-    if body["schema"] != _SCHEMA:
-        raise ValueError(f"schema {body['schema']}")
-    counters_j = {str(uuid): float(value) for uuid, value in body["counters_j"].items()}
+def _decode_outbox(document: Mapping[str, Any]) -> OutboxState:
+    counters_j = {str(uuid): float(value) for uuid, value in document["counters_j"].items()}
     if not all(map(math.isfinite, counters_j.values())):
-        raise ValueError("counters")
-    offset_ns = body.get("offset_ns")
+        raise ValueError("a counter is not finite")
+    offset_ns = document.get("offset_ns")
+    try:
+        windows = tuple(from_plain(EnergyWindow, window) for window in document["windows"])
+    except InvalidMessage as error:
+        raise ValueError(str(error)) from error
     return OutboxState(
         offset_ns=None if offset_ns is None else int(offset_ns),
-        incarnation=int(body["incarnation"]),
-        number=int(body["number"]),
-        boot=str(body["boot"]),
-        end_ns=int(body["end_ns"]),
+        incarnation=int(document["incarnation"]),
+        number=int(document["number"]),
+        boot=str(document["boot"]),
+        end_ns=int(document["end_ns"]),
         counters_j=counters_j,
-        windows=tuple(from_plain(EnergyWindow, window) for window in body["windows"]),
+        windows=windows,
     )
 
 
-async def write_periodically(outbox: EnergyOutbox, file: WindowFile) -> None:
-    """Write the outbox down whenever it changed, until cancelled; then its open window is closed and written, too."""
+OutboxStore = StateStore[OutboxState | None]
+
+ENERGY_OUTBOX: StateFormat[OutboxState | None] = StateFormat(
+    title="energy outbox",
+    schema=1,
+    encode=_encode_outbox,
+    decode=_decode_outbox,
+    empty=lambda: None,
+    # A thousand windows of some 2 kB each, twenty times over.
+    bytes_most=64 * 1024 * 1024,
+    damage_remedy="the energy windows in it are lost to the ledger",
+    write_consequence="a crash would lose windows that the controller has not acknowledged",
+    indent=None,
+    ends_line=False,
+)
+
+
+def load_outbox_state(store: OutboxStore, *, draw_incarnation: Callable[[], int]) -> OutboxState:
+    """Returns what the previous run left, or the state of a new incarnation where nothing can be read."""
+    fresh = OutboxState(incarnation=draw_incarnation())
+    try:
+        return store.load() or fresh
+    except StateFileError as error:
+        _LOG.warning("event=energy_unread path=%s error=%r", error.path, str(error))
+        return fresh
+
+
+async def write_periodically(outbox: EnergyOutbox, store: OutboxStore) -> None:
+    """Stores the outbox whenever it changed, until cancelled; then closes its open window and stores that as well."""
     written, is_told, refused = outbox.windows.changes, False, 0
     try:
         while True:
@@ -350,8 +344,8 @@ async def write_periodically(outbox: EnergyOutbox, file: WindowFile) -> None:
             if changes == written:
                 continue
             try:
-                await asyncio.to_thread(file.store, outbox.kept())
-            except OSError as error:
+                await asyncio.to_thread(store.store, outbox.kept())
+            except StateUnwritable as error:
                 if not is_told:
                     _LOG.warning("event=energy_unwritten error=%s action=again", error)
                 is_told = True
@@ -360,6 +354,6 @@ async def write_periodically(outbox: EnergyOutbox, file: WindowFile) -> None:
     finally:
         outbox.close()
         try:
-            file.store(outbox.kept())
-        except OSError as error:
+            store.store(outbox.kept())
+        except StateUnwritable as error:
             _LOG.warning("event=energy_unwritten error=%s", error)

@@ -5,11 +5,10 @@ written, later writes are skipped until one can; restores need no journal. A dev
 again in the batch. A module directory of the kernel is renumbered on each load, which identifies the driver load.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from eelgrid_agent.devices.port import (
     ControlPort,
@@ -41,92 +40,11 @@ from eelgrid_agent.enforce.guard.events import (
     WriteJournal,
 )
 from eelgrid_agent.enforce.rules import GuardLimits
-from eelgrid_agent.state_files import replace_file, set_file_aside
+from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore
 
-_SCHEMA = 1
 # A record is under 1 kB and a node has 64 devices at most.
 _BYTES_MOST = 262_144
 _RECORDS_MOST = 256
-
-
-class PowerJournalError(Exception):
-    """The journal cannot be relied on."""
-
-
-class PowerJournalCorrupt(PowerJournalError):
-    """The file is no journal; it was kept aside."""
-
-
-class PowerJournalUnwritable(PowerJournalError):
-    """The journal cannot be read or written at all."""
-
-
-class PowerJournal(Protocol):
-    """Keeps the records of the devices that are changed."""
-
-    def load(self) -> tuple[DeviceRecord, ...]:
-        """What was stored last; nothing where nothing ever was. Raises JournalError."""
-
-    def store(self, records: tuple[DeviceRecord, ...]) -> None:
-        """Keeps exactly these; they are on the disk when this returns. Raises JournalError."""
-
-
-class MemoryPowerJournal:
-    """The journal of simulated devices, which end with the process as it does."""
-
-    def __init__(self) -> None:
-        self._records: tuple[DeviceRecord, ...] = ()
-
-    def load(self) -> tuple[DeviceRecord, ...]:
-        """The records."""
-        return self._records
-
-    def store(self, records: tuple[DeviceRecord, ...]) -> None:
-        """Replaces them."""
-        self._records = records
-
-
-class FilePowerJournal:
-    """The journal in one file of the state directory, which must exist."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def load(self) -> tuple[DeviceRecord, ...]:
-        """The records; a file that cannot be understood is moved aside first, so that the next start is clean."""
-        try:
-            with self._path.open("rb") as file:
-                raw = file.read(_BYTES_MOST + 1)
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise PowerJournalUnwritable(f"{self._path}: {error.strerror}; make it readable for the agent") from error
-        try:
-            return _decoded(raw)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            aside = self._set_aside()
-            raise PowerJournalCorrupt(
-                f"{self._path} is no settings journal ({error}); it was kept as {aside}: see in it which devices were "
-                f"changed, put their limits back by hand (nvidia-smi -pl, -rgc), then start the agent again"
-            ) from error
-
-    def store(self, records: tuple[DeviceRecord, ...]) -> None:
-        """Replaces the file."""
-        body = json.dumps({"schema": _SCHEMA, "devices": [_plain(record) for record in records]}, indent=1)
-        try:
-            replace_file(self._path, f"{body}\n".encode())
-        except OSError as error:
-            raise PowerJournalUnwritable(
-                f"{self._path}: {error.strerror}; make room and let the agent write there: nothing is set without it"
-            ) from error
-
-    def _set_aside(self) -> Path:
-        try:
-            return set_file_aside(self._path)
-        except OSError as error:
-            raise PowerJournalUnwritable(
-                f"{self._path} is corrupt, and {error.strerror}; move it away by hand"
-            ) from error
 
 
 def _plain(record: DeviceRecord) -> dict[str, Any]:
@@ -142,15 +60,10 @@ def _plain(record: DeviceRecord) -> dict[str, Any]:
     }
 
 
-def _decoded(raw: bytes) -> tuple[DeviceRecord, ...]:
-    if len(raw) > _BYTES_MOST:
-        raise ValueError(f"it is longer than {_BYTES_MOST} bytes")
-    document = json.loads(raw)
-    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-        raise ValueError(f"its schema is not {_SCHEMA}")
+def _decode(document: Mapping[str, Any]) -> tuple[DeviceRecord, ...]:
     devices = document["devices"]
     if not isinstance(devices, list) or len(devices) > _RECORDS_MOST:
-        raise ValueError(f"devices is no list of at most {_RECORDS_MOST}")
+        raise ValueError(f"devices is not a list of at most {_RECORDS_MOST}")
     records = tuple(_record(device) for device in devices)
     if len({record.gpu_uuid for record in records}) < len(records):
         raise ValueError("a device is listed twice")
@@ -191,6 +104,23 @@ def _watts(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0.0:
         raise TypeError(f"{value!r} is no power")
     return float(value)
+
+
+PowerJournal = StateStore[tuple[DeviceRecord, ...]]
+
+POWER_JOURNAL: StateFormat[tuple[DeviceRecord, ...]] = StateFormat(
+    title="journal of power settings",
+    schema=1,
+    encode=lambda records: {"devices": [_plain(record) for record in records]},
+    decode=_decode,
+    empty=tuple,
+    bytes_most=_BYTES_MOST,
+    damage_remedy=(
+        "look up in it which devices were changed, put their limits back by hand (nvidia-smi -pl, -rgc), "
+        "then start the agent again"
+    ),
+    write_consequence="nothing is set without it",
+)
 
 
 _FAILURES: tuple[tuple[type[DeviceError], CommandFailure], ...] = (
@@ -266,13 +196,13 @@ class PowerExecutor:
         return tuple(outcomes)
 
     def load(self) -> tuple[DeviceRecord, ...]:
-        """The journal, for the guard's start; raises JournalError."""
+        """The journal, for the guard's start; raises StateFileError."""
         return self._journal.load()
 
     def _store(self, records: tuple[DeviceRecord, ...]) -> str:
         try:
             self._journal.store(records)
-        except PowerJournalError as error:
+        except StateFileError as error:
             return str(error)
         return ""
 

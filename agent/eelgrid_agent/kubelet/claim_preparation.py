@@ -13,7 +13,7 @@ be undone stays as left over, to be tried again. A file that is no journal is pu
 nothing is guessed from it: what claims hold then is protected by its processes and by the leases in
 the layouts' own journal, and nothing that stands is taken for ours to remove.
 
-ClaimJournalError         the journal cannot be read or written, so nothing may be changed
+StateFileError         the journal cannot be read or written, so nothing may be changed
 
 Theory (CDI). A container runtime finds a device by `nvidia.com/gpu=UUID` in the specifications of its
 folders. NVIDIA's tools write these for what stood when they ran; an instance that was made a
@@ -33,7 +33,6 @@ from typing import Any, NamedTuple, Protocol
 import yaml
 
 from eelgrid_agent.devices.port import DeviceError
-from eelgrid_agent.enforce.mig.journal import MigJournalError
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation
 from eelgrid_agent.kubelet.resource_slices import (
@@ -48,7 +47,15 @@ from eelgrid_agent.kubelet.resource_slices import (
     parse_placement,
     placements_overlap,
 )
-from eelgrid_agent.state_files import replace_file, set_file_aside
+from eelgrid_agent.state_files import (
+    MemoryState,
+    StateDamaged,
+    StateFile,
+    StateFileError,
+    StateFormat,
+    StateStore,
+    replace_file,
+)
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.dra_api import ClaimReference, PreparedDevice
@@ -196,8 +203,7 @@ class CdiFolder:
         content = json.dumps({"cdiVersion": _CDI_VERSION, "kind": CDI_KIND, "devices": devices}, indent=1).encode()
         if not self._path.exists() or self._path.read_bytes() != content:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, content)
-            self._path.chmod(_CDI_FILE_MODE)
+            replace_file(self._path, content, mode=_CDI_FILE_MODE)
 
     def _named(self) -> set[str]:
         found: set[str] = set()
@@ -219,14 +225,6 @@ def _read_device_names(path: Path) -> set[str]:
         return {str(one["name"]) for one in document["devices"]}
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return set()
-
-
-_SCHEMA = 1
-_BYTES_MOST = 4 * 2**20
-
-
-class ClaimJournalError(Exception):
-    """The journal cannot be read or written; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,73 +255,57 @@ class ClaimJournalState:
     left: tuple[str, ...] = ()
 
 
+def _encode_claims(kept: ClaimJournalState) -> dict[str, Any]:
+    return {"claims": [asdict(claim) for _, claim in sorted(kept.claims.items())], "left": list(kept.left)}
+
+
+def _decode_claims(document: Mapping[str, Any]) -> ClaimJournalState:
+    claims = [
+        PreparedClaim(**{**claim, "devices": tuple(ClaimDevice(**one) for one in claim["devices"])})
+        for claim in document["claims"]
+    ]
+    return ClaimJournalState(claims={claim.uid: claim for claim in claims}, left=tuple(map(str, document["left"])))
+
+
+CLAIM_JOURNAL: StateFormat[ClaimJournalState] = StateFormat(
+    title="journal of claims",
+    schema=1,
+    encode=_encode_claims,
+    decode=_decode_claims,
+    empty=lambda: ClaimJournalState(claims={}),
+    bytes_most=4 * 2**20,
+    damage_remedy="devices that exist are left as they are",
+    write_consequence="no claim is prepared before",
+    ends_line=False,
+)
+
+
 class ClaimJournal:
-    """A file of the state directory; without a path nothing outlives the process."""
+    """The claims of this node, in a file of the state directory, or in memory without a path."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._file: StateStore[ClaimJournalState] = (
+            MemoryState(ClaimJournalState(claims={})) if path is None else StateFile(path, CLAIM_JOURNAL)
+        )
         self._kept: ClaimJournalState | None = None
-        # Of a file that was put aside.
+        # What was wrong with a file that was moved aside.
         self.problem = ""
 
     @property
     def kept(self) -> ClaimJournalState:
-        """What was stored last. Raises ClaimsUnkept."""
+        """The state that was stored last; empty after a damaged file was moved aside. Raises StateFileError."""
         if self._kept is None:
-            self._kept = self._read()
+            try:
+                self._kept = self._file.load()
+            except StateDamaged as damaged:
+                self.problem, self._kept = str(damaged), ClaimJournalState(claims={})
         return self._kept
 
     def store(self, kept: ClaimJournalState) -> None:
-        """On return it survives a power cut. Raises ClaimsUnkept."""
-        if self._path is not None and kept != self._kept:
-            claims = [asdict(claim) for _, claim in sorted(kept.claims.items())]
-            content = json.dumps({"schema": _SCHEMA, "claims": claims, "left": list(kept.left)}, indent=1)
-            try:
-                replace_file(self._path, content.encode())
-            except OSError as error:
-                raise ClaimJournalError(
-                    f"{self._path}: {error.strerror}; make room and let the agent write it"
-                ) from error
-        self._kept = kept
-
-    def _read(self) -> ClaimJournalState:
-        empty = ClaimJournalState(claims={})
-        if self._path is None:
-            return empty
-        try:
-            with self._path.open("rb") as file:
-                content = file.read(_BYTES_MOST + 1)
-        except FileNotFoundError:
-            return empty
-        except OSError as error:
-            raise ClaimJournalError(f"{self._path}: {error.strerror}; let the agent read it") from error
-        try:
-            return _decoded(content)
-        except (ValueError, KeyError, TypeError) as error:
-            self.problem = (
-                f"{self._path} is no journal of claims ({error}); it is kept as {self._put_aside(self._path)}"
-            )
-            return empty
-
-    @staticmethod
-    def _put_aside(path: Path) -> Path:
-        try:
-            return set_file_aside(path)
-        except OSError as error:
-            raise ClaimJournalError(f"{path}: is no journal, and {error.strerror}; remove it") from error
-
-
-def _decoded(content: bytes) -> ClaimJournalState:
-    if len(content) > _BYTES_MOST:
-        raise ValueError(f"it has more than {_BYTES_MOST} bytes")
-    found = json.loads(content)
-    if found["schema"] != _SCHEMA:
-        raise ValueError(f"schema {found['schema']}")
-    claims = [
-        PreparedClaim(**{**claim, "devices": tuple(ClaimDevice(**one) for one in claim["devices"])})
-        for claim in found["claims"]
-    ]
-    return ClaimJournalState(claims={claim.uid: claim for claim in claims}, left=tuple(map(str, found["left"])))
+        """Replaces the state where it changed; on return it survives a power cut. Raises StateUnwritable."""
+        if kept != self._kept:
+            self._file.store(kept)
+            self._kept = kept
 
 
 _LOG = logging.getLogger("eelgrid.agent")
@@ -373,7 +355,7 @@ class ClaimPreparer:
         self._is_leased = True
 
     def claims(self) -> Mapping[str, PreparedClaim]:
-        """What is ready, by uid. Raises ClaimsUnkept."""
+        """What is ready, by uid. Raises StateFileError."""
         return self._journal.kept.claims
 
     def start(self) -> None:
@@ -382,7 +364,7 @@ class ClaimPreparer:
             kept = self._journal.kept
             if self._journal.problem:
                 _LOG.warning("event=claims_unknown reason=%r", self._journal.problem)
-        except ClaimJournalError as error:
+        except StateFileError as error:
             _LOG.warning("event=claims_unknown reason=%r", str(error))
             return
         # Where nothing is claimed, nothing is leased but what assignments hold.
@@ -393,9 +375,9 @@ class ClaimPreparer:
         """The devices of a claim, standing and held; `claim` may lack where it is in the journal. Raises ClaimRefused."""
         try:
             return self._ready(asked, claim)
-        except ClaimJournalError as error:
+        except StateFileError as error:
             raise ClaimUnpreparable(f"nothing is changed before it can be written down: {error}") from error
-        except (DeviceError, TransitionRefused, MigJournalError, OSError) as error:
+        except (DeviceError, TransitionRefused, OSError) as error:
             raise ClaimUnpreparable(str(error)) from error
 
     def undo(self, asked: ClaimReference) -> None:
@@ -409,7 +391,7 @@ class ClaimPreparer:
             made = tuple(one.device for one in entry.devices if one.is_made)
             self._journal.store(ClaimJournalState(claims=rest, left=tuple(dict.fromkeys((*kept.left, *made)))))
             self._is_leased = False
-        except ClaimJournalError as error:
+        except StateFileError as error:
             raise ClaimUnpreparable(f"nothing is changed before it can be written down: {error}") from error
         _LOG.info("event=claim_undone claim=%s/%s uid=%s", asked.namespace, asked.name, asked.uid)
         self.tidy()
@@ -424,7 +406,7 @@ class ClaimPreparer:
             left = tuple(name for name in kept.left if not self._is_gone(name, held))
             if left != kept.left:
                 self._journal.store(replace(kept, left=left))
-        except (ClaimJournalError, ClaimUnpreparable, DeviceError, OSError) as error:
+        except (StateFileError, ClaimUnpreparable, DeviceError, OSError) as error:
             _LOG.warning("event=claims_untended reason=%r", str(error))
 
     # Making
@@ -515,7 +497,7 @@ class ClaimPreparer:
         try:
             look = self._devices.look(gpu.uuid)
             layout = build_layout_without(look.gpu, self._devices.geometry(gpu.uuid), place, foreign=look.foreign)
-        except (TransitionRefused, DeviceError, ClaimUnpreparable, MigJournalError):
+        except (TransitionRefused, DeviceError, ClaimUnpreparable, StateFileError):
             return False
         result = self._devices.apply(layout)
         self._changed()

@@ -33,7 +33,6 @@ from eelgrid_agent.enforce.mig.runner import MigObservation
 from eelgrid_agent.kubelet.claim_preparation import (
     CdiFolder,
     ClaimJournal,
-    ClaimJournalError,
     ClaimPreparer,
     ClaimUnpreparable,
 )
@@ -49,6 +48,7 @@ from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, GpuConditionTracke
 from eelgrid_agent.node.config import AgentConfig
 from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.state_files import StateFileError
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.dra_api import (
@@ -345,7 +345,7 @@ class DraDriver:
             try:
                 outcomes[asked.uid] = await self._made_ready(asked)
                 self.ready_total += 1
-            except (ClaimUnpreparable, ClaimJournalError, ApiError) as error:
+            except (ClaimUnpreparable, StateFileError, ApiError) as error:
                 self.refused_total += 1
                 outcomes[asked.uid] = f"claim {asked.namespace}/{asked.name}: {error}"
                 _LOG.warning("event=claim_refused claim=%s/%s reason=%r", asked.namespace, asked.name, str(error))

@@ -18,7 +18,6 @@ NodeStateFileError               the file does not describe this node
 """
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,13 @@ from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.mig import DriverRefused
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import NodeSpec
+from eelgrid_agent.state_files import replace_file
 from eelgrid_protos.messages import AccessLevel
 
 _SCHEMA = 1
 _BYTES_MOST = 4 * 1024 * 1024
+# People read and edit the file.
+_MODE = 0o644
 _RIGHTS = {level.name.lower(): level for level in AccessLevel if level is not AccessLevel.UNSPECIFIED}
 
 
@@ -51,10 +53,8 @@ def save_node_state(node: SimulatedNode, path: Path) -> None:
         "rights": node.operations.rights.name.lower(),
         "gpus": [_gpu_out(gpu) for gpu in node.devices],
     }
-    fresh = path.with_name(path.name + ".new")
     try:
-        fresh.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        os.replace(fresh, path)  # noqa: PTH105
+        replace_file(path, (json.dumps(document, indent=1) + "\n").encode(), mode=_MODE)
     except OSError as error:
         raise NodeStateFileError(f"{path}: cannot be written ({error.strerror}); make it writable") from None
 

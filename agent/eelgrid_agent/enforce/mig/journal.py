@@ -2,7 +2,7 @@
 
 A change is stored before it is visible, so a journal that cannot be written stops the step that needs it.
 
-MigJournalError             the journal is unreliable, so nothing may be changed
+StateFileError             the journal is unreliable, so nothing may be changed
 ├── MigJournalCorrupt       the file is not a journal; it is set aside and nothing is guessed
 └── MigJournalUnwritable    the disk is full or this user may not write
 """
@@ -13,12 +13,11 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout, build_layout, read_layout, read_part
-from eelgrid_agent.state_files import replace_file, set_file_aside
+from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore
 from eelgrid_protos.messages import Gpu
 
 # Profile id and start of an instance.
@@ -230,130 +229,42 @@ def _raise(generations: dict[SliceSpan, int], start: int, size: int) -> None:
     generations[start, size] = generations.get((start, size), 0) + 1
 
 
-_SCHEMA = 1
 # A node of 64 devices with every span ever used is under half of this.
 _BYTES_MOST = 4 * 2**20
 
 
-class MigJournalError(Exception):
-    """The journal cannot be relied on."""
+def _encode(records: Iterable[MigRecord]) -> dict[str, Any]:
+    gpus = [_record_out(record) for record in records]
+    return {"crc32": _checksum(gpus), "gpus": gpus}
 
 
-class MigJournalCorrupt(MigJournalError):
-    """The file is no journal."""
-
-
-class MigJournalUnwritable(MigJournalError):
-    """The journal cannot be written."""
-
-
-class MigJournal(Protocol):
-    """Where records are kept."""
-
-    def load(self) -> tuple[MigRecord, ...]:
-        """What was stored last; nothing where nothing ever was. Raises JournalError."""
-
-    def store(self, records: Iterable[MigRecord]) -> None:
-        """Keeps these in place of what was kept; on return they survive a power cut. Raises JournalUnwritable."""
-
-
-class MemoryMigJournal:
-    """A journal that ends with the process: for simulated devices, which end with it too, and where nothing is enforced."""
-
-    def __init__(self) -> None:
-        self._records: tuple[MigRecord, ...] = ()
-
-    def load(self) -> tuple[MigRecord, ...]:
-        """What was stored last."""
-        return self._records
-
-    def store(self, records: Iterable[MigRecord]) -> None:
-        """Keeps these."""
-        self._records = tuple(records)
-
-
-class FileMigJournal:
-    """A journal in a file of the agent's state directory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def load(self) -> tuple[MigRecord, ...]:
-        """What was stored last; a file that is no journal is moved aside, once, and JournalCorrupt says where."""
-        try:
-            with self._path.open("rb") as file:
-                content = file.read(_BYTES_MOST + 1)
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise MigJournalError(f"{self._path}: {error.strerror}; let the agent read it") from error
-        try:
-            return decode_records(content)
-        except MigJournalCorrupt as corrupt:
-            aside = self._set_aside()
-            remedy = f"it is kept as {aside}; put back a good one, or restart the agent to adopt what stands"
-            raise MigJournalCorrupt(f"{self._path}: {corrupt}; {remedy}") from None
-
-    def store(self, records: Iterable[MigRecord]) -> None:
-        """Replaces the file."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, encode_records(records))
-        except OSError as error:
-            detail = f"{self._path}: {error.strerror}; make room and let the agent write it: nothing is changed before"
-            raise MigJournalUnwritable(detail) from error
-
-    def _set_aside(self) -> Path:
-        try:
-            return set_file_aside(self._path)
-        except OSError as error:
-            raise MigJournalCorrupt(f"{self._path}: is no journal, and {error.strerror}; remove it") from error
-
-
-def encode_records(records: Iterable[MigRecord]) -> bytes:
-    """The file's content."""
-    gpus = [
-        {
-            "uuid": record.uuid,
-            "boot_id": record.boot_id,
-            "target": _layout_out(record.target),
-            "intent": None
-            if record.intent is None
-            else {
-                "phase": record.intent.phase.value,
-                "before": _layout_out(record.intent.before),
-                "wanted": _layout_out(record.intent.wanted),
-                "tries": record.intent.tries,
-            },
-            "known": [[*place, origin.value] for place, origin in sorted(record.known.items())],
-            "generations": [[*span, count] for span, count in sorted(record.generations.items())],
-            "leases": sorted([lease.uuid, lease.generation] for lease in record.leases),
-            "repairs": record.repairs,
-            "gave_up": record.gave_up,
-        }
-        for record in records
-    ]
-    return (json.dumps({"schema": _SCHEMA, "crc32": _checksum(gpus), "gpus": gpus}, indent=1) + "\n").encode()
-
-
-def decode_records(content: bytes) -> tuple[MigRecord, ...]:
-    """The records in a file's content; raises JournalCorrupt."""
-    if len(content) > _BYTES_MOST:
-        raise MigJournalCorrupt(f"has more than {_BYTES_MOST} bytes")
-    try:
-        document = json.loads(content)
-    except ValueError as error:
-        raise MigJournalCorrupt(f"is no JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-        schema = document.get("schema") if isinstance(document, dict) else None
-        raise MigJournalCorrupt(f"has schema {schema!r} and this version reads {_SCHEMA}")
-    # A digit that flipped on the disk must not decide which instance is whose.
+def _decode(document: Mapping[str, Any]) -> tuple[MigRecord, ...]:
+    # A bit that flipped on the disk must not decide which instance belongs to whom.
     if document.get("crc32") != _checksum(document.get("gpus")):
-        raise MigJournalCorrupt("does not have the checksum that it was written with")
-    try:
-        return tuple(_record_in(fields) for fields in document["gpus"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise MigJournalCorrupt(f"a record is not as this version writes it: {error!r}") from error
+        raise ValueError("the checksum does not match")
+    return tuple(_record_in(fields) for fields in document["gpus"])
+
+
+def _record_out(record: MigRecord) -> dict[str, Any]:
+    intent = record.intent
+    return {
+        "uuid": record.uuid,
+        "boot_id": record.boot_id,
+        "target": _layout_out(record.target),
+        "intent": None
+        if intent is None
+        else {
+            "phase": intent.phase.value,
+            "before": _layout_out(intent.before),
+            "wanted": _layout_out(intent.wanted),
+            "tries": intent.tries,
+        },
+        "known": [[*place, origin.value] for place, origin in sorted(record.known.items())],
+        "generations": [[*span, count] for span, count in sorted(record.generations.items())],
+        "leases": sorted([lease.uuid, lease.generation] for lease in record.leases),
+        "repairs": record.repairs,
+        "gave_up": record.gave_up,
+    }
 
 
 def _checksum(gpus: object) -> int:
@@ -422,32 +333,46 @@ def _text(value: object) -> str:
     return value
 
 
+MigJournal = StateStore[tuple[MigRecord, ...]]
+
+MIG_JOURNAL: StateFormat[tuple[MigRecord, ...]] = StateFormat(
+    title="MIG journal",
+    schema=1,
+    encode=_encode,
+    decode=_decode,
+    empty=tuple,
+    bytes_most=_BYTES_MOST,
+    damage_remedy="put back a good one, or restart the agent to adopt the layouts that exist",
+    write_consequence="nothing is changed before",
+)
+
+
 class MigRecordStore:
     """What the journal holds."""
 
     def __init__(self, journal: MigJournal) -> None:
         self._journal = journal
         self._records: dict[str, MigRecord] | None = None
-        self._unread: MigJournalError | None = None
+        self._unread: StateFileError | None = None
         self._lock = threading.Lock()
 
     def get(self, uuid: str) -> MigRecord:
-        """The record of a device; an empty one where none was ever kept. Raises JournalError."""
+        """The record of a device; an empty one where none was ever kept. Raises StateFileError."""
         with self._lock:
             return self._loaded().get(uuid) or MigRecord(uuid=uuid)
 
     def put(self, record: MigRecord) -> MigRecord:
-        """Keeps a record and returns it; what is already kept costs nothing. Raises JournalError."""
+        """Keeps a record and returns it; what is already kept costs nothing. Raises StateFileError."""
         with self._lock:
             records = self._loaded()
             if records.get(record.uuid) != record:
                 after = {**records, record.uuid: record}
-                self._journal.store(after.values())
+                self._journal.store(tuple(after.values()))
                 self._records = after
         return record
 
     def all(self) -> tuple[MigRecord, ...]:
-        """Every record. Raises JournalError."""
+        """Every record. Raises StateFileError."""
         with self._lock:
             return tuple(self._loaded().values())
 
@@ -457,7 +382,7 @@ class MigRecordStore:
         if self._records is None:
             try:
                 self._records = {record.uuid: record for record in self._journal.load()}
-            except MigJournalError as error:
+            except StateFileError as error:
                 self._unread = error
                 raise
         return self._records

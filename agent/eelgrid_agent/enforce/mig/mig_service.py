@@ -16,7 +16,6 @@ from functools import partial
 from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort, DeviceTimeout, NoPermission
 from eelgrid_agent.enforce.mig.journal import (
     MigJournal,
-    MigJournalError,
     MigRecord,
     MigRecordStore,
     TransitionIntent,
@@ -26,6 +25,7 @@ from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_layo
 from eelgrid_agent.enforce.mig.partitioner import MigStep, TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation, ModePending, TransitionLimits, TransitionRunner
 from eelgrid_agent.enforce.rules import RefusalRule
+from eelgrid_agent.state_files import StateFileError
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout, NodeEvent, NodeEventKind
 
@@ -190,7 +190,7 @@ class LayoutReconciler:
             return _result(uuid, ApplyStatus.REFUSED, refused.detail, refused.rule)
         except NoPermission as error:
             return _result(uuid, ApplyStatus.REFUSED, str(error), RefusalRule.NO_PERMISSION)
-        except MigJournalError as error:
+        except StateFileError as error:
             return _result(uuid, ApplyStatus.FAILED, str(error), RefusalRule.JOURNAL)
         except DeviceError as error:
             return _result(uuid, ApplyStatus.FAILED, str(error), RefusalRule.DEVICE)
@@ -472,7 +472,7 @@ class MigService:
         listed = tuple(gpus)
         try:
             return tuple(map(self.executor.stamped, listed))
-        except MigJournalError:
+        except StateFileError:
             return listed
 
     def take_events(self) -> tuple[NodeEvent, ...]:
@@ -521,7 +521,7 @@ class MigService:
         """Whether it was done; a journal that fails is told once, a driver that is away shows in the quick looks."""
         try:
             act()
-        except MigJournalError as error:
+        except StateFileError as error:
             self._tell(str(error))
             return False
         except (DeviceError, TransitionRefused):
