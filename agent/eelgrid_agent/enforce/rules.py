@@ -122,23 +122,6 @@ class RefusalRule(StrEnum):
     DEVICE = "device"
 
 
-# A layout that waits has an alert of its own (EelgridMigPlanStuck).
-LAYOUT_ONLY_RULES = frozenset(
-    (
-        RefusalRule.FOREIGN,
-        RefusalRule.GEOMETRY,
-        RefusalRule.MODE,
-        RefusalRule.PENDING,
-        RefusalRule.LOST,
-        RefusalRule.IN_USE,
-        RefusalRule.CAPACITY,
-        RefusalRule.SERIAL,
-    )
-)
-# As it is meant, or over with the next cycles.
-TRANSIENT_RULES = frozenset((RefusalRule.OBSERVE_ONLY, RefusalRule.HYSTERESIS, RefusalRule.SLEW))
-
-
 _NOWHERE = "this node has no such GPU; plan on its newest inventory"
 _OBSERVED = "observe-only: seen, nothing written to the device"
 

@@ -248,11 +248,6 @@ class AgentNode:
         return self._identity.node_name
 
     @property
-    def events_waiting(self) -> int:
-        """Events that the controller may not have."""
-        return len(self._events)
-
-    @property
     def uncounted_s(self) -> float:
         """Device-seconds whose energy is in no total."""
         return self._sampler.uncounted_s
