@@ -177,7 +177,7 @@ def build_simulated_node(
 def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
     """The nodes of the fleet file: one goes through the NVML binding, several through the device port.
 
-    Raises FleetFileError, SpecError and NotEnforceable.
+    Raises FleetFileError, SpecError and BudgetNotEnforceable.
     """
     assert config.simulate is not None
     specs = load_fleet(config.simulate)
@@ -279,7 +279,7 @@ def _device_plugins(
 
 
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
-    """Without a driver the node has no GPUs, says so and asks again. Raises NotEnforceable."""
+    """Without a driver the node has no GPUs, says so and asks again. Raises BudgetNotEnforceable."""
     stack = ExitStack()
     driver, slow_driver = DriverThread(), DriverThread()
     device, first = await _opened(config.vendor, driver)

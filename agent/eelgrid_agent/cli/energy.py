@@ -1,13 +1,11 @@
 """`eelgrid-agent energy`: queries a running agent for energy by owner and prints a table or JSON.
 
-EnergyCommandError                 the command cannot do what it was told
-├── EnergyUsageError               the flags are wrong, or mean no node of that agent
-└── Failed                   the agent cannot be asked
+On a terminal that is too narrow, the last column goes to a line of its own; into a file or a pipe (`width` None) every
+row is one line. Joules are printed to the millijoule, so that they can be added up.
 
-On a terminal that is too narrow, the last column goes to a line of its own;
-into a file or a pipe (`width` None) every row is one line. Joules are printed
-to the millijoule, so that they can be added up. Knows messages and nothing of
-how they came here.
+EnergyCommandError                 the command failed
+├── EnergyUsageError               the flags are wrong, or name no node of that agent
+└── EnergyCommandFailed            the agent cannot be reached or does not answer
 """
 
 import argparse
@@ -249,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _asked(flags: argparse.Namespace) -> tuple[Inventory, GetNodeEnergyResponse]:
-    """The node and its answer; raises UsageError, Failed, ConfigError and ListenError."""
+    """The node and its answer; raises EnergyUsageError, EnergyCommandFailed, ConfigError and ListenError."""
     with open_blocking_channel(flags.address, tls=read_tls_flags(flags), insecure=flags.insecure) as channel:
         node = build_client(NODE_SERVICE, channel)
         try:

@@ -1,19 +1,18 @@
-"""`eelgrid-agent mig`: show and change the MIG layouts of this node by hand.
+"""`eelgrid-agent mig`: shows and changes the MIG layouts of this node by hand.
 
-    mig show    what stands, who uses it, and what is wanted of it
+    mig show    the layouts that exist, who uses them, and what is requested
     mig plan    the steps to a layout, and why each is taken
-    mig apply   the steps carried out
-    mig assert  whether a layout stands
-    mig export  what stands, as a mig-parted configuration file
+    mig apply   carries out the steps
+    mig assert  whether a layout exists
+    mig export  the existing layouts as a mig-parted configuration file
 
-Owns the flags, the question before a change and the exit codes: 0 done, 1 it
-failed or a rule refuses it, 2 wrong use, 3 an assertion that does not hold.
-Errors are one line on stderr and say what to do next. Decides nothing about
-layouts.
+Defines the flags, the confirmation before a change and the exit codes: 0 done, 1 failed or refused by a rule, 2 wrong
+use, 3 an assertion that does not hold. Errors are one line on stderr and say what to do next. Layouts themselves are
+decided in `eelgrid_agent.enforce.mig`.
 
-MigCommandError              the command cannot do what it was told
+MigCommandError              the command failed
 ├── MigUsageError            the flags are wrong, or do not go together
-└── MigCommandFailed          a rule refuses it, or it did not work
+└── MigCommandFailed         a rule refuses it, or it did not work
 """
 
 import argparse
@@ -425,7 +424,7 @@ def _entries(flags: argparse.Namespace) -> tuple[PartedEntry, ...]:
 
 
 def _asks(flags: argparse.Namespace, *, needed: bool) -> bool:
-    """Whether the flags want anything; raises UsageError."""
+    """Whether the flags want anything; raises MigUsageError."""
     if flags.file is not None and flags.layout:
         raise MigUsageError("FILE and --layout: both say what is wanted; give one of them")
     if flags.config is not None and flags.file is None:
@@ -501,7 +500,7 @@ def _tell_notes(inspection: MigInspection) -> None:
 
 
 def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequence[LayoutPlan]) -> None:
-    """Raises Failed before anything is changed where one of the plans cannot be had."""
+    """Raises MigCommandFailed before anything is changed where one of the plans cannot be had."""
     for plan in plans:
         barred = inspection.barred(plan)
         rule, detail = (plan.rule, plan.detail) if plan.refused else (RefusalRule.NO_PERMISSION.value, barred)
@@ -514,7 +513,7 @@ def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequenc
 
 
 def _confirm(flags: argparse.Namespace, plans: Sequence[LayoutPlan]) -> None:
-    """Asks before anything is changed; raises UsageError where the answer is not yes."""
+    """Asks before anything is changed; raises MigUsageError where the answer is not yes."""
     steps = sum(len(plan.steps) for plan in plans)
     if flags.yes or not steps:
         return

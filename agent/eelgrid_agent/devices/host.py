@@ -1,12 +1,9 @@
 """Host port: CPU, memory, disks, network and RAPL energy of the machine that holds the GPUs.
 
-Theory (RAPL). Linux shows one folder for each zone, `intel-rapl:0` for a package and
-`intel-rapl:0:1` for a part of it, also on AMD. Packages are summed for the
-CPU, zones named dram for memory; psys and the parts core and uncore lie inside
-or across others and would be counted twice. A counter wraps at its own
-`max_energy_range_uj`, within minutes on a busy machine: a fall is one wrap, so
-it has to be read more often than that (60 s at 4 kW). Since 2020 only root may
-read it (CVE-2020-8694).
+Linux shows one RAPL folder for each zone, `intel-rapl:0` for a package and `intel-rapl:0:1` for a part of it, also on
+AMD. Packages are summed for the CPU, zones named dram for memory; psys and the parts core and uncore overlap others and
+would be counted twice. A counter wraps at its own `max_energy_range_uj`, within minutes on a busy machine: a fall is one
+wrap, so it has to be read more often than that (60 s at 4 kW). Since 2020 only root may read it (CVE-2020-8694).
 """
 
 import os

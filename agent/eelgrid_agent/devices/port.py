@@ -288,19 +288,19 @@ class ControlPort(Protocol):
         """The profiles and placements that the driver offers on this device; raises NotSupported on parts without MIG."""
 
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
-        """Asks for the mode; raises InUse while instances or clients hold the device. The session is let go first."""
+        """Asks for the mode; raises DeviceInUse while instances or clients hold the device. The session is let go first."""
 
     def create_gpu_instance(self, uuid: str, profile_id: int, start: int) -> int:
         """Makes an instance at exactly this place; returns its id; raises InsufficientResources."""
 
     def destroy_gpu_instance(self, uuid: str, instance_id: int) -> None:
-        """Removes an instance; raises UnknownInstance, and InUse while it has compute instances or clients."""
+        """Removes an instance; raises UnknownInstance, and DeviceInUse while it has compute instances or clients."""
 
     def create_compute_instance(self, uuid: str, instance_id: int, profile_id: int) -> int:
         """Makes a compute instance; returns its id; raises UnknownInstance, InsufficientResources."""
 
     def destroy_compute_instance(self, uuid: str, instance_id: int, compute_id: int) -> None:
-        """Removes a compute instance; raises UnknownInstance, and InUse while a process holds it."""
+        """Removes a compute instance; raises UnknownInstance, and DeviceInUse while a process holds it."""
 
 
 def include_silent_gpus(found: Mapping[str, Gpu], seen: Mapping[str, Gpu]) -> dict[str, Gpu]:

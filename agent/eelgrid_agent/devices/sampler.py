@@ -1,21 +1,19 @@
-"""Consecutive looks at a node's devices become ticks, and ticks become sample batches.
+"""The sampler: turns consecutive readings of a node's devices into ticks, and ticks into sample batches.
 
-Owns the meaning of readings over time: energy that never falls, ticks whose
-time never falls within a batch, absences instead of numbers, and the events
-that a look reveals. Must not know where looks come from or where ticks go:
-time is an argument.
+It defines what readings mean over time: energy that never falls, times that never fall within a batch, absences
+instead of numbers, and the events that a change of readings reveals. Time is an argument, and where readings come from
+and where ticks go is left to the caller.
 
-Theory. ENERGY_J is kept by an anchor, the last counter seen and the total at
-it: a later counter gives the total exactly, over any gap. Where the counter is
-missing, power is integrated by the trapezoid rule over the monotonic clock;
-when the counter comes back, the anchor corrects the estimate, and the total
-waits rather than fall. A counter that falls was reset with its driver: the
-interval is estimated from power, and never less than the new counter holds.
-A gap too long to integrate is left out, its cell absent and its seconds summed
-in `uncounted_s`: an unknown is not a straight line.
+ENERGY_J is anchored at the last counter value seen and the total at that moment: a later counter value gives the exact
+total over any gap. While the counter is missing, power is integrated by the trapezoid rule over the monotonic clock;
+when the counter returns, the anchor corrects the estimate, and the total waits rather than fall. A counter that fell
+was reset with its driver: the interval is estimated from power, and is at least what the new counter holds. A gap too
+long to integrate is left out; its cell is absent and its seconds are summed in `uncounted_s`. A clock that was set back
+opens a new batch, so that the ticks on both sides keep their times.
 
-A clock that was set back opens a new batch, so that the ticks on both sides
-keep their honest times and time still never falls within a batch.
+Extended readings are expensive or rarely changing values, read every few seconds for metrics, attribution and health.
+The controller receives them less often, as extra columns of an ordinary tick, which then forms a batch of its own. A
+reading that no device offers has no column.
 """
 
 from array import array

@@ -1,19 +1,18 @@
-"""Energy accounts: joules by owner since the agent started, monotonic, with ended owners drained.
+"""Owners of energy, the shares charged to them, and monotonic accounts of joules since the agent started.
 
-Owns the accounts, how many there are and which of the dead are kept. Must not
-know how shares were found. Time is an argument.
+An owner holds what is known and leaves the rest empty, because two sources name their subject differently: an
+allocation (the kubelet names pod and container, Slurm a job, the plan a workload) and a use (a process, through its
+cgroup, names a pod UID or a job step). `account` keeps only what outlives a process or a restart of a container, since
+the joules of an account must never fall. Process ids and names are kept out of accounts: they are sensitive, and each
+would be a series of its own.
 
-Theory. The accounts of one device and what it has besides add up to everything
-that was ever added for it, to the millijoule. An owner that is gone is shown at
-least once more, so that the joules of its last interval are not lost on whoever
-reads; then, if it is worth it (10 J), it is kept for a while, at most 500 of
-them, the smallest leave first, and sooner when accounts grow many. Whoever
-leaves is drained: its joules move into one remainder of each device, "ended",
-which is shown apart, since a reader of rates has counted them already. There is
-at least one showing between an owner's leaving and its coming back, so that no
-reader takes the new account for the old one. An owner that comes when there is
-no room has no account: its joules are in the remainder "other", which a reader
-of rates has not counted yet.
+The accounts and remainders of one device add up, to the millijoule, to everything that was ever added for it. An owner
+that ended is shown at least once more, so that readers receive the joules of its last interval. Owners of at least 10 J
+are then kept for some minutes, at most 500 of them; the smallest leave first, and sooner when there are many accounts.
+An owner that leaves is drained: its joules move to the device's remainder "ended", which is shown apart because readers
+of rates have counted them already. At least one scrape lies between the removal of an owner and its return, so that no
+reader takes the new account for the old one. An owner that finds no room gets no account; its joules go to the
+remainder "other", which readers of rates have not counted yet. Time is an argument.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

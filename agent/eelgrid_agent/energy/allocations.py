@@ -1,18 +1,14 @@
-"""Device allocations: which owner holds which device, and the resolution of kubelet, DRA and Slurm device ids.
+"""Device allocations: which owner holds which device, and how kubelet, DRA and Slurm device ids are resolved.
 
-Theory (allocations). Allocation and use are different facts and are kept apart. Several
-sources may speak of one device: our plan places a workload, whose pod the
-kubelet then lists, in which Slurm may run a job. They name one holder from the
-outside in, so for each device the innermost source that says anything speaks
-alone; adding them up would charge one holder twice.
+Allocation and use are different facts and are kept apart. Several sources may name a holder of one device: the plan
+places a workload, the kubelet lists its pod, and Slurm may run a job inside. They are nested, so for each device only
+the innermost source that names anyone counts; adding them up would charge one holder twice.
 
-Spellings: `GPU-uuid`, `GPU-uuid::N` (a time-slicing or MPS replica), `MIG-uuid`,
-`MIG-uuid::N`, `MIG-GPU-uuid/GI/CI` (drivers before 470), `nvidiaN` and
-`nvidiaN/giM` (GKE), `nvidiaN/vgpuM` (GKE replicas), `gpu-N`,
-`gpu-N-mig-PROFILE-START-SIZE` and `gpu-N-mig-NAME-PROFILE-START` (NVIDIA's DRA
-driver), `N` and `N.GI` (the mapping folder of a Slurm prolog). Numbers of
-devices are the kernel's minors; they are taken for the driver's indices, which
-is so on a machine whose devices all belong to one driver.
+Forms of ids: `GPU-uuid`, `GPU-uuid::N` (a time-slicing or MPS replica), `MIG-uuid`, `MIG-uuid::N`,
+`MIG-GPU-uuid/GI/CI` (drivers before 470), `nvidiaN` and `nvidiaN/giM` (GKE), `nvidiaN/vgpuM` (GKE replicas), `gpu-N`,
+`gpu-N-mig-PROFILE-START-SIZE` and `gpu-N-mig-NAME-PROFILE-START` (NVIDIA's DRA driver), `N` and `N.GI` (the mapping
+folder of a Slurm prolog). Device numbers are the kernel's minors, taken as the driver's indices: the two agree on a
+machine whose devices all belong to one driver.
 """
 
 import re

@@ -1,14 +1,9 @@
-"""What is wrong between who holds a device and who uses it, since when, and what it costs.
+"""Anomalies between the holder of a device and its users: what is wrong, since when, and what it costs.
 
-Owns the five anomalies and how long each must last. Must not know how looks
-are taken nor who is told. Time is an argument.
-
-Theory. Allocation and use are different facts, and what operators want to see
-is where they disagree. Each anomaly is a condition on one look; it counts from
-the first look at which it held, is told of once it has lasted long enough, and
-ends at the first look at which it does not hold. A condition that nothing can
-tell (activity of a slice without a sensor) neither begins an anomaly nor ends
-one. Wasted joules are those shares of the subject that the anomaly is about.
+Each of the five anomalies is a condition on one sample. It counts from the first sample at which it held, is reported
+after it lasted long enough, and ends at the first sample at which it does not hold. A condition that cannot be
+evaluated (activity of a slice without a sensor) neither starts nor ends an anomaly. Wasted joules are the shares of the
+subject that the anomaly is about. Time is an argument.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,33 +1,23 @@
-"""Energy attribution of one node: observations in; shares, account totals and anomalies out.
+"""Energy attribution of one node: observations in; shares, account totals and anomalies out. Pure.
 
-Contains the idle-power model of each device and the join of pod UIDs to pod names. Pure.
+A device's energy is the sampler's total, which never falls, in whole millijoules. An interval runs from one
+observation with a total to the next; observations without a total only add what they saw. What was counted before the
+first observation is unattributed. At every observation and for every device, all accounts add up to the device's total
+to the millijoule: over processes and layouts that come and go, missing readings and meters that restart.
 
-Theory. A device's energy is the sampler's total, which never falls, in whole
-millijoules. An interval runs from one look with a total to the next; looks
-without one only add what they saw. What was counted before the first look is
-nobody's that could be named. So, at every look and of every device, everything
-in the ledger is the device's total, to the millijoule: over processes and
-layouts that come and go, missing readings and meters that begin anew.
+A process that cannot be inspected (no host process ids, or it died before it was seen) is attributed to the only owner
+that its device is allocated to. A workload of the plan is a second name of whoever holds or uses its device.
 
-A process that may not be looked at (no host's process ids, or it died before
-anybody looked) is taken to be of the only owner whom its place is allocated to.
-A workload of our plan is a second name of whoever holds or uses its place.
-
-Theory (idle power). Bare idle power is the lowest mean power over an interval in which no
-context was open and nothing was busy; never learnt under load, and not in the
-first seconds of quiet either, while clocks fall. Before that it is the
-catalogue's, with MIG on or off. The context step is the lowest mean power with
-contexts open and nothing busy, less bare idle; its prior is the middle of what
-was measured on HBM parts (26 to 50 W on A100 and H100) and 66 W on the L40S
-(arXiv 2605.23918). Of other parts nobody has published it: nothing is assumed,
-and context idle is nothing until it was seen. A minimum is kept for each MIG
+Bare idle power is the lowest mean power over an interval in which no context was open and nothing was busy. It is never
+learnt under load, nor in the first seconds of quiet while clocks fall; until then the catalogue's value is used, with
+MIG on or off. The context step is the lowest mean power with contexts open and nothing busy, less bare idle. Its prior
+is the middle of the values measured on HBM parts (26 to 50 W on A100 and H100) and 66 W on the L40S (arXiv 2605.23918);
+for other parts nothing is published, so context idle is zero until it was measured. A minimum is kept for each MIG
 mode, since MIG alone changes what an empty board draws.
 
-Theory (pod names). It is for nodes whose log folder is not mounted. A pod that is known by
-its UID has contexts on some places; the kubelet gave each place to some pods.
-Where one pod, and no other, was given all of these places, and no other UID
-fits it, the two are one. Two pods that share one device stay nameless rather
-than be guessed. What was inferred is dropped as soon as it no longer fits.
+Where the kubelet's log folder is not mounted, pod UIDs are joined to pod names by their devices: where exactly one pod
+was given all devices on which a UID has contexts, and no other UID fits that pod, the two are one. Two pods that share
+one device stay nameless. An inferred name is dropped as soon as it no longer fits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,15 +1,14 @@
-"""Energy of one node: gathers owners and allocations, runs the attributor, returns reports and events.
+"""Energy of one node: gathers owners and allocations, runs the attributor, and returns reports, events and windows.
 
-Contains the attribution sources, among them the Slurm prolog's folder of jobs and devices.
+Sources are processes and their cgroups, the kubelet, the plan in force, and the folder of jobs and devices that a Slurm
+prolog writes. A job whose epilog failed stays in that folder; it cannot be told from a running one, but has no process.
 
-Theory. Of anomalies the controller hears two, once each while they last: a
-device that is held and idle, since others wait for it, and an idle context of
-somebody who does not hold the place, since nobody else will tell. What was
-counted begins anew with the agent, as the sampler's totals do.
+The controller receives two anomalies, once each while they last: a device that is held and idle, since others wait for
+it, and an idle context of an owner that does not hold the device, since no other source reports it. Totals start from
+zero with the agent, as those of the sampler do.
 
-Theory. A prolog writes a job's id and an epilog takes it away, so an epilog
-that failed leaves a job that ended long ago. Nothing here can tell; what such
-a job would be charged is told apart by its having no process.
+The energy outbox is stored soon after a window was closed or acknowledged, in a thread, since disks may be slow. A store
+that fails is logged once and retried: the windows are in memory, and only a crash would lose them.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """Energy report of one node: rows by owner, and the GetNodeEnergy response built from them.
 
-Theory. Names come from other programs (pods, units, jobs) and may hold what the
-contract forbids: characters that are not printed and bytes that are no text
-are shown as "?", and what is too long is cut. Rows stay apart as the ledger
-keeps them, so nothing is lost where two names then look alike.
+Names come from other programs (pods, units, jobs) and may hold what the contract forbids: unprintable characters and
+bytes that are not text are shown as "?", and names that are too long are cut. Rows stay apart as the accounts keep
+them, so nothing is lost where two names then look alike.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""Executes guard commands on devices: write, read back, report. Also reads boot and driver load ids.
+"""Executes guard commands on devices: journal, write, read back, report. Also reads boot and driver load ids.
 
-May block on driver and disk, so it runs on the driver thread. Commands run in order. If the journal cannot be
-written, later writes are skipped until one can; restores need no journal. A device that does not answer is not asked
-again in the batch. A module directory of the kernel is renumbered on each load, which identifies the driver load.
+May block on driver and disk, so it runs on the driver thread. Commands run in order. The journal holds every device
+that the agent changed and what it showed before; while it cannot be written, later writes are skipped, but restores
+need no journal. A device that does not answer is not called again in the same batch. The kernel renumbers the module
+directory of a driver on each load, which identifies the load.
 """
 
 import math

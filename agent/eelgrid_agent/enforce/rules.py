@@ -1,7 +1,9 @@
-"""Names of the rules that refuse or shape a setting, and the thresholds of the guard.
+"""Rules that refuse or shape a setting, the thresholds of the guard, and the validation of a plan's items.
 
 `RefusalRule` holds every value of `ApplyResult.rule` and of the label `rule`; alerts and dashboards use no other.
-`GuardLimits` gives each threshold with its reason; `LocalPolicy` is the operator's.
+`GuardLimits` gives each threshold with its reason; `LocalPolicy` is the operator's. `validate_plan` decides, before any
+device is read, which assignments, settings and layouts of a plan this node accepts, and by which rule it refuses the
+others.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,25 +1,25 @@
-"""Preparation of DRA resource claims: journal, device creation, leases and CDI specification.
+"""Preparation of DRA resource claims: allocation, device creation, journal, leases and CDI specification.
 
-Theory (preparation). To make a claim ready twice is to make it ready once: the entry of the journal says what
-it was given, and only what does not stand is made. No claim gets what another holds, whatever
-the API server says, since nobody there compares two claims. What a claim holds is leased from
-the layouts, so that no other change of layout takes it. To undo a claim never fails for a device
-that is still in use: a pod that ends must not wait for a process that does not; what is left is taken
-away later, and is refused to others until then by the executor.
+Preparing a claim twice has the effect of preparing it once: its journal entry says what it was given, and only devices
+that are missing are created. No claim receives what another one holds, whatever the API server says, because nothing
+there compares two claims. What a claim holds is leased from the MIG layouts, so that no other change of layout removes
+it. Unpreparing never fails for a device that is in use, since a pod that ends must not wait for a process that does
+not: such a device is recorded as left over and removed later, and until then the MIG service refuses to reuse it.
 
-Theory (claim journal). An entry is written before anything is changed for it, so that what was made for a claim
-is known whatever happens in between, and is struck out after it is undone. What could not
-be undone stays as left over, to be tried again. A file that is no journal is put aside and
-nothing is guessed from it: what claims hold then is protected by its processes and by the leases in
-the layouts' own journal, and nothing that stands is taken for ours to remove.
+The layout for a requested device is the existing one plus the device: instances in its way that no claim holds are
+removed, and all others stay, used or not. Whether an instance in the way is in use is decided by the MIG service, which
+never touches what a process or a lease holds. Instances of another origin are not mentioned in the layout, so they are
+never taken for the agent's own.
 
-StateFileError         the journal cannot be read or written, so nothing may be changed
+A journal entry is written before anything is changed for it and removed after the claim is unprepared. From a damaged
+journal nothing is guessed: what claims hold then is protected by their processes and by the leases in the MIG journal.
 
-Theory (CDI). A container runtime finds a device by `nvidia.com/gpu=UUID` in the specifications of its
-folders. NVIDIA's tools write these for what stood when they ran; an instance that was made a
-second ago is in none of them. Ours names such devices and sets the variable that NVIDIA's
-container runtime reads, which then mounts the rest; it takes no device that others name, since a
-name in two files of one folder is an error to every runtime.
+A container runtime finds a device by `nvidia.com/gpu=UUID` in the CDI specifications of its folders. NVIDIA's tools
+write these for the devices that existed when they ran; an instance created since is in none of them. The agent's
+specification names such devices and sets the variable that NVIDIA's container runtime reads, which mounts the rest. It
+leaves out devices that other files name, since a name in two files of one folder is an error to every runtime.
+
+ClaimUnpreparable         the claim cannot be prepared here; the message says what to do
 """
 
 import json
@@ -76,7 +76,7 @@ class ClaimResult(NamedTuple):
 
 
 def parse_allocation(claim: Mapping[str, Any], *, uid: str, node_name: str) -> tuple[ClaimResult, ...]:
-    """The devices of this node that a ResourceClaim was given; raises ClaimRefused."""
+    """The devices of this node that a ResourceClaim was given; raises ClaimUnpreparable."""
     found = claim.get("metadata", {}).get("uid", "")
     if found != uid:
         raise ClaimUnpreparable(f"the claim of this name has uid {found}, not {uid}; it was made anew: delete the pod")
@@ -110,7 +110,7 @@ def build_layout_with(
     held: Collection[GpuPlacement],
     foreign: Collection[int] = frozenset(),
 ) -> GpuLayout:
-    """The layout in which this place is to be had beside all that claims hold; raises ClaimRefused."""
+    """The layout in which this place is to be had beside all that claims hold; raises ClaimUnpreparable."""
     if place.profile is None:
         return GpuLayout(gpu_uuid=gpu.uuid)
     profile = geometry.profile_by_id(place.profile.id)
@@ -372,7 +372,7 @@ class ClaimPreparer:
         self.tidy()
 
     def ready(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
-        """The devices of a claim, standing and held; `claim` may lack where it is in the journal. Raises ClaimRefused."""
+        """The devices of a claim, standing and held; `claim` may lack where it is in the journal. Raises ClaimUnpreparable."""
         try:
             return self._ready(asked, claim)
         except StateFileError as error:
@@ -381,7 +381,7 @@ class ClaimPreparer:
             raise ClaimUnpreparable(str(error)) from error
 
     def undo(self, asked: ClaimReference) -> None:
-        """The claim holds nothing any more; what was made for it goes. Raises ClaimRefused."""
+        """The claim holds nothing any more; what was made for it goes. Raises ClaimUnpreparable."""
         try:
             kept = self._journal.kept
             entry = kept.claims.get(asked.uid)

@@ -1,16 +1,24 @@
-"""Device plugins of the node: one gRPC server for each resource, registered with the kubelet.
+"""Device plugins of the node: offered devices, preferred allocation, and one gRPC server for each resource.
 
-Theory (registration). A kubelet that starts anew clears its folder of sockets and makes its own again, so
-ours that is gone, or another inode of its own, means that every resource has to be
-registered once more. A resource whose last device is gone is offered as empty, which the
-kubelet takes for zero; its plugin serves on, so that a layout that comes back needs no
-registration. Registering twice is harmless. What cannot be registered is tried again with a
-wait that doubles, within a bound; pods that hold devices know nothing of all this.
+A kubelet that restarts clears its socket folder, so a missing socket of the agent, or another inode of the kubelet's,
+means that every resource has to be registered again; registering twice is harmless, and a registration that fails is
+retried with a doubling, bounded wait. A resource whose last device is gone is offered as empty, and its plugin stays, so
+a layout that returns needs no registration. The kubelet opens one stream of devices per resource and receives all
+devices after each change. Allocate does not say which pod it is for; devices that are not offered or not healthy are
+refused there, and the pod fails with the reason instead of starting without its device.
 
-Theory (one plugin). The kubelet opens one stream for the devices and is sent all of them after each
-change. It asks Allocate without a word of whose pod it is, and runs what it is given; so
-what is not offered, or not healthy now, is refused there, and the pod fails with our reason
-instead of starting without its device.
+A GPU without MIG is one device of `nvidia.com/gpu`. A partitioned GPU offers each GPU instance whose single compute
+instance covers all of it, under the name of its profile, as NVIDIA's plugin does with the strategy `mixed`:
+`nvidia.com/mig-1g.10gb`, with `+` written as `.`. An instance with several compute instances is not offered. A GPU
+between two modes offers nothing. A device that is lost or cordoned is offered as unhealthy: pods that hold it keep
+running, and no other pod gets it. Ids are the driver's UUIDs, as in PodResources and NVML.
+
+The preferred allocation is asked for by number and free devices, without a pod. The plan says which replica was placed
+on which devices, so a set of that size whose devices are all free and unheld is taken: the controller admits one pod at
+a time per node and resource, and two pods in flight have sets of one size, so either may have either. Without a plan
+whole GPUs are taken as near to each other as possible: by active NVLinks between pairs, then by the nearest common
+ancestor. Slices are chosen one by one as the controller chooses them (`mig_slices.py` there): on the fullest GPU in
+use, else on one that has room for most of the request.
 """
 
 import asyncio

@@ -1,18 +1,15 @@
 """DRA driver: kubelet registration, publication of ResourceSlices, and the prepare and unprepare calls.
 
-Theory (registration). The kubelet finds the registration socket in its folder by itself, also after it started
-anew, asks there for the path of the other one and says what it made of it; so nothing is done but
-to serve, and to serve again where a socket is gone. Slices are published once the kubelet knows
-the driver: before that no pod could be made ready. They stay when the agent ends, since it starts
-again within seconds; a kubelet that waits in vain for its driver takes them away. The claim is
-read before the driver's thread is asked, so that an API server that is slow holds up no change of a
-layout, and one that is ready needs no API server at all. Each claim has an answer of its own.
+The kubelet finds the registration socket in its folder by itself, also after a restart, asks there for the path of the
+other socket and reports the result; the agent serves both, and serves again where a socket is gone. Slices are
+published once the kubelet knows the driver, since no pod could be prepared before. They stay when the agent ends,
+because it usually returns within seconds. A claim is read from the API server before the driver thread is used, so a
+slow API server delays no change of a layout, and a prepared claim needs no API server at all.
 
-Theory (publication). All slices of a pool carry one generation, and a reader takes only the highest one when
-it is complete; so a change of any of them rewrites all under the next number, and a change cut off in
-the middle leaves no half-new pool to be used. Whatever is at the server is looked at each time:
-a kubelet that starts anew takes away the slices of drivers that are late, and others may, too. An
-object that another writer changed in between is looked at again.
+All slices of a pool carry one generation, and readers use only the highest complete one; so any change rewrites all
+slices under the next number, and a change that was interrupted leaves no half-written pool in use. The objects at the
+server are read each time, because a kubelet that restarts removes the slices of drivers that are late; on a conflict
+with another writer they are read again.
 """
 
 import asyncio

@@ -1,24 +1,20 @@
 """ResourceSlices of the node: possible GPU placements, counters, attributes and GPU conditions. Pure.
 
-Theory (slices). One counter set for each GPU that can be cut: a counter for each memory slice, one for
-all compute slices, one for the number of instances, and one for each profile of which fewer
-may stand than its room allows. A device takes what an instance in its place takes, the whole
-GPU takes everything; so sets of devices fit the counters exactly when `MigGeometry.conflict`
-lets them stand together. Every device carries a taint that nobody tolerates: kube-scheduler
-allocates none of them by itself, and binds pods whose claims were allocated already. The API
-holds eight counter sets and 64 devices that use them in one slice, so there are several, with one
-generation; a scheduler walks them by name, therefore names and devices come in a fixed order.
+Each GPU that can be partitioned has a counter set: a counter for each memory slice, one for all compute slices, one for
+the number of instances, and one for each profile with a maximum below its room. A device consumes what an instance in
+its place consumes, and the whole GPU consumes everything; so sets of devices fit the counters exactly when
+`MigGeometry.conflict` allows them together. Every device carries a taint that nothing tolerates, so kube-scheduler
+allocates none by itself and binds pods whose claims were already allocated. The API allows eight counter sets and 64
+devices that use them per slice, so there are several slices of one generation; schedulers read them by name, therefore
+names and devices come in a fixed order.
 
-Theory (placements). A name says index, profile and start, `gpu-2-1g-plus-me-4`, and no UUID: it must mean the
-same after a reboot, over which a MIG device's UUID does not live, and claims are written
-before an instance stands. Which devices there are depends on what may be changed. Where MIG
-mode turns without a reset (H100 and newer), a GPU is a whole one and all its slices at once,
-and the counters keep these apart; where it takes a reset (A100), it is what its mode allows. An
-agent that may change nothing has what stands.
+A device name says index, profile and start (`gpu-2-1g-plus-me-4`), not a UUID: it must mean the same after a reboot,
+which a MIG UUID does not survive, and claims are written before an instance exists. Where MIG mode changes without a
+reset (H100 and newer), a GPU is published whole and as all its slices, and the counters keep these apart; where a reset
+is needed (A100), it is published as its mode allows. An agent that may change nothing publishes what exists.
 
-Theory (conditions). Each change of what is published rewrites all slices of the node, so a GPU that is slowed
-for a moment again and again is slowed: it is so at once, and no more so after a minute without.
-A limit that is kept on purpose is no throttling: the watts say it.
+Each change rewrites all slices of the node, so conditions have hysteresis: a slowed GPU is reported at once and cleared
+after a minute without slowdown. A power limit that is kept on purpose is not throttling.
 """
 
 import hashlib

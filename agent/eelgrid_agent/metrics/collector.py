@@ -1,12 +1,11 @@
 """Metrics collector: builds a snapshot of the agent and its nodes, with device call latencies and owner labels.
 
-Theory (process owners). Labels of an account never change, and making them takes longer than anything else on
-the page: they are made once for each account and kept while it is there. An account is known by
-its identity, because to hash it would cost as much as to make its labels; what is kept holds it,
-so no other object can have its identity.
+The labels of an account never change, and building them takes longer than anything else on the page, so they are built
+once per account and kept while it exists. The cache is keyed by identity, because hashing an account would cost as much
+as building its labels; the cache holds the account, so no other object can have its identity.
 
-Prometheus refuses a page whole for one series that comes twice, so what looks alike is one:
-joules are added up, and of two times the earlier stands.
+Prometheus refuses a whole page for one series that appears twice, so rows with equal labels are merged: joules are
+added, and of two times the earlier is kept.
 """
 
 import time

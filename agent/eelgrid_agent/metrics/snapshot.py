@@ -1,8 +1,7 @@
 """Metrics snapshot: an immutable view of the agent and its nodes for one scrape.
 
-Owns the shape of what is shown. Must not know where it comes from nor how it is
-written: plain values, which the composition fills and the renderer reads.
-None is what is not known or not there, and has no series.
+Plain values, which the collector fills and the renderer reads. None stands for what is unknown or absent, and has no
+series.
 """
 
 from collections.abc import Mapping

@@ -34,7 +34,7 @@ class BudgetNotEnforceable(Exception):
 
 
 def check_budget_reach(budget_w: float | None, node_name: str, gpus: Sequence[Gpu]) -> None:
-    """Warns of GPUs that the budget cannot lower; raises NotEnforceable where it can lower none that is there.
+    """Warns of GPUs that the budget cannot lower; raises BudgetNotEnforceable where it can lower none that is there.
 
     `budget_w` is in watts, None for no budget. A node without GPUs, or whose driver is not there yet, says nothing.
     """

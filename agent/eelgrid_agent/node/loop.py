@@ -1,11 +1,9 @@
-"""Ticking: when each node looks at its devices, and on which thread.
+"""Sampling loops: when each node reads its devices, and on which thread.
 
-Owns the schedule. Must not know what a look becomes. A real driver is asked on
-exactly one worker thread, since NVML serialises its callers and may block for
-ever in a wedged driver: a look that is late is recorded as TIMED_OUT, and the
-driver is asked again only when it has answered. Simulated nodes are read on
-the event loop, each at its own moment of the interval, so that a thousand of
-them do not burst.
+A real driver is called on exactly one worker thread, since NVML serialises its callers and may block for ever in a
+wedged driver: a sample that is late is recorded as TIMED_OUT, and the driver is called again only when it has answered.
+Simulated nodes are read on the event loop, each at its own moment of the interval, so that a thousand of them do not
+burst.
 """
 
 import asyncio

@@ -1,9 +1,12 @@
 """Core of one node: turns device readings and controller messages into messages to the controller.
 
-Owns the sampler, spool, event queue, guard, inventory, sample cadence and send schedule of the node. Does no I/O:
-the clock is a port, the loop hands in readings, and the uplink fetches the next message. Single-threaded.
-Order of messages: an inventory before the batches that refer to it; events and plan results immediately; batches at
-the send interval.
+Combines the sampler, spool, event queue, guard, inventory, sample cadence and send schedule of the node. Does no I/O:
+the clock is a port, the loop hands in readings, and the uplink fetches the next message. Single-threaded. Messages are
+ordered: an inventory before the batches that refer to it; events and plan results immediately; batches at the send
+interval.
+
+`WorkloadEngine` is the port to whatever runs the assignments of an accepted plan; each call passes everything that the
+node should hold, so repeating it is harmless.
 """
 
 from collections import deque

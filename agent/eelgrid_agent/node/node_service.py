@@ -1,11 +1,8 @@
 """NodeService: gRPC queries to this agent's nodes without the controller, and their authorization.
 
-Owns the answers to GetInventory, GetSamples, GetNodePlan and GetNodeEnergy,
-which node a request means, and who may ask. Must not change a node.
-
-Who may: under mutual TLS whoever may look at the controller, by the same roles,
-and an agent's certificate that speaks for a node of this process, which is what
-`eelgrid-agent energy` has at hand.
+Answers GetInventory, GetSamples, GetNodePlan and GetNodeEnergy, and changes nothing. Under mutual TLS the callers
+allowed are those that may view the controller, by the same roles, and an agent's certificate that names a node of this
+process, which is what `eelgrid-agent energy` has at hand.
 """
 
 import logging

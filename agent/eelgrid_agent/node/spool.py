@@ -1,19 +1,15 @@
-"""What the controller has not acknowledged yet: ticks that wait, and batches under way.
+"""The spool: ticks that wait to be sent, and batches that the controller has not acknowledged yet.
 
-Owns numbering, the window, dropping and resending. Must not know the stream,
-the clock or what a reading means.
+Numbers batches, keeps the window, drops and resends. It knows neither the stream nor the clock nor what a reading means.
 
-Theory. A tick waits unnumbered until it is first sent; only then does it become
-part of a numbered batch. So dropping the oldest waiting tick never tears a hole
-into the sequence, and a numbered batch is kept until it is acknowledged: within
-one incarnation sequences are contiguous, and what was dropped stands as a count
-in the next batch. `_sent` counts the numbered batches that went out on this
-connection; a new connection sets it back, and they go again in order.
+A tick waits unnumbered until it is first sent; only then does it become part of a numbered batch. So dropping the
+oldest waiting tick never leaves a gap in the sequence, and a numbered batch is kept until it is acknowledged: within one
+incarnation sequences are contiguous, and dropped ticks appear as a count in the next batch. `_sent` counts the numbered
+batches that were sent on this connection; a new connection sets it back, and they are sent again in order.
 
-Events ride the same order. The controller does not acknowledge them, but the
-stream keeps order: an event sent before a batch has arrived when that batch is
-acknowledged. Until then it is kept, and sent again on a new connection; an
-event may arrive twice, never not at all within the bound.
+Events share the order. The controller does not acknowledge them, but the stream keeps order: an event sent before a
+batch has arrived when that batch is acknowledged. Until then it is kept, and sent again on a new connection; an event
+may arrive twice, and is lost only beyond the bound.
 """
 
 from collections import deque

@@ -4,15 +4,12 @@
     {"fault": "xid", "gpu": 2, "code": 79, "node": "node-3"}
     {"fault": "slow_calls", "seconds": 2}
 
-Whoever rehearses a fault appends a line; it takes effect once it ends with a
-newline. `gpu` is the device's place in the fleet file. `node` may be left out
-where the agent has one. The faults are those of `FaultInjector`; FAULTS has their
-names and fields. What takes a fault back is a fault too: restore, reset,
-release, or the same with another value.
+Append a line to inject a fault; it takes effect once the line ends with a newline. `gpu` is the device's place in the
+fleet file. `node` may be left out where the agent simulates one node. FAULTS lists the names and fields; what each does
+is defined by `FaultInjector`. A fault is undone by another one: restore, reset, release, or the same with another
+value.
 
-It owns the format; what a fault does is `FaultInjector`' to say.
-
-FaultFileError               the file cannot be read, or a line of it is no fault of these nodes
+FaultFileError               the file cannot be read, or a line does not describe a fault of these nodes
 """
 
 import asyncio

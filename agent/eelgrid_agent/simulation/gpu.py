@@ -1,7 +1,8 @@
-"""One simulated device: load in, readings out, in NVML's whole units; with its error counters.
+"""One simulated device: loads in, readings out, in NVML's whole units, with its error counters.
 
-True power runs from idle to busy watts with utilization, limits and locked clocks. Energy and work are exact
-integrals; the power reading models a sensor with period, window, gain and phase; temperature has a first-order lag.
+The loads of the device and of its GPU instances lead to an operating point of power and clocks. True power runs from
+idle to busy watts with utilization, limits and locked clocks. Energy and work are exact integrals; the power reading
+models a sensor with period, window, gain and phase; temperature has a first-order lag.
 """
 
 import math

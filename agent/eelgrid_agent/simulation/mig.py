@@ -1,24 +1,20 @@
-"""Simulated MIG of one device: mode, instances, holders, and what resets, reloads and reboots leave.
+"""Simulated MIG of one device: mode, instances, holders, and the effects of resets, reloads and reboots.
 
-The driver's rules, not ours: an id is a function of the span; a UUID is a
-function of the device, the GPU instance's id and its first engine, so that the
-same span comes back under the same UUID; an instance object dies with its
-destruction, whatever comes back in its place; an occupied place, a full device
-and an unlucky order are all refused alike (NO_ROOM). Without an explicit place
-a policy chooses, which on purpose is not the first fit: it prefers places as
-real listings show them.
+The rules are the driver's: an id is a function of the span; a UUID is a function of the device, the GPU instance's id
+and its first engine, so the same span gets the same UUID again; an instance object dies with its destruction; an
+occupied place, a full device and an unfortunate order are all refused alike (NO_ROOM). Without an explicit place a
+policy chooses one, which deliberately is not the first fit: it prefers places as real listings show them.
 
-Parts that need a reset keep a new mode pending until one; the others change at
-once. What stays:
+Parts that need a reset keep a new mode pending until one; the others change at once. What remains:
 
                      instances   mode of reset parts   mode of the others
-    reset            lost        pending comes true    kept
-    driver reload    lost        pending comes true    off
-    reboot           lost        pending comes true    off
+    reset            lost        pending applies       kept
+    driver reload    lost        pending applies       off
+    reboot           lost        pending applies       off
 
-It knows neither NVML's calls, nor permission, nor time.
+It knows neither NVML's calls, nor permissions, nor time.
 
-DriverRefused                   the driver does not do it; `why` is the driver's answer and no more
+DriverRefused                   the driver does not do it; `why` is the driver's answer
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -152,7 +148,7 @@ class SimInstance:
         )
 
     def profile_by_id(self, profile_id: int) -> CiProfile:
-        """One of its compute instance profiles; raises Refused."""
+        """One of its compute instance profiles; raises DriverRefused."""
         for ci in self.profile.compute_instances:
             if ci.id == profile_id:
                 return ci
@@ -272,21 +268,21 @@ class SimMig:
     # GPU instances
 
     def profile(self, profile_id: int) -> GiProfile:
-        """The profile with this id; raises Refused."""
+        """The profile with this id; raises DriverRefused."""
         profile = self._geometry().profile_by_id(profile_id)
         if profile is None:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         return profile
 
     def instance(self, instance_id: int) -> SimInstance:
-        """The GPU instance with this id; raises Refused."""
+        """The GPU instance with this id; raises DriverRefused."""
         self._switched_on()
         if instance_id not in self.instances:
             raise DriverRefused(DriverRefusal.NOT_FOUND)
         return self.instances[instance_id]
 
     def compute(self, instance_id: int, compute_id: int) -> SimCompute:
-        """The compute instance with this id; raises Refused."""
+        """The compute instance with this id; raises DriverRefused."""
         instance = self.instance(instance_id)
         if compute_id not in instance.compute:
             raise DriverRefused(DriverRefusal.NOT_FOUND)

@@ -1,18 +1,16 @@
 """State of a simulated node between two programs: MIG mode, instances and processes, in a JSON file.
 
-A real device keeps its layout while programs come and go; a simulated one dies
-with its program. The file is plain JSON for people to read and to change: they
-may put a process on an instance there, let another program hold a device, take
-rights away, or make a pending mode come true.
+A real device keeps its layout while programs come and go; a simulated one dies with its program. The file is plain JSON
+for people to read and edit: put a process on an instance, let another program hold a device, take rights away, or
+complete a pending mode change.
 
     {"schema": 1, "node": "n", "rights": "root", "gpus": [{
        "product": "a100-sxm4-40gb", "mig": true, "pending": true,
        "instances": [{"profile": "3g", "start": 4, "compute": [[2, 0], [1, 2]]}],
        "processes": [{"pid": 4711, "instance": 2, "compute": 0}], "clients": ["dcgm"]}]}
 
-`compute` has the slices and the first slice of each compute instance; `rights`
-is root, mig_config, mig_monitor or read_only, and may be left out. Power,
-clocks and counters are as at first in each program.
+`compute` lists the slices and the first slice of each compute instance; `rights` is root, mig_config, mig_monitor or
+read_only, and may be left out. Power, clocks and counters start afresh in each program.
 
 NodeStateFileError               the file does not describe this node
 """
@@ -46,7 +44,7 @@ def drop_layouts(spec: NodeSpec) -> NodeSpec:
 
 
 def save_node_state(node: SimulatedNode, path: Path) -> None:
-    """Writes the file anew, whole or not at all; raises StateFileError."""
+    """Writes the file anew, whole or not at all; raises NodeStateFileError."""
     document = {
         "schema": _SCHEMA,
         "node": node.spec.node_name,
@@ -60,7 +58,7 @@ def save_node_state(node: SimulatedNode, path: Path) -> None:
 
 
 def load_node_state(node: SimulatedNode, path: Path) -> None:
-    """Brings a node with MIG off to what the file says; raises StateFileError."""
+    """Brings a node with MIG off to what the file says; raises NodeStateFileError."""
     try:
         with path.open("rb") as file:
             content = file.read(_BYTES_MOST + 1)

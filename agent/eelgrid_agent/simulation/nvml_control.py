@@ -477,7 +477,7 @@ def _device_symbols(handles: HandleTable) -> dict[str, CSymbol]:
 
 
 def _gpu_instance(target: HandleTarget) -> SimInstance:
-    """The GPU instance that a handle stands for; raises Refused where it stands for anything else."""
+    """The GPU instance that a handle stands for; raises DriverRefused where it stands for anything else."""
     if target.instance is None or target.compute is not None or target.mig_device:
         raise DriverRefused(DriverRefusal.INVALID)
     return target.instance

@@ -1,7 +1,7 @@
-"""Simulated slow sensors, processes, GPM activity, NVLink wiring, and their translation to the device port.
+"""Simulated slow sensors, processes, GPM activity and NVLink wiring, and their translation to the device port.
 
-None is what part, mode or driver does not report. Devices of one product are wired to each other; from five on, SXM2
-boards form a hybrid cube mesh (NVIDIA DGX-1 white paper) and later ones use switches.
+None stands for what part, mode or driver does not report. Devices of one product are linked to each other; from five
+on, SXM2 boards form a hybrid cube mesh (NVIDIA DGX-1 white paper) and later ones use switches.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The specification of simulated nodes, and the fleet file (JSON or TOML) that describes them.
+"""The specification of simulated nodes, the fleet file (JSON or TOML) that describes them, and traits of real parts.
 
     {"nodes": [{"name": "node-{index}", "count": 3, "cpu_milli": 96000, "memory_bytes": 412316860416,
                 "pool": "a", "labels": {"owner": "x"}, "topology": "zone-a/spine-2/rack-7", "driver_version": "580.95.05",
@@ -6,14 +6,15 @@
                 "gpus": [{"product": "openb-g2", "model": "G2", "count": 8},
                          {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g.5gb@0"], "sensor_gain": 0.954}]}]}
 
-"{index}" in a name stands for 0 to count - 1. `mig` lists profile@start and
-turns MIG on even when it is empty. A power sensor reads `sensor_gain` times the
-truth plus `sensor_offset_w`. `topology` says where a node stands, outermost first.
-`hurry` makes the agent's own waits so many times shorter (how long an anomaly must last, how long a quarantine does and
-within which time losses and repairs count), for rehearsals of faults; 1 is as in real life. It owns the format; what a machine can be
-is the specification's to say.
+"{index}" in a name stands for 0 to count - 1. `mig` lists profile@start and turns MIG on even when it is empty. A power
+sensor reads `sensor_gain` times the true power plus `sensor_offset_w`. `topology` is the position of a node, outermost
+part first. `hurry` shortens the agent's own waits by that factor (how long an anomaly must last, how long a quarantine
+lasts and within which time losses and repairs count), for rehearsals of faults; 1 is real time.
 
-FleetFileError               the file is not there, not readable, or breaks a rule
+Traits beyond the catalogue (sensors, links, MIG profiles, PCI device ids, by part and driver branch) come from
+nvidia-smi captures, NVML's notes on minimum architectures and NVIDIA's list of supported products.
+
+FleetFileError               the file is missing, unreadable, or breaks a rule
 """
 
 import json

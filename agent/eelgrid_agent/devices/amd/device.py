@@ -1,7 +1,13 @@
-"""AMD devices behind both ports: listing, readings, power cap and graphics clock range.
+"""AMD devices behind both ports: listing, the table of readings, power cap and graphics clock range.
 
-One thread uses it. Partitions (DPX, QPX, CPX) have a handle but no board of their own: one device is listed per
-board, so that its watts count once. AMD partitions are not MIG, so every MIG method raises NotSupported.
+One thread uses it. Partitions (DPX, QPX, CPX) have a handle and share a board, so one device is listed per board and
+its watts count once. AMD partitions are not MIG: every MIG method raises NotSupported.
+
+The table says which `amdsmi` call holds which reading, under which name and in which unit; the names of releases 6.3
+and 7.0 are both read. Missing numbers are "N/A" or the largest number of their width. Power is in watts, caps are in
+microwatts, memory is in MiB, and the energy counter counts steps of `counter_resolution` microjoules. Throttle reasons
+come from residency counters that rose since the last read. `amdsmi_get_violation_status` (sleeps 100 ms) and
+`amdsmi_get_gpu_pci_throughput` (1 s) are not called because they block.
 """
 
 import os

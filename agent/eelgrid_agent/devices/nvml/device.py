@@ -1,9 +1,13 @@
-"""The device port over NVML: order of calls, identities, access rights, driver events and silent devices.
+"""The device port over NVML: order of calls, identities, access rights, driver events, GPM and silent devices.
 
-One thread uses it. A lost device or a timeout ends a read at once; devices seen once stay listed. Devices are
+One thread uses it. A lost device or a timeout ends a read at once; devices stay listed once they were seen. Devices are
 identified by UUID, never by index. Access rights follow from CAP_SYS_ADMIN and the files of
 /proc/driver/nvidia/capabilities, and are confirmed by the driver. One event set serves all devices of a session;
-events pending when the session ends are kept for the next call.
+events that are pending when the session ends are kept for the next call.
+
+GPU performance monitoring (GPM) gives activity ratios from hardware counters of Hopper and newer parts. A reading
+covers the time between two samples; two samples less than 100 ms apart give nothing. A GPU instance is sampled through
+its parent. Samples are driver memory and are freed before the session ends.
 """
 
 import ctypes

@@ -1,10 +1,13 @@
-"""NVML readings: sources with fallbacks, field ids by driver branch, and the fast, slow and NVLink sources.
+"""NVML readings: sources with fallbacks, field ids by driver branch, and the processes on a device.
 
-A source yields some readings at once through one of several methods, best first. A method whose symbol the driver
+A source gives some readings at once through one of several methods, best first. A method whose symbol the driver
 lacks is dropped for the session; one that the device does not support gives way to the next. A silent device ends
-the read at once. Field ids are the driver's: some moved between branches.
-Source: the headers of 17 releases of nvidia-ml-py (11.450 to 13.615).
-PCIe throughput is left out because the call blocks 20 ms per direction.
+the read at once. Some field ids moved between driver branches. PCIe throughput is left out because the call blocks
+20 ms per direction. Source: the headers of 17 releases of nvidia-ml-py (11.450 to 13.615).
+
+Process lists cost milliseconds. Drivers of branch 530 and early 535 write entries of 32 bytes instead of 24 under the
+same symbol; the presence of neighbouring symbols tells them apart. The SM share of a process is the mean of the samples
+since the last read; there is none on the first read or under MIG.
 """
 
 import ctypes

@@ -1,7 +1,8 @@
-"""The driver process: serves port calls over one connection.
+"""The driver process: opens one adapter and serves port calls over one connection.
 
-It imports only the adapter it was told to. It ends with the agent: by parent-death signal or a closed connection.
-Started as `python -m eelgrid_agent.devices.process.child`.
+Started as `python -m eelgrid_agent.devices.process.child`. It imports only the adapter that its arguments name: nvml,
+amd or simulated. Each driver factory receives a text argument and the `visit` callback, which a listing calls before it
+reads a device. The process ends with the agent, by parent-death signal or when the connection closes.
 """
 
 import ctypes

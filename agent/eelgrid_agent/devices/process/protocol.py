@@ -1,7 +1,8 @@
-"""The protocol between the agent and its driver process: frames, port calls and the encoding of their values.
+"""The protocol between the agent and its driver process: frames, port calls, encoded values and shared progress.
 
-A frame is a length and a JSON text. Each value type of the port has its translation here. A missing reading travels
-as a list of one reason.
+A frame is a length and a JSON text. Each value type of the port has its encoding here; a missing reading travels as a
+list of one reason. The child writes its progress (current request, operation, device and finished answers) into shared
+memory, which the agent reads only after a deadline or the death of the child.
 
 FrameError                   the other side does not speak this protocol; the connection is unusable
 """

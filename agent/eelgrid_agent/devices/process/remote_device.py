@@ -232,7 +232,7 @@ class RemoteDevice:
     # Of this adapter alone
 
     def release(self) -> None:
-        """Lets every session go, as a reset of a device needs; raises InUse where a hung child keeps one."""
+        """Lets every session go, as a reset of a device needs; raises DeviceInUse where a hung child keeps one."""
         self._ask("close")
         stuck = self._supervisor.watchdog.left_behind
         if stuck:

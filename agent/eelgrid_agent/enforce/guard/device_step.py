@@ -1,8 +1,13 @@
-"""One control step of a device: drift, slew, clamp, and what to write; and how to restore a device.
+"""State of one device under the guard, and one control step: drift, slew, clamp, what to write, how to restore.
 
-The device is compared with the last value read back. Equal: go on towards the target. Different after a driver load,
-boot or loss: start from the new values. Different otherwise: somebody else wrote; repaired a few times, then given
-up. A restore puts back only what still shows one of our values; after a boot or driver load nothing of ours remains.
+A step compares the device with the last value read back. Equal: go on towards the target. Different after a driver
+load, boot or loss: start from the new values. Different otherwise: another program wrote; the setting is repaired a few
+times, then given up. A restore puts back only what still shows a value of the agent; after a boot or driver load
+nothing of the agent remains on the device.
+
+The state covers quarantine, retries, repairs and the outcomes of commands. After a write, whatever the device shows
+counts as the agent's value, since drivers round. A write that failed may have taken effect, so its value stays in the
+record until a restore. A permanent failure ends the field until the next plan; any other is retried with backoff.
 """
 
 from collections.abc import Mapping

@@ -202,7 +202,7 @@ def make_boot_key(boot_id: str, driver_start: str) -> str:
 
 @contextmanager
 def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | None) -> Iterator[MigHost]:
-    """The node's devices for as long as the block runs; raises SiteError and what fleet files raise."""
+    """The node's devices for as long as the block runs; raises MigHostError and what fleet files raise."""
     if simulate is not None:
         with _simulated(simulate, node, seed, state) as site:
             yield site

@@ -1,10 +1,17 @@
-"""The MIG journal: device records on disk and in memory, whole after any crash.
+"""The MIG journal: one record per device, its transition in progress, and the origin of each instance.
 
-A change is stored before it is visible, so a journal that cannot be written stops the step that needs it.
+A transition has two phases that survive a crash:
 
-StateFileError             the journal is unreliable, so nothing may be changed
-├── MigJournalCorrupt       the file is not a journal; it is set aside and nothing is guessed
-└── MigJournalUnwritable    the disk is full or this user may not write
+    idle -> FORWARD -> idle                        reached
+            FORWARD -> PENDING -> FORWARD          the mode came into force later
+            FORWARD -> UNDO -> idle                undone
+                       UNDO -> STUCK -> FORWARD    neither; retried a bounded number of times
+
+Plans start from what exists, so a crash between steps repeats the phase. The generation of a span rises before an
+instance is created on it, so a lease on an older generation is stale even though the driver reuses the UUID.
+
+A record is stored before its change is visible, so a journal that cannot be written stops the step that needs it. The
+file carries a checksum, and a damaged one is never guessed from.
 """
 
 import json

@@ -78,7 +78,7 @@ def build_layout(mig_enabled: bool, parts: Iterable[InstancePart]) -> MigLayout:
 
 
 def resolve_layout(layout: GpuLayout, geometry: MigGeometry) -> MigLayout:
-    """The layout that is asked for on a device of this geometry; raises BadLayout."""
+    """The layout that is asked for on a device of this geometry; raises InvalidLayout."""
     if layout.instances and not layout.mig_enabled:
         raise InvalidLayout(
             "mig_enabled", "instances are wanted with MIG off", "set mig_enabled, or ask for no instances"

@@ -1,7 +1,11 @@
-"""Layout requests of operators and configuration files against the GPUs of a node.
+"""Layout requests of operators and configuration files, and the placement of requested MIG devices on one GPU.
 
-Which entry addresses which GPU (filter and indices must both match; the last wins), the syntax of `--layout`, whether
-a configuration holds, and the export of existing layouts.
+An entry addresses a GPU when its filter and its indices both match; the last entry that matches wins. Also here: the
+syntax of `--layout`, whether a configuration holds on the node, and the export of existing layouts.
+
+Placement goes from counts of device names to profiles and starts. Of all feasible placements it takes the one that
+keeps existing instances, then the one that leaves the most places for the largest profiles; ties go to the lowest
+starts. At most seven instances exist on a GPU, so the search is exhaustive.
 
 LayoutRequestError           the request cannot be met on this node as written
 ├── InvalidLayoutText        a --layout that cannot be parsed
@@ -47,9 +51,9 @@ def place_instances(
     busy: Collection[int] = frozenset(),
     foreign: Collection[int] = frozenset(),
 ) -> MigLayout:
-    """The layout that holds exactly these and takes the fewest steps; raises BadLayout, TransitionRefused.
+    """The layout that holds exactly these and takes the fewest steps; raises InvalidLayout, TransitionRefused.
 
-    `fixed` have their places already and are held beside them. BadLayout when they cannot stand together on this part
+    `fixed` have their places already and are held beside them. InvalidLayout when they cannot stand together on this part
     at all, TransitionRefused when what may not be touched stands in the way.
     """
     if len(fixed) + len(shapes) > geometry.most:
@@ -172,7 +176,7 @@ def place_mig_devices(
     busy: Collection[int] = frozenset(),
     foreign: Collection[int] = frozenset(),
 ) -> GpuLayout:
-    """The layout that holds all that is asked for, with a place for each; raises BadLayout.
+    """The layout that holds all that is asked for, with a place for each; raises InvalidLayout.
 
     `busy` and `foreign` are ids of GPU instances that may not be touched. Where
     nothing fits around them the layout is the one without them: whoever plans
@@ -194,7 +198,7 @@ def place_mig_devices(
 
 
 def matches_devices(asked: Iterable[RequestedMigDevice], *, gpu: Gpu, geometry: MigGeometry) -> bool:
-    """Whether exactly these are on a device, wherever they are and however shares are packed; raises BadLayout.
+    """Whether exactly these are on a device, wherever they are and however shares are packed; raises InvalidLayout.
 
     As mig-parted judges: by compute instances, so that a GPU instance without any does not count.
     """
@@ -356,7 +360,7 @@ class LayoutRequest:
 
 
 def requests_from_entries(entries: Iterable[PartedEntry], subjects: Sequence[MigSubject]) -> tuple[LayoutRequest, ...]:
-    """What a configuration wants of each GPU that it speaks of, by index; raises WishError.
+    """What a configuration wants of each GPU that it speaks of, by index; raises LayoutRequestError.
 
     GPUs without MIG are passed over where an entry is for all or wants MIG off, as mig-parted does.
     """
@@ -376,7 +380,7 @@ def requests_from_entries(entries: Iterable[PartedEntry], subjects: Sequence[Mig
 
 
 def requests_from_texts(texts: Iterable[str], subjects: Sequence[MigSubject]) -> tuple[LayoutRequest, ...]:
-    """What `--layout` options want; raises WishError."""
+    """What `--layout` options want; raises LayoutRequestError."""
     wishes: dict[int, LayoutRequest] = {}
     for text in texts:
         which, separator, listed = text.partition("=")

@@ -91,7 +91,7 @@ class LayoutReconciler:
         return result
 
     def plan(self, layout: GpuLayout) -> tuple[MigStep, ...]:
-        """What `apply` would do now; raises BadLayout, TransitionRefused and what the port raises."""
+        """What `apply` would do now; raises InvalidLayout, TransitionRefused and what the port raises."""
         look = self._runner.look(layout.gpu_uuid)
         return self._runner.plan(layout.gpu_uuid, look, self._goal(layout, look.gpu))
 
