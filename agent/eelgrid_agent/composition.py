@@ -119,7 +119,7 @@ def build_simulated_node(
     energy: NodeEnergy | None = None,
     energy_window_s: float = ENERGY_WINDOW_S,
 ) -> "SimulatedAgent":
-    """A node whose work is load on simulated GPUs; `device` and `control` are how these are read and changed.
+    """Builds a node whose work is load on simulated GPUs; `device` and `control` are the ports to read and change them.
 
     Its journals are in memory, since its devices end with the process.
     """
@@ -175,7 +175,7 @@ def build_simulated_node(
 
 
 def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
-    """The nodes of the fleet file: one goes through the NVML binding, several through the device port.
+    """Opens the nodes of the fleet file: a single one through the NVML binding, several through the device port.
 
     Raises FleetFileError, SpecError and BudgetNotEnforceable.
     """
@@ -279,7 +279,10 @@ def _device_plugins(
 
 
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
-    """Without a driver the node has no GPUs, says so and asks again. Raises BudgetNotEnforceable."""
+    """Opens the node of this machine. Raises BudgetNotEnforceable.
+
+    Without a driver the node reports no GPUs, and the driver is tried again later.
+    """
     stack = ExitStack()
     driver, slow_driver = DriverThread(), DriverThread()
     device, first = await _opened(config.vendor, driver)

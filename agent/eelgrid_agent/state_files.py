@@ -108,7 +108,10 @@ class StateStore(Protocol[_T]):
 
 
 class MemoryState(Generic[_T]):
-    """Keeps a value for the life of the process: for simulated devices, which end with it too, and for read-only use."""
+    """Keeps a value for the life of the process.
+
+    For simulated devices, which end with it too, and for read-only use.
+    """
 
     def __init__(self, value: _T) -> None:
         self._value = value
@@ -262,7 +265,10 @@ def lock_state_directory(directory: Path, who: str) -> Iterator[Path]:
 
 
 def _refuse_links(directory: Path) -> None:
-    """Raises StateDirectoryUnusable for a symbolic link: through it root would write to a file that somebody else chose."""
+    """Raises StateDirectoryUnusable for a symbolic link.
+
+    Through it root would write to a file that somebody else chose.
+    """
     for path in directory.iterdir():
         if path.is_symlink():
             raise StateDirectoryUnusable(

@@ -114,7 +114,7 @@ def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
         assert after[sliced].gpu_instances == before[sliced].gpu_instances
         assert {uuid: rig.device.read(uuid).values[Reading.POWER_W] for uuid in after} == power
         assert executor.check() == ()
-        assert executor.apply(wanted).detail.startswith("stands already")
+        assert executor.apply(wanted).detail.startswith("exists already")
 
 
 def layout(uuid, *places):

@@ -1,4 +1,7 @@
-"""Command line of the agent: subcommands that query a running agent or change MIG layouts, and their terminal output."""
+"""Command line of the agent.
+
+Subcommands that query a running agent or change MIG layouts, and their terminal output.
+"""
 
 import os
 import shutil

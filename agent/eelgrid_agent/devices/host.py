@@ -2,8 +2,8 @@
 
 Linux shows one RAPL folder for each zone, `intel-rapl:0` for a package and `intel-rapl:0:1` for a part of it, also on
 AMD. Packages are summed for the CPU, zones named dram for memory; psys and the parts core and uncore overlap others and
-would be counted twice. A counter wraps at its own `max_energy_range_uj`, within minutes on a busy machine: a fall is one
-wrap, so it has to be read more often than that (60 s at 4 kW). Since 2020 only root may read it (CVE-2020-8694).
+would be counted twice. A counter wraps at its own `max_energy_range_uj`, within minutes on a busy machine: a fall is
+one wrap, so it has to be read more often than that (60 s at 4 kW). Since 2020 only root may read it (CVE-2020-8694).
 """
 
 import os
@@ -155,7 +155,7 @@ def _boot_id() -> str:
 
 
 class SimulatedHost:
-    """A host whose load is what the engine holds, and whose CPU packages draw what the load makes them."""
+    """A host whose load is that of the engine, and whose CPU packages draw power accordingly."""
 
     def __init__(
         self, *, cpu_milli: int, memory_bytes: int, load: Callable[[], tuple[int, int]], monotonic_ns: Callable[[], int]

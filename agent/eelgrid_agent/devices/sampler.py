@@ -62,7 +62,7 @@ SLOW_HOST_READINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendedReadings:
-    """What every device and the host said, by UUID; a device that could not be asked is left out."""
+    """Extended readings of every device and the host, by UUID; a device that could not be read is left out."""
 
     monotonic_ns: int
     wall_ns: int
@@ -75,7 +75,7 @@ class ExtendedReadings:
 
 
 def read_extended_readings(device: DevicePort, uuids: Iterable[str]) -> ExtendedReadings:
-    """Asks everything that is dear; may block. Times and host are the caller's to add."""
+    """Reads all expensive values; may block. Times and host are for the caller to add."""
     gpus, instances, processes = {}, {}, {}
     for uuid in uuids:
         try:
@@ -190,7 +190,7 @@ _IMPLAUSIBLE = Missing(AbsenceReason.IMPLAUSIBLE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample:
-    """What every device and the host said at one moment; GPUs in the order of the inventory."""
+    """Readings of every device and the host at one moment; GPUs in the order of the inventory."""
 
     wall_ns: int
     monotonic_ns: int
@@ -320,7 +320,10 @@ class Sampler:
         self._gap_s_most = max(GAP_S_LEAST, GAP_INTERVALS * sample_interval_s)
 
     def observe(self, look: NodeSample, *, riding: ExtendedColumns | None = None) -> TickObservation:
-        """The tick of this look, and the events since the look before; `riding` goes along with it."""
+        """Returns the tick of this sample and the events since the one before.
+
+        The columns of `riding` are added to the tick.
+        """
         events: list[NodeEvent] = []
         time_ns, opens_batch = self._time(look, events)
         gpus = len(look.gpus)

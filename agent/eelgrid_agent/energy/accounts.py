@@ -41,8 +41,8 @@ class UsageOwnerKind(Enum):
 class UsageOwner:
     """One owner; what is unknown, or does not apply to its kind, is empty.
 
-    `ray_job` is a second name: a Ray worker in a pod or a job is the pod's or the job's. So is `workload`, but for an
-    owner of whom only the plan knows.
+    `ray_job` is a second name: a Ray worker in a pod or a job belongs to the pod or the job. So is `workload`, except
+    for an owner that only the plan knows.
     """
 
     kind: UsageOwnerKind
@@ -69,7 +69,7 @@ class UsageOwner:
         return replace(self, pid=0) if self.pid else self
 
     def covers(self, other: "UsageOwner") -> bool:
-        """Whether an allocation to this owner accounts for a use by the other; what is unknown agrees with anything."""
+        """Whether an allocation to this owner accounts for a use by the other; unknown fields match anything."""
         if self.kind is not other.kind:
             return False
         mine = (self.namespace, self.pod, self.container, self.pod_uid, self.container_id, self.job, self.step)
@@ -90,10 +90,10 @@ class UsageOwner:
         return " ".join([self.kind.value, *[f"{name}={value}" for name, value in kept.items()]])
 
     def labels(self) -> dict[str, str]:
-        """Its account as metric labels, the same ones for every owner and different ones for every account.
+        """Its account as metric labels: the same label names for every owner, different values for every account.
 
-        Where a pod or a container has no name here, its UID or the beginning of its id stands in. None is called `job`:
-        that is a scraper's word for what it scrapes.
+        Where the name of a pod or a container is unknown, its UID or the start of its id is used. No label is called
+        `job`, which scrapers use for their own targets.
         """
         kept = self.account()
         return {
@@ -147,7 +147,7 @@ class ShareConfidence(IntEnum):
 
     @property
     def label(self) -> str:
-        """As it is shown."""
+        """The value of the metric label."""
         return self.name.lower()
 
 
@@ -197,7 +197,7 @@ _NOBODY = frozenset({UNALLOCATED, UNATTRIBUTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyAccount:
-    """What is kept apart; two accounts of one owner end together."""
+    """The key of one account; all accounts of one owner end together."""
 
     owner: UsageOwner
     gpu_uuid: str
@@ -255,7 +255,10 @@ class EnergyAccounts:
         return dict(self._other_mj)
 
     def settle(self, present: Iterable[UsageOwner], *, now_ns: int) -> None:
-        """Lets the dead go; to be called before anything is added. `present` is everyone who may still be charged."""
+        """Drains owners that ended; call it before anything is added.
+
+        `present` are all owners that may still be charged.
+        """
         here = {owner.account() for owner in present} | _NOBODY
         for owner in self._accounts:
             if owner in here:

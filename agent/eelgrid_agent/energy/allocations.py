@@ -36,7 +36,7 @@ class DeviceReference:
 
 
 def find_device(device_id: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
-    """The place that a device plugin's id means; None for a device that this node does not have."""
+    """Returns the device or instance of a device plugin's id; None for a device that this node does not have."""
     replica = _REPLICA.match(device_id)
     plain = replica[1] if replica else device_id
     old, gke = _OLD_MIG.match(plain), _GKE.match(plain)
@@ -54,7 +54,7 @@ def find_device(device_id: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
 
 
 def find_claimed_device(device: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
-    """The place that a device name of NVIDIA's DRA driver means."""
+    """Returns the device or instance of a device name of NVIDIA's DRA driver."""
     found = _CLAIMED.match(device)
     if found is None:
         return None
@@ -69,7 +69,7 @@ def find_claimed_device(device: str, gpus: Iterable[Gpu]) -> DeviceReference | N
 
 
 def find_mapped_device(name: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
-    """The place that a file of a prolog's mapping folder is named for."""
+    """Returns the device or instance after which a file of a prolog's mapping folder is named."""
     found = _MAPPED.match(name)
     gpu = None if found is None else next((gpu for gpu in gpus if gpu.index == int(found[1])), None)
     if found is None or gpu is None:
@@ -88,7 +88,7 @@ _DRA_DRIVER = "gpu.nvidia.com"
 
 
 class AllocationSource(IntEnum):
-    """Who says so; the higher one is the inner one."""
+    """The source of an allocation; a higher value is nested deeper."""
 
     PLAN = 1
     POD_RESOURCES = 2
@@ -106,7 +106,7 @@ class DeviceAllocation:
 
 
 def select_innermost(allocations: Iterable[DeviceAllocation]) -> tuple[DeviceAllocation, ...]:
-    """Of each device, what the innermost source says."""
+    """Returns, for each device, the allocations of the innermost source."""
     kept = tuple(allocations)
     best: dict[str, AllocationSource] = {}
     for allocation in kept:
@@ -116,7 +116,7 @@ def select_innermost(allocations: Iterable[DeviceAllocation]) -> tuple[DeviceAll
 
 
 def map_pod_allocations(containers: Iterable[ContainerDevices], gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...]:
-    """What the kubelet gave to containers; ids of other devices than ours are passed over, whatever their resource."""
+    """Returns what the kubelet allocated to containers; ids of other devices are skipped, whatever their resource."""
     devices = tuple(gpus)
     shares: dict[tuple[DeviceReference, UsageOwner], int] = {}
     for one in containers:
@@ -133,7 +133,7 @@ def map_pod_allocations(containers: Iterable[ContainerDevices], gpus: Iterable[G
 
 
 def map_plan_allocations(assignments: Iterable[Assignment], gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...]:
-    """What the plan in force gives to workloads; `gpu_milli` of a shared device counts as its shares."""
+    """Returns what the plan in force allocates to workloads; `gpu_milli` of a shared device counts as its shares."""
     devices = tuple(gpus)
     found = []
     for assignment in assignments:

@@ -22,7 +22,7 @@ SUBJECTS_MOST = 1024
 
 
 class EnergyAnomalyKind(Enum):
-    """What is wrong."""
+    """The kind of an anomaly."""
 
     # Allocated, and nothing is at work.
     HELD_IDLE = "held_idle"
@@ -55,7 +55,7 @@ _WASTES: Mapping[EnergyAnomalyKind, frozenset[EnergyUse]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalySubject:
-    """Whose anomaly on which place it is."""
+    """The owner, the device or instance, and the kind of an anomaly."""
 
     kind: EnergyAnomalyKind
     gpu_uuid: str
@@ -82,7 +82,7 @@ class _Running:
 
 
 class AnomalyDetector:
-    """One node's anomalies; `hurry` tells them so many times sooner."""
+    """Detects the anomalies of one node; `hurry` divides how long each must last."""
 
     def __init__(self, lasts_s: Mapping[EnergyAnomalyKind, float] = _LASTS_S, *, hurry: float = 1.0) -> None:
         self._lasts_s = {kind: seconds / hurry for kind, seconds in lasts_s.items()}

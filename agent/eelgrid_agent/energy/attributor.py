@@ -74,7 +74,7 @@ class _Mode:
 
 
 def build_idle_prior(product: Product | None, *, mig_enabled: bool) -> IdlePower:
-    """What is assumed of a part before it was seen idle."""
+    """Returns the idle power that is assumed for a part before it was seen idle."""
     if product is None:
         return IdlePower(bare_w=0.0, context_w=0.0, confidence=ShareConfidence.LOW)
     bare_w = product.idle_w
@@ -99,7 +99,7 @@ class IdlePowerModel:
     def observe(
         self, *, power_w: float, seconds: float, contexts: bool | None, busy: bool | None, mig_enabled: bool
     ) -> None:
-        """The mean power of an interval; `contexts` and `busy` are None where nothing tells."""
+        """Learns from the mean power of an interval; `contexts` and `busy` are None where they are unknown."""
         self._quiet_s = self._quiet_s + seconds if contexts is False and busy is False else 0.0
         self._parked_s = self._parked_s + seconds if contexts is True and busy is False else 0.0
         if seconds < INTERVAL_S_LEAST or power_w < BARE_W_LEAST:
@@ -114,7 +114,7 @@ class IdlePowerModel:
             self._modes[mig_enabled] = replace(mode, parked_w=lowest)
 
     def idle(self, product: Product | None, *, mig_enabled: bool) -> IdlePower:
-        """The best of what was learnt and what is assumed."""
+        """The learnt idle power, else the assumed one."""
         prior = build_idle_prior(product, mig_enabled=mig_enabled)
         mode = self._modes[mig_enabled]
         bare_w = prior.bare_w if mode.bare_w is None else mode.bare_w
@@ -200,9 +200,9 @@ _ENERGY_J_MOST = 1e14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInput:
-    """One device: its total by the sampler, its utilization since the look before, and what a slow look said.
+    """One device: the sampler's total, its mean utilization since the last observation, and its extended readings.
 
-    None is what could not be had.
+    None stands for an unavailable value.
     """
 
     gpu: Gpu
@@ -217,7 +217,7 @@ class DeviceInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionInput:
-    """Everything about one moment; `allocations` is None where no source of them could be asked."""
+    """All inputs of one moment; `allocations` is None where no source of them could be read."""
 
     monotonic_ns: int
     wall_ns: int
@@ -228,13 +228,12 @@ class AttributionInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Who used what.
+    """Energy by owner.
 
-    `shares` are of the interval that ended with this look, by device. `accounts` hold, in millijoules since the agent
-    began to count, what belongs to owners, and `nobody` what does not: by device, the node's own idle power
-    (unallocated), what could not be named (unattributed), what owners that are kept no more were charged (ended) and
-    what owners beyond the bound were (other). The two add up to the device. `elapsed_s` is how long those intervals
-    were.
+    `shares` are of the interval that ended with this observation, by device. `accounts` hold, in millijoules since the
+    agent started to count, what belongs to owners, and `nobody` the rest: by device, the node's own idle power
+    (unallocated), what could not be named (unattributed), what drained owners were charged (ended) and what owners
+    beyond the bound were charged (other). The two add up to the device. `elapsed_s` is the length of those intervals.
     """
 
     shares: Mapping[str, tuple[EnergyShare, ...]]
@@ -270,11 +269,11 @@ class Attributor:
         self._meters: dict[str, _Meter] = {}
 
     def total_mj(self, gpu_uuid: str) -> int:
-        """Everything that was attributed of one device, to owners and to nobody."""
+        """Everything that was attributed of one device, with and without an owner."""
         return self._ledger.total_mj(gpu_uuid)
 
     def observe(self, look: AttributionInput) -> Attribution:
-        """Closes an interval of every device whose energy is known, and tells where all of it went so far."""
+        """Closes an interval of every device whose energy is known, and returns all shares and totals."""
         claims = select_innermost(look.allocations or ())
         glances = {one.gpu.uuid: self._glance(one, look, claims) for one in look.devices}
         self._join.observe(glances)

@@ -7,8 +7,8 @@ The controller receives two anomalies, once each while they last: a device that 
 it, and an idle context of an owner that does not hold the device, since no other source reports it. Totals start from
 zero with the agent, as those of the sampler do.
 
-The energy outbox is stored soon after a window was closed or acknowledged, in a thread, since disks may be slow. A store
-that fails is logged once and retried: the windows are in memory, and only a crash would lose them.
+The energy outbox is stored soon after a window was closed or acknowledged, in a thread, since disks may be slow. A
+store that fails is logged once and retried: the windows are in memory, and only a crash would lose them.
 """
 
 import asyncio
@@ -84,16 +84,16 @@ def read_slurm_allocations(folder: Path, gpus: Iterable[Gpu]) -> tuple[DeviceAll
 
 
 class ContainerSource(Protocol):
-    """What a kubelet said last."""
+    """The newest answer of a kubelet."""
 
     @property
     def containers(self) -> tuple[ContainerDevices, ...] | None:
-        """The containers that hold devices; None while nobody can say."""
+        """The containers that hold devices; None while that is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReadings:
-    """What the files of one moment said; `jobs` is None where no folder could be asked."""
+    """What the files showed at one moment; `jobs` is None where no folder could be read."""
 
     owners: Mapping[int, ProcessOwner] = field(default_factory=lambda: MappingProxyType({}))
     jobs: tuple[DeviceAllocation, ...] | None = None
@@ -173,7 +173,7 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class NodeEnergy:
-    """See the module."""
+    """Energy attribution of one node."""
 
     def __init__(
         self, catalogue: Catalogue, sources: AttributionSources, *, watch: AnomalyDetector | None = None
@@ -198,7 +198,10 @@ class NodeEnergy:
         self._ticked_ns = monotonic_ns
 
     def read(self, gpus: tuple[Gpu, ...], slow: ExtendedReadings, *, now_ns: int) -> SourceReadings:
-        """Whose the processes of a slow look are; opens small files, so to be called off the event loop, one at a time."""
+        """Resolves the owners of the sampled processes.
+
+        Opens small files, so call it off the event loop, once at a time.
+        """
         return self._sources.read(gpus, slow, now_ns=now_ns)
 
     def observe(
@@ -210,7 +213,7 @@ class NodeEnergy:
         assignments: Iterable[Assignment] | None = None,
         uncounted_s: Mapping[str, float] = _NOTHING,
     ) -> tuple[NodeEvent, ...]:
-        """Attributes what was spent up to the newest tick, and tells what is new to tell; nothing before the first tick.
+        """Attributes the energy up to the newest tick and returns new events; none before the first tick.
 
         `assignments` are of the plan in force, None without a plan; `uncounted_s` is what the sampler left out.
         """
@@ -222,7 +225,7 @@ class NodeEnergy:
         return self._news(self.newest.anomalies, energies.monotonic_ns, energies.wall_ns)
 
     def report(self) -> NodeEnergyReport | None:
-        """Everything that is known now, for whoever asks; None before the first look."""
+        """Returns the current report; None before the first observation."""
         return None if self.newest is None else build_report(self.newest)
 
     def _news(self, lasting: Iterable[OngoingAnomaly], now_ns: int, wall_ns: int) -> tuple[NodeEvent, ...]:

@@ -54,7 +54,7 @@ _RANKS = {
 
 
 def is_sluid(job: str) -> bool:
-    """Whether a job goes by its SLUID because its number is not known."""
+    """Whether a job is named by its SLUID because its number is unknown."""
     return _SLUID.match(job) is not None
 
 
@@ -197,7 +197,10 @@ _START_FIELD = 19
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """Whose process it is; `mps_server` shares the device on behalf of others, `hidden` could not be looked at."""
+    """The owner of a process.
+
+    `mps_server` marks a server that shares the device for others, `hidden` one that could not be read.
+    """
 
     owner: UsageOwner
     mps_server: bool = False

@@ -30,7 +30,7 @@ class OwnerEnergyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEnergyTotals:
-    """One device: what nobody owns, by reason; its owners' rows and these add up to `total_mj`."""
+    """One device: energy without an owner, by reason; this and its owners' rows add up to `total_mj`."""
 
     gpu_uuid: str
     total_mj: int

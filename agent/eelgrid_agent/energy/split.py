@@ -43,7 +43,7 @@ _Weights = dict[_Portion, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceActivity:
-    """A GPU instance, or the whole device (no id); activity is None where nothing tells it."""
+    """A GPU instance, or the whole device (no id); activity is None where it is not reported."""
 
     gpu_instance_id: int | None = None
     sm_fraction: float = 1.0
@@ -52,7 +52,7 @@ class SliceActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextHolder:
-    """An open context; `inferred` says that its owner is taken from the only claim on its place."""
+    """An open context; `inferred` marks an owner that was taken from the only allocation of its device."""
 
     owner: UsageOwner
     pid: int
@@ -73,7 +73,7 @@ class DeviceClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceObservation:
-    """One device at one moment; `holders` is None where the driver does not tell, `utilization` likewise."""
+    """One device at one moment; `holders` and `utilization` are None where the driver does not report them."""
 
     monotonic_ns: int
     slices: tuple[SliceActivity, ...] = (SliceActivity(),)

@@ -108,11 +108,14 @@ class EnergyWindowQueue:
 
     @property
     def closed(self) -> tuple[wire.EnergyWindow, ...]:
-        """What is not acknowledged, oldest first."""
+        """Closed windows that are not acknowledged, oldest first."""
         return tuple(map(_sane, self._closed))
 
     def shift(self, by_ns: int, *, foreign: bool = False) -> None:
-        """The clock was set by so much. `foreign` windows, of the run before, move only where they are of this clock."""
+        """The clock was set by so much.
+
+        `foreign` windows, of the run before, move only where they are of this clock.
+        """
         if foreign:
             self._foreign = 0
             self._before_ns += by_ns
@@ -197,7 +200,7 @@ class EnergyWindowQueue:
         return _sane(window)
 
     def acknowledge(self, incarnation: int, number: int) -> None:
-        """Lets go of what is on the controller's disk."""
+        """Removes the windows that the controller has stored."""
         if incarnation != self.incarnation:
             return
         before = len(self._closed)

@@ -73,11 +73,11 @@ def _decode(document: Mapping[str, Any]) -> tuple[DeviceRecord, ...]:
 
 def _record(plain: Any) -> DeviceRecord:
     if not isinstance(plain, Mapping):
-        raise TypeError("a device is no mapping")
+        raise TypeError("a device is not an object")
     lock = plain["clocks"]
     clocks = None if lock is None else tuple(_whole(clock) for clock in lock)
     if clocks is not None and len(clocks) != 2:
-        raise ValueError("clocks is no pair")
+        raise ValueError("clocks is not a pair")
     return DeviceRecord(
         gpu_uuid=_text(plain["gpu_uuid"]),
         origin=DriverOrigin(boot_id=_text(plain["boot_id"]), driver_start=_text(plain["driver_start"])),
@@ -91,19 +91,19 @@ def _record(plain: Any) -> DeviceRecord:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not a non-negative integer")
     return value
 
 
 def _watts(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0.0:
-        raise TypeError(f"{value!r} is no power")
+        raise TypeError(f"{value!r} is not a power in watts")
     return float(value)
 
 
@@ -141,7 +141,7 @@ def _failure(error: DeviceError) -> CommandFailure:
 
 
 class PowerExecutor:
-    """See the module."""
+    """Executes the commands of the guard on one node's devices."""
 
     def __init__(
         self,
@@ -269,9 +269,9 @@ def _untaken(command: SettingWrite, settings: PowerSettings, tolerance_w: float)
             abs(settings.requested_w - limit_w) > tolerance_w
         ):
             shown = "nothing" if settings.requested_w is None else f"{settings.requested_w:g} W"
-            return f"{limit_w:g} W were asked and the device shows {shown}"
+            return f"{limit_w:g} W were requested and the device shows {shown}"
         case SetPowerProfile(profile=profile) if settings.power_profile != profile:
-            return f"power profile {profile} was asked and the device shows {settings.power_profile}"
+            return f"power profile {profile} was requested and the device shows {settings.power_profile}"
         case _:
             return ""
 
@@ -281,7 +281,7 @@ _DRIVER = Path("/sys/module/nvidia")
 
 
 def read_driver_origin(*, boot_id: Path = _BOOT_ID, driver: Path = _DRIVER) -> DriverOrigin:
-    """As it is now; read it at every cycle, for a driver may be loaded anew while we run."""
+    """Reads the ids of the boot and of the driver load; call it in every cycle, since drivers can be reloaded."""
     try:
         boot = boot_id.read_text(encoding="ascii").strip()
     except OSError:

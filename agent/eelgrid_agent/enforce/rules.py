@@ -25,19 +25,17 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardLimits:
-    """The numbers; the defaults are what a node runs with.
+    """The thresholds of the guard.
 
-    `tolerance_w`: drivers round a limit to a tenth of a watt or to a watt, so
-    what is nearer than this is the same limit. `hysteresis_w`: half a percent
-    of a 700 W part, far under the +-5 % of its sensor; a planner that wavers by
-    less must not cost a write to the device and to the disk.
+    `tolerance_w`: drivers round a limit to a tenth of a watt or to a watt, so limits nearer than this are equal.
+    `hysteresis_w`: half a percent of a 700 W part, far under the +-5 % of its sensor; a planner that wavers by less
+    must not cost a write to the device and to the disk.
 
-    `repairs_most` in `repair_window_s`: one repair mends an operator's slip and
-    two a script that ran twice; whoever undoes a third means it.
+    `repairs_most` in `repair_window_s`: one repair mends an operator's slip and two a script that ran twice; whoever
+    undoes a third means it.
 
-    `losses_most` in `loss_window_s`: a reset is one loss and a driver upgrade
-    may be two. Quarantine begins at `quarantine_s` and doubles with each within
-    `quarantine_memory_s`, up to `quarantine_s_most`.
+    `losses_most` in `loss_window_s`: a reset is one loss and a driver upgrade may be two. Quarantine lasts
+    `quarantine_s` at first and doubles with each within `quarantine_memory_s`, up to `quarantine_s_most`.
     """
 
     tolerance_w: float = 1.0
@@ -78,10 +76,10 @@ class GuardLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPolicy:
-    """What the operator of this node wants whatever the controller says.
+    """What the operator of this node requires, whatever the controller requests.
 
-    With `enforce` the local budget is kept even where the pool observes, since
-    it was switched on here by hand; without it the node tells and does no more.
+    With `enforce` the local budget is kept even where the pool observes, since it was switched on here by hand; without
+    it the node only reports.
     """
 
     power_budget_w: float | None = None
@@ -130,11 +128,10 @@ _OBSERVED = "observe-only: seen, nothing written to the device"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanContext:
-    """What a plan is judged on.
+    """What a plan is validated against.
 
-    `gpus` may lack devices of `gpu_uuids` where nobody told more of them than
-    that they are there. `held` are the assignments that were taken before;
-    `changing` are the devices whose MIG layout is under way.
+    `gpus` may lack devices of `gpu_uuids` of which only the presence is known. `held` are the assignments accepted
+    before; `changing` are the devices whose MIG layout is being changed.
     """
 
     gpu_uuids: frozenset[str]
@@ -150,7 +147,7 @@ class PlanContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedPlan:
-    """What stands, and a result for each item whose outcome is known already."""
+    """The accepted items, and a result for each item whose outcome is already known."""
 
     assignments: tuple[Assignment, ...]
     settings: tuple[GpuSetting, ...]
@@ -233,7 +230,7 @@ def _problem(
         if is_new and device == uuid and uuid in ground.changing:
             return (
                 RefusalRule.BUSY,
-                f"{replica}: the MIG layout of GPU {uuid} is being changed; it is taken when that is done",
+                f"{replica}: the MIG layout of GPU {uuid} is being changed; it is accepted when that is done",
             )
     return None
 
@@ -260,11 +257,11 @@ def _setting_problem(
     if uuid not in ground.gpu_uuids:
         return RefusalRule.UNKNOWN_DEVICE, _NOWHERE
     if uuid in kept:
-        return RefusalRule.DUPLICATE, "the plan sets this GPU twice; the first stands"
+        return RefusalRule.DUPLICATE, "the plan sets this GPU twice; the first setting applies"
     if is_enforced and not ground.has_control:
         return (
             RefusalRule.NO_PERMISSION,
-            "this agent was given no control of devices; let it, or set the pool's mode to observe",
+            "this agent may not control devices; allow it, or set the pool's mode to observe",
         )
     if is_enforced and ground.access not in {AccessLevel.UNSPECIFIED, AccessLevel.ROOT}:
         detail = f"limits need root and the agent has {ground.access.name.lower()}; run it as root, or only observe"
@@ -284,7 +281,9 @@ def _layouts(plan: NodePlan, ground: PlanContext) -> tuple[tuple[GpuLayout, ...]
         if uuid not in ground.gpu_uuids or gpu is None:
             outcomes.append(_refusal(uuid, RefusalRule.UNKNOWN_DEVICE, _NOWHERE))
         elif is_twice:
-            outcomes.append(_refusal(uuid, RefusalRule.DUPLICATE, "the plan lays this GPU out twice; the first stands"))
+            outcomes.append(
+                _refusal(uuid, RefusalRule.DUPLICATE, "the plan has two layouts for this GPU; the first applies")
+            )
         elif not gpu.mig_capable and layout.mig_enabled:
             outcomes.append(_refusal(uuid, RefusalRule.NOT_SUPPORTED, f"{gpu.product} has no MIG; plan it whole"))
         elif not plan.enforce:
@@ -302,11 +301,14 @@ def _layout_problem(
     uuid: str, assignments: Sequence[Assignment], ground: PlanContext
 ) -> tuple[RefusalRule, str] | None:
     if not ground.has_control or ground.access in {AccessLevel.READ_ONLY, AccessLevel.MIG_MONITOR}:
-        return RefusalRule.NO_PERMISSION, "this agent may not change MIG here; give it the rights, or only observe"
+        return (
+            RefusalRule.NO_PERMISSION,
+            "this agent may not change MIG here; grant it the rights, or set the pool's mode to observe",
+        )
     if uuid in ground.quarantined:
         return RefusalRule.QUARANTINE, "this GPU was lost too often and is left alone for a while"
     for assignment in assignments:
         if uuid in assignment.gpu_uuids and assignment in ground.held:
-            detail = f"{assignment.workload_id} holds the whole GPU; take it away first, then change the layout"
+            detail = f"{assignment.workload_id} holds the whole GPU; remove it first, then change the layout"
             return RefusalRule.BUSY, detail
     return None

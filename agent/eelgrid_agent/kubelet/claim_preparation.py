@@ -76,13 +76,13 @@ class ClaimResult(NamedTuple):
 
 
 def parse_allocation(claim: Mapping[str, Any], *, uid: str, node_name: str) -> tuple[ClaimResult, ...]:
-    """The devices of this node that a ResourceClaim was given; raises ClaimUnpreparable."""
+    """Returns the devices of this node that are allocated to a ResourceClaim; raises ClaimUnpreparable."""
     found = claim.get("metadata", {}).get("uid", "")
     if found != uid:
-        raise ClaimUnpreparable(f"the claim of this name has uid {found}, not {uid}; it was made anew: delete the pod")
+        raise ClaimUnpreparable(f"the claim of this name has uid {found}, not {uid}; it was recreated: delete the pod")
     allocation = claim.get("status", {}).get("allocation")
     if not allocation:
-        raise ClaimUnpreparable("the claim is not allocated; it is allocated by the controller, which is asked again")
+        raise ClaimUnpreparable("the claim is not allocated yet; the controller allocates it, and the kubelet retries")
     results = [one for one in allocation.get("devices", {}).get("results", ()) if one.get("driver") == DRA_DRIVER]
     if not results:
         raise ClaimUnpreparable(
@@ -97,7 +97,7 @@ def parse_allocation(claim: Mapping[str, Any], *, uid: str, node_name: str) -> t
             )
         if one.get("adminAccess"):
             raise ClaimUnpreparable(
-                f"device {one.get('device')} is asked for with adminAccess, which is not given here"
+                f"device {one.get('device')} is requested with adminAccess, which this driver does not grant"
             )
     return tuple(ClaimResult(str(one["request"]), str(one["device"])) for one in results)
 
@@ -110,7 +110,7 @@ def build_layout_with(
     held: Collection[GpuPlacement],
     foreign: Collection[int] = frozenset(),
 ) -> GpuLayout:
-    """The layout in which this place is to be had beside all that claims hold; raises ClaimUnpreparable."""
+    """Returns the layout with this place beside all that claims hold; raises ClaimUnpreparable."""
     if place.profile is None:
         return GpuLayout(gpu_uuid=gpu.uuid)
     profile = geometry.profile_by_id(place.profile.id)
@@ -131,7 +131,7 @@ def build_layout_with(
 def build_layout_without(
     gpu: Gpu, geometry: MigGeometry, place: GpuPlacement, *, foreign: Collection[int] = frozenset()
 ) -> GpuLayout:
-    """What stands but the instance of this place; MIG mode stays."""
+    """Returns the existing layout without the instance in this place; MIG mode stays."""
     kept = [one for one in gpu.gpu_instances if one.id not in foreign and not _is_at(one, place)]
     return _layout(gpu, _wanted(kept, geometry))
 
@@ -179,19 +179,19 @@ _CDI_FILE_MODE = 0o644
 
 
 def cdi_name(uuid: str) -> str:
-    """What a runtime is told."""
+    """Returns the CDI name of a device, as the container runtime expects it."""
     return f"{CDI_KIND}={uuid}"
 
 
 class CdiFolder:
-    """Our file in one folder, beside those of others there and in `folders`."""
+    """The agent's CDI file in one folder, beside those of others there and in `folders`."""
 
     def __init__(self, folder: Path, folders: Iterable[Path] = CDI_FOLDERS) -> None:
         self._path = folder / CDI_FILE
         self._folders = tuple(dict.fromkeys((folder, *folders)))
 
     def name(self, uuids: Iterable[str]) -> None:
-        """From now on our file names these, as far as no other does. Raises OSError."""
+        """Replaces the names in the file by these, except those that other files have. Raises OSError."""
         named = self._named()
         devices = [
             {"name": uuid, "containerEdits": {"env": [f"NVIDIA_VISIBLE_DEVICES={uuid}"]}}
@@ -229,7 +229,7 @@ def _read_device_names(path: Path) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimDevice:
-    """One device of a claim; `uuid` is empty until it stands, `is_made` where we made its instance."""
+    """One device of a claim; `uuid` is empty until it exists, `is_made` where the agent created its instance."""
 
     request: str
     device: str
@@ -312,26 +312,26 @@ _LOG = logging.getLogger("eelgrid.agent")
 
 
 class ClaimDevices(Protocol):
-    """The node's devices, asked now."""
+    """The devices of the node, read when called."""
 
     def gpus(self) -> Sequence[Gpu]:
-        """All devices as they stand."""
+        """All devices in their current state."""
 
     def look(self, uuid: str) -> MigObservation:
-        """One device, and what of it may not be touched."""
+        """Reads one device, and what of it must not be touched."""
 
     def geometry(self, uuid: str) -> MigGeometry:
-        """How the driver lets it be cut."""
+        """The MIG geometry that the driver offers."""
 
     def apply(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there."""
 
     def lease(self, uuids: Collection[str]) -> bool:
-        """Claims hold these from now on, and nothing else; False where that could not be kept."""
+        """Leases these to claims, and nothing else; False where that could not be recorded."""
 
 
 class ClaimPreparer:
-    """The claims of one node. `cannot_change` says why no device may be changed here, or nothing."""
+    """Prepares the claims of one node. `cannot_change` says why no device may be changed here, or nothing."""
 
     def __init__(
         self,
@@ -355,11 +355,11 @@ class ClaimPreparer:
         self._is_leased = True
 
     def claims(self) -> Mapping[str, PreparedClaim]:
-        """What is ready, by uid. Raises StateFileError."""
+        """The prepared claims by uid. Raises StateFileError."""
         return self._journal.kept.claims
 
     def start(self) -> None:
-        """Holds again what was held before the agent started anew, and takes away what was left."""
+        """Leases again what claims hold after a restart of the agent, and removes what was left over."""
         try:
             kept = self._journal.kept
             if self._journal.problem:
@@ -372,16 +372,19 @@ class ClaimPreparer:
         self.tidy()
 
     def ready(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
-        """The devices of a claim, standing and held; `claim` may lack where it is in the journal. Raises ClaimUnpreparable."""
+        """Prepares a claim and returns its devices; `claim` may be None where it is in the journal.
+
+        Raises ClaimUnpreparable.
+        """
         try:
             return self._ready(asked, claim)
         except StateFileError as error:
-            raise ClaimUnpreparable(f"nothing is changed before it can be written down: {error}") from error
+            raise ClaimUnpreparable(f"nothing is changed while the journal is unavailable: {error}") from error
         except (DeviceError, TransitionRefused, OSError) as error:
             raise ClaimUnpreparable(str(error)) from error
 
     def undo(self, asked: ClaimReference) -> None:
-        """The claim holds nothing any more; what was made for it goes. Raises ClaimUnpreparable."""
+        """Unprepares a claim and removes what was created for it. Raises ClaimUnpreparable."""
         try:
             kept = self._journal.kept
             entry = kept.claims.get(asked.uid)
@@ -392,12 +395,12 @@ class ClaimPreparer:
             self._journal.store(ClaimJournalState(claims=rest, left=tuple(dict.fromkeys((*kept.left, *made)))))
             self._is_leased = False
         except StateFileError as error:
-            raise ClaimUnpreparable(f"nothing is changed before it can be written down: {error}") from error
+            raise ClaimUnpreparable(f"nothing is changed while the journal is unavailable: {error}") from error
         _LOG.info("event=claim_undone claim=%s/%s uid=%s", asked.namespace, asked.name, asked.uid)
         self.tidy()
 
     def tidy(self) -> None:
-        """Leases what is held and no more, and takes away what is left over and out of use; what cannot be done waits."""
+        """Leases exactly what claims hold, and removes unused leftovers; what fails is retried later."""
         try:
             kept = self._journal.kept
             if not self._is_leased:
@@ -425,7 +428,7 @@ class ClaimPreparer:
             if placements_overlap(theirs, ours):
                 who = f"{other.namespace}/{other.name}"
                 raise ClaimUnpreparable(
-                    f"{device_name(theirs)} is held there by claim {who}; free it, or allocate anew"
+                    f"{device_name(theirs)} is held by claim {who}; release that claim, or allocate another device"
                 )
         for number, (gpu, place) in enumerate(places):
             others = [other for _, other in held] + [other for _, other in places]
@@ -453,8 +456,8 @@ class ClaimPreparer:
         if not uuid:
             if self._cannot_change:
                 raise ClaimUnpreparable(
-                    f"{given.device} does not stand, and nothing is changed here ({self._cannot_change}); "
-                    "allocate what stands, or let the agent change devices"
+                    f"{given.device} does not exist, and this agent changes no devices ({self._cannot_change}); "
+                    "allocate an existing device, or let the agent change devices"
                 )
             look = self._devices.look(gpu.uuid)
             layout = build_layout_with(
@@ -467,7 +470,7 @@ class ClaimPreparer:
             uuid = find_uuid(self._gpu(place.gpu_index), place)
             if result.status is not ApplyStatus.APPLIED or not uuid:
                 raise ClaimUnpreparable(
-                    f"{given.device} could not be made ({result.rule or 'driver'}): {result.detail}"
+                    f"{given.device} could not be created ({result.rule or 'driver'}): {result.detail}"
                 )
         return self._write(entry, number, replace(entry.devices[number], uuid=uuid))
 
@@ -521,7 +524,7 @@ class ClaimPreparer:
         uuids = [one.uuid for entry in kept.claims.values() for one in entry.devices if one.uuid]
         if not self._devices.lease(uuids):
             raise ClaimUnpreparable(
-                "what claims hold could not be leased; see the agent's log for its driver and journal"
+                "the devices of claims could not be leased; see the agent's log for its driver and journal"
             )
         self._is_leased = True
         if self._cdi is not None:

@@ -2,8 +2,8 @@
 
 A kubelet that restarts clears its socket folder, so a missing socket of the agent, or another inode of the kubelet's,
 means that every resource has to be registered again; registering twice is harmless, and a registration that fails is
-retried with a doubling, bounded wait. A resource whose last device is gone is offered as empty, and its plugin stays, so
-a layout that returns needs no registration. The kubelet opens one stream of devices per resource and receives all
+retried with a doubling, bounded wait. A resource whose last device is gone is offered as empty, and its plugin stays,
+so a layout that returns needs no registration. The kubelet opens one stream of devices per resource and receives all
 devices after each change. Allocate does not say which pod it is for; devices that are not offered or not healthy are
 refused there, and the pod fails with the reason instead of starting without its device.
 
@@ -242,12 +242,12 @@ class ResourcePlugin:
 
     @property
     def devices(self) -> tuple[OfferedDevice, ...]:
-        """What is offered."""
+        """The offered devices."""
         return self._devices
 
     @property
     def serves(self) -> bool:
-        """Whether its socket is there: a kubelet that starts anew takes all sockets away."""
+        """Whether its socket exists: a kubelet that restarts removes all sockets."""
         return self._server is not None and self.socket.exists()
 
     def offer(self, devices: tuple[OfferedDevice, ...]) -> bool:
@@ -260,7 +260,7 @@ class ResourcePlugin:
         return True
 
     async def start(self) -> None:
-        """Serve, in the stead of whatever was served before."""
+        """Starts to serve, replacing an earlier server."""
         await self.stop()
         self.socket.unlink(missing_ok=True)
         server = grpc.aio.server()
@@ -315,7 +315,7 @@ class ResourcePlugin:
             _LOG.warning("event=device_refused resource=%s devices=%s", self.resource, ",".join(strange))
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{strange[0]} is gone or unhealthy since the kubelet was told; the pod has to be made anew",
+                f"{strange[0]} is gone or unhealthy since the last update to the kubelet; recreate the pod",
             )
         self.given_total += len(asked)
         _LOG.info("event=devices_given resource=%s devices=%s", self.resource, ";".join(map(",".join, asked)))
@@ -347,7 +347,7 @@ def allocate_by_cdi(ids: tuple[str, ...]) -> ContainerAllocation:
 
 
 class DevicePlugins:
-    """Serves what `offers` says, asked again at each look; `node` is what a preference looks at."""
+    """Serves the result of `offers`, which is called at each look; `node` is the state that preferences use."""
 
     def __init__(
         self,
@@ -381,7 +381,7 @@ class DevicePlugins:
                 await plugin.stop()
 
     async def look(self) -> bool:
-        """Tells the kubelet what has changed; False where it could not be told, and `problem` says why."""
+        """Sends changes to the kubelet; False where that failed, and `problem` says why."""
         offers = self._offers()
         for resource in offers.keys() | self.plugins.keys():
             plugin = self.plugins.get(resource) or self._made(resource)
@@ -390,7 +390,7 @@ class DevicePlugins:
         kubelet = _identity(self._folder / _KUBELET)
         if kubelet is None:
             return self._failed(
-                f"{self._folder / _KUBELET} is not there; the kubelet is starting, or the folder is not mounted"
+                f"{self._folder / _KUBELET} does not exist; the kubelet is starting, or the folder is not mounted"
             )
         is_new, self._kubelet = kubelet != self._kubelet, kubelet
         for plugin in self.plugins.values():
@@ -449,7 +449,10 @@ def _describe_error(error: Exception) -> str:
 def build_device_plugins(
     config: AgentConfig, node: AgentNode, kubelet: PodResourcesClient, *, given: Callable[[], None]
 ) -> DevicePlugins:
-    """Offers what the inventory has, and prefers what the plan in force says; `given` hears of each allocation."""
+    """Builds plugins that offer the inventory and prefer the devices of the plan.
+
+    `given` is called for each allocation.
+    """
     answer = allocate_by_cdi if config.device_plugin == "cdi" else allocate_by_environment
 
     def give(ids: tuple[str, ...]) -> ContainerAllocation:

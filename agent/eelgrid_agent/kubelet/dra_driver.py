@@ -83,7 +83,7 @@ class ResourceSlicePublisher:
         self.writes_total = 0
 
     def publish(self, draw: BuildSlices) -> int:
-        """Brings the server to what `draw` says; how many objects were written. Raises ApiError."""
+        """Brings the API server to the result of `draw`; returns how many objects were written. Raises ApiError."""
         for attempt in range(_ROUNDS):
             try:
                 written = self._published(draw)
@@ -163,7 +163,7 @@ class SocketPathTooLong(Exception):
 
 
 class DraTimes(NamedTuple):
-    """How often sockets and devices are looked at, slices compared with the server's, and the longest wait after a failure."""
+    """Intervals of checking sockets and devices, of comparing slices, and the longest wait after a failure."""
 
     look_s: float = 1.0
     publish_s: float = 30.0
@@ -171,7 +171,7 @@ class DraTimes(NamedTuple):
 
 
 class DriverThreads(NamedTuple):
-    """Where blocking work goes: each runs one function at a time, in order."""
+    """The threads for blocking work: each runs one function at a time, in order."""
 
     devices: Callable[[Callable[[], Any]], Awaitable[Any]]
     claims: Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -179,9 +179,9 @@ class DriverThreads(NamedTuple):
 
 
 class DraDriver:
-    """Serves in the kubelet's `folder`; `read` gets a ResourceClaim, `look` how to draw the slices of this moment.
+    """Serves in the kubelet's `folder`; `read` fetches a ResourceClaim, `look` returns how to draw the current slices.
 
-    Nothing is served or changed before `is_recovered` says that the layouts were looked at.
+    Nothing is served or changed before `is_recovered` reports that the layouts were recovered.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class DraDriver:
             await self.stop()
 
     async def start(self) -> None:
-        """Serve, in the stead of whatever was served before."""
+        """Starts to serve, replacing an earlier server."""
         await self.stop()
         server = grpc.aio.server()
         unary = grpc.unary_unary_rpc_method_handler
@@ -265,7 +265,7 @@ class DraDriver:
         self._server = server
 
     async def stop(self) -> None:
-        """Serve no more; what is ready stays so."""
+        """Stops serving; prepared claims stay prepared."""
         server, self._server = self._server, None
         with contextlib.suppress(OSError):
             self.registration.unlink(missing_ok=True)
@@ -333,7 +333,7 @@ class DraDriver:
             self._published = None
             self._registered.set()
         else:
-            self._failed(f"the kubelet does not take the driver: {told.error}")
+            self._failed(f"the kubelet rejected the driver: {told.error}")
         return encode_registration_response()
 
     async def _prepare(self, request: bytes, context: _Context) -> bytes:
@@ -386,15 +386,15 @@ class LayoutDevices:
         self._layouts = layouts
 
     def gpus(self) -> Sequence[Gpu]:
-        """All devices as they stand."""
+        """All devices in their current state."""
         return self._device.gpus()
 
     def look(self, uuid: str) -> MigObservation:
-        """One device, and what of it may not be touched."""
+        """Reads one device, and what of it must not be touched."""
         return self._layouts.executor.look(uuid)
 
     def geometry(self, uuid: str) -> MigGeometry:
-        """How the driver lets it be cut."""
+        """The MIG geometry that the driver offers."""
         return self._control.mig_geometry(uuid)
 
     def apply(self, layout: GpuLayout) -> ApplyResult:
@@ -422,9 +422,9 @@ def build_dra_driver(
     directory: Path | None,
     cannot_change: str,
 ) -> DraDriver:
-    """Raises Unreachable where nothing says where the API server is, and SocketPathTooLong.
+    """Builds the driver; raises ApiUnreachable where the address of the API server is unknown, and SocketPathTooLong.
 
-    `directory` is where claims are remembered; without one, and where something forbids it, nothing is changed.
+    Claims are stored in `directory`; without one, and where something forbids it, no device is changed.
     """
     address = find_api_address(config.api_server, config.api_credentials, os.environ)
     catalogue, conditions = load_catalogue(), GpuConditionTracker()

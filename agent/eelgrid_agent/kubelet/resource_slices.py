@@ -47,13 +47,13 @@ def device_name(place: GpuPlacement) -> str:
 
 
 def parse_gpu_index(name: str) -> int | None:
-    """The GPU of a device; None where this is no name of ours."""
+    """Returns the GPU index in a device name; None for other names."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def parse_placement(name: str, geometry: MigGeometry | None) -> GpuPlacement | None:
-    """The place that a name stands for on a GPU of this geometry; None where it stands for none."""
+    """Returns the placement of a device name on a GPU of this geometry; None for other names."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -81,7 +81,7 @@ def list_placements(gpu: Gpu, geometry: MigGeometry | None, *, is_changeable: bo
 
 
 def find_instance(gpu: Gpu, place: GpuPlacement) -> GpuInstance | None:
-    """The instance that is this place, if it stands."""
+    """Returns the instance at this placement, if it exists."""
     if place.profile is None:
         return None
     return next(
@@ -136,7 +136,7 @@ _Item = TypeVar("_Item")
 
 
 class GpuCondition(NamedTuple):
-    """What of a GPU changes while it runs; None where nobody knows it."""
+    """Conditions of a GPU that change at run time; None where unknown."""
 
     power_limit_w: float | None = None
     is_throttled: bool | None = None
@@ -150,7 +150,7 @@ class _Known(NamedTuple):
 
 
 def find_geometry(gpu: Gpu, catalogue: Catalogue) -> MigGeometry | None:
-    """How this GPU can be cut; None where it cannot, or where nobody has read how."""
+    """Returns the MIG geometry of a GPU; None where it has none or was not read yet."""
     product = catalogue.products.get(gpu.catalogue_key)
     return product.mig if product is not None and gpu.mig_capable else None
 
@@ -165,10 +165,9 @@ def build_resource_slices(
     generation: int,
     owner_uid: str = "",
 ) -> tuple[dict[str, Any], ...]:
-    """The objects of one generation, in the order of their names; none where the node has no device to give.
+    """Returns the objects of one generation, ordered by name; none where the node has no device to publish.
 
-    `is_changeable` says whether instances may be made; `owner_uid` is the node's, which takes its slices along when it
-    is deleted.
+    `is_changeable` says whether instances may be created; `owner_uid` is the node's, whose deletion removes its slices.
     """
     known = [
         _Known(
@@ -345,7 +344,7 @@ class GpuConditionTracker:
         self._throttled_s: dict[str, float] = {}
 
     def observe(self, looks: Mapping[str, RawReadings], now_s: float) -> dict[str, GpuCondition]:
-        """What is to be published now, from the newest look at each GPU."""
+        """Returns the conditions to publish, from the newest reading of each GPU."""
         found = {}
         for uuid, raw in looks.items():
             mask, limit_w = (raw.values.get(reading) for reading in (Reading.EVENT_REASONS_MASK, Reading.POWER_LIMIT_W))

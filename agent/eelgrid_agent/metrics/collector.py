@@ -60,7 +60,7 @@ class OwnerLabelCache:
         self._kept: _Kept = {}
 
     def view(self, owned: Attribution) -> OwnersView:
-        """What is told of one attribution."""
+        """Returns the view of one attribution."""
         used: _Kept = {}
         energy_j: dict[_Labels, float] = {}
         left_out = 0
@@ -171,7 +171,7 @@ _NO_ANOMALIES = {name: False for _, name in _ANOMALIES}
 
 
 class DriverProcessStatus(Protocol):
-    """What holds the driver in processes of its own, as far as it is shown."""
+    """The driver processes, as far as they are shown."""
 
     @property
     def starts_total(self) -> int:
@@ -191,7 +191,7 @@ class DriverProcessStatus(Protocol):
 
     @property
     def children(self) -> tuple[int, ...]:
-        """Process ids of those that stand."""
+        """Process ids of the running ones."""
 
 
 class AgentCollector:
@@ -226,7 +226,7 @@ class AgentCollector:
         self._owners = OwnerLabelCache()
 
     def frame(self) -> AgentSnapshot:
-        """What is known now."""
+        """Returns the current snapshot."""
         return AgentSnapshot(agent=self._agent(), node=self._node(self._nodes[0]) if len(self._nodes) == 1 else None)
 
     def oldest_s(self) -> float | None:

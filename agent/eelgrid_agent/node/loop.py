@@ -52,7 +52,7 @@ class DriverThread:
         self._thread.start()
 
     def call(self, function: Callable[[], object]) -> "Future[object]":
-        """Runs it after whatever runs now."""
+        """Queues a call on the thread."""
         future: Future[object] = Future()
         self._calls.put((future, function))
         return future

@@ -59,7 +59,7 @@ SetLoad = Callable[[str, float, int], None]
 
 
 class WorkloadEngine(Protocol):
-    """Runs assignments."""
+    """Runs the assignments of a plan."""
 
     def apply(self, assignments: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
         """Holds exactly these from now on; a result for each that was not plainly applied."""
@@ -69,10 +69,10 @@ class WorkloadEngine(Protocol):
 
 
 class NoEngine:
-    """The users' own engine runs the work; the agent looks on."""
+    """The users' own engine runs the work; the agent only observes."""
 
     def apply(self, assignments: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
-        """Nothing is done, and the answer says so."""
+        """Changes nothing and answers OBSERVED."""
         detail = "observe-only: the users' engine runs the work"
         return tuple(
             ApplyResult(subject=workload_id, status=ApplyStatus.OBSERVED, detail=detail)
@@ -139,7 +139,10 @@ STALL_S_LEAST = 30.0
 
 
 class SendSchedule:
-    """One node's; `due` and `waits_since_ns` are also set by what is sent and answered."""
+    """The send schedule of one node.
+
+    `due` and `waits_since_ns` also change with messages that are sent and answered.
+    """
 
     def __init__(self, *, phase: float) -> None:
         self._phase = phase
@@ -148,7 +151,7 @@ class SendSchedule:
         self.waits_since_ns = 0
 
     def retime(self, before: Cadence, cadence: Cadence, now_ns: int) -> None:
-        """Another interval begins at this node's phase of it."""
+        """Starts another interval at this node's phase of it."""
         if cadence.send_interval_s != before.send_interval_s or self._next_ns == 0:
             self._next_ns = now_ns + int(self._phase * cadence.send_interval_s * 1e9)
 
@@ -163,7 +166,7 @@ class SendSchedule:
         self._next_ns += (behind + 1) * interval_ns
 
     def stalled(self, cadence: Cadence, now_ns: int) -> bool:
-        """Whether what is under way was answered by nobody for too long."""
+        """Whether unacknowledged batches have waited too long."""
         bound_s = max(STALL_S_LEAST, STALL_INTERVALS * cadence.send_interval_s)
         return now_ns - self.waits_since_ns > bound_s * 1e9
 
@@ -174,7 +177,7 @@ SLOW_SENT_S = 300.0
 
 
 class ForeignSequence(Exception):
-    """The controller claims batches that this incarnation never sent; another incarnation must begin."""
+    """The controller claims batches that this incarnation never sent; another incarnation has to start."""
 
 
 _TURNS = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
@@ -256,7 +259,7 @@ class AgentNode:
         return self._sampler.uncounted_s
 
     def adopt(self, found: DeviceSurvey) -> bool:
-        """Takes a new survey; True when the inventory changed, which then goes at once."""
+        """Adopts a new survey; True when the inventory changed, which is then sent at once."""
         self.survey_due = False
         self.problem = found.problem
         found = replace(found, gpus=self.stamp(found.gpus))
@@ -293,18 +296,18 @@ class AgentNode:
         self.ordered()
 
     def tell(self, events: Iterable[NodeEvent]) -> None:
-        """Events of others go with ours."""
+        """Queues events from other parts of the agent."""
         for event in events:
             self._events.add(event)
             self.wake()
 
     def tell_held(self, held: HeldDevices) -> None:
-        """What pods hold, in the stead of what was told before."""
+        """Replaces what is reported as held by pods."""
         self._held.tell(held)
         self.wake()
 
     def heed(self) -> None:
-        """The guard got on: what it announces and answers goes to the controller."""
+        """Queues the announcements and answers of the guard for the controller."""
         self.tell(self.guard.take_events())
         answer = self.guard.take_answer()
         if answer is not None:
@@ -359,7 +362,7 @@ class AgentNode:
             self.returned(event.gpu_uuid)
 
     def observe_slow(self, look: ExtendedReadings, found: SourceReadings = NO_SOURCE_READINGS) -> None:
-        """Takes what was dear to ask, and whose processes it found; events go at once, readings now and then."""
+        """Takes extended readings and the owners of their processes; events are sent at once, readings now and then."""
         now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
         self.slow = replace(look, monotonic_ns=now_ns, wall_ns=wall_ns, host=self._host.read_slow())
         told = (
@@ -430,11 +433,11 @@ class AgentNode:
         )
 
     def refused(self) -> None:
-        """A connection ended before its Welcome: the next begins with all that there is to say."""
+        """Records that a connection ended before its Welcome: the next one starts with a full report."""
         self._resumes = False
 
     def welcome(self, message: Welcome) -> None:
-        """The controller answered: what it does not hold goes again; raises ForeignSequence."""
+        """Handles the Welcome: what the controller lacks is sent again; raises ForeignSequence."""
         if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
             self._incarnation = self._draw_incarnation()
             self.spool.restart()
@@ -462,7 +465,7 @@ class AgentNode:
         self.connected = False
 
     def receive(self, response: ConnectResponse) -> None:
-        """One message of the controller after its Welcome; what a newer version says is passed over."""
+        """Handles one message of the controller after its Welcome; kinds of newer versions are ignored."""
         message = response.message
         now_ns = self._clock.monotonic_ns()
         match message:

@@ -59,7 +59,7 @@ def _slow(node: SimulatedNode, _uuid: str, seconds: float) -> None:
 def _conduct(node: SimulatedNode, uuid: str, work: str) -> None:
     known = {conduct.value: conduct for conduct in LoadBehavior}
     if work not in known:
-        raise SpecError("work", f"{work!r} is none of {', '.join(known)}; choose one")
+        raise SpecError("work", f"{work!r} is not one of {', '.join(known)}; choose one")
     node.faults.conduct(uuid, known[work])
 
 
@@ -81,7 +81,7 @@ FAULTS: Mapping[str, _Fault] = {
 
 
 class FaultFile:
-    """One file, and the nodes that it is about; what stands in it at first is done at first."""
+    """One fault file and the nodes that it applies to; its first content is applied at the start."""
 
     def __init__(self, path: Path, nodes: Sequence[SimulatedNode]) -> None:
         self._path = path
@@ -89,13 +89,13 @@ class FaultFile:
         self._read = self._lines = 0
 
     async def follow(self) -> None:
-        """Does what is new, ten times a second, until cancelled; raises FaultFileError."""
+        """Applies new lines ten times a second, until cancelled; raises FaultFileError."""
         while True:
             self.apply_new()
             await asyncio.sleep(_LOOK_S)
 
     def apply_new(self) -> int:
-        """Does what the lines say that ended since the call before; how many those are. Raises FaultFileError."""
+        """Applies the lines completed since the call before and returns how many; raises FaultFileError."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -120,7 +120,7 @@ class FaultFile:
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict):
-                raise SpecError("the line", "is no object; write one such as " + '{"fault": "lose", "gpu": 0}')
+                raise SpecError("the line", "is not an object; write one such as " + '{"fault": "lose", "gpu": 0}')
             self._carry_out(fields)
         except (ValueError, RecursionError, DriverRefused) as error:
             raise FaultFileError(f"{self._path}: line {self._lines}: {error}") from None
@@ -129,7 +129,7 @@ class FaultFile:
         name = fields.pop("fault", None)
         fault = FAULTS.get(name) if isinstance(name, str) else None
         if fault is None:
-            raise SpecError("fault", f"{name!r} is none of {', '.join(FAULTS)}; choose one")
+            raise SpecError("fault", f"{name!r} is not one of {', '.join(FAULTS)}; choose one")
         node = self._node(fields.pop("node", None))
         uuid = _uuid(node, fields.pop("gpu", None)) if fault.of_gpu else ""
         for field, kinds in fault.fields.items():
@@ -137,7 +137,7 @@ class FaultFile:
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 raise SpecError(field, f"is {value!r}; {name} wants {' or '.join(kind.__name__ for kind in kinds)}")
         if strange := fields.keys() - fault.fields.keys():
-            raise SpecError(min(strange), f"is no field of {name}; correct the spelling or remove it")
+            raise SpecError(min(strange), f"is not a field of {name}; correct the spelling or remove it")
         fault.does(node, uuid, **fields)
 
     def _node(self, name: object) -> SimulatedNode:
@@ -146,11 +146,11 @@ class FaultFile:
             return node
         found = self._nodes.get(name) if isinstance(name, str) else None
         if found is None:
-            raise SpecError("node", f"{name!r} is no node of this agent; name one of its fleet file")
+            raise SpecError("node", f"{name!r} is not a node of this agent; name one of its fleet file")
         return found
 
 
 def _uuid(node: SimulatedNode, place: object) -> str:
     if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(node.devices):
-        raise SpecError("gpu", f"{place!r} is no place of the {len(node.devices)} GPUs of {node.spec.node_name}")
+        raise SpecError("gpu", f"{place!r} is not an index of the {len(node.devices)} GPUs of {node.spec.node_name}")
     return node.devices[place].uuid

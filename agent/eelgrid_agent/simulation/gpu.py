@@ -131,7 +131,10 @@ def compute_operating_point(
     awake: bool,
     spins: bool = False,
 ) -> OperatingPoint:
-    """The pace; `awake` keeps the clocks up without a load, as MIG does. A load that spins draws what being awake does."""
+    """The pace; `awake` keeps the clocks up without a load, as MIG does.
+
+    A load that spins draws what being awake does.
+    """
     utilization, highest = load.utilization_ratio, product.sm_clock_max_mhz
     if utilization == 0.0 and not awake:
         memory_clock_mhz = product.memory_clock_idle_mhz or product.memory_clock_mhz
@@ -326,7 +329,7 @@ class SimGpu:
         self._load(now_ns)
 
     def conduct(self, conduct: LoadBehavior, now_ns: int) -> None:
-        """What work on the whole device does from now on, whatever load it is."""
+        """Sets what the work on the whole device does, whatever its load."""
         self._conduct = conduct
         self._load(now_ns)
 
@@ -359,12 +362,12 @@ class SimGpu:
         self._follow(now_ns)
 
     def cap_power(self, cap_w: float | None, now_ns: int) -> None:
-        """Something out of band holds the power below the limit from now on; None lets it go."""
+        """Caps power below the limit, as hardware out of band does; None removes the cap."""
         self.cap_mw = None if cap_w is None else to_milliwatts(cap_w)
         self._follow(now_ns)
 
     def lock_clocks(self, clocks_mhz: tuple[int, int] | None, now_ns: int) -> None:
-        """Keeps the SM clock between two clocks from now on; None lets it go."""
+        """Keeps the SM clock between two clocks; None unlocks it."""
         self.locked_mhz = clocks_mhz
         self._follow(now_ns)
 
@@ -377,7 +380,7 @@ class SimGpu:
         self._follow(now_ns)
 
     def reset(self, now_ns: int) -> None:
-        """The device starts anew: what ran on it dies, its handles too, and settings and counter are as at first."""
+        """Restarts the device: its processes and handles are gone, and settings and counters are as at first."""
         self.generation += 1
         self.mig.reset()
         self._forget(now_ns)
@@ -418,19 +421,19 @@ class SimGpu:
         self.health = SimHealth.OK
 
     def hang(self) -> None:
-        """Calls to the device come to nothing from now on; its work goes on."""
+        """Makes calls to the device hang; its work continues."""
         if self.health is SimHealth.OK:
             self.health = SimHealth.HUNG
 
     def reset_counter(self, now_ns: int) -> None:
-        """The energy counter starts from zero, as when the driver is loaded anew."""
+        """Restarts the energy counter from zero, as a driver reload does."""
         self._counter_base_pj = self._signal.energy_pj(now_ns)
 
     # What it says
 
     @property
     def identity(self) -> Gpu:
-        """What it is, with its MIG layout as it is now."""
+        """The device with its current MIG layout."""
         mig = self.mig
         if self._seen != mig.changes:
             self._seen = mig.changes
@@ -444,7 +447,7 @@ class SimGpu:
 
     @property
     def mig_enabled(self) -> bool:
-        """Whether MIG is on now, whatever it will be."""
+        """Whether MIG is on now, whatever mode is pending."""
         return self.mig.enabled
 
     @property

@@ -49,7 +49,7 @@ class DriverRefused(Exception):
 
 
 class ModeActivation(Enum):
-    """What became of a mode that the driver accepted; it says success in every case."""
+    """The effect of a mode that the driver accepted; it reports success in every case."""
 
     DONE = "done"
     RESET_REQUIRED = "reset required"
@@ -115,7 +115,7 @@ class SimCompute:
 
     @property
     def value(self) -> ComputeInstance:
-        """As the port tells it."""
+        """The compute instance as a value of the port."""
         return ComputeInstance(
             id=self.id,
             profile_id=self.profile.id,
@@ -137,7 +137,7 @@ class SimInstance:
 
     @property
     def value(self) -> GpuInstance:
-        """As the port tells it."""
+        """The GPU instance as a value of the port."""
         return GpuInstance(
             id=self.id,
             profile_id=self.profile.id,
@@ -220,13 +220,13 @@ class SimMig:
 
     @property
     def values(self) -> tuple[GpuInstance, ...]:
-        """The GPU instances by id, as the port tells them."""
+        """The GPU instances by id, as values of the port."""
         return tuple(self.instances[number].value for number in sorted(self.instances))
 
     # The mode
 
     def set_mode(self, *, enabled: bool, other_sessions: bool = False) -> ModeActivation:
-        """Asks for a mode; `other_sessions` says that the caller's own program holds the device elsewhere."""
+        """Requests a mode; `other_sessions` says that the caller's own program holds the device elsewhere."""
         geometry = self._geometry()
         if enabled == self.enabled:
             # Nothing to do, or a pending mode is taken back.
@@ -249,7 +249,7 @@ class SimMig:
         return ModeActivation.IN_USE if held else ModeActivation.RESET_REQUIRED
 
     def reset(self) -> None:
-        """The device starts anew, and everything that ran on it is gone."""
+        """Restarts the device; everything that ran on it is gone."""
         self._lose_instances()
         self._set(enabled=self.pending, pending=self.pending)
 
@@ -329,7 +329,7 @@ class SimMig:
         return instance
 
     def destroy(self, instance_id: int) -> None:
-        """Removes a GPU instance that has no compute instance and that nobody holds."""
+        """Removes a GPU instance without compute instances and holders."""
         instance = self.instance(instance_id)
         if instance.compute or any(held == instance_id for held, _ in self.holds.values()):
             raise DriverRefused(DriverRefusal.IN_USE)

@@ -39,12 +39,12 @@ class NodeStateFileError(ValueError):
 
 
 def drop_layouts(spec: NodeSpec) -> NodeSpec:
-    """The node with MIG off everywhere, as `resume` wants it."""
+    """Returns the node with MIG off everywhere, as `load_node_state` expects it."""
     return replace(spec, gpus=tuple(replace(gpu, mig=None) for gpu in spec.gpus))
 
 
 def save_node_state(node: SimulatedNode, path: Path) -> None:
-    """Writes the file anew, whole or not at all; raises NodeStateFileError."""
+    """Replaces the file as a whole; raises NodeStateFileError."""
     document = {
         "schema": _SCHEMA,
         "node": node.spec.node_name,
@@ -58,7 +58,7 @@ def save_node_state(node: SimulatedNode, path: Path) -> None:
 
 
 def load_node_state(node: SimulatedNode, path: Path) -> None:
-    """Brings a node with MIG off to what the file says; raises NodeStateFileError."""
+    """Brings a node with MIG off to the state in the file; raises NodeStateFileError."""
     try:
         with path.open("rb") as file:
             content = file.read(_BYTES_MOST + 1)
@@ -69,24 +69,24 @@ def load_node_state(node: SimulatedNode, path: Path) -> None:
             f"has more than {_BYTES_MOST} bytes" if len(content) > _BYTES_MOST else _take(node, json.loads(content))
         )
     except (ValueError, TypeError, LookupError, DriverRefused, RecursionError) as error:
-        problem = f"describes no such node ({error})"
+        problem = f"does not describe this node ({error})"
     if problem:
-        raise NodeStateFileError(f"{path}: {problem}; correct it, or remove it to begin with the fleet file again")
+        raise NodeStateFileError(f"{path}: {problem}; correct it, or remove it to start again from the fleet file")
 
 
 def _take(node: SimulatedNode, document: dict[str, Any]) -> str:
     """Brings the node there; returns what is wrong with the document, or nothing."""
     if document["schema"] != _SCHEMA:
-        return f"is no state of schema {_SCHEMA}"
+        return f"does not have schema {_SCHEMA}"
     if document["node"] != node.spec.node_name or len(document["gpus"]) != len(node.devices):
         return f"is of another node than {node.spec.node_name}"
     rights = str(document.get("rights", "root"))
     if rights not in _RIGHTS:
-        return f"has rights {rights!r}, and there are {', '.join(_RIGHTS)}"
+        return f"has unknown rights {rights!r}; choose one of {', '.join(_RIGHTS)}"
     node.faults.take_rights(_RIGHTS[rights])
     for gpu, fields in zip(node.devices, document["gpus"], strict=True):
         if fields["product"] != gpu.product.key:
-            return f"GPU {gpu.identity.index} is no {gpu.product.key} there"
+            return f"GPU {gpu.identity.index} is not a {gpu.product.key} in it"
         _gpu_in(gpu, fields)
     return ""
 

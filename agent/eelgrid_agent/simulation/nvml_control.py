@@ -263,7 +263,7 @@ _CI_REV1_ENUM = 7
 def build_mig_symbols(
     handles: HandleTable, operations: DeviceOperations, *, branch: int, privileged: bool
 ) -> dict[str, CSymbol]:
-    """All of them, by name; without `privileged` nobody may walk instances, whatever their rights."""
+    """Builds the MIG symbols by name; without `privileged` no caller may list instances, whatever its rights."""
 
     def config() -> None:
         if not (privileged and operations.may(AccessLevel.MIG_CONFIG)):

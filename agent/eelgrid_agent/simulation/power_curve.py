@@ -39,7 +39,7 @@ def clock_share(power: float) -> float:
 
 
 def throughput_share(clock: float, memory_bound: float) -> float:
-    """What is left of a job's throughput at this clock."""
+    """The share of a job's throughput that remains at this clock."""
     return clock / ((1.0 - memory_bound) + memory_bound * clock) if clock else 0.0
 
 

@@ -166,7 +166,7 @@ _DRIVER_VERSION = "580.95.05"
 
 
 class SpecError(ValueError):
-    """There is no such machine; `field` says where in the description, the message what to do."""
+    """The description is not of a possible machine; `field` is the place in it, the message says what to do."""
 
     def __init__(self, path: str, problem: str) -> None:
         self.field = path
@@ -249,7 +249,7 @@ class NodeSpec:
         if len(self.gpus) > GPUS_PER_NODE_MOST:
             raise SpecError("gpus", f"{len(self.gpus)} devices; a node has {GPUS_PER_NODE_MOST} at most")
         if not self.driver_version.split(".", maxsplit=1)[0].isdigit():
-            raise SpecError("driver_version", f"{self.driver_version!r} does not begin with a number such as 580")
+            raise SpecError("driver_version", f"{self.driver_version!r} does not start with a number such as 580")
         for number, gpu in enumerate(self.gpus):
             try:
                 if gpu.model:
@@ -344,7 +344,7 @@ def _nodes(document: Any, catalogue: Catalogue) -> Iterator[NodeSpec]:
     for number, row in enumerate(rows):
         for node in _like_nodes(f"nodes[{number}]", row, catalogue):
             if node.node_name in names:
-                problem = f"{node.node_name!r} is there twice; put {{index}} in the name or choose another"
+                problem = f"{node.node_name!r} appears twice; put {{index}} in the name or choose another"
                 raise SpecError(f"nodes[{number}].name", problem)
             names.add(node.node_name)
             if len(names) > _NODES_MOST:
@@ -441,12 +441,12 @@ class _Fields:
     def texts(self, name: str) -> Mapping[str, str]:
         value: dict[str, str] = self.take(name, dict, default={})
         if not all(isinstance(text, str) for text in value.values()):
-            raise SpecError(self._name(name), "holds something other than text; put values in quotes")
+            raise SpecError(self._name(name), "contains something other than text; put values in quotes")
         return value
 
     def finish(self) -> None:
         if self._left:
-            raise SpecError(self._name(min(self._left)), "is no field; correct the spelling or remove it")
+            raise SpecError(self._name(min(self._left)), "is not a field; correct the spelling or remove it")
 
 
 _KINDS = {str: "text", int: "a whole number", list: "a list", dict: "an object", bool: "true or false"}

@@ -245,7 +245,7 @@ def read_residencies(answer: Any) -> Mapping[str, float]:
 
 
 def compute_reasons_mask(before: Mapping[str, float], now: Mapping[str, float]) -> float:
-    """The causes whose counters rose."""
+    """Returns the throttle reasons whose counters rose."""
     mask = 0
     for name, value in now.items():
         if value > before.get(name, value):
@@ -281,7 +281,7 @@ class AmdDevice:
         self._lost = False
 
     def driver_version(self) -> str:
-        """The version of the amdgpu driver, or of the library where no device tells; raises DriverUnavailable."""
+        """The version of the amdgpu driver, or of the library where no device reports one; raises DriverUnavailable."""
         if not self._handles:
             self.gpus()
         for handle in self._handles.values():
@@ -300,7 +300,7 @@ class AmdDevice:
         return f"amdsmi {library['major']}.{library['minor']}"
 
     def access(self) -> AccessLevel:
-        """The driver lets root change devices, and everybody read."""
+        """The driver allows root to change devices and everybody to read them."""
         return AccessLevel.ROOT if self._user_id() == 0 else AccessLevel.READ_ONLY
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -347,7 +347,7 @@ class AmdDevice:
         return RawReadings(energy_counter_j=energy, values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
-        """What is dear or changes seldom; raises UnknownGpu."""
+        """Reads what is expensive or changes seldom; raises UnknownGpu."""
         values: dict[Reading, ReadingValue] = dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.NOT_SUPPORTED))
         try:
             self._fill(values, SLOW_SOURCES, self.handle(uuid))
@@ -426,7 +426,10 @@ class AmdDevice:
             raise
 
     def partition(self, uuid: str) -> tuple[str, str]:
-        """How the device is divided, in compute (SPX, DPX, TPX, QPX, CPX) and memory (NPS1 ...); "" where it says nothing."""
+        """How the device is partitioned, in compute (SPX, DPX, TPX, QPX, CPX) and memory (NPS1 ...).
+
+        "" where it does not report it.
+        """
         answers = []
         for ask in (
             lambda smi, handle: smi.amdsmi_get_gpu_compute_partition(handle),
@@ -626,7 +629,7 @@ class AmdControl:
         self._refuse(uuid, f"workload power profile {profile}")
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
-        """There is none."""
+        """Raises NotSupported: AMD devices have no MIG."""
         self._refuse(uuid, "MIG")
 
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
@@ -651,7 +654,7 @@ class AmdControl:
 
     def _refuse(self, uuid: str, what: str) -> NoReturn:
         self._device.read_instances(uuid)  # an unknown device is told first
-        raise NotSupported(f"an AMD device has no {what}; ask for whole devices")
+        raise NotSupported(f"an AMD device has no {what}; request whole devices")
 
 
 def _graphics_clock(smi: Any, handle: Any) -> Any:

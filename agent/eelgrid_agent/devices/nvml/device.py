@@ -283,7 +283,7 @@ class EventListener:
         return taken
 
     def end(self) -> None:
-        """The session ends: what is pending is kept, the set is given back."""
+        """Ends with the session: pending events are kept and the event set is freed."""
         if self._set is None:
             return
         self._drain()
@@ -296,7 +296,7 @@ class EventListener:
             return
 
     def forget(self) -> None:
-        """Nobody listens any more."""
+        """Discards pending events and listens no more."""
         self.listening = False
         self._kept = []
 
@@ -406,7 +406,7 @@ class NvmlDevice:
         return self._session.version
 
     def access(self) -> AccessLevel:
-        """What the kernel lets this process do and the driver does not deny; raises DriverUnavailable."""
+        """What the kernel allows this process to do and the driver does not deny; raises DriverUnavailable."""
         self._listed()
         sliced = [uuid for uuid, gpu in self._seen.items() if gpu.mig_enabled]
         handles = self._session.handles
@@ -448,7 +448,7 @@ class NvmlDevice:
         return RawReadings(energy_counter_j=values.pop(Reading.ENERGY_J, values[Reading.POWER_W]), values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
-        """What is dear, or seldom different."""
+        """Reads what is expensive or changes seldom."""
 
         def look(handle: Any) -> dict[Reading, ReadingValue]:
             values = {**self._slow.read(handle), **self._activity.read(handle, uuid, None)}
@@ -481,7 +481,7 @@ class NvmlDevice:
         return read_topology(self.gpus(), self._session.handles)
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
-        """What was announced since the call before; the first call begins to listen."""
+        """Returns the events since the call before; the first call starts listening."""
         self._listed()
         self._events.listen(self._session.handles)
         return self._events.take()

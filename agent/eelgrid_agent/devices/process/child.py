@@ -84,7 +84,7 @@ class _Stop(BaseException):
 
 
 class PortServer:
-    """Answers over one connection from one driver, which is opened at once, and where that fails, at each call again."""
+    """Serves one driver over one connection; the driver is opened at once, and where that fails, at each call again."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PortServer:
         self._control: Any = None
 
     def serve(self) -> None:
-        """Until the other side closes; raises FrameError when it says what is no request."""
+        """Serves until the other side closes; raises FrameError for an invalid request."""
         try:
             # Before any request is taken up: to import an adapter is part of starting, and no call's time.
             self._open()
@@ -148,7 +148,7 @@ class PortServer:
         return packed
 
     def close(self) -> None:
-        """Lets the driver go."""
+        """Closes the driver session."""
         if self._opened is not None:
             self._opened.device.close()
 
@@ -202,7 +202,7 @@ def _stop(_number: int, _frame: object) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serves until told to stop; the arguments are those that supervisor.py writes."""
+    """Serves until it is stopped; supervisor.py writes the arguments."""
     factory, argument, connection_fd, board_fd, parent, passed_over = arguments
     _end_with(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

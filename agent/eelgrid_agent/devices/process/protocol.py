@@ -68,25 +68,25 @@ class ProgressBoard:
         return board
 
     def close(self) -> None:
-        """Forgets the memory; the other side keeps its own."""
+        """Unmaps the memory; the other side keeps its own mapping."""
         self._memory.close()
         os.close(self.fd)
 
     # The child
 
     def begin(self, request: int) -> None:
-        """A request begins."""
+        """Records the start of a request."""
         self._count = self._used = 0
         self._operation = _NOWHERE
         _STATE.pack_into(self._memory, 0, request, 0.0, _NOWHERE, _NOWHERE, 0, 0)
 
     def asks(self, operation: int) -> None:
-        """An operation of the request begins."""
+        """Records the start of an operation of the request."""
         self._operation = operation
         _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), operation, _NOWHERE)
 
     def visits(self, device: int) -> None:
-        """A listing is about to ask this device."""
+        """Records that a listing is about to read this device."""
         _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), self._operation, device)
 
     def answered(self, answer: bytes) -> None:
@@ -138,7 +138,7 @@ def pack_frame(value: Any) -> bytes:
 
 
 def pack_json_frame(text: bytes) -> bytes:
-    """The frame of what is JSON already."""
+    """Returns the frame of a text that is JSON already."""
     if len(text) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(text)} bytes; the most is {MAX_FRAME_BYTES}: ask for less at once")
     return _LENGTH.pack(len(text)) + text
@@ -160,7 +160,7 @@ class FrameReader:
             raise EOFError
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > MAX_FRAME_BYTES:
-            raise FrameError(f"a frame says {length} bytes; the most is {MAX_FRAME_BYTES}")
+            raise FrameError(f"a frame announces {length} bytes; the maximum is {MAX_FRAME_BYTES}")
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             raise EOFError
@@ -169,7 +169,7 @@ class FrameReader:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise FrameError(f"a frame holds no JSON: {error}") from None
+            raise FrameError(f"a frame is not valid JSON: {error}") from None
 
 
 # Calls in one request; a slow look asks three of each device.
@@ -215,10 +215,10 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortCall:
-    """One call.
+    """How one call of the ports is made and encoded.
 
-    `of_device` takes a UUID first; `keyword` is the name of the last argument where it needs one. `changes` a device:
-    it is never repeated. `alone` lets no other process of ours hold a session beside it.
+    `of_device` calls take a UUID first; `keyword` is the name of the last argument where it needs one. A call that
+    `changes` a device is never repeated. During an `alone` call no other process of the agent holds a session.
     """
 
     name: str
@@ -349,7 +349,7 @@ def _geometry(plain: Any) -> MigGeometry:
 
 
 def encode_error(error: Exception) -> tuple[str, str]:
-    """The class of an error and its message; what is no DeviceError is a fault of the adapter and says so."""
+    """Encodes the class and message of an error; anything but a DeviceError is reported as a fault of the adapter."""
     if isinstance(error, port.DeviceError):
         known = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
         return known, str(error)[:_MESSAGE_LONGEST]

@@ -71,7 +71,10 @@ class DriverWatchdog:
         return frozenset(self._left_behind)
 
     def failed(self, device: int | None, now_s: float, *, unending: int | None = None) -> None:
-        """The common child hung or died, asking this device if any; `unending` is its process id if it is still there."""
+        """The common child hung or died, asking this device if any.
+
+        `unending` is its process id if it is still there.
+        """
         self.hangs_total += 1
         self.restarts_total += 1
         if unending is not None:
@@ -122,7 +125,7 @@ class DriverWatchdog:
             state.due_s = now_s + state.wait_s
 
     def probe_called_off(self, device: int, now_s: float, *, unending: int | None = None) -> None:
-        """The probe was ended before it said anything; the device is asked again after the same wait."""
+        """Records that the probe was cancelled without an answer; the device is probed again after the same wait."""
         if unending is not None:
             self._left_behind[unending] = device
         state = self._apart.get(device)
@@ -130,7 +133,7 @@ class DriverWatchdog:
             state.due_s = now_s + state.wait_s
 
     def probe_answered(self, device: int) -> None:
-        """The device answers again and goes back among the others."""
+        """Records that the device answers again; it returns to the common child."""
         self._apart.pop(device, None)
 
     def ended(self, process: int, now_s: float) -> None:
@@ -141,7 +144,7 @@ class DriverWatchdog:
             state.due_s = now_s
 
     def forget_devices(self) -> None:
-        """The enumeration is another: no hang stands for a device any more."""
+        """Forgets all hangs after the enumeration of devices changed."""
         self._strikes.clear()
         self._struck_s.clear()
         self._apart.clear()

@@ -49,16 +49,14 @@ _NO_WISH = DesiredSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """One device.
+    """The guard's state of one device.
 
-    `record` is on the disk; `proposed` is what the journal under way makes of
-    it. While commands are under way `is_busy` holds and nothing else is asked.
-    `limit_w`, `clocks` and `profile` are ours as last read back or asked; None
-    is nothing of ours. `problems` are by field (bounds, limit, clocks, profile)
-    and end what is asked of it; `note` is why the last attempt failed. `repaired`
-    names the fields that the last turn set to repair. `is_reborn` says that the
-    device came back and may have forgotten everything, `is_reset` that its
-    energy counter fell, so that it has.
+    `record` is on the disk; `proposed` is what the journal entry in progress makes of it. While commands are in
+    progress `is_busy` holds and the device gets no others. `limit_w`, `clocks` and `profile` are the agent's values as
+    last read back or requested; None where it set nothing. `problems` are by field (bounds, limit, clocks, profile) and
+    end the attempts on that field; `note` is why the last attempt failed. `repaired` names the fields that the last
+    step set out to repair. `is_reborn` marks a device that returned and may have lost its settings, `is_reset` one
+    whose energy counter fell, so that it has.
     """
 
     gpu_uuid: str
@@ -96,7 +94,7 @@ class DeviceState:
         return now_ns < self.quarantined_until_ns
 
     def problem(self, field: str) -> SettingProblem | None:
-        """What stands in the way of one field."""
+        """The problem of one field."""
         return next((problem for name, problem in self.problems if name == field), None)
 
     def with_problem(self, field: str, problem: SettingProblem | None) -> "DeviceState":
@@ -118,7 +116,7 @@ def record_repair(device: DeviceState, fields: tuple[str, ...], now_ns: int, lim
 
 
 def record_loss(device: DeviceState, now_ns: int, limits: GuardLimits) -> tuple[DeviceState, str]:
-    """The device after a loss, and the word of a quarantine that begins with it."""
+    """Returns the device after a loss, and the announcement of a quarantine that starts with it."""
     losses_ns = (*_since(device.losses_ns, now_ns, limits.loss_window_s), now_ns)
     device = replace(device, is_lost=True, losses_ns=losses_ns)
     if len(losses_ns) < limits.losses_most:
@@ -177,7 +175,7 @@ _PASSING = _SILENT | {CommandFailure.JOURNAL}
 def apply_outcomes(
     devices: Mapping[str, DeviceState], event: CommandsExecuted, limits: GuardLimits
 ) -> tuple[Mapping[str, DeviceState], Announcements]:
-    """The devices after the batch, and what is to be announced."""
+    """Returns the devices after the batch, and the announcements."""
     changed, words = dict(devices), Announcements()
     journals = [outcome for outcome in event.outcomes if isinstance(outcome.command, WriteJournal)]
     is_durable = not journals or journals[-1].failure is None
@@ -295,7 +293,7 @@ EXACT_TOLERANCE_W = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """The writes in order, and in words what is put back and what is somebody else's now."""
+    """The writes in order, and in words what is restored and what another program has set since."""
 
     writes: tuple[SettingWrite, ...]
     detail: str
@@ -303,29 +301,29 @@ class RestorePlan:
 
 
 def matches_own_limit(value_w: float | None, ours_w: tuple[float, ...], tolerance_w: float) -> bool:
-    """Whether the limit is one of ours, as far as a driver that rounds lets us know."""
+    """Whether the limit is one of the agent's, within the rounding of drivers."""
     return value_w is not None and any(abs(value_w - ours) <= tolerance_w for ours in ours_w)
 
 
 def plan_restore(
     record: DeviceRecord, settings: PowerSettings, origin: DriverOrigin, *, tolerance_w: float
 ) -> RestorePlan:
-    """See the module."""
+    """Plans the restore of a device from its record and the settings that were read back."""
     if record.origin != origin:
-        since = "the machine booted" if record.origin.boot_id != origin.boot_id else "the driver was loaded anew"
-        return RestorePlan(writes=(), detail=f"{since} and with it every setting of ours is gone", foreign="")
+        since = "the machine booted" if record.origin.boot_id != origin.boot_id else "the driver was reloaded"
+        return RestorePlan(writes=(), detail=f"{since}, which cleared every setting of the agent", foreign="")
     uuid, writes, done, left = record.gpu_uuid, list[SettingWrite](), list[str](), list[str]()
     if record.limits_w and record.found_w is not None:
         now_w = settings.requested_w
         if now_w is not None and abs(now_w - record.found_w) <= EXACT_TOLERANCE_W:
-            done.append(f"the power limit stands at {record.found_w:g} W as before")
+            done.append(f"the power limit is {record.found_w:g} W as before")
         elif matches_own_limit(now_w, record.limits_w, tolerance_w):
             writes.append(SetDeviceLimit(gpu_uuid=uuid, limit_w=record.found_w, cause=WriteCause.RESTORE))
             done.append(f"power limit back from {now_w:g} W to {record.found_w:g} W")
         else:
             ours = " or ".join(f"{ours:g}" for ours in record.limits_w)
             shown = "no limit" if now_w is None else f"{now_w:g} W"
-            left.append(f"the power limit shows {shown} where ours was {ours} W: somebody else's, left alone")
+            left.append(f"the power limit is {shown} where the agent set {ours} W: set by another program, left alone")
     if record.clocks is not None:
         writes.append(UnlockClocks(gpu_uuid=uuid, cause=WriteCause.RESTORE))
         done.append("SM clocks unlocked")
@@ -336,7 +334,7 @@ def plan_restore(
             writes.append(SetPowerProfile(gpu_uuid=uuid, profile=record.found_profile, cause=WriteCause.RESTORE))
             done.append(f"power profile back from {settings.power_profile} to {record.found_profile}")
         else:
-            left.append(f"power profile {settings.power_profile} is somebody else's, left alone")
+            left.append(f"power profile {settings.power_profile} was set by another program, left alone")
     return RestorePlan(writes=tuple(writes), detail="; ".join(done), foreign="; ".join(left))
 
 
@@ -383,9 +381,9 @@ def step_device(
     now_ns: int,
     limits: GuardLimits,
 ) -> DeviceStep:
-    """See the module; the device answers and nothing is under way with it.
+    """Plans the next writes of a device that answers and has no commands in progress.
 
-    `is_allowed` is False where the device is to be let go: then, as when nothing is wanted, it is restored.
+    `is_allowed` is False where the device is to be released: then, as without a requested setting, it is restored.
     """
     settings = device.settings
     assert settings is not None
@@ -446,7 +444,7 @@ def _forget(
     if record.origin == origin and not reset and shows_ours and device.energy_counter_j is not None:
         # It came back and kept the limit; whether it kept its lock cannot be read, so it is locked again.
         return replace(device, clocks=None, profile=None), ()
-    word = "the driver or the device began anew and forgot what was set; it is set again"
+    word = "the driver or the device restarted and lost its settings; they are applied again"
     # A counter may be older than the settings beside it, so what shows ours may have been written since; before it
     # there were defaults. A lock does not show: unless the driver is another, there may be one.
     shows_profile = device.profile is not None and settings.power_profile == device.profile
@@ -514,7 +512,7 @@ def _drift(
     if repaired is None:
         reason = (
             f"{what}: repaired {limits.repairs_most} times within {limits.repair_window_s:g} s, now left alone; find "
-            f"who else sets this device, then plan without a setting for it and with it again"
+            "the program that sets this device, then remove its setting from the plan and add it again"
         )
         return replace(device, suspended=reason), None, ((NodeEventKind.ENFORCEMENT_SUSPENDED, reason),)
     lock = None if "clocks" in changes else device.clocks
@@ -542,7 +540,9 @@ def _outside_cap(
     known_w = device.capped_w
     if known_w is not None and abs(known_w - enforced_w) <= limits.tolerance_w:
         return device, ()
-    word = f"{enforced_w:g} W are enforced where {asked_w:g} W are asked: capped from outside the host, left so"
+    word = (
+        f"{enforced_w:g} W are enforced where {asked_w:g} W are requested: capped from outside the host, left as it is"
+    )
     told = () if device.limit_w is None else ((NodeEventKind.SETTING_DRIFT, word),)
     return (replace(device, capped_w=enforced_w) if told else device), told
 
@@ -551,7 +551,7 @@ def _judge(device: DeviceState, settings: PowerSettings, bounds: LimitBounds | N
     """What this part cannot be asked for; other problems come from trying, and stay until the plan is new."""
     wish, limit = device.wish, None
     if wish.limit_w is not None and (settings.requested_w is None or bounds is None):
-        detail = "the part does not tell its power limit, or not between what it may be set"
+        detail = "the part does not report its power limit, or not its range"
         limit = SettingProblem(rule=RefusalRule.NOT_SUPPORTED, detail=detail)
     elif wish.limit_w is not None and bounds is not None and bounds.is_empty:
         detail = f"no limit suits all of the gang: at least {bounds.low_w:g} W and at most {bounds.high_w:g} W"

@@ -21,9 +21,9 @@ from eelgrid_agent.enforce.rules import GuardLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDraw:
-    """One device: what it draws, and between what its limit can be moved; `limit_w` stands now.
+    """The power draw of one device and the range of its limit; `limit_w` is in force.
 
-    A device that does not say what it draws is counted at its limit: an unknown is no zero.
+    A device with unknown draw is counted at its limit.
     """
 
     power_w: float
@@ -35,9 +35,10 @@ class DeviceDraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetState:
-    """The state of the budget; `level_w` None restrains nobody. `is_told` holds until power falls again.
+    """The state of the budget; without a level (`level_w` None) no device is restrained.
 
-    `fixed` devices cannot be lowered now; `rangeless` ones were told to say nothing of the limits that they take.
+    `is_told` holds from an announcement until power falls again. `fixed` devices cannot be lowered now; for `rangeless`
+    ones it was announced that they do not report their limit range.
     """
 
     samples: tuple[tuple[int, float], ...] = ()
@@ -116,7 +117,7 @@ def _lower(
     if least_w > budget_w and not budget.is_told:
         word = (
             f"the node's budget of {budget_w:g} W cannot be kept: {fixed_w:.0f} W cannot be lowered and "
-            f"{least_w - fixed_w:.0f} W are drawn at the lowest limits; raise the budget or take work away"
+            f"{least_w - fixed_w:.0f} W are drawn at the lowest limits; raise the budget or remove work"
         )
         return replace(following, is_told=True), word
     return following, ""

@@ -47,7 +47,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInspection:
-    """One look. `problems` says of a device what could not be asked; `notes` are about the node."""
+    """One inspection. `problems` holds per device what could not be read; `notes` are about the node."""
 
     site: MigHost
     executor: LayoutReconciler
@@ -69,7 +69,7 @@ class MigInspection:
                 except InvalidLayout:
                     # The driver may have changed its profiles; `show` lists what stands all the same.
                     continue
-                wishes.append(LayoutRequest(subject=subject, layout=layout, because="what was asked for last"))
+                wishes.append(LayoutRequest(subject=subject, layout=layout, because="the layout requested last"))
         return tuple(wishes)
 
     def adopted(self, uuids: Iterable[str]) -> "MigInspection":
@@ -101,7 +101,7 @@ class MigInspection:
         return LayoutPlan(wish=wish, target=format_layout(target, geometry), steps=spelled, needs=_needs(steps))
 
     def barred(self, plan: LayoutPlan) -> str:
-        """Why this user may not take the steps of a plan, or nothing; a driver that tells no rights is asked by doing."""
+        """Why this user may not take the steps of a plan, or nothing; a driver that reports no rights is tried."""
         if self.access is AccessLevel.UNSPECIFIED or self.access >= plan.needs:
             return ""
         has = f"this user has {self.access.name.lower()} and the steps take {plan.needs.name.lower()}"
@@ -265,7 +265,7 @@ def _is_blind(site: MigHost, subjects: Iterable[MigSubject]) -> bool:
 
 
 def read_records(site: MigHost) -> tuple[tuple[MigRecord, ...], tuple[str, ...]]:
-    """What the journal holds and what is to be said of it; a journal that cannot be read is left as it is."""
+    """Reads the journal, and notes about it; a journal that cannot be read is left as it is."""
     try:
         return StateFile(site.journal, MIG_JOURNAL).peek(), ()
     except StateUnreadable as error:

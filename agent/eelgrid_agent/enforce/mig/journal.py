@@ -34,7 +34,7 @@ SliceSpan = tuple[int, int]
 
 
 class TransitionPhase(StrEnum):
-    """Where a transition stands."""
+    """The phase of a transition."""
 
     FORWARD = "forward"
     PENDING = "pending"
@@ -43,7 +43,7 @@ class TransitionPhase(StrEnum):
 
 
 class InstanceOrigin(StrEnum):
-    """Whose an instance is."""
+    """Who created an instance."""
 
     MADE = "made"
     ADOPTED = "adopted"
@@ -98,13 +98,13 @@ class MigRecord:
         )
 
     def own(self, gpu: Gpu) -> MigLayout:
-        """What stands, less what is not this agent's."""
+        """The existing layout without foreign instances."""
         foreign = self.foreign(gpu)
         parts = [read_part(instance) for instance in gpu.gpu_instances if instance.id not in foreign]
         return build_layout(gpu.mig_enabled, parts)
 
     def stands(self, gpu: Gpu, layout: MigLayout) -> bool:
-        """Whether the layout is in force, whatever foreign instances stand beside it."""
+        """Whether the layout is in force, ignoring foreign instances."""
         if gpu.mig_enabled != layout.mig_enabled or gpu.mig_pending:
             return False
         strangers = {read_part(instance) for instance in gpu.gpu_instances if instance.id in self.foreign(gpu)}
@@ -112,10 +112,10 @@ class MigRecord:
         return set(layout.parts) <= standing and standing - set(layout.parts) <= strangers
 
     def observed(self, gpu: Gpu, boot_id: str) -> "MigRecord":
-        """The record after a look at the device.
+        """Returns the record after the device was read.
 
-        In a boot that the record does not know, everything was made anew and what stands is adopted; later strangers
-        are foreign. While a transition is under way nothing is forgotten: a call that timed out may still take effect.
+        In a boot that the record does not know, all instances are new and the existing ones are adopted; later
+        strangers are foreign. During a transition nothing is forgotten: a call that timed out may still take effect.
         """
         anew = self.boot_id != boot_id
         before: Mapping[InstancePlace, InstanceOrigin] = {} if anew else self.known
@@ -139,39 +139,39 @@ class MigRecord:
         return _with(self, known)
 
     def making(self, part: InstancePart) -> "MigRecord":
-        """An instance is about to be made, so whatever stood in this place is gone."""
+        """Returns the record before an instance is created: whatever existed in this place is gone."""
         return _with(self.making_in(part), {**self.known, part.place: InstanceOrigin.MADE})
 
     def not_made(self, part: InstancePart) -> "MigRecord":
-        """The driver made no instance there, so whatever stands in this place is somebody else's."""
+        """Returns the record after the driver created no instance: whatever exists in this place is foreign."""
         return _with(self, {place: origin for place, origin in self.known.items() if place != part.place})
 
     def making_in(self, part: InstancePart) -> "MigRecord":
-        """A compute instance is about to be made in an instance that stands."""
+        """Returns the record before a compute instance is created in an existing instance."""
         generations = dict(self.generations)
         _raise(generations, part.start, part.size)
         return _with(self, self.known, generations)
 
     def begun(self, before: MigLayout, wanted: MigLayout) -> "MigRecord":
-        """A transition begins; one that is still under way lends what stood before it."""
+        """Returns the record with a new transition; one in progress passes on the layout from before it."""
         if self.intent is not None:
             before = self.intent.before
         return replace(self, intent=TransitionIntent(phase=TransitionPhase.FORWARD, before=before, wanted=wanted))
 
     def turned(self, phase: TransitionPhase) -> "MigRecord":
-        """The transition goes on in another phase; STUCK counts a try."""
+        """Returns the record with the transition in another phase; STUCK counts a try."""
         assert self.intent is not None, "no transition is under way"
         tries = self.intent.tries + (phase is TransitionPhase.STUCK)
         return replace(self, intent=replace(self.intent, phase=phase, tries=tries))
 
     def settled(self, gpu: Gpu, target: MigLayout | None) -> "MigRecord":
-        """No transition is under way any more; what does not stand is forgotten."""
+        """Returns the record without a transition; instances that do not exist are forgotten."""
         standing = {read_part(instance).place for instance in gpu.gpu_instances}
         known = {place: origin for place, origin in self.known.items() if place in standing}
         return _with(replace(self, intent=None, target=target), known)
 
     def orphans(self, gpu: Gpu) -> tuple[int, ...]:
-        """Instances that this agent made and that hold no compute instance, unless that is what is wanted."""
+        """Instances that this agent created and that hold no compute instance, unless that is requested."""
         goals = set() if self.target is None else {part.place for part in self.target.parts if not part.compute}
         return tuple(
             instance.id
@@ -192,7 +192,7 @@ class MigRecord:
         return replace(gpu, gpu_instances=tuple(instances))
 
     def leasing(self, gpu: Gpu, uuids: Collection[str]) -> "MigRecord":
-        """Rights to what of these stands now, in place of all that were there before."""
+        """Returns the record with leases to those of these that exist, in place of all earlier leases."""
         leases = {
             MigLease(uuid=child.uuid, generation=self.generation(instance.start, instance.size))
             for instance in gpu.gpu_instances
@@ -205,7 +205,7 @@ class MigRecord:
 
     @property
     def leased_whole(self) -> bool:
-        """Whether somebody has a right to the device as it is."""
+        """Whether the whole device is leased."""
         return any(lease.uuid == self.uuid for lease in self.leases)
 
     def leased(self, gpu: Gpu) -> frozenset[int]:
@@ -324,19 +324,19 @@ def _record_in(fields: Mapping[str, Any]) -> MigRecord:
 
 def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is no count")
+        raise TypeError(f"{value!r} is not a count")
     return value
 
 
 def _truth(value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
+        raise TypeError(f"{value!r} is not a boolean")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
@@ -355,7 +355,7 @@ MIG_JOURNAL: StateFormat[tuple[MigRecord, ...]] = StateFormat(
 
 
 class MigRecordStore:
-    """What the journal holds."""
+    """The records in memory, loaded once and stored on each change."""
 
     def __init__(self, journal: MigJournal) -> None:
         self._journal = journal
@@ -369,7 +369,7 @@ class MigRecordStore:
             return self._loaded().get(uuid) or MigRecord(uuid=uuid)
 
     def put(self, record: MigRecord) -> MigRecord:
-        """Keeps a record and returns it; what is already kept costs nothing. Raises StateFileError."""
+        """Stores a record and returns it; an unchanged record is not written. Raises StateFileError."""
         with self._lock:
             records = self._loaded()
             if records.get(record.uuid) != record:

@@ -51,10 +51,12 @@ def place_instances(
     busy: Collection[int] = frozenset(),
     foreign: Collection[int] = frozenset(),
 ) -> MigLayout:
-    """The layout that holds exactly these and takes the fewest steps; raises InvalidLayout, TransitionRefused.
+    """Returns the layout with exactly these instances that takes the fewest steps.
 
-    `fixed` have their places already and are held beside them. InvalidLayout when they cannot stand together on this part
-    at all, TransitionRefused when what may not be touched stands in the way.
+    Raises InvalidLayout, TransitionRefused.
+
+    `fixed` instances have their places already. InvalidLayout means that they cannot exist together on this part at
+    all, TransitionRefused that an untouchable instance is in the way.
     """
     if len(fixed) + len(shapes) > geometry.most:
         raise InvalidLayout(
@@ -72,7 +74,7 @@ def place_instances(
         everything = [*(part.profile_id for part in fixed), *(profile_id for profile_id, _ in shapes)]
         names = ", ".join(profiles[profile_id].name for profile_id in everything if profile_id in profiles)
         raise InvalidLayout(
-            "instances", f"{names} cannot stand together on {geometry.key}", "ask for fewer or smaller ones"
+            "instances", f"{names} cannot exist together on {geometry.key}", "ask for fewer or smaller ones"
         )
     # Which places are best has nothing to do with the mode.
     gpu = replace(gpu, mig_capable=True, mig_enabled=True, mig_pending=False)
@@ -144,19 +146,22 @@ _ASKED_MOST = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedMigDevice:
-    """One MIG device that somebody wants: a name and, where they care, the start of its GPU instance."""
+    """One requested MIG device: a name and, optionally, the start of its GPU instance."""
 
     name: MigName
     start: int | None = None
 
 
 def list_profile_names(geometry: MigGeometry) -> str:
-    """The names that this part goes by."""
+    """Lists the names of a profile."""
     return ", ".join(profile.name for profile in geometry.profiles.values())
 
 
 def count_mig_devices(gpu: Gpu, geometry: MigGeometry) -> Mapping[MigName, int]:
-    """What stands on a device, as mig-parted counts it: by compute instance, so one without any does not count."""
+    """Counts existing MIG devices as mig-parted does.
+
+    By compute instance, so a GPU instance without one does not count.
+    """
     counts: Counter[MigName] = Counter()
     for instance in gpu.gpu_instances:
         profile, whole = geometry.profile_by_id(instance.profile_id), MigName.parse(instance.profile)
@@ -176,11 +181,10 @@ def place_mig_devices(
     busy: Collection[int] = frozenset(),
     foreign: Collection[int] = frozenset(),
 ) -> GpuLayout:
-    """The layout that holds all that is asked for, with a place for each; raises InvalidLayout.
+    """Returns the layout with all requested devices and a place for each; raises InvalidLayout.
 
-    `busy` and `foreign` are ids of GPU instances that may not be touched. Where
-    nothing fits around them the layout is the one without them: whoever plans
-    the way there will be told the rule that forbids it.
+    `busy` and `foreign` are ids of GPU instances that must not be touched. Where nothing fits around them the layout
+    ignores them: planning its steps then reports the rule that forbids it.
     """
     if len(asked) > _ASKED_MOST:
         raise InvalidLayout("mig-devices", f"{len(asked)} MIG devices", f"ask for at most {_ASKED_MOST} on one GPU")
@@ -198,10 +202,7 @@ def place_mig_devices(
 
 
 def matches_devices(asked: Iterable[RequestedMigDevice], *, gpu: Gpu, geometry: MigGeometry) -> bool:
-    """Whether exactly these are on a device, wherever they are and however shares are packed; raises InvalidLayout.
-
-    As mig-parted judges: by compute instances, so that a GPU instance without any does not count.
-    """
+    """Whether exactly these devices exist, wherever they are and however shares are packed; raises InvalidLayout."""
     wanted = Counter((_profile_of(item.name, gpu, geometry).id, item.name.compute) for item in asked)
     there: Counter[tuple[int, int]] = Counter()
     for instance in gpu.gpu_instances:
@@ -313,7 +314,7 @@ _HOW = "write GPU=off, GPU=empty or GPU=[Nx]PROFILE[@START],..., for example 0=3
 
 
 class LayoutRequestError(ValueError):
-    """What is wanted cannot be had of this node as it is written; the violation names the place and the remedy."""
+    """The request cannot be met on this node as written; the violation names the place and the remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         self.violation = Violation(field, problem, remedy)
@@ -329,18 +330,18 @@ class NoSuchGpu(LayoutRequestError):
 
 
 class BoardUnknown(LayoutRequestError):
-    """An entry filters by board, and nobody knows this GPU's."""
+    """An entry filters by board, and the board of this GPU is unknown."""
 
 
 class UnsupportedLayout(LayoutRequestError):
-    """The layout cannot stand on this GPU, or it has no MIG."""
+    """The layout does not fit this GPU, or it has no MIG."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSubject:
-    """One GPU as it stands: its geometry where it has MIG, its board where it can be read.
+    """The state of one GPU: its geometry where it has MIG, its board where it can be read.
 
-    `busy` and `foreign` are ids of GPU instances that are in use, or that something else made.
+    `busy` and `foreign` are ids of GPU instances that are in use, or that another program created.
     """
 
     gpu: Gpu
@@ -380,19 +381,19 @@ def requests_from_entries(entries: Iterable[PartedEntry], subjects: Sequence[Mig
 
 
 def requests_from_texts(texts: Iterable[str], subjects: Sequence[MigSubject]) -> tuple[LayoutRequest, ...]:
-    """What `--layout` options want; raises LayoutRequestError."""
+    """Parses `--layout` options; raises LayoutRequestError."""
     wishes: dict[int, LayoutRequest] = {}
     for text in texts:
         which, separator, listed = text.partition("=")
         because = f"--layout {text}"
         if not separator:
-            raise InvalidLayoutText(because, "says nothing of what is wanted", _HOW)
+            raise InvalidLayoutText(because, "requests no layout", _HOW)
         asked = (
             [] if listed in ("off", "empty") else [one for item in listed.split(",") for one in _items(item, because)]
         )
         for subject in _named(which, subjects, because):
             if subject.gpu.index in wishes:
-                raise InvalidLayoutText(because, f"GPU {subject.gpu.index} is there twice", "name each GPU once")
+                raise InvalidLayoutText(because, f"GPU {subject.gpu.index} appears twice", "name each GPU once")
             wishes[subject.gpu.index] = _wish(subject, asked, enabled=listed != "off", because=because)
     return tuple(wishes[index] for index in sorted(wishes))
 
@@ -405,7 +406,7 @@ def _items(text: str, because: str) -> Iterator[RequestedMigDevice]:
     match = _ITEM.fullmatch(text.strip())
     name = MigName.parse(match[2]) if match else None
     if match is None or name is None:
-        raise InvalidLayoutText(because, f"{text!r} is no MIG device", _HOW)
+        raise InvalidLayoutText(because, f"{text!r} is not a MIG device", _HOW)
     times, start = int(match[1] or 1), None if match[3] is None else int(match[3])
     for _ in range(times):
         yield RequestedMigDevice(name=name, start=start)
@@ -476,11 +477,11 @@ def find_unmet_entries(
     for subject in subjects:
         entry_of_it = last.get(subject.gpu.index)
         if entry_of_it is None:
-            reasons.append(f"GPU {subject.gpu.index} is not spoken of by any entry")
+            reasons.append(f"GPU {subject.gpu.index} is not covered by any entry")
         elif entry_of_it.mig_enabled and subject.gpu.mig_enabled and not _has(subject, entry_of_it):
             there = _listed(count_mig_devices(subject.gpu, subject.geometry) if subject.geometry else {})
             asked = _listed(dict(entry_of_it.mig_devices))
-            reasons.append(f"GPU {subject.gpu.index} has {there}; {entry_of_it.place} wants {asked}")
+            reasons.append(f"GPU {subject.gpu.index} has {there}; {entry_of_it.place} requests {asked}")
     return tuple(reasons)
 
 
@@ -501,9 +502,9 @@ def find_unmet_requests(wishes: Iterable[LayoutRequest], *, mode_only: bool = Fa
         assert geometry is not None  # a wish is of a GPU with MIG
         target, standing = resolve_layout(wish.layout, geometry), read_layout(gpu)
         if target.mig_enabled != standing.mig_enabled:
-            reasons.append(f"GPU {gpu.index} has MIG {_on(standing.mig_enabled)}; {wish.because} wants it otherwise")
+            reasons.append(f"GPU {gpu.index} has MIG {_on(standing.mig_enabled)}; {wish.because} requests the opposite")
         elif target != standing and not mode_only:
-            reasons.append(f"GPU {gpu.index} has {format_layout(standing, geometry)}; {wish.because} is not that")
+            reasons.append(f"GPU {gpu.index} has {format_layout(standing, geometry)}; {wish.because} differs")
     return tuple(reasons)
 
 
@@ -521,7 +522,7 @@ def _listed(counts: Mapping[MigName, int], spelled: str = "") -> str:
 
 
 def export_parted_file(subjects: Sequence[MigSubject], name: str) -> PartedFile:
-    """One configuration that describes all GPUs, alike ones together; by the fewest words that say it exactly."""
+    """Returns one configuration that describes all GPUs exactly, equal ones grouped, in as few entries as possible."""
     groups: dict[tuple[bool, frozenset[tuple[MigName, int]]], list[MigSubject]] = {}
     for subject in subjects:
         there = count_mig_devices(subject.gpu, subject.geometry) if subject.geometry and subject.gpu.mig_enabled else {}
