@@ -254,7 +254,7 @@ class EnergyAccounts:
         """Of each device, what owners without an account were charged."""
         return dict(self._other_mj)
 
-    def settle(self, present: Iterable[UsageOwner], *, now_ns: int) -> None:
+    def drain_ended(self, present: Iterable[UsageOwner], *, now_ns: int) -> None:
         """Drains owners that ended; call it before anything is added.
 
         `present` are all owners that may still be charged.

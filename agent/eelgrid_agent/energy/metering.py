@@ -181,7 +181,7 @@ class EnergyMeter:
         self._tallies: dict[str, _Tally] = {}
         self._monotonic_ns = self._wall_ns = 0
 
-    def tick(
+    def on_tick(
         self,
         gpus: Iterable[Gpu],
         looks: Iterable[tuple[str, RawReadings]],
@@ -216,7 +216,7 @@ class EnergyMeter:
             if limit is not None:
                 tally.limit_w = max(limit, tally.limit_w or 0.0)
 
-    def take(self, *, uncounted_s: Mapping[str, float]) -> DeviceEnergies:
+    def pop_energies(self, *, uncounted_s: Mapping[str, float]) -> DeviceEnergies:
         """Returns the energies and restarts the mean utilization.
 
         `uncounted_s` are seconds per device that no total covers.

@@ -190,9 +190,9 @@ class CdiFolder:
         self._path = folder / CDI_FILE
         self._folders = tuple(dict.fromkeys((folder, *folders)))
 
-    def name(self, uuids: Iterable[str]) -> None:
+    def declare_devices(self, uuids: Iterable[str]) -> None:
         """Replaces the names in the file by these, except those that other files have. Raises OSError."""
-        named = self._named()
+        named = self._read_named_devices()
         devices = [
             {"name": uuid, "containerEdits": {"env": [f"NVIDIA_VISIBLE_DEVICES={uuid}"]}}
             for uuid in sorted(set(uuids) - named)
@@ -205,7 +205,7 @@ class CdiFolder:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self._path, content, mode=_CDI_FILE_MODE)
 
-    def _named(self) -> set[str]:
+    def _read_named_devices(self) -> set[str]:
         found: set[str] = set()
         for folder in self._folders:
             for path in sorted(folder.glob("*")) if folder.is_dir() else ():
@@ -292,7 +292,7 @@ class ClaimJournal:
         self.problem = ""
 
     @property
-    def kept(self) -> ClaimJournalState:
+    def state(self) -> ClaimJournalState:
         """The state that was stored last; empty after a damaged file was moved aside. Raises StateFileError."""
         if self._kept is None:
             try:
@@ -314,19 +314,19 @@ _LOG = logging.getLogger("eelgrid.agent")
 class ClaimDevices(Protocol):
     """The devices of the node, read when called."""
 
-    def gpus(self) -> Sequence[Gpu]:
+    def list_gpus(self) -> Sequence[Gpu]:
         """All devices in their current state."""
 
-    def look(self, uuid: str) -> MigObservation:
+    def read_device(self, uuid: str) -> MigObservation:
         """Reads one device, and what of it must not be touched."""
 
-    def geometry(self, uuid: str) -> MigGeometry:
+    def mig_geometry(self, uuid: str) -> MigGeometry:
         """The MIG geometry that the driver offers."""
 
-    def apply(self, layout: GpuLayout) -> ApplyResult:
+    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there."""
 
-    def lease(self, uuids: Collection[str]) -> bool:
+    def lease_gpus(self, uuids: Collection[str]) -> bool:
         """Leases these to claims, and nothing else; False where that could not be recorded."""
 
 
@@ -354,14 +354,14 @@ class ClaimPreparer:
         # Whether what claims hold is what the layouts' journal says; to lease too much for a while harms nobody.
         self._is_leased = True
 
-    def claims(self) -> Mapping[str, PreparedClaim]:
+    def prepared_claims(self) -> Mapping[str, PreparedClaim]:
         """The prepared claims by uid. Raises StateFileError."""
-        return self._journal.kept.claims
+        return self._journal.state.claims
 
-    def start(self) -> None:
+    def restore_leases(self) -> None:
         """Leases again what claims hold after a restart of the agent, and removes what was left over."""
         try:
-            kept = self._journal.kept
+            kept = self._journal.state
             if self._journal.problem:
                 _LOG.warning("event=claims_unknown reason=%r", self._journal.problem)
         except StateFileError as error:
@@ -369,9 +369,9 @@ class ClaimPreparer:
             return
         # Where nothing is claimed, nothing is leased but what assignments hold.
         self._is_leased = not kept.claims
-        self.tidy()
+        self.collect_leftovers()
 
-    def ready(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
+    def prepare_claim(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
         """Prepares a claim and returns its devices; `claim` may be None where it is in the journal.
 
         Raises ClaimUnpreparable.
@@ -383,10 +383,10 @@ class ClaimPreparer:
         except (DeviceError, TransitionRefused, OSError) as error:
             raise ClaimUnpreparable(str(error)) from error
 
-    def undo(self, asked: ClaimReference) -> None:
+    def unprepare_claim(self, asked: ClaimReference) -> None:
         """Unprepares a claim and removes what was created for it. Raises ClaimUnpreparable."""
         try:
-            kept = self._journal.kept
+            kept = self._journal.state
             entry = kept.claims.get(asked.uid)
             if entry is None:
                 return
@@ -397,12 +397,12 @@ class ClaimPreparer:
         except StateFileError as error:
             raise ClaimUnpreparable(f"nothing is changed while the journal is unavailable: {error}") from error
         _LOG.info("event=claim_undone claim=%s/%s uid=%s", asked.namespace, asked.name, asked.uid)
-        self.tidy()
+        self.collect_leftovers()
 
-    def tidy(self) -> None:
+    def collect_leftovers(self) -> None:
         """Leases exactly what claims hold, and removes unused leftovers; what fails is retried later."""
         try:
-            kept = self._journal.kept
+            kept = self._journal.state
             if not self._is_leased:
                 self._lease(kept)
             held = [place for _, place in self._held(kept)]
@@ -415,15 +415,15 @@ class ClaimPreparer:
     # Making
 
     def _ready(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
-        entry = self._journal.kept.claims.get(asked.uid)
+        entry = self._journal.state.claims.get(asked.uid)
         if entry is None:
             if claim is None:
                 raise ClaimUnpreparable("the claim is not known here and could not be read")
             results = parse_allocation(claim, uid=asked.uid, node_name=self._node_name)
             devices = tuple(ClaimDevice(request=one.request, device=one.device) for one in results)
             entry = PreparedClaim(uid=asked.uid, namespace=asked.namespace, name=asked.name, devices=devices)
-        held = [(other, place) for other, place in self._held(self._journal.kept) if other.uid != entry.uid]
-        places = [self._placed(one.device) for one in entry.devices]
+        held = [(other, place) for other, place in self._held(self._journal.state) if other.uid != entry.uid]
+        places = [self._parse_placement(one.device) for one in entry.devices]
         for (other, theirs), (_, ours) in product(held, places):
             if placements_overlap(theirs, ours):
                 who = f"{other.namespace}/{other.name}"
@@ -432,8 +432,8 @@ class ClaimPreparer:
                 )
         for number, (gpu, place) in enumerate(places):
             others = [other for _, other in held] + [other for _, other in places]
-            entry = self._stood(entry, number, gpu, place, others)
-        self._lease(self._journal.kept)
+            entry = self._create_device(entry, number, gpu, place, others)
+        self._lease(self._journal.state)
         _LOG.info(
             "event=claim_ready claim=%s/%s uid=%s devices=%s",
             asked.namespace,
@@ -448,7 +448,7 @@ class ClaimPreparer:
             for one in entry.devices
         )
 
-    def _stood(
+    def _create_device(
         self, entry: PreparedClaim, number: int, gpu: Gpu, place: GpuPlacement, others: Collection[GpuPlacement]
     ) -> PreparedClaim:
         """The entry with one more device that stands."""
@@ -459,13 +459,13 @@ class ClaimPreparer:
                     f"{given.device} does not exist, and this agent changes no devices ({self._cannot_change}); "
                     "allocate an existing device, or let the agent change devices"
                 )
-            look = self._devices.look(gpu.uuid)
+            look = self._devices.read_device(gpu.uuid)
             layout = build_layout_with(
-                look.gpu, self._devices.geometry(gpu.uuid), place, held=others, foreign=look.foreign
+                look.gpu, self._devices.mig_geometry(gpu.uuid), place, held=others, foreign=look.foreign
             )
             is_made = given.is_made or (place.profile is not None and find_instance(look.gpu, place) is None)
             entry = self._write(entry, number, replace(given, uuid="", is_made=is_made))
-            result = self._devices.apply(layout)
+            result = self._devices.apply_layout(layout)
             self._changed()
             uuid = find_uuid(self._gpu(place.gpu_index), place)
             if result.status is not ApplyStatus.APPLIED or not uuid:
@@ -477,7 +477,7 @@ class ClaimPreparer:
     def _write(self, entry: PreparedClaim, number: int, given: ClaimDevice) -> PreparedClaim:
         devices = (*entry.devices[:number], given, *entry.devices[number + 1 :])
         entry = replace(entry, devices=devices)
-        kept = self._journal.kept
+        kept = self._journal.state
         left = tuple(name for name in kept.left if name != given.device)
         if len(left) < len(kept.left):
             # It was ours before and still is.
@@ -490,7 +490,7 @@ class ClaimPreparer:
     def _is_gone(self, name: str, held: Collection[GpuPlacement]) -> bool:
         """Whether a device that is left over is no more, or somebody's again."""
         try:
-            gpu, place = self._placed(name)
+            gpu, place = self._parse_placement(name)
         except ClaimUnpreparable:
             return True
         if place in held or find_instance(gpu, place) is None:
@@ -498,11 +498,11 @@ class ClaimPreparer:
         if self._cannot_change:
             return False
         try:
-            look = self._devices.look(gpu.uuid)
-            layout = build_layout_without(look.gpu, self._devices.geometry(gpu.uuid), place, foreign=look.foreign)
+            look = self._devices.read_device(gpu.uuid)
+            layout = build_layout_without(look.gpu, self._devices.mig_geometry(gpu.uuid), place, foreign=look.foreign)
         except (TransitionRefused, DeviceError, ClaimUnpreparable, StateFileError):
             return False
-        result = self._devices.apply(layout)
+        result = self._devices.apply_layout(layout)
         self._changed()
         if result.status is not ApplyStatus.APPLIED:
             _LOG.warning("event=device_left device=%s reason=%r", name, result.detail)
@@ -514,7 +514,7 @@ class ClaimPreparer:
         for entry in kept.claims.values():
             for one in entry.devices:
                 try:
-                    yield entry, self._placed(one.device)[1]
+                    yield entry, self._parse_placement(one.device)[1]
                 except ClaimUnpreparable:
                     # Its GPU is gone; nobody else can have it either.
                     continue
@@ -522,15 +522,15 @@ class ClaimPreparer:
     def _lease(self, kept: ClaimJournalState) -> None:
         self._is_leased = False
         uuids = [one.uuid for entry in kept.claims.values() for one in entry.devices if one.uuid]
-        if not self._devices.lease(uuids):
+        if not self._devices.lease_gpus(uuids):
             raise ClaimUnpreparable(
                 "the devices of claims could not be leased; see the agent's log for its driver and journal"
             )
         self._is_leased = True
         if self._cdi is not None:
-            self._cdi.name(uuids)
+            self._cdi.declare_devices(uuids)
 
-    def _placed(self, name: str) -> tuple[Gpu, GpuPlacement]:
+    def _parse_placement(self, name: str) -> tuple[Gpu, GpuPlacement]:
         index = parse_gpu_index(name)
         gpu = None if index is None else self._gpu_or_none(index)
         if gpu is None:
@@ -547,4 +547,4 @@ class ClaimPreparer:
         return gpu
 
     def _gpu_or_none(self, index: int) -> Gpu | None:
-        return next((gpu for gpu in self._devices.gpus() if gpu.index == index), None)
+        return next((gpu for gpu in self._devices.list_gpus() if gpu.index == index), None)

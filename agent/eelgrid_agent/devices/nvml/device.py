@@ -116,13 +116,13 @@ class GpmSampler:
         finally:
             _give_back(before.sample)
 
-    def keep(self, uuid: str, instance_ids: frozenset[int]) -> None:
+    def retain_instances(self, uuid: str, instance_ids: frozenset[int]) -> None:
         """Gives back the samples of a device's instances other than these."""
         gone = [key for key in self._samples if key[0] == uuid and key[1] is not None and key[1] not in instance_ids]
         for key in gone:
             _give_back(self._samples.pop(key).sample)
 
-    def forget(self) -> None:
+    def release_samples(self) -> None:
         """Gives everything back; the next samples are the first ones."""
         for kept in self._samples.values():
             _give_back(kept.sample)
@@ -258,7 +258,7 @@ class EventListener:
         self._uuids: dict[int, str] = {}
         self._kept: list[DeviceEvent] = []
 
-    def listen(self, handles: Mapping[str, Any]) -> None:
+    def register_devices(self, handles: Mapping[str, Any]) -> None:
         """Registers the devices that are not registered yet."""
         self.listening = True
         known = set(self._uuids.values())
@@ -276,13 +276,13 @@ class EventListener:
                 continue
             self._uuids[_address(handle)] = uuid
 
-    def take(self) -> tuple[DeviceEvent, ...]:
+    def drain_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before."""
         self._drain()
         taken, self._kept = tuple(self._kept), []
         return taken
 
-    def end(self) -> None:
+    def close_session(self) -> None:
         """Ends with the session: pending events are kept and the event set is freed."""
         if self._set is None:
             return
@@ -295,7 +295,7 @@ class EventListener:
             # The driver went, and the set with it.
             return
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Discards pending events and listens no more."""
         self.listening = False
         self._kept = []
@@ -328,7 +328,7 @@ def identify_gpu(handle: Any, index: int, *, models: Mapping[str, str], instance
     uuid, name = str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle))
     memory = call_optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
     memory_bytes = 0 if memory is None else int(memory.total)
-    product = load_catalogue().find(name, memory_bytes or None)
+    product = load_catalogue().find_product(name, memory_bytes or None)
     pci = call_optional(pynvml.nvmlDeviceGetPciInfo, handle)
     default_mw = call_optional(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     low_mw, high_mw = call_optional(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle) or (None, None)
@@ -348,7 +348,7 @@ def identify_gpu(handle: Any, index: int, *, models: Mapping[str, str], instance
         mig_capable=mode is not None,
         mig_enabled=enabled == pynvml.NVML_DEVICE_MIG_ENABLE,
         mig_pending=enabled != pending,
-        gpu_instances=instances.read(handle, uuid, product) if enabled else (),
+        gpu_instances=instances.read_instances(handle, uuid, product) if enabled else (),
         numa_node=_numa_node(handle),
     )
 
@@ -398,16 +398,16 @@ class NvmlDevice:
         self._activity = GpmSampler(monotonic_ns)
         self._processes = ProcessReader()
         self._events = EventListener()
-        self._session.ending += [self._events.end, self._activity.forget, self._instances.forget]
+        self._session.ending += [self._events.close_session, self._activity.release_samples, self._instances.reset]
 
     def driver_version(self) -> str:
         """The driver's version; raises DriverUnavailable."""
-        self._begin()
+        self._open_session()
         return self._session.version
 
     def access(self) -> AccessLevel:
         """What the kernel allows this process to do and the driver does not deny; raises DriverUnavailable."""
-        self._listed()
+        self._require_listing()
         sliced = [uuid for uuid, gpu in self._seen.items() if gpu.mig_enabled]
         handles = self._session.handles
         return confirm_access(self._rights(), [handles[uuid] for uuid in sliced if uuid in handles])
@@ -416,7 +416,7 @@ class NvmlDevice:
         """Every device that answers or answered before, by index; raises DriverUnavailable."""
         if self._lost:
             self._end()
-        self._begin()
+        self._open_session()
         found: dict[str, Gpu] = {}
         handles = self._session.handles
         handles.clear()
@@ -434,7 +434,7 @@ class NvmlDevice:
             handles[gpu.uuid] = handle
         self._seen = found = include_silent_gpus(found, self._seen)
         if self._events.listening:
-            self._events.listen(handles)
+            self._events.register_devices(handles)
         return tuple(sorted(found.values(), key=lambda gpu: gpu.index))
 
     def read(self, uuid: str) -> RawReadings:
@@ -444,7 +444,7 @@ class NvmlDevice:
             # Which ways there are is known only once the session is open.
             return self._quick.read(handle)
 
-        values = self._look(uuid, _QUICK, look)
+        values = self._read_device(uuid, _QUICK, look)
         return RawReadings(energy_counter_j=values.pop(Reading.ENERGY_J, values[Reading.POWER_W]), values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
@@ -455,18 +455,18 @@ class NvmlDevice:
             values[Reading.PROCESSES] = self._process_count(handle)
             return values
 
-        return MappingProxyType(self._look(uuid, SLOW_READINGS, look))
+        return MappingProxyType(self._read_device(uuid, SLOW_READINGS, look))
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
         """A look at each GPU instance, by id."""
 
         def look(handle: Any) -> tuple[InstanceReadings, ...]:
-            if not _sliced(handle):
-                self._activity.keep(uuid, frozenset())
+            if not _is_mig_enabled(handle):
+                self._activity.retain_instances(uuid, frozenset())
                 return ()
-            product = load_catalogue().find(self._seen[uuid].product, self._seen[uuid].memory_bytes or None)
-            held = self._instances.read(handle, uuid, product)
-            self._activity.keep(uuid, frozenset(instance.id for instance in held))
+            product = load_catalogue().find_product(self._seen[uuid].product, self._seen[uuid].memory_bytes or None)
+            held = self._instances.read_instances(handle, uuid, product)
+            self._activity.retain_instances(uuid, frozenset(instance.id for instance in held))
             devices = {instance_id: device for (instance_id, _), device in list_mig_devices(handle).items()}
             return tuple(self._instance(handle, uuid, instance, devices.get(instance.id)) for instance in held)
 
@@ -474,7 +474,9 @@ class NvmlDevice:
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Who has a context on the device."""
-        return self._on(uuid, lambda handle: self._processes.read(handle, uuid, shares=not _sliced(handle)))
+        return self._on(
+            uuid, lambda handle: self._processes.read_processes(handle, uuid, shares=not _is_mig_enabled(handle))
+        )
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """Every pair of devices that answer, once."""
@@ -482,37 +484,37 @@ class NvmlDevice:
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """Returns the events since the call before; the first call starts listening."""
-        self._listed()
-        self._events.listen(self._session.handles)
-        return self._events.take()
+        self._require_listing()
+        self._events.register_devices(self._session.handles)
+        return self._events.drain_events()
 
     def close(self) -> None:
         """Ends the session and forgets the devices."""
         self._end()
-        self._events.forget()
-        self._processes.forget()
+        self._events.reset()
+        self._processes.reset()
         self._seen = {}
 
     # For whoever shares the session
 
     def handle(self, uuid: str) -> Any:
         """NVML's handle of a device; raises DriverUnavailable and NVMLError."""
-        self._begin()
+        self._open_session()
         return self._session.handle(uuid)
 
-    def let_go(self) -> None:
+    def release_session(self) -> None:
         """Ends the session, since it makes this program a client of its devices; the next call opens another."""
         self._end()
 
-    def _begin(self) -> None:
-        self._session.begin()
+    def _open_session(self) -> None:
+        self._session.open()
         if self._ways_of != self._session.number:
             self._ways_of = self._session.number
             self._quick = SourceReader(build_fast_sources(self._session.branch))
             self._slow = SourceReader(build_slow_sources(self._session.branch))
 
     def _end(self) -> None:
-        self._session.end()
+        self._session.close()
         self._lost = False
 
     def _count(self) -> int:
@@ -523,9 +525,9 @@ class NvmlDevice:
             self._end()
             raise make_device_error("NVML", error) from None
 
-    def _listed(self) -> None:
+    def _require_listing(self) -> None:
         """Sees that the driver is there and that devices were listed once; raises DriverUnavailable."""
-        self._begin()
+        self._open_session()
         if not self._seen:
             self.gpus()
         self._count()
@@ -536,7 +538,7 @@ class NvmlDevice:
             if uuid not in self._seen:
                 raise UnknownGpu(f"this machine has no GPU {uuid}; list its GPUs")
 
-    def _look(
+    def _read_device(
         self, uuid: str, readings: tuple[Reading, ...], look: Callable[[Any], dict[Reading, ReadingValue]]
     ) -> dict[Reading, ReadingValue]:
         """A look at one device; all of `readings` are Missing where it does not answer."""
@@ -587,11 +589,11 @@ class NvmlDevice:
 
     def _process_count(self, handle: Any) -> ReadingValue:
         try:
-            return float(self._processes.count(handle))
+            return float(self._processes.count_processes(handle))
         except pynvml.NVMLError as error:
             return make_missing(error)
 
 
-def _sliced(handle: Any) -> bool:
+def _is_mig_enabled(handle: Any) -> bool:
     mode = call_optional(pynvml.nvmlDeviceGetMigMode, handle)
     return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE

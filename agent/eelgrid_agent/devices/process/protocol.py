@@ -64,7 +64,7 @@ class ProgressBoard:
         fd = os.memfd_create("eelgrid-board", os.MFD_CLOEXEC)
         os.ftruncate(fd, _BYTES)
         board = cls(fd)
-        board.begin(0)
+        board.begin_request(0)
         return board
 
     def close(self) -> None:
@@ -74,22 +74,22 @@ class ProgressBoard:
 
     # The child
 
-    def begin(self, request: int) -> None:
+    def begin_request(self, request: int) -> None:
         """Records the start of a request."""
         self._count = self._used = 0
         self._operation = _NOWHERE
         _STATE.pack_into(self._memory, 0, request, 0.0, _NOWHERE, _NOWHERE, 0, 0)
 
-    def asks(self, operation: int) -> None:
+    def begin_operation(self, operation: int) -> None:
         """Records the start of an operation of the request."""
         self._operation = operation
         _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), operation, _NOWHERE)
 
-    def visits(self, device: int) -> None:
+    def begin_device(self, device: int) -> None:
         """Records that a listing is about to read this device."""
         _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), self._operation, device)
 
-    def answered(self, answer: bytes) -> None:
+    def add_answer(self, answer: bytes) -> None:
         """An operation is done; an answer that finds no room is not kept, nor are those after it."""
         at = _STATE.size + self._used
         end = at + _LENGTH.size + len(answer)
@@ -150,11 +150,11 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Takes bytes as they come."""
         self._buffer += data
 
-    def take(self) -> Any:
+    def read_frame(self) -> Any:
         """The next whole value; raises EOFError until it is there, FrameError when it never can be."""
         if len(self._buffer) < _LENGTH.size:
             raise EOFError
@@ -267,11 +267,11 @@ _plain_slow, _slow = _row(SLOW_READINGS)
 _plain_instance, _instance = _row(INSTANCE_READINGS)
 
 
-def _plain_look(look: RawReadings) -> Any:
+def _plain_readings(look: RawReadings) -> Any:
     return [_plain_value(look.energy_counter_j), _plain_fast(look.values)]
 
 
-def _look(plain: Any) -> RawReadings:
+def _parse_readings(plain: Any) -> RawReadings:
     energy, values = plain
     return RawReadings(energy_counter_j=_value(energy), values=_fast(values))
 
@@ -368,7 +368,7 @@ _READS = (
     PortCall(name="driver_version", pace=CallClass.LISTING, of_device=False),
     PortCall(name="access", pace=CallClass.LISTING, of_device=False, encode=int, decode=AccessLevel),
     PortCall(name="gpus", pace=CallClass.LISTING, of_device=False, encode=_plain_gpus, decode=_gpus),
-    PortCall(name="read", pace=CallClass.QUICK, encode=_plain_look, decode=_look),
+    PortCall(name="read", pace=CallClass.QUICK, encode=_plain_readings, decode=_parse_readings),
     PortCall(name="read_slow", pace=CallClass.SLOW, encode=_plain_slow, decode=_slow),
     PortCall(name="read_instances", pace=CallClass.SLOW, encode=_plain_instances, decode=_instances),
     PortCall(name="processes", pace=CallClass.SLOW, encode=_plain_processes, decode=_processes),

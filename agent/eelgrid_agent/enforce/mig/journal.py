@@ -85,11 +85,11 @@ class MigRecord:
     repairs: int = 0
     gave_up: bool = False
 
-    def generation(self, start: int, size: int) -> int:
+    def get_generation(self, start: int, size: int) -> int:
         """How often an instance was made on this span; 0 where none was ever seen."""
         return self.generations.get((start, size), 0)
 
-    def foreign(self, gpu: Gpu) -> frozenset[int]:
+    def foreign_instances(self, gpu: Gpu) -> frozenset[int]:
         """Ids of the instances that are not this agent's."""
         return frozenset(
             instance.id
@@ -97,21 +97,23 @@ class MigRecord:
             if self.known.get(read_part(instance).place, InstanceOrigin.FOREIGN) is InstanceOrigin.FOREIGN
         )
 
-    def own(self, gpu: Gpu) -> MigLayout:
+    def own_layout(self, gpu: Gpu) -> MigLayout:
         """The existing layout without foreign instances."""
-        foreign = self.foreign(gpu)
+        foreign = self.foreign_instances(gpu)
         parts = [read_part(instance) for instance in gpu.gpu_instances if instance.id not in foreign]
         return build_layout(gpu.mig_enabled, parts)
 
-    def stands(self, gpu: Gpu, layout: MigLayout) -> bool:
+    def has_layout(self, gpu: Gpu, layout: MigLayout) -> bool:
         """Whether the layout is in force, ignoring foreign instances."""
         if gpu.mig_enabled != layout.mig_enabled or gpu.mig_pending:
             return False
-        strangers = {read_part(instance) for instance in gpu.gpu_instances if instance.id in self.foreign(gpu)}
+        strangers = {
+            read_part(instance) for instance in gpu.gpu_instances if instance.id in self.foreign_instances(gpu)
+        }
         standing = set(read_layout(gpu).parts)
         return set(layout.parts) <= standing and standing - set(layout.parts) <= strangers
 
-    def observed(self, gpu: Gpu, boot_id: str) -> "MigRecord":
+    def with_observation(self, gpu: Gpu, boot_id: str) -> "MigRecord":
         """Returns the record after the device was read.
 
         In a boot that the record does not know, all instances are new and the existing ones are adopted; later
@@ -130,7 +132,7 @@ class MigRecord:
                 _raise(generations, part.start, part.size)
         return _with(self, known, generations, boot_id)
 
-    def adopted(self) -> "MigRecord":
+    def with_adoption(self) -> "MigRecord":
         """Foreign instances are this agent's from now on."""
         known = {
             place: InstanceOrigin.ADOPTED if origin is InstanceOrigin.FOREIGN else origin
@@ -138,39 +140,39 @@ class MigRecord:
         }
         return _with(self, known)
 
-    def making(self, part: InstancePart) -> "MigRecord":
+    def with_new_instance(self, part: InstancePart) -> "MigRecord":
         """Returns the record before an instance is created: whatever existed in this place is gone."""
-        return _with(self.making_in(part), {**self.known, part.place: InstanceOrigin.MADE})
+        return _with(self.with_new_compute(part), {**self.known, part.place: InstanceOrigin.MADE})
 
-    def not_made(self, part: InstancePart) -> "MigRecord":
+    def without_instance(self, part: InstancePart) -> "MigRecord":
         """Returns the record after the driver created no instance: whatever exists in this place is foreign."""
         return _with(self, {place: origin for place, origin in self.known.items() if place != part.place})
 
-    def making_in(self, part: InstancePart) -> "MigRecord":
+    def with_new_compute(self, part: InstancePart) -> "MigRecord":
         """Returns the record before a compute instance is created in an existing instance."""
         generations = dict(self.generations)
         _raise(generations, part.start, part.size)
         return _with(self, self.known, generations)
 
-    def begun(self, before: MigLayout, wanted: MigLayout) -> "MigRecord":
+    def begin_transition(self, before: MigLayout, wanted: MigLayout) -> "MigRecord":
         """Returns the record with a new transition; one in progress passes on the layout from before it."""
         if self.intent is not None:
             before = self.intent.before
         return replace(self, intent=TransitionIntent(phase=TransitionPhase.FORWARD, before=before, wanted=wanted))
 
-    def turned(self, phase: TransitionPhase) -> "MigRecord":
+    def with_phase(self, phase: TransitionPhase) -> "MigRecord":
         """Returns the record with the transition in another phase; STUCK counts a try."""
         assert self.intent is not None, "no transition is under way"
         tries = self.intent.tries + (phase is TransitionPhase.STUCK)
         return replace(self, intent=replace(self.intent, phase=phase, tries=tries))
 
-    def settled(self, gpu: Gpu, target: MigLayout | None) -> "MigRecord":
+    def end_transition(self, gpu: Gpu, target: MigLayout | None) -> "MigRecord":
         """Returns the record without a transition; instances that do not exist are forgotten."""
         standing = {read_part(instance).place for instance in gpu.gpu_instances}
         known = {place: origin for place, origin in self.known.items() if place in standing}
         return _with(replace(self, intent=None, target=target), known)
 
-    def orphans(self, gpu: Gpu) -> tuple[int, ...]:
+    def find_orphans(self, gpu: Gpu) -> tuple[int, ...]:
         """Instances that this agent created and that hold no compute instance, unless that is requested."""
         goals = set() if self.target is None else {part.place for part in self.target.parts if not part.compute}
         return tuple(
@@ -181,20 +183,20 @@ class MigRecord:
             and read_part(instance).place not in goals
         )
 
-    def stamped(self, gpu: Gpu) -> Gpu:
+    def stamp_gpu(self, gpu: Gpu) -> Gpu:
         """The device with each compute instance's generation; 0 on an instance that came since the last look."""
         instances = []
         for instance in gpu.gpu_instances:
             known = read_part(instance).place in self.known
-            generation = self.generation(instance.start, instance.size) if known else 0
+            generation = self.get_generation(instance.start, instance.size) if known else 0
             children = tuple(replace(child, generation=generation) for child in instance.compute_instances)
             instances.append(replace(instance, compute_instances=children))
         return replace(gpu, gpu_instances=tuple(instances))
 
-    def leasing(self, gpu: Gpu, uuids: Collection[str]) -> "MigRecord":
+    def with_leases(self, gpu: Gpu, uuids: Collection[str]) -> "MigRecord":
         """Returns the record with leases to those of these that exist, in place of all earlier leases."""
         leases = {
-            MigLease(uuid=child.uuid, generation=self.generation(instance.start, instance.size))
+            MigLease(uuid=child.uuid, generation=self.get_generation(instance.start, instance.size))
             for instance in gpu.gpu_instances
             for child in instance.compute_instances
             if child.uuid in uuids
@@ -204,18 +206,18 @@ class MigRecord:
         return replace(self, leases=frozenset(leases))
 
     @property
-    def leased_whole(self) -> bool:
+    def is_leased_whole(self) -> bool:
         """Whether the whole device is leased."""
         return any(lease.uuid == self.uuid for lease in self.leases)
 
-    def leased(self, gpu: Gpu) -> frozenset[int]:
+    def leased_instances(self, gpu: Gpu) -> frozenset[int]:
         """Ids of the instances that a lease holds; one on an older generation holds nothing."""
         return frozenset(
             instance.id
             for instance in gpu.gpu_instances
             for child in instance.compute_instances
-            if self.leased_whole
-            or MigLease(uuid=child.uuid, generation=self.generation(instance.start, instance.size)) in self.leases
+            if self.is_leased_whole
+            or MigLease(uuid=child.uuid, generation=self.get_generation(instance.start, instance.size)) in self.leases
         )
 
 
@@ -366,12 +368,12 @@ class MigRecordStore:
     def get(self, uuid: str) -> MigRecord:
         """The record of a device; an empty one where none was ever kept. Raises StateFileError."""
         with self._lock:
-            return self._loaded().get(uuid) or MigRecord(uuid=uuid)
+            return self._load_records().get(uuid) or MigRecord(uuid=uuid)
 
     def put(self, record: MigRecord) -> MigRecord:
         """Stores a record and returns it; an unchanged record is not written. Raises StateFileError."""
         with self._lock:
-            records = self._loaded()
+            records = self._load_records()
             if records.get(record.uuid) != record:
                 after = {**records, record.uuid: record}
                 self._journal.store(tuple(after.values()))
@@ -381,9 +383,9 @@ class MigRecordStore:
     def all(self) -> tuple[MigRecord, ...]:
         """Every record. Raises StateFileError."""
         with self._lock:
-            return tuple(self._loaded().values())
+            return tuple(self._load_records().values())
 
-    def _loaded(self) -> dict[str, MigRecord]:
+    def _load_records(self) -> dict[str, MigRecord]:
         if self._unread is not None:
             raise self._unread
         if self._records is None:
