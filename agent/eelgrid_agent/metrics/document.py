@@ -50,7 +50,10 @@ _VALUES_MOST: Mapping[str, int] = {
 
 
 def list_label_values(metric: Metric) -> Mapping[str, tuple[str, ...]]:
-    """All values of those of its labels that are closed sets; a matcher of an alert or a dashboard names one of these."""
+    """All values of those of its labels that are closed sets.
+
+    A matcher of an alert or a dashboard names one of these.
+    """
     coded = metric.states or metric.bits
     if coded:
         return {metric.labels[-1]: (*(name for _, name in coded), "other")}

@@ -28,7 +28,7 @@ class MetricKind(Enum):
 
 
 class MetricScope(Enum):
-    """Whose numbers they are; the value is the view of the frame that holds them."""
+    """The subject of a metric; the value is the view of the frame that holds its numbers."""
 
     AGENT = "AgentView"
     PROCESS = "ProcessView"
@@ -131,7 +131,7 @@ def gpu_metric(
 def labelled_metric(
     name: str, label: str, sources: dict[str, Reading], text: str, *, kind: MetricKind, scope: MetricScope
 ) -> Metric:
-    """Readings that are one quantity told apart by one label."""
+    """A metric of several readings of one quantity, distinguished by one label."""
     return Metric(
         name=name,
         kind=kind,
