@@ -24,7 +24,7 @@ from eelgrid_agent.devices.port import (
     UnknownGpu,
     UnknownInstance,
 )
-from eelgrid_agent.enforce.mig.transition import MigRecord
+from eelgrid_agent.enforce.mig.journal import MigRecord
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 

@@ -19,12 +19,12 @@ from bench.node_transitions import Tally
 from bench.schedule_agent import LIMITS, UNASKED_MOST, Agent, KeeperMaker, among, geometry_of, keeper_over
 from bench.schedule_world import Dangers, World
 from eelgrid_agent.devices.port import DeviceError
-from eelgrid_agent.enforce.mig.journal import MigJournalError
+from eelgrid_agent.enforce.mig.journal import InstanceOrigin, MigRecord
 from eelgrid_agent.enforce.mig.layout import InstancePart, build_layout, read_layout
+from eelgrid_agent.enforce.mig.layout_requests import to_gpu_layout
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
-from eelgrid_agent.enforce.mig.placement import to_gpu_layout
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigRecord
 from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
+from eelgrid_agent.state_files import StateFileError
 from eelgrid_protos.messages import AccessLevel, ApplyStatus, GpuLayout
 
 __all__ = ["check_schedules", "run_schedule"]
@@ -176,7 +176,7 @@ def _adopt(agent: Agent, uuid: str) -> None:
     def adopt() -> None:
         try:
             agent.keeper.executor.adopt_instances(uuid)
-        except (TransitionRefused, DeviceError, MigJournalError):
+        except (TransitionRefused, DeviceError, StateFileError):
             # Then they are as foreign as they were, and only watched no more.
             return
 

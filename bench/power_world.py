@@ -12,16 +12,15 @@ from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import PowerSettings
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
 from eelgrid_agent.enforce.guard.plan import Guard
-from eelgrid_agent.enforce.power.executor import PowerExecutor
-from eelgrid_agent.enforce.power.journal import PowerJournalUnwritable
+from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.enforce.rules import LocalPolicy
 from eelgrid_agent.node.enforcement_loop import Enforcement, run_cycle_inline
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, SequentialReader, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.simulation.gpu import SimGpu, SimHealth
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
+from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.messages import AccessLevel, ConnectResponse, NodeEvent, NodePlan, PlanApplied
 
 __all__ = ["NAME", "Agent", "Crash", "Ground", "World"]
@@ -96,7 +95,7 @@ class World:
         """Puts it on the disk."""
         self._moment()
         if self.is_full:
-            raise PowerJournalUnwritable("the disk is full; make room")
+            raise StateUnwritable("the disk is full; make room")
         assert not (self.is_observing and records), f"a journal of changes in a life that observes: {records}"
         self.content = records
         self._moment()

@@ -11,10 +11,10 @@ from functools import partial
 
 from bench.mig_device import Crash
 from bench.schedule_world import World
+from eelgrid_agent.enforce.mig.journal import InstanceOrigin
 from eelgrid_agent.enforce.mig.layout import MigLayout, build_layout, read_layout, read_part, resolve_layout
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.mig.runner import TransitionLimits
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.simulation.gpu import SimHealth
 from eelgrid_agent.simulation.mig import SimCompute

@@ -18,13 +18,17 @@ from typing import TypeVar
 
 from bench.mig_device import Crash
 from eelgrid_agent.devices.port import DeviceTimeout, GpuProcess, ModeChange
-from eelgrid_agent.enforce.mig.journal import MigJournalUnwritable, decode_records, encode_records
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigRecord
+from eelgrid_agent.enforce.mig.journal import (
+    MIG_JOURNAL,
+    InstanceOrigin,
+    MigRecord,
+)
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused, SimCompute, SimInstance
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.operations import OperationKind
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec, SpecError
+from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import MigGeometry, Product
 from eelgrid_protos.messages import AccessLevel, Gpu
@@ -263,7 +267,7 @@ class World:
         self._dies("write")
         if self.chance.random() < self.dangers.unwritable:
             self.disown()
-            raise MigJournalUnwritable("no space left on the disk; make room")
+            raise StateUnwritable("no space left on the disk; make room")
         for record in kept:
             earlier = self.record(record.uuid)
             fell = (
@@ -271,7 +275,7 @@ class World:
             )
             if fell:
                 self.broken.append(f"generations of {fell} fell in the journal")
-        self.records = decode_records(encode_records(kept))
+        self.records = MIG_JOURNAL.from_bytes(MIG_JOURNAL.to_bytes(kept))
         self._dies("write")
 
     # How

@@ -31,16 +31,21 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from bench.text_tables import aligned, write_csv
-from eelgrid_agent.devices.extended_readings import read_extended_readings
 from eelgrid_agent.devices.host import SimulatedHost
-from eelgrid_agent.energy.accounts import EnergyAccount
+from eelgrid_agent.devices.sampler import read_extended_readings
+from eelgrid_agent.energy.accounts import (
+    EnergyAccount,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
 from eelgrid_agent.energy.attributor import Attribution
-from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.metrics.collector import AgentCollector
 from eelgrid_agent.metrics.server import ScrapeHandler
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.core.core import Core

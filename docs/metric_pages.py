@@ -67,7 +67,10 @@ _AGENT_VALUES_MOST: Mapping[str, int] = {
 
 
 def list_agent_label_values(metric: Metric) -> Mapping[str, tuple[str, ...]]:
-    """All values of those of its labels that are closed sets; a matcher of an alert or a dashboard names one of these."""
+    """All values of those of its labels that are closed sets.
+
+    A matcher of an alert or a dashboard names one of these.
+    """
     coded = metric.states or metric.bits
     if coded:
         return {metric.labels[-1]: (*(name for _, name in coded), "other")}

@@ -10,7 +10,7 @@ import random
 
 import yaml
 
-from eelgrid_agent.kubelet.plugin_devices import NodeDevices, choose_devices, planned_device_sets
+from eelgrid_agent.kubelet.device_plugins import NodeDevices, choose_devices, planned_device_sets
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_controller.runtime.config import KubernetesConfig
 from eelgrid_protos.device_plugin_api import PreferredAllocationRequest

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from eelgrid_agent.enforce.mig.host import open_mig_host
-from eelgrid_agent.enforce.mig.journal import FileMigJournal
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.kubelet.claim_preparation import ClaimJournal, ClaimPreparer
 from eelgrid_agent.kubelet.dra_driver import LayoutDevices
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, build_resource_slices
+from eelgrid_agent.state_files import StateFile
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.dra_api import ClaimReference
 
@@ -51,7 +52,7 @@ class DraNode:
         self.layouts = MigService(
             site.device,
             site.control,
-            FileMigJournal(self.folder / "mig.json"),
+            StateFile(self.folder / "mig.json", MIG_JOURNAL),
             boot_id=lambda: site.boot_id,
             sleep=time.sleep,
             monotonic_s=time.monotonic,

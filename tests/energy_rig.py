@@ -5,14 +5,13 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from eelgrid_agent.devices.extended_readings import read_extended_readings
 from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.node.node_service import NodeServicer
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice, NodeSpec

@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from eelgrid_agent.devices.host import SimulatedHost
-from eelgrid_agent.node.engine import SimulatedEngine
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, SimulatedEngine
 from eelgrid_agent.node.uplink import Uplink, UplinkLimits, open_channels
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec

@@ -17,7 +17,7 @@ from eelgrid_agent.enforce.guard.events import (
     SetDeviceLimit,
 )
 from eelgrid_agent.enforce.guard.plan import Guard
-from eelgrid_agent.enforce.power.executor import PowerExecutor
+from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.node.enforcement_loop import MAX_ROUNDS
 from eelgrid_agent.simulation.node import SimulatedNode

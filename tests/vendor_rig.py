@@ -10,12 +10,12 @@ from eelgrid_agent.devices.amd.device import AmdControl, AmdDevice
 from eelgrid_agent.devices.nvml.control import NvmlControl
 from eelgrid_agent.devices.nvml.device import NvmlDevice
 from eelgrid_agent.devices.port import ControlPort, DevicePort, RawReadings
-from eelgrid_agent.simulation.amdsmi import SimulatedAmdSmi
 from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.nvml_library import installed_library
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
 from tests.device_rig import SECOND, make_node, nvml_over
+from tests.simulated_amdsmi import SimulatedAmdSmi
 
 WAYS = ("nvml 470.256.02", "nvml 580.95.05", "amdsmi 7.0", "amdsmi 6.3")
 

@@ -19,9 +19,15 @@ from eelgrid_agent.devices.nvml.device import NvmlDevice
 from eelgrid_agent.devices.port import CallLatencies, ControlPort, DevicePort
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
 from eelgrid_agent.energy.anomalies import AnomalyDetector
-from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.energy.node_energy import (
+    ENERGY_OUTBOX,
+    AttributionSources,
+    NodeEnergy,
+    OutboxStore,
+    load_outbox_state,
+    write_periodically,
+)
 from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
-from eelgrid_agent.energy.window_file import WindowFile, write_periodically
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
 from eelgrid_agent.enforce.guard.plan import Guard
@@ -33,13 +39,16 @@ from eelgrid_agent.enforce.mig.host import (
     read_machine,
 )
 from eelgrid_agent.enforce.mig.journal import (
-    FileMigJournal,
-    MemoryMigJournal,
+    MIG_JOURNAL,
     MigJournal,
 )
 from eelgrid_agent.enforce.mig.mig_service import MigService
-from eelgrid_agent.enforce.power.executor import PowerExecutor, read_driver_origin
-from eelgrid_agent.enforce.power.journal import FilePowerJournal, MemoryPowerJournal, PowerJournal, PowerJournalError
+from eelgrid_agent.enforce.power import (
+    POWER_JOURNAL,
+    PowerExecutor,
+    PowerJournal,
+    read_driver_origin,
+)
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
 from eelgrid_agent.metrics.collector import TimedDevice
@@ -51,15 +60,21 @@ from eelgrid_agent.node.enforcement_loop import (
     NodeEnforcementLoop,
     check_budget_reach,
 )
-from eelgrid_agent.node.engine import NoEngine, SimulatedEngine
 from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialReader, survey_devices
 from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
-from eelgrid_agent.node.node import AgentClock, AgentNode
+from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
 from eelgrid_agent.simulation.fault_file import FaultFile
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import FleetFileError, GpuLoad, NodeSpec, load_fleet
-from eelgrid_agent.state_files import StateDirectoryError, default_state_directory, lock_state_directory
+from eelgrid_agent.state_files import (
+    MemoryState,
+    StateDirectoryError,
+    StateFile,
+    StateFileError,
+    default_state_directory,
+    lock_state_directory,
+)
 from eelgrid_protos import __version__, catalogue
 from eelgrid_protos.catalogue.loader import load_catalogue
 
@@ -104,7 +119,7 @@ def build_simulated_node(
     energy: NodeEnergy | None = None,
     energy_window_s: float = ENERGY_WINDOW_S,
 ) -> "SimulatedAgent":
-    """A node whose work is load on simulated GPUs; `device` and `control` are how these are read and changed.
+    """Builds a node whose work is load on simulated GPUs; `device` and `control` are the ports to read and change them.
 
     Its journals are in memory, since its devices end with the process.
     """
@@ -145,11 +160,11 @@ def build_simulated_node(
             phase=send_phase,
         ),
     )
-    enforcer = PowerExecutor(control, MemoryPowerJournal(), origin=lambda: DriverOrigin(boot_id=host.boot_id))
+    enforcer = PowerExecutor(control, MemoryState(()), origin=lambda: DriverOrigin(boot_id=host.boot_id))
     layouts = MigService(
         device,
         control,
-        MemoryMigJournal(),
+        MemoryState(()),
         boot_id=lambda: host.boot_id or "simulated",
         sleep=lambda _: None,
         monotonic_s=lambda: clock.monotonic_ns() / 1e9,
@@ -160,9 +175,9 @@ def build_simulated_node(
 
 
 def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
-    """The nodes of the fleet file: one goes through the NVML binding, several through the device port.
+    """Opens the nodes of the fleet file: a single one through the NVML binding, several through the device port.
 
-    Raises FleetFileError, SpecError and NotEnforceable.
+    Raises FleetFileError, SpecError and BudgetNotEnforceable.
     """
     assert config.simulate is not None
     specs = load_fleet(config.simulate)
@@ -271,7 +286,10 @@ def _node_energy(config: AgentConfig, kubelet: PodResourcesClient) -> NodeEnergy
 
 
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
-    """Without a driver the node has no GPUs, says so and asks again. Raises NotEnforceable."""
+    """Opens the node of this machine. Raises BudgetNotEnforceable.
+
+    Without a driver the node reports no GPUs, and the driver is tried again later.
+    """
     stack = ExitStack()
     driver, slow_driver = DriverThread(), DriverThread()
     device, first = await _open_driver(config.vendor, driver)
@@ -292,11 +310,10 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     )  # fmt: skip
     check_budget_reach(config.power_budget_w, identity.node_name, first.gpus)
     local = LocalPolicy(power_budget_w=config.power_budget_w, enforce=config.power_budget_w is not None)
-    file = None if memory.directory is None else WindowFile(memory.directory / _ENERGY_FILE)
+    folder = memory.directory
+    windows: OutboxStore = MemoryState(None) if folder is None else StateFile(folder / _ENERGY_FILE, ENERGY_OUTBOX)
     outbox = EnergyOutbox(
-        OutboxState(incarnation=incarnation()) if file is None else file.load(draw_incarnation=incarnation),
-        boot=_boot(),
-        length_s=config.energy_window_s,
+        load_outbox_state(windows, draw_incarnation=incarnation), boot=_boot(), length_s=config.energy_window_s
     )
     guard = Guard(identity.node_name, has_control=not observe_only, local=local)
     node = AgentNode(
@@ -324,7 +341,7 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
         )
         offered = () if plugins is None else (plugins.run(),)
         readied = () if claims is None else (claims.run(),)
-        written = () if file is None else (write_periodically(outbox, file),)
+        written = () if folder is None else (write_periodically(outbox, windows),)
         return loop.run(), keeper.run(), kubelet.run(), *offered, *readied, *written
 
     def close() -> None:
@@ -373,18 +390,18 @@ def _open_memory(config: AgentConfig, stack: ExitStack) -> _Memory:
     directory = config.state or default_state_directory(os.environ, root=os.geteuid() == 0)
     try:
         stack.enter_context(lock_state_directory(directory, "eelgrid-agent"))
-        settings = FilePowerJournal(directory / _SETTINGS_FILE)
+        settings = StateFile(directory / _SETTINGS_FILE, POWER_JOURNAL)
         return _Memory(
             settings=settings,
-            layouts=FileMigJournal(directory / LAYOUTS_FILE),
+            layouts=StateFile(directory / LAYOUTS_FILE, MIG_JOURNAL),
             records=settings.load(),
             directory=directory,
         )
-    except (StateDirectoryError, PowerJournalError) as error:
+    except (StateDirectoryError, StateFileError) as error:
         if config.state is not None:
             stack.close()
             raise BudgetNotEnforceable(str(error)) from error
-        return _Memory(settings=MemoryPowerJournal(), layouts=MemoryMigJournal(), problem=str(error))
+        return _Memory(settings=MemoryState(()), layouts=MemoryState(()), problem=str(error))
 
 
 def _claims(

@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.simulated_amdsmi import AmdHandle, SimulatedAmdSmi
 
 from eelgrid_agent.devices.amd import session
 from eelgrid_agent.devices.amd.session import load_binding
 from eelgrid_agent.devices.port import DriverUnavailable
-from eelgrid_agent.simulation.amdsmi import AmdHandle, SimulatedAmdSmi
 
 SPEC = importlib.util.find_spec("amdsmi")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="the extra eelgrid[amd] is not installed")

@@ -1,6 +1,7 @@
 """The device and control ports over AMD's binding: what holds for every vendor, and what AMD means by it."""
 
 import pytest
+from tests.simulated_amdsmi import SimulatedAmdSmi
 
 from eelgrid_agent.devices.amd.device import AmdControl, AmdDevice
 from eelgrid_agent.devices.port import (
@@ -13,7 +14,6 @@ from eelgrid_agent.devices.port import (
     OutOfRange,
     RawReadings,
 )
-from eelgrid_agent.simulation.amdsmi import SimulatedAmdSmi
 from eelgrid_agent.simulation.spec import GpuLoad
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, AccessLevel, Reading
 

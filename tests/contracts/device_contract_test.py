@@ -32,8 +32,7 @@ from tests.device_rig import (
 )
 
 from eelgrid_agent.devices.nvml.control import NvmlControl
-from eelgrid_agent.devices.nvml.device import NvmlDevice
-from eelgrid_agent.devices.nvml.gpm import GPM_METRICS
+from eelgrid_agent.devices.nvml.device import GPM_METRICS, NvmlDevice
 from eelgrid_agent.devices.port import (
     INSTANCE_READINGS,
     SLOW_READINGS,

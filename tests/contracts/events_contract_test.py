@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.device_rig import A100, BRANCHES, H100, P100, T4, V100, WAYS, Rig, open_rig
+from tests.driver_latency import make_call_latency
 
 from eelgrid_agent.devices.port import (
     DeviceEvent,
@@ -14,7 +15,6 @@ from eelgrid_agent.devices.port import (
     Missing,
     UnknownGpu,
 )
-from eelgrid_agent.simulation.latency import make_call_latency
 from eelgrid_agent.simulation.spec import GpuSpec
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Reading
 

@@ -14,7 +14,7 @@ from eelgrid_agent.devices.port import (
     OutOfRange,
     UnknownInstance,
 )
-from eelgrid_agent.simulation.part_traits import adapt_geometry
+from eelgrid_agent.simulation.spec import adapt_geometry
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AccessLevel
 

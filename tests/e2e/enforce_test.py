@@ -82,7 +82,10 @@ async def test_limits_and_a_layout_are_set_read_back_and_told_over_the_stream(tm
             # A wish under what the part takes is clamped to it, and the answer says by which rule.
             assert {result.power_limit_w for result in results[one]} >= {500.0}
             (clamped,) = results[other]
-            assert (clamped.power_limit_w, clamped.detail) == (200.0, "constraints: 5 W asked, the devices take 200 W")
+            assert (clamped.power_limit_w, clamped.detail) == (
+                200.0,
+                "constraints: 5 W requested, the devices accept 200 W",
+            )
             gpu = controller.of(Inventory)[-1].gpus[0]
             assert [(instance.profile, instance.start) for instance in gpu.gpu_instances] == [
                 ("4g.40gb", 0),

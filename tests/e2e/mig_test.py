@@ -36,14 +36,14 @@ def test_the_life_of_a_layout(tmp_path):
         assert "Traceback" not in done.stderr
         return done
 
-    assert "it is wanted and does not stand" in mig("plan", "site.yaml").stdout
-    assert "is spoken of" not in mig("assert", "site.yaml", code=3).stderr
+    assert "it is requested and does not exist" in mig("plan", "site.yaml").stdout
+    assert "is selected" not in mig("assert", "site.yaml", code=3).stderr
     assert "GPU 1: read back: 1g.10gb+me@0, 3g.40gb@4" in mig("apply", "--yes", "-", stdin=SITE).stderr
     export = mig("export").stdout
-    assert mig("assert", "-", stdin=export).stdout == "it stands\n"
+    assert mig("assert", "-", stdin=export).stdout == "the layout exists\n"
     results = json.loads(mig("apply", "-", "--yes", "-o", "json", stdin=export).stdout)["results"]
     assert [result["status"] for result in results] == ["applied"] * 3
-    assert all(result["detail"].startswith("stands already") for result in results)
+    assert all(result["detail"].startswith("exists already") for result in results)
     gpus = json.loads(mig("show", "-o", "json").stdout)["gpus"]
     assert sorted(i["start"] for i in gpus[0]["instances"]) == [0, 2, 3, 4]
     assert [len(i["compute_instances"]) for i in gpus[1]["instances"] if i["profile"] == "3g.40gb"] == [3]

@@ -21,7 +21,7 @@ from eelgrid_agent.devices.port import (
     UnknownGpu,
 )
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
-from eelgrid_agent.enforce.power.journal import PowerJournalUnwritable
+from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.catalogue.products import MigGeometry
 
 __all__ = ["Crash", "FakeMachine", "FakePart", "Fuse", "MemoryJournal"]
@@ -59,7 +59,7 @@ class MemoryJournal:
     def store(self, records: tuple[DeviceRecord, ...]) -> None:
         self.fuse.burn()
         if self.is_full:
-            raise PowerJournalUnwritable("the disk is full; make room")
+            raise StateUnwritable("the disk is full; make room")
         self.stores += 1
         self.content = records
         self.fuse.burn()

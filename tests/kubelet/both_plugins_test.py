@@ -11,9 +11,15 @@ import pytest
 from tests.dra_rig import dra_node, one_thread
 from tests.kubelet_rig import CLAIMS
 
-from eelgrid_agent.kubelet.device_plugins import DevicePlugins, PluginTimes, allocate_by_cdi
+from eelgrid_agent.kubelet.device_plugins import (
+    DevicePlugins,
+    NodeDevices,
+    PluginTimes,
+    allocate_by_cdi,
+    build_offers,
+    gpu_index_by_device,
+)
 from eelgrid_agent.kubelet.dra_driver import SLICES_PATH, DraDriver, DraTimes, DriverThreads, ResourceSlicePublisher
-from eelgrid_agent.kubelet.plugin_devices import NodeDevices, build_offers, gpu_index_by_device
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER
 from eelgrid_protos.messages import GpuLayout, WantedInstance
 

@@ -14,9 +14,11 @@ from tests.controller_rig import until
 from tests.devices_rig import controlled, part, planned
 from tests.dra_rig import dra_node
 
-from eelgrid_agent.kubelet.device_plugins import DevicePlugins, PluginTimes, allocate_by_cdi
-from eelgrid_agent.kubelet.plugin_devices import (
+from eelgrid_agent.kubelet.device_plugins import (
+    DevicePlugins,
     NodeDevices,
+    PluginTimes,
+    allocate_by_cdi,
     build_offers,
     gpu_index_by_device,
     memory_slices_by_device,

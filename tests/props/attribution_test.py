@@ -7,11 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing, ProcessKind
-from eelgrid_agent.energy.accounts import EnergyAccounts
-from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
-from eelgrid_agent.energy.attributor import AttributionInput, Attributor, DeviceInput
-from eelgrid_agent.energy.process_owners import ProcessOwner
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
+    EnergyAccounts,
     EnergyShare,
     EnergyUse,
     ShareConfidence,
@@ -20,6 +17,9 @@ from eelgrid_agent.energy.shares import (
     UsageOwnerKind,
     apportion_total,
 )
+from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
+from eelgrid_agent.energy.attributor import AttributionInput, Attributor, DeviceInput
+from eelgrid_agent.energy.process_owners import ProcessOwner
 from eelgrid_agent.energy.split import (
     ContextHolder,
     DeviceClaim,

@@ -13,18 +13,17 @@ from types import SimpleNamespace
 import pytest
 from tests.energy_rig import SECOND
 
-from eelgrid_agent.devices.extended_readings import read_extended_readings
 from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
-from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
+from eelgrid_agent.devices.sampler import read_extended_readings
+from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, AttributionSources, NodeEnergy, load_outbox_state
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
-from eelgrid_agent.energy.window_file import WindowFile
 from eelgrid_agent.energy.windows import EnergyOutbox
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_agent.state_files import StateFile
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import parse_query
 from eelgrid_controller.energy.store import ledger_writer
@@ -65,7 +64,7 @@ class Day:
         spec = NodeSpec(node_name="n0", cpu_milli=1000, memory_bytes=10**9, gpus=GPUS)
         self.device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=rng.randrange(2**31))
         self.incarnations, self.pids, self.running, self.step = iter(range(1, 10**6)), iter(range(10, 10**6)), {}, 0
-        self.file = WindowFile(folder / "windows.json")
+        self.file = StateFile(folder / "windows.json", ENERGY_OUTBOX)
         self.begin_agent()
         self.truth_pj = self.drawn_pj()
         self.counts = dict.fromkeys(("agents", "controllers", "unheard", "clocks", "away"), 0)
@@ -74,7 +73,7 @@ class Day:
         return sum(gpu.energy_pj(self.clock.now_ns) for gpu in self.device.devices)
 
     def begin_agent(self):
-        outbox = EnergyOutbox(self.file.load(draw_incarnation=lambda: next(self.incarnations)), boot="b")
+        outbox = EnergyOutbox(load_outbox_state(self.file, draw_incarnation=lambda: next(self.incarnations)), boot="b")
         host = SimulatedHost(
             cpu_milli=1000, memory_bytes=10**9, load=NoEngine().host_load, monotonic_ns=self.clock.monotonic_ns
         )

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNALLOCATED,
     EnergyShare,
     EnergyUse,
@@ -15,8 +15,9 @@ from eelgrid_agent.energy.shares import (
     UsageOwner,
     UsageOwnerKind,
 )
-from eelgrid_agent.energy.window_file import WindowFile
+from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState, merge_windows
+from eelgrid_agent.state_files import StateFile
 from eelgrid_protos import messages as wire
 from eelgrid_protos.codec import decode_message, encode_message
 
@@ -162,14 +163,14 @@ def test_more_owners_than_a_message_holds_are_charged_to_nobody_and_stay_in_the_
 
 
 def test_a_window_file_gives_back_what_it_was_given_and_survives_nonsense(tmp_path):
-    file = WindowFile(tmp_path / "energy.json")
-    fresh = file.load(draw_incarnation=lambda: 5)
+    file = StateFile(tmp_path / "energy.json", ENERGY_OUTBOX)
+    fresh = load_outbox_state(file, draw_incarnation=lambda: 5)
     assert fresh == OutboxState(incarnation=5)
     outbox = EnergyOutbox(fresh, boot="b")
     outbox.windows.charge({"g0": [share(job("a"), 9)]}, at_ns=_BEGIN_NS)
     outbox.close()
     file.store(outbox.state())
-    assert file.load(draw_incarnation=lambda: 6) == outbox.state()
+    assert load_outbox_state(file, draw_incarnation=lambda: 6) == outbox.state()
     (tmp_path / "energy.json").write_text('{"schema": 1, "windows": 7}')
-    assert file.load(draw_incarnation=lambda: 6) == OutboxState(incarnation=6)
+    assert load_outbox_state(file, draw_incarnation=lambda: 6) == OutboxState(incarnation=6)
     assert (tmp_path / "energy.json.corrupt-1").exists()

@@ -110,7 +110,7 @@ def test_what_has_come_and_gone_leaves_no_trace(name, scene, extra):
         if node >= 0:
             other.release_task(node, spec, slots)
     nodes = range(len(scene.machines))
-    assert [fleet.free_resources(node) for node in nodes] == [other.free(node) for node in nodes]
+    assert [fleet.free_resources(node) for node in nodes] == [other.free_resources(node) for node in nodes]
     assert fleet.power_w == other.power_w
     for moment, number in enumerate(scene.order):
         assert fleet.place_task(number, moment) == other.place_task(number, moment)

@@ -26,6 +26,7 @@ from eelgrid_agent.enforce.mig.layout import (
     read_layout,
     resolve_layout,
 )
+from eelgrid_agent.enforce.mig.layout_requests import place_instances
 from eelgrid_agent.enforce.mig.partitioner import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -36,7 +37,6 @@ from eelgrid_agent.enforce.mig.partitioner import (
     find_conflict,
     plan_steps,
 )
-from eelgrid_agent.enforce.mig.placement import place_instances
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import GpuLayout, WantedInstance

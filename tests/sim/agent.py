@@ -9,13 +9,12 @@ dies the work that it simulates.
 
 from collections.abc import Callable, Mapping
 
-from eelgrid_agent.devices.extended_readings import read_extended_readings
 from eelgrid_agent.devices.port import ReadingValue
+from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
-from eelgrid_agent.node.engine import SimulatedEngine
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
 from eelgrid_agent.node.loop import SLOW_S, SURVEY_S
-from eelgrid_agent.node.node import AgentNode, ForeignSequence
+from eelgrid_agent.node.node import AgentNode, ForeignSequence, SimulatedEngine
 from eelgrid_agent.node.uplink import UplinkLimits
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, NodeSpec

@@ -6,10 +6,9 @@ import threading
 import time
 
 from eelgrid_agent.devices.host import SimulatedHost
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, survey_devices
 from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, Cadence, Reading, Welcome

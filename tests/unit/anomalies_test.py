@@ -3,11 +3,18 @@
 import pytest
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
+from eelgrid_agent.energy.accounts import (
+    EnergyShare,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
 from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
 from eelgrid_agent.energy.anomalies import AnomalyDetector, AnomalySubject, EnergyAnomalyKind, OngoingAnomaly
 from eelgrid_agent.energy.attributor import AttributionInput, Attributor, DeviceInput
 from eelgrid_agent.energy.process_owners import ProcessOwner
-from eelgrid_agent.energy.shares import EnergyShare, EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.split import ContextHolder, DeviceClaim, DeviceObservation, IdlePower, SliceActivity
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu

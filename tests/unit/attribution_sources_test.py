@@ -2,14 +2,14 @@
 
 from tests.fakes.kubelet import FakeKubelet
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing, ProcessKind
+from eelgrid_agent.devices.sampler import ExtendedReadings
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import AllocationSource
 from eelgrid_agent.energy.attributor import Attributor
 from eelgrid_agent.energy.metering import DeviceEnergies
 from eelgrid_agent.energy.node_energy import AttributionSources
 from eelgrid_agent.energy.process_owners import ContainerNameIndex, ProcessOwnerResolver
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import AbsenceReason, Assignment, Gpu, GpuInstance, Reading

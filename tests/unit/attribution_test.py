@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
-from eelgrid_agent.energy.accounts import ACCOUNTS_MOST
+from eelgrid_agent.energy.accounts import ACCOUNTS_MOST, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
 from eelgrid_agent.energy.anomalies import EnergyAnomalyKind
 from eelgrid_agent.energy.attributor import AttributionInput, Attributor, DeviceInput
 from eelgrid_agent.energy.process_owners import ProcessOwner
-from eelgrid_agent.energy.shares import ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 

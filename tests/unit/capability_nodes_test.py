@@ -66,7 +66,7 @@ def test_f16_only_what_is_missing_is_made(root):
     problem = CapabilityNodes(root, lambda words: calls.append(list(words)) or "").create_missing(GPU)
     assert calls == [["nvidia-modprobe", "-f", f"{BELOW}/ci0/access"]]
     assert problem == (
-        "containers cannot open /dev/nvidia-caps/nvidia-cap31: nvidia-modprobe says that it made them; run "
+        "containers cannot open /dev/nvidia-caps/nvidia-cap31: nvidia-modprobe reports that it made them; run "
         f"`nvidia-modprobe -f {BELOW}/ci0/access` as root"
     )
 
@@ -93,7 +93,7 @@ def test_where_the_driver_tells_nothing_nothing_is_missing(root):
 def test_a_program_is_run_and_its_end_is_told(tmp_path):
     assert run_program(["true"]) == ""
     assert run_program(["sh", "-c", "echo no rights >&2; exit 3"]) == "sh failed with 3 (no rights)"
-    assert run_program(["false"]) == "false failed with 1 (it says nothing)"
+    assert run_program(["false"]) == "false failed with 1 (no output)"
     missing = str(tmp_path / "nvidia-modprobe")
     assert run_program([missing]) == f"{missing} is not installed; it comes with the NVIDIA driver"
     assert "cannot be run" in run_program([str(tmp_path)])

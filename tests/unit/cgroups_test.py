@@ -2,8 +2,8 @@
 
 import pytest
 
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.process_owners import CGROUP_TEXT_MOST, is_sluid, owner_from_cgroup
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 UID_ = UID.replace("-", "_")

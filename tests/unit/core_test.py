@@ -159,7 +159,7 @@ def test_a_lost_gpu_takes_nothing_until_it_is_back():
 
 def test_a_cordoned_gpu_takes_nothing_until_the_node_says_that_it_is_mended():
     plain = node("a")
-    sick = replace(plain.gpus[0], cordon="the driver asks to reset the GPU")
+    sick = replace(plain.gpus[0], cordon="the driver requests: reset the GPU")
     core = core_with(replace(plain, gpus=(sick, plain.gpus[1])))
     assert core.submit(request(gpus=1), now_ns=1).result.placements[0].gpu_indexes == (1,)
     assert core.submit(request(gpus=1), now_ns=1).result.phase is WorkloadPhase.PENDING

@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.kubelet_devices import DeviceManager, Refused
 
-from eelgrid_agent.kubelet.device_plugins import DevicePlugins, PluginTimes, allocate_by_cdi, allocate_by_environment
-from eelgrid_agent.kubelet.plugin_devices import (
+from eelgrid_agent.kubelet.device_plugins import (
+    DevicePlugins,
     NodeDevices,
+    PluginTimes,
+    allocate_by_cdi,
+    allocate_by_environment,
     build_offers,
     choose_devices,
     gpu_index_by_device,

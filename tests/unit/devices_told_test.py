@@ -6,7 +6,7 @@ import pytest
 from tests.fakes.kubelet import FakeKubelet
 from tests.unit.enforcement_test import Bench
 
-from eelgrid_agent.kubelet.plugin_devices import NodeDevices, choose_devices
+from eelgrid_agent.kubelet.device_plugins import NodeDevices, choose_devices
 from eelgrid_agent.kubelet.pod_resources import (
     AllocationReporter,
     PodResourcesClient,

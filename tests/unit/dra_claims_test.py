@@ -6,8 +6,7 @@ import pytest
 import yaml
 from tests.dra_rig import NODE, asked, claim, dra_node
 
-from eelgrid_agent.kubelet.claim_allocation import ClaimUnpreparable
-from eelgrid_agent.kubelet.claim_preparation import CdiFolder
+from eelgrid_agent.kubelet.claim_preparation import CdiFolder, ClaimUnpreparable
 from eelgrid_protos.messages import GpuLayout
 
 
@@ -53,7 +52,7 @@ def test_what_nobody_claims_gives_way_and_what_is_claimed_does_not(node):
     node.ready("a", "gpu-1-1g-0")
     node.ready("b", "gpu-1-2g-4")
     assert node.standing(1) == [("1g.5gb", 0), ("2g.10gb", 4)]
-    with pytest.raises(ClaimUnpreparable, match="gpu-1-1g-0 is held there by claim team/a"):
+    with pytest.raises(ClaimUnpreparable, match="gpu-1-1g-0 is held by claim team/a"):
         node.ready("c", "gpu-1-4g-0")
     assert node.standing(1) == [("1g.5gb", 0), ("2g.10gb", 4)]
 
@@ -67,14 +66,14 @@ def test_a_whole_gpu_is_given_where_no_slice_of_it_is_and_back_again(node):
     (given,) = node.ready("whole", "gpu-0")
     assert given.cdi_ids == (f"nvidia.com/gpu={gpu.uuid}",)
     assert not node.gpus()[0].mig_enabled
-    with pytest.raises(ClaimUnpreparable, match="gpu-0 is held there by claim team/whole"):
+    with pytest.raises(ClaimUnpreparable, match="gpu-0 is held by claim team/whole"):
         node.ready("slice", "gpu-0-1g-0")
     node.undo("whole")
     node.ready("slice", "gpu-0-1g-0")
 
 
 def test_a_mode_that_takes_a_reset_is_refused_with_the_reason(node):
-    with pytest.raises(ClaimUnpreparable, match=r"gpu-1 could not be made \(pending\): .*reset"):
+    with pytest.raises(ClaimUnpreparable, match=r"gpu-1 could not be created \(pending\): .*reset"):
         node.ready("a", "gpu-1")
 
 
@@ -82,7 +81,7 @@ def test_an_agent_that_starts_anew_knows_what_it_gave(node):
     first = node.ready("a", "gpu-0-1g-4")
     node.start()
     assert node.readying.prepare_claim(asked("a"), None) == first
-    with pytest.raises(ClaimUnpreparable, match="held there by claim team/a"):
+    with pytest.raises(ClaimUnpreparable, match="is held by claim team/a"):
         node.ready("b", "gpu-0-2g-4")
     # No plan of the controller takes it, though no process is in it yet.
     result = node.layouts.apply_layout(GpuLayout(gpu_uuid=node.gpus()[0].uuid, mig_enabled=True))
@@ -138,7 +137,7 @@ def test_who_may_change_nothing_gives_what_stands(node):
     node.start()
     node.ready("a", "gpu-1-3g-4")
     with pytest.raises(
-        ClaimUnpreparable, match=r"gpu-0-1g-4 does not stand, and nothing is changed here \(--observe-only\)"
+        ClaimUnpreparable, match=r"gpu-0-1g-4 does not exist, and this agent changes no devices \(--observe-only\)"
     ):
         node.ready("b", "gpu-0-1g-4")
     node.undo("a")
@@ -148,7 +147,7 @@ def test_who_may_change_nothing_gives_what_stands(node):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (claim("other", "gpu-0-1g-4"), "made anew"),
+        (claim("other", "gpu-0-1g-4"), "recreated"),
         (claim("a"), "is not allocated"),
         (claim("a", "gpu-0", node="gpu-8"), "is of pool gpu-8"),
         (claim("a", "gpu-9-1g-0"), "no device gpu-9-1g-0"),
@@ -191,9 +190,9 @@ def test_a_pod_ends_though_the_driver_is_away_and_its_slice_goes_when_it_is_back
 def test_what_cannot_be_written_down_is_not_done(node):
     (node.folder / "claims.json").mkdir()
     node.start()
-    with pytest.raises(ClaimUnpreparable, match=r"nothing is changed before it can be written down: .*claims\.json"):
+    with pytest.raises(ClaimUnpreparable, match=r"nothing is changed while the journal is unavailable: .*claims\.json"):
         node.ready("a", "gpu-0-1g-4")
-    with pytest.raises(ClaimUnpreparable, match="nothing is changed before"):
+    with pytest.raises(ClaimUnpreparable, match="nothing is changed while the journal is unavailable"):
         node.undo("a")
     assert node.standing(0) == []
 

@@ -114,7 +114,7 @@ def test_a_token_that_is_renewed_is_used_at_once(objects):
 
 
 def test_who_is_not_there_and_who_is_somebody_else_is_not_talked_to(objects, tmp_path):
-    with pytest.raises(ApiUnreachable, match="asked again later"):
+    with pytest.raises(ApiUnreachable, match="retried later"):
         client(objects, "https://localhost:1").get("/api")
     other = tmp_path / "other"
     other.mkdir()
@@ -253,7 +253,9 @@ async def test_claims_are_answered_each_for_itself(rig):
     found = await rig.kubelet.prepare(DRA_DRIVER, one, other, ("team", "nobody", "c"))
     cdi = f"nvidia.com/gpu={rig.node.uuid(0, 4)}"
     assert found["a"] == [(["r0"], NODE, "gpu-0-1g-4", [cdi])]
-    assert "claim team/b: gpu-0-1g-4 is held there by claim team/a; free it, or allocate anew" in found["b"]
+    assert (
+        "claim team/b: gpu-0-1g-4 is held by claim team/a; release that claim, or allocate another device" in found["b"]
+    )
     assert "claim team/nobody: GET" in found["c"]
     assert (rig.plugin.ready_total, rig.plugin.refused_total) == (1, 2)
     assert await rig.kubelet.unprepare(DRA_DRIVER, one, other) == {"a": "", "b": ""}
@@ -285,7 +287,7 @@ async def test_a_failure_to_publish_is_told_and_ends(rig):
     await rig.until(lambda: rig.plugin.problem == "")
     await rig.kubelet.refuse(rig.plugin.registration, "no such version")
     await rig.until(lambda: True)
-    assert rig.plugin.problem == "the kubelet does not take the driver: no such version"
+    assert rig.plugin.problem == "the kubelet rejected the driver: no such version"
 
 
 # What is read, and how it fares.
@@ -300,7 +302,7 @@ def test_what_is_no_message_is_refused():
 def test_flags_that_do_not_go_together():
     assert not parse_flags([]).dra
     assert parse_flags(["--dra", "on"]).kubelet_folder.name == "kubelet"
-    with pytest.raises(BadEnforcement, match="given away twice"):
+    with pytest.raises(BadEnforcement, match="allocated twice"):
         parse_flags(["--dra", "on", "--device-plugin", "cdi"])
     with pytest.raises(BadEnforcement, match="real devices"):
         parse_flags(["--dra", "on", "--simulate", "fleet.json"])

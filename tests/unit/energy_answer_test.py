@@ -5,11 +5,18 @@ from dataclasses import fields, replace
 import pytest
 
 from eelgrid_agent.energy import accounts
+from eelgrid_agent.energy.accounts import (
+    UNALLOCATED,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
 from eelgrid_agent.energy.anomalies import SUBJECTS_MOST, AnomalySubject, EnergyAnomalyKind, OngoingAnomaly
 from eelgrid_agent.energy.attributor import DEVICES_MOST
 from eelgrid_agent.energy.metering import EnergyMeasurement, UncertainEnergy
 from eelgrid_agent.energy.report import DeviceEnergyTotals, NodeEnergyReport, OwnerEnergyRow, build_energy_response
-from eelgrid_agent.energy.shares import UNALLOCATED, EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_protos import codec, messages
 from eelgrid_protos.messages import GetNodeEnergyResponse
 

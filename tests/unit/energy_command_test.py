@@ -44,7 +44,7 @@ async def test_the_table_tells_devices_owners_and_anomalies(site, energy):
         code, out, err = await energy("--address", f"127.0.0.1:{port}")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "node n0 (simulated)   joules since the agent began, up to its last look"
+    assert lines[0] == "node n0 (simulated)   joules since the agent started, up to its last sample"
     devices = rows(lines, ["GPU", "ENERGY", "J", "+-"])
     assert [(row[0], row[3], row[4], row[-1]) for row in devices] == [
         ("0", "counter", "599", site.uuid(0)),
@@ -95,7 +95,7 @@ async def test_before_the_first_look_it_says_so(tmp_path, energy):
     early = EnergyNode(tmp_path)
     async with serving([early.node], early.clock) as port:
         code, out, _ = await energy("--address", f"127.0.0.1:{port}")
-        assert (code, out.splitlines()[1:]) == (0, ["nothing was looked at yet; ask again in a few seconds"])
+        assert (code, out.splitlines()[1:]) == (0, ["nothing was sampled yet; retry in a few seconds"])
         early.run(5)
         code, out, _ = await energy("--address", f"127.0.0.1:{port}")
         assert code == 0
@@ -112,8 +112,8 @@ async def test_a_mistake_is_one_line_that_says_what_to_do(site, tmp_path, energy
         for arguments, code, message in [
             (["--address", here], 2, "--node: is empty and this agent has 2 nodes; name one of them: n0, n1"),
             (["--address", here, "--node", "x"], 2, "--node: this agent has no node x; it has n0, n1"),
-            (["--node", "a b"], 2, "--node: 'a b' is no name; use letters"),
-            (["--address", "gpu-7"], 2, "--address: 'gpu-7' is no address; write HOST:PORT"),
+            (["--node", "a b"], 2, "--node: 'a b' is not a valid name; use letters"),
+            (["--address", "gpu-7"], 2, "--address: 'gpu-7' is not an address; write HOST:PORT"),
             (["--address", "192.0.2.1:7444"], 2, "192.0.2.1:7444 is another machine; give --tls-certificate"),
             (["--tls-key", "k"], 2, "--tls-*: mutual TLS needs three files; give"),
             (

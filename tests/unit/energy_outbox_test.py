@@ -7,10 +7,18 @@ import pytest
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
+from eelgrid_agent.energy.accounts import (
+    EnergyShare,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
 from eelgrid_agent.energy.attributor import Attribution
-from eelgrid_agent.energy.shares import EnergyShare, EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
-from eelgrid_agent.energy.window_file import WindowFile
+from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState
+from eelgrid_agent.state_files import StateFile
 from eelgrid_protos.messages import AbsenceReason, Assignment, EnergyPart, Reading
 from eelgrid_protos.messages import OwnerKind as WireKind
 
@@ -222,9 +230,9 @@ def test_windows_of_the_run_before_move_with_the_clock_of_the_same_boot_alone(tm
     for at_s in range(0, 130, 5):
         look(first, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)
     first.close()
-    file = WindowFile(tmp_path / "windows.json")
+    file = StateFile(tmp_path / "windows.json", ENERGY_OUTBOX)
     file.store(first.state())
-    kept = file.load(draw_incarnation=lambda: 9)
+    kept = load_outbox_state(file, draw_incarnation=lambda: 9)
     assert kept == first.state()
     # The clock was set right while no agent ran.
     again = EnergyOutbox(kept, boot="b")
@@ -241,10 +249,12 @@ def test_windows_of_the_run_before_move_with_the_clock_of_the_same_boot_alone(tm
 
 def test_a_file_of_before_clocks_were_kept_is_read(tmp_path):
     path = tmp_path / "windows.json"
-    WindowFile(path).store(OutboxState(incarnation=3, boot="b"))
+    StateFile(path, ENERGY_OUTBOX).store(OutboxState(incarnation=3, boot="b"))
     path.write_text(path.read_text().replace('"offset_ns":null,', ""))
     assert "offset_ns" not in path.read_text()
-    assert WindowFile(path).load(draw_incarnation=lambda: 9) == OutboxState(incarnation=3, boot="b")
+    assert load_outbox_state(StateFile(path, ENERGY_OUTBOX), draw_incarnation=lambda: 9) == OutboxState(
+        incarnation=3, boot="b"
+    )
 
 
 def test_windows_that_were_kept_with_a_clock_ahead_hold_up_none_that_come():

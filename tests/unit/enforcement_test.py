@@ -8,14 +8,14 @@ import pytest
 
 from eelgrid_agent.composition import build_simulated_node
 from eelgrid_agent.enforce.guard.events import DriverOrigin
-from eelgrid_agent.enforce.power.executor import PowerExecutor
-from eelgrid_agent.enforce.power.journal import MemoryPowerJournal
+from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.enforce.rules import LocalPolicy
 from eelgrid_agent.node.enforcement_loop import Enforcement, InlineEnforcementLoop, NodeEnforcementLoop
 from eelgrid_agent.node.inventory import SequentialReader, read_each_gpu, survey_devices
 from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_agent.state_files import MemoryState
 from eelgrid_protos.messages import (
     ApplyStatus,
     Assignment,
@@ -316,7 +316,7 @@ async def until(condition):
 
 
 async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancelled():
-    journal = MemoryPowerJournal()
+    journal = MemoryState(())
     threads = Threads(journal)
     bench = threads.bench
     before = bench.limits_w()
@@ -339,7 +339,7 @@ async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancell
 
 
 async def test_what_a_crash_left_is_put_back_at_the_next_start():
-    journal = MemoryPowerJournal()
+    journal = MemoryState(())
     crashed = Threads(journal)
     bench = crashed.bench
     before = bench.limits_w()

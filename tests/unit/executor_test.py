@@ -8,10 +8,10 @@ from bench.node_crashes import check_crashes, check_simulated_crashes
 from tests.mig_rig import FOUR, G3, G4, OFF, ONE, SEVEN, THREE, applied, asked, kinds, refused, rig_with, standing
 
 from eelgrid_agent.devices.port import DeviceTimeout, NoPermission
-from eelgrid_agent.enforce.mig.journal import MigJournalUnwritable
 from eelgrid_agent.enforce.mig.layout import InvalidLayout
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.mig.runner import TransitionLimits
+from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.messages import ApplyStatus, GpuLayout, NodeEventKind, WantedInstance
 
 
@@ -131,7 +131,7 @@ def test_nothing_is_changed_where_the_journal_cannot_be_written():
     rig = rig_with(ONE)
 
     def moment(name):
-        raise MigJournalUnwritable("no space left; make room")
+        raise StateUnwritable("no space left; make room")
 
     rig.journal.hook = moment
     rig.hook.names.clear()

@@ -15,11 +15,11 @@ from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.nvml.control import NvmlControl
 from eelgrid_agent.devices.port import Missing, NoPermission
 from eelgrid_agent.devices.sampler import NodeSample, Sampler, build_batch
-from eelgrid_agent.enforce.mig.journal import MemoryMigJournal
 from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
 from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.node.inventory import NodeIdentity, build_inventory, survey_devices
 from eelgrid_agent.simulation.spec import GpuSpec, MigSlice
+from eelgrid_agent.state_files import MemoryState
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, ApplyStatus, GpuLayout, Reading, WantedInstance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +114,7 @@ def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
         assert after[sliced].gpu_instances == before[sliced].gpu_instances
         assert {uuid: rig.device.read(uuid).values[Reading.POWER_W] for uuid in after} == power
         assert executor.check_layouts() == ()
-        assert executor.apply_layout(wanted).detail.startswith("stands already")
+        assert executor.apply_layout(wanted).detail.startswith("exists already")
 
 
 def layout(uuid, *places):
@@ -126,7 +126,7 @@ def executor_on(rig):
     made = LayoutReconciler(
         rig.device,
         NvmlControl(rig.device),
-        MemoryMigJournal(),
+        MemoryState(()),
         boot_id=lambda: "boot-1",
         sleep=lambda _: None,
         monotonic_s=lambda: 0.0,

@@ -113,7 +113,7 @@ def test_enforcement_is_refused_by_name():
     applied = take(guard, plan(enforce=True))
     assert statuses(applied) == {"GPU-0": ApplyStatus.REFUSED}
     assert applied.results[0].rule == RefusalRule.NO_PERMISSION
-    assert "given no control of devices" in applied.results[0].detail
+    assert "may not control devices" in applied.results[0].detail
     assert guard.settings == ()
 
 

@@ -46,14 +46,14 @@ def test_counts_are_told_when_they_rise_and_states_when_they_change() -> None:
 
     assert look(ECC_UNCORRECTED_VOLATILE=7, ROW_REMAP_PENDING=0, RECOVERY_ACTION=0) == []
     assert look(ECC_UNCORRECTED_VOLATILE=9) == ["2 new uncorrectable memory errors, 9 in all"]
-    assert look(ECC_UNCORRECTED_VOLATILE=0) == []  # the driver was loaded anew
+    assert look(ECC_UNCORRECTED_VOLATILE=0) == []  # the driver was reloaded
     assert look(ROW_REMAP_PENDING=1) == ["memory rows wait to be remapped; reset the GPU when it is free"]
     assert look(ROW_REMAP_PENDING=1) == []
     assert look(ROW_REMAP_PENDING=0) == ["over: memory rows wait to be remapped"]
-    assert look(RECOVERY_ACTION=4) == ["the driver asks to drain the node, then reset the GPU"]
-    assert health.cordons() == {"GPU-1": "the driver asks to drain the node, then reset the GPU"}
-    assert look(RECOVERY_ACTION=9) == ["the driver asks for recovery action 9"]
-    assert look(RECOVERY_ACTION=0) == ["the driver asks for no recovery any more"]
+    assert look(RECOVERY_ACTION=4) == ["the driver requests: drain the node, then reset the GPU"]
+    assert health.cordons() == {"GPU-1": "the driver requests: drain the node, then reset the GPU"}
+    assert look(RECOVERY_ACTION=9) == ["the driver requests recovery action 9"]
+    assert look(RECOVERY_ACTION=0) == ["the driver no longer requests recovery"]
     assert health.cordons() == {}
 
 

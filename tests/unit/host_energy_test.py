@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_agent.devices.extended_readings import SLOW_HOST_READINGS
 from eelgrid_agent.devices.host import MachineHost, RaplEnergy, SimulatedHost
 from eelgrid_agent.devices.port import Missing
+from eelgrid_agent.devices.sampler import SLOW_HOST_READINGS
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
 
 RANGE_UJ = 262_143_328_850

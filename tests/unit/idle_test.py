@@ -2,8 +2,8 @@
 
 import pytest
 
+from eelgrid_agent.energy.accounts import ShareConfidence
 from eelgrid_agent.energy.attributor import CONTEXT_STEP_W_MOST, IdlePowerModel, build_idle_prior
-from eelgrid_agent.energy.shares import ShareConfidence
 from eelgrid_agent.energy.split import IdlePower
 from eelgrid_protos.catalogue.loader import load_catalogue
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 ID = "ab" * 32

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kubernetes_rig import node, pod
 
-from eelgrid_agent.kubelet.plugin_devices import NodeDevices, choose_devices
+from eelgrid_agent.kubelet.device_plugins import NodeDevices, choose_devices
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     RecordEvent,

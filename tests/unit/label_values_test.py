@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy_rig import CHART, ROOT
 from tests.unit.metrics_lint_test import controllers_page
 
-from eelgrid_agent.enforce.rules import LAYOUT_ONLY_RULES, TRANSIENT_RULES, RefusalRule
+from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
@@ -54,6 +54,22 @@ OPEN = {"budget", "gpu", "gpu_instance", "kind", "model", "namespace", "node", "
     "instance",
     "job",
 }
+
+# A layout that waits has an alert of its own (EelgridMigPlanStuck).
+LAYOUT_ONLY_RULES = frozenset(
+    (
+        RefusalRule.FOREIGN,
+        RefusalRule.GEOMETRY,
+        RefusalRule.MODE,
+        RefusalRule.PENDING,
+        RefusalRule.LOST,
+        RefusalRule.IN_USE,
+        RefusalRule.CAPACITY,
+        RefusalRule.SERIAL,
+    )
+)
+# As it is meant, or over with the next cycles.
+TRANSIENT_RULES = frozenset((RefusalRule.OBSERVE_ONLY, RefusalRule.HYSTERESIS, RefusalRule.SLEW))
 
 
 def matched(query):

@@ -6,11 +6,9 @@ from eelgrid_agent.energy.accounts import (
     ENDED_KEPT_S,
     ENDED_MJ_LEAST,
     ENDED_MOST,
-    EnergyAccounts,
-)
-from eelgrid_agent.energy.shares import (
     UNALLOCATED,
     UNATTRIBUTED,
+    EnergyAccounts,
     EnergyShare,
     EnergyUse,
     ShareConfidence,

@@ -1,9 +1,15 @@
 """What is told of owners: who looks alike is one, the bound holds, and since when what they hold idles."""
 
-from eelgrid_agent.energy.accounts import EnergyAccount
+from eelgrid_agent.energy.accounts import (
+    EnergyAccount,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
 from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind, OngoingAnomaly
 from eelgrid_agent.energy.attributor import Attribution
-from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.metrics.collector import OwnerLabelCache
 from eelgrid_agent.metrics.snapshot import HOLDER_LABELS, SHARE_LABELS, SHARES_MOST
 

@@ -10,22 +10,27 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings, read_extended_readings
 from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
 from eelgrid_agent.devices.port import CallLatencies, DeviceEvent, DeviceEventKind, DevicePort, GpuLostError
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
-from eelgrid_agent.energy.accounts import EnergyAccount
+from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
+from eelgrid_agent.energy.accounts import (
+    EnergyAccount,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+    UsageOwnerKind,
+)
 from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind, OngoingAnomaly
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.metering import EnergyMeasurement, UncertainEnergy
-from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.metrics.access import MetricsError
 from eelgrid_agent.metrics.collector import AgentCollector, DriverProcessStatus, TimedDevice, summarize_latencies
 from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, missing_gpu_readings, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, ConnectResponse, NodePlan

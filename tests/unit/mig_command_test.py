@@ -57,11 +57,11 @@ def test_plan_tells_the_steps_and_why(mig):
     code, out, err = mig("plan", "SITE", "--config", "halves")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert "1. destroy compute instance 0 of GPU instance 7 (1g.5gb at 0) its GPU instance goes" in lines
-    assert "2. destroy GPU instance 7 (1g.5gb at 0) it stands and is not wanted" in lines
-    assert "3. create 3g.20gb at 0 it is wanted and does not stand" in lines
+    assert "1. destroy compute instance 0 of GPU instance 7 (1g.5gb at 0) its GPU instance is removed" in lines
+    assert "2. destroy GPU instance 7 (1g.5gb at 0) it exists and is not requested" in lines
+    assert "3. create 3g.20gb at 0 it is requested and does not exist" in lines
     assert "4. create compute instance over all of 3g.20gb at 0 work runs in compute instances" in lines
-    assert "1. turn MIG mode on it is off and wanted otherwise" in lines
+    assert "1. turn MIG mode on it is off and requested on" in lines
     assert not mig.state.exists()
 
 
@@ -81,11 +81,11 @@ def test_apply_is_seen_by_a_later_look(mig):
     assert layout(document) == [("3g.20gb", 0, "made"), ("3g.20gb", 4, "adopted")]
     assert layout(document, 1) == [("3g.40gb", 0, "made"), ("3g.40gb", 4, "made")]
     assert document["gpus"][0]["instances"][1] == before, "what was wanted already was not touched"
-    assert document["gpus"][0]["wanted"]["because"] == "what was asked for last"
+    assert document["gpus"][0]["wanted"]["because"] == "the layout requested last"
     assert document["gpus"][0]["wanted"]["steps"] == []
     code, out, err = mig("apply", "SITE", "-c", "halves")
     assert code == 0
-    assert out.count("stands already") == 2
+    assert out.count("exists already") == 2
     assert "done" not in err
 
 
@@ -96,11 +96,11 @@ def test_an_export_applied_again_changes_nothing(mig, tmp_path):
     assert (code, err) == (0, "")
     file = tmp_path / "now.yaml"
     file.write_text(out)
-    assert mig("assert", str(file)) == (0, "it stands\n", "")
+    assert mig("assert", str(file)) == (0, "the layout exists\n", "")
     code, out, err = mig("apply", str(file), "--yes")
     assert code == 0
     assert "done" not in err
-    assert out.count("stands already") == 2
+    assert out.count("exists already") == 2
     after = shown(mig)
     assert [gpu["instances"] for gpu in before["gpus"][:2]] == [gpu["instances"] for gpu in after["gpus"][:2]]
     code, out, _ = mig("export", "-o", "json", "--label", "now")
@@ -111,10 +111,10 @@ def test_assert_says_why_not(mig):
     code, out, err = mig("assert", "SITE", "-c", "halves")
     assert (code, out) == (3, "")
     assert "GPU 0 has 1 of 1g.5gb, 1 of 3g.20gb; " in err
-    assert "site.yaml:5: mig-configs.halves[0] wants 2 of 3g.20gb" in err
+    assert "site.yaml:5: mig-configs.halves[0] requests 2 of 3g.20gb" in err
     assert "GPU 1 has MIG off" in err
-    assert "GPU 2 is not spoken of by any entry" in err
-    assert mig("assert", "-l", "0=3g.20gb@4,1g.5gb@0") == (0, "it stands\n", "")
+    assert "GPU 2 is not covered by any entry" in err
+    assert mig("assert", "-l", "0=3g.20gb@4,1g.5gb@0") == (0, "the layout exists\n", "")
     code, out, _ = mig("assert", "-o", "json", "-l", "0=empty")
     assert (code, json.loads(out)["stands"]) == (3, False)
     assert mig("assert", "--mode-only", "-l", "0=empty")[0] == 0
@@ -168,7 +168,10 @@ def test_a_mode_that_waits_for_a_reset(mig):
 def test_nobody_is_asked_where_nobody_is(mig, monkeypatch):
     code, _, err = mig("apply", "-l", "0=empty")
     assert code == 2
-    assert err == "eelgrid-agent mig: --yes: is missing, and nobody can be asked; add it to change the GPUs\n"
+    assert (
+        err
+        == "eelgrid-agent mig: --yes: is missing, and there is no terminal to confirm on; add it to change the GPUs\n"
+    )
     read, write = os.openpty()
     with os.fdopen(read, "r+b", buffering=0) as terminal, os.fdopen(write, "r") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -196,8 +199,8 @@ def test_one_at_a_time(mig):
 @pytest.mark.parametrize(
     ("command", "arguments", "code", "message"),
     [
-        ("plan", [], 2, "nothing says what is wanted; give a mig-parted file, or --layout GPU=LAYOUT"),
-        ("plan", ["SITE", "-l", "0=off"], 2, "FILE and --layout: both say what is wanted"),
+        ("plan", [], 2, "no layout is requested; give a mig-parted file, or --layout GPU=LAYOUT"),
+        ("plan", ["SITE", "-l", "0=off"], 2, "FILE and --layout: both request a layout"),
         ("show", ["-c", "halves"], 2, "--config: names a configuration of a file; give the file"),
         ("plan", ["SITE"], 2, "mig-configs: holds 2 configurations; say which with --config: halves, off"),
         ("plan", ["SITE", "-c", "thirds"], 2, "has no 'thirds'; choose one of: halves, off"),
@@ -222,19 +225,19 @@ def test_a_damaged_state_is_told_and_kept(mig):
     code, out, _ = mig("show")
     assert code == 0
     assert "mig.json: " in out
-    assert "`mig apply` puts it aside" in out
+    assert "`mig apply` moves it aside" in out
     code, _, err = mig("apply", "-y", "-l", "0=3g.20gb")
     assert code == 1
     assert "by rule journal: " in err
     assert [path.read_text() for path in mig.state.glob("mig.json.corrupt*")] == ["{"]
     assert mig("apply", "-y", "-l", "0=3g.20gb")[0] == 0
     devices = mig.state / "devices.json"
-    for text, message in (("{", "describes no such node"), ('{"schema": 2}', "is no state of schema 1")):
+    for text, message in (("{", "does not describe this node"), ('{"schema": 2}', "does not have schema 1")):
         devices.write_text(text)
         code, _, err = mig("show")
         assert code == 2
         assert message in err
-        assert "remove it to begin with the fleet file again" in err
+        assert "remove it to start again from the fleet file" in err
 
 
 def test_the_state_directory(tmp_path):

@@ -32,10 +32,10 @@ from tests.mig_rig import (
 
 from eelgrid_agent.devices.port import DeviceInUse, DeviceTimeout, InsufficientResources, NoPermission
 from eelgrid_agent.enforce.mig.host import MachineResetInfo, find_reset_obstacle
+from eelgrid_agent.enforce.mig.journal import TransitionPhase
 from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
 from eelgrid_agent.enforce.mig.partitioner import CreateGpuInstance
 from eelgrid_agent.enforce.mig.runner import TransitionLimits
-from eelgrid_agent.enforce.mig.transition import TransitionPhase
 from eelgrid_protos.messages import ApplyStatus, NodeEventKind
 
 

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from eelgrid_agent.enforce.mig.host import MachineResetInfo, find_reset_obstacle, read_machine
 from eelgrid_agent.enforce.mig.journal import (
-    FileMigJournal,
-    MigJournalCorrupt,
-    MigJournalError,
-    MigJournalUnwritable,
+    MIG_JOURNAL,
+    InstanceOrigin,
+    MigLease,
+    MigRecord,
     MigRecordStore,
-    decode_records,
-    encode_records,
+    TransitionIntent,
+    TransitionPhase,
 )
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigLease, MigRecord, TransitionIntent, TransitionPhase
+from eelgrid_agent.state_files import StateDamaged, StateFile, StateUnreadable, StateUnwritable
 from eelgrid_protos.catalogue.loader import load_catalogue
 
 numbers = st.integers(0, 2**31)
@@ -49,29 +49,29 @@ records = st.builds(
 @settings(deadline=None, max_examples=50)
 @given(st.lists(records, max_size=2))
 def test_what_is_written_is_read(kept):
-    assert decode_records(encode_records(kept)) == tuple(kept)
+    assert MIG_JOURNAL.from_bytes(MIG_JOURNAL.to_bytes(tuple(kept))) == tuple(kept)
 
 
 @settings(deadline=None, max_examples=50)
 @given(records, st.data())
 def test_a_file_with_any_byte_cut_off_or_changed_is_read_right_or_refused(record, data):
-    content = bytearray(encode_records([record]))
+    content = bytearray(MIG_JOURNAL.to_bytes((record,)))
     if data.draw(st.booleans()):
         del content[data.draw(st.integers(0, len(content) - 1)) :]
     else:
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
-        kept = decode_records(bytes(content))
-    except MigJournalCorrupt:
+        kept = MIG_JOURNAL.from_bytes(bytes(content))
+    except ValueError:
         return
     assert kept == (record,)
 
 
 def test_nothing_is_there_at_first_and_a_store_replaces_the_whole(tmp_path):
-    journal = FileMigJournal(tmp_path / "state" / "mig.json")
+    journal = StateFile(tmp_path / "state" / "mig.json", MIG_JOURNAL)
     assert journal.load() == ()
     for uuid in ("GPU-1", "GPU-2"):
-        journal.store([MigRecord(uuid=uuid)])
+        journal.store((MigRecord(uuid=uuid),))
     assert journal.load() == (MigRecord(uuid="GPU-2"),)
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["mig.json"]
     assert (tmp_path / "state" / "mig.json").stat().st_mode & 0o077 == 0
@@ -83,30 +83,30 @@ def test_nothing_is_there_at_first_and_a_store_replaces_the_whole(tmp_path):
 def test_a_corrupt_file_is_set_aside_told_and_not_guessed_from(tmp_path, content):
     path = tmp_path / "mig.json"
     path.write_bytes(content)
-    ledger = MigRecordStore(FileMigJournal(path))
+    ledger = MigRecordStore(StateFile(path, MIG_JOURNAL))
     for _ in range(2):
-        with pytest.raises(MigJournalCorrupt, match=r"mig\.json\.corrupt.*restart the agent"):
+        with pytest.raises(StateDamaged, match=r"mig\.json\.corrupt.*restart the agent"):
             ledger.get("GPU-0")
     assert (tmp_path / "mig.json.corrupt-1").read_bytes() == content
-    assert MigRecordStore(FileMigJournal(path)).get("GPU-0") == MigRecord(uuid="GPU-0")
+    assert MigRecordStore(StateFile(path, MIG_JOURNAL)).get("GPU-0") == MigRecord(uuid="GPU-0")
 
 
 def test_a_half_written_file_beside_the_journal_is_no_journal(tmp_path):
     """As a crash before the rename leaves it."""
-    journal = FileMigJournal(tmp_path / "mig.json")
-    journal.store([MigRecord(uuid="GPU-0")])
+    journal = StateFile(tmp_path / "mig.json", MIG_JOURNAL)
+    journal.store((MigRecord(uuid="GPU-0"),))
     (tmp_path / "mig.json.new").write_bytes(b'{"sch')
     assert journal.load() == (MigRecord(uuid="GPU-0"),)
-    journal.store([MigRecord(uuid="GPU-1")])
+    journal.store((MigRecord(uuid="GPU-1"),))
     assert journal.load() == (MigRecord(uuid="GPU-1"),)
 
 
 def test_a_disk_that_takes_nothing_is_an_error_with_a_remedy_and_nothing_is_believed(tmp_path):
     (tmp_path / "state").write_text("a file where the directory should be")
-    journal = FileMigJournal(tmp_path / "state" / "mig.json")
-    with pytest.raises(MigJournalUnwritable, match="nothing is changed before"):
-        journal.store([])
-    with pytest.raises(MigJournalError):
+    journal = StateFile(tmp_path / "state" / "mig.json", MIG_JOURNAL)
+    with pytest.raises(StateUnwritable, match="nothing is changed before"):
+        journal.store(())
+    with pytest.raises(StateUnreadable):
         journal.load()
 
 

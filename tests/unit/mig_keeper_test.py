@@ -8,8 +8,9 @@ from tests.mig_rig import FOUR, G3, G4, H100, ONE, THREE, applied, refused
 
 from eelgrid_agent.devices.port import DriverUnavailable
 from eelgrid_agent.enforce.mig.host import make_boot_key
-from eelgrid_agent.enforce.mig.journal import FileMigJournal, MigJournalUnwritable
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
 from eelgrid_agent.enforce.mig.mig_service import MigService
+from eelgrid_agent.state_files import StateFile, StateUnwritable
 from eelgrid_protos.messages import ApplyStatus, NodeEventKind
 
 
@@ -104,7 +105,7 @@ def test_a_reset_that_could_not_be_written_down_is_not_forgotten():
     machine.keeper.apply_layout(machine.asked(THREE))
 
     def full(_):
-        raise MigJournalUnwritable("no space left; make room")
+        raise StateUnwritable("no space left; make room")
 
     machine.journal.hook = full
     machine.device.reset()
@@ -128,7 +129,7 @@ def test_a_lease_holds_over_a_restart_and_one_that_cannot_be_written_down_is_non
     assert machine.keeper.hold_devices(())
 
     def full(_):
-        raise MigJournalUnwritable("no space left; make room")
+        raise StateUnwritable("no space left; make room")
 
     machine.journal.hook = full
     assert not machine.keeper.hold_devices({"MIG-2-0"})
@@ -140,7 +141,7 @@ def test_a_lease_holds_over_a_restart_and_one_that_cannot_be_written_down_is_non
 def test_a_journal_that_is_none_stops_every_change_is_told_once_and_raises_nowhere(tmp_path):
     path = tmp_path / "mig.json"
     path.write_text("{")
-    machine = Machine(ONE, journal=FileMigJournal(path))
+    machine = Machine(ONE, journal=StateFile(path, MIG_JOURNAL))
     assert machine.keeper.recover() == ()
     machine.keeper.check_layouts()
     machine.keeper.observe()

@@ -14,8 +14,7 @@ from tests.device_rig import SECOND, make_node, nvml_over
 
 from eelgrid_agent.devices.nvml.control import NvmlControl
 from eelgrid_agent.simulation.nvml_library import installed_library
-from eelgrid_agent.simulation.part_traits import adapt_geometry, get_profile_id_end
-from eelgrid_agent.simulation.spec import GpuSpec
+from eelgrid_agent.simulation.spec import GpuSpec, adapt_geometry, get_profile_id_end
 from eelgrid_protos.catalogue.loader import load_catalogue
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))

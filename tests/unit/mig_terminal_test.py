@@ -37,7 +37,7 @@ def test_nothing_is_cut_at_any_width(mig, width, tmp_path):
         assert max(len(line) for line in lines if str(tmp_path) not in line) <= width
     # At 80 columns the UUID of an instance and the reason of a step go below.
     assert any(line.startswith("      MIG-") for line in lines) == (width == 80)
-    assert ("        it is wanted and does not stand" in lines) == (width == 80)
+    assert ("        it is requested and does not exist" in lines) == (width == 80)
 
 
 def test_a_terminal_is_asked_for_its_width_and_a_pipe_is_not(mig, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_change_of_mode_that_another_program_blocks_is_undone_and_told_once(mi
         state["gpus"][1]["clients"] = ["dcgm"]
     code, _, err = mig("apply", "-y", "-l", "1=off")
     assert code == 1
-    assert err.count("turn MIG mode off: a client, a process or an instance holds it") == 1
+    assert err.count("turn MIG mode off: a client, a process or an instance uses it") == 1
     assert "refused by rule in-use: " in err
     assert "undone: 3g.40gb@4" in err
     (now,) = shown(mig)["gpus"][1]["instances"]
@@ -136,4 +136,4 @@ def test_a_rights_word_that_is_none_is_refused(mig):
         state["rights"] = "admin"
     code, _, err = mig("show")
     assert code == 2
-    assert "has rights 'admin', and there are read_only, mig_monitor, mig_config, root" in err
+    assert "has unknown rights 'admin'; choose one of read_only, mig_monitor, mig_config, root" in err

@@ -10,9 +10,8 @@ from tests.certificates_rig import Authority
 from tests.energy_rig import SECOND, EnergyNode, HandClock, serving, working
 
 from eelgrid_agent.devices.host import SimulatedHost
-from eelgrid_agent.node.engine import NoEngine
 from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.node.node_service import NodeAuthorizer
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec

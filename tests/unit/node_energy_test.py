@@ -3,13 +3,12 @@
 import pytest
 from tests.device_rig import open_rig
 
-from eelgrid_agent.devices.extended_readings import read_extended_readings
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
-from eelgrid_agent.devices.sampler import NodeSample, Sampler
+from eelgrid_agent.devices.sampler import NodeSample, Sampler, read_extended_readings
+from eelgrid_agent.energy.accounts import EnergyUse, UsageOwnerKind
 from eelgrid_agent.energy.metering import EnergyMeasurement
 from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
-from eelgrid_agent.energy.shares import EnergyUse, UsageOwnerKind
 from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
 from eelgrid_protos.catalogue.loader import load_catalogue

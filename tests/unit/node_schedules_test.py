@@ -10,9 +10,9 @@ from bench.node_transitions import Tally
 from bench.schedule_agent import keeper_over
 from bench.schedule_world import World
 
+from eelgrid_agent.enforce.mig.journal import InstanceOrigin
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.mig.runner import TransitionLimits
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin
 from eelgrid_protos.messages import ApplyResult, ApplyStatus
 
 SEEDS = 40

@@ -2,6 +2,7 @@
 
 import shutil
 
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.process_owners import (
     DEAD_KEPT_S,
     PROCESSES_MOST,
@@ -11,7 +12,6 @@ from eelgrid_agent.energy.process_owners import (
     ProcessOwnerResolver,
     parse_log_name,
 )
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 
 SECOND = 1_000_000_000
 UID = "2c48913c-b29f-11e7-9350-020968147796"

@@ -186,11 +186,11 @@ def one(**fields):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("version: [", PartedFileUnreadable, r"site.yaml:1: is no YAML"),
-        ("a\n\tb: c", PartedFileUnreadable, "is no YAML"),
-        ("--- a\n--- b", PartedFileUnreadable, "is no YAML"),
-        ("\0", PartedFileUnreadable, "is no YAML"),
-        ("[" * 2000, PartedFileUnreadable, "is no YAML"),
+        ("version: [", PartedFileUnreadable, r"site.yaml:1: is not valid YAML"),
+        ("a\n\tb: c", PartedFileUnreadable, "is not valid YAML"),
+        ("--- a\n--- b", PartedFileUnreadable, "is not valid YAML"),
+        ("\0", PartedFileUnreadable, "is not valid YAML"),
+        ("[" * 2000, PartedFileUnreadable, "is not valid YAML"),
         ("# " + "x" * 300_000, PartedFileUnreadable, "is larger than"),
         ("", InvalidPartedField, "the file: is empty; write a mapping"),
         ("[]", InvalidPartedField, "site.yaml:1: the file: is a list"),
@@ -206,11 +206,11 @@ def one(**fields):
         ("version: v1\nmig-configs:\n  x: []", InvalidPartedField, "site.yaml:3: mig-configs.x: has 0 entries"),
         ("version: v1\nmig-configs:\n  x: {}", InvalidPartedField, "mig-configs.x: is a mapping; write a list"),
         ("version: v1\nmig-configs: {x: [{}]}", InvalidPartedField, r"x\[0\].devices: is missing; add it"),
-        ("version: v1\nversion: v1", InvalidPartedField, "version: is there twice"),
+        ("version: v1\nversion: v1", InvalidPartedField, "version: appears twice"),
         (
             "version: v1\nmig-configs:\n  x: []\n  x: []",
             InvalidPartedField,
-            "site.yaml:4: mig-configs.x: is there twice",
+            "site.yaml:4: mig-configs.x: appears twice",
         ),
         ("version: v1\n? [a]\n: b", InvalidPartedField, "has a list for a name"),
         (one(), InvalidPartedField, "mig-devices: is missing and mig-enabled is true; add it; mig-devices: {}"),
@@ -233,7 +233,7 @@ def one(**fields):
         (
             one(**{"mig-devices": {"1g5gb": 1}}),
             InvalidPartedField,
-            "'1g5gb' is no MIG device; write it as nvidia-smi mig -lgip",
+            "'1g5gb' is not a MIG device; write it as nvidia-smi mig -lgip",
         ),
         (
             one(**{"mig-devices": {"1g.5gb": "7"}}),
@@ -245,19 +245,19 @@ def one(**fields):
         (one(**{"mig-devices": {"1g.5gb": 65}}), InvalidPartedField, "is 65; write a whole number from 0 to 64"),
         (one(**{"mig-devices": {"1g.5gb": 10**40}}), InvalidPartedField, "write a whole number from 0 to 64"),
         (one(**{"mig-devices": {"1g.5gb": 0}}), InvalidPartedField, "has only counts of 0; write {} for MIG without"),
-        (one(**{"mig-devices": {"1g.5gb": 1, "1c.1g.5gb": 1}}), InvalidPartedField, "is there twice under two names"),
+        (one(**{"mig-devices": {"1g.5gb": 1, "1c.1g.5gb": 1}}), InvalidPartedField, "appears twice under two names"),
         (one(**{"mig-devices": ["1g.5gb"]}), InvalidPartedField, "mig-devices: is a list; write a mapping"),
         (
             one(**{"device-filter": "A100-SXM4-40GB", "mig-devices": {}}),
             InvalidPartedField,
-            "is no PCI id; write PCI device",
+            "is not a PCI id; write PCI device",
         ),
         (
             one(**{"device-filter": 0x20B210DE, "mig-devices": {}}),
             InvalidPartedField,
             "device-filter: is a number; write a text",
         ),
-        (one(**{"device-filter": [""], "mig-devices": {}}), InvalidPartedField, "'' is no PCI id"),
+        (one(**{"device-filter": [""], "mig-devices": {}}), InvalidPartedField, "'' is not a PCI id"),
         ("version: v1\nx: &x {<<: *x}\nmig-configs: *x", InvalidPartedField, "merges more than 4 deep|is no field"),
     ],
 )

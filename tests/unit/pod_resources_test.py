@@ -6,6 +6,7 @@ import grpc
 import pytest
 from tests.fakes.kubelet import FakeKubelet
 
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import (
     AllocationSource,
     DeviceAllocation,
@@ -17,7 +18,6 @@ from eelgrid_agent.energy.allocations import (
     select_innermost,
 )
 from eelgrid_agent.energy.node_energy import list_jobs, read_slurm_allocations
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient, PodResourcesError, PodResourcesLimits
 from eelgrid_protos.errors import MalformedMessage
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
@@ -181,7 +181,7 @@ async def test_a_refusal_changes_nothing_until_the_answer_is_old(kubelet, socket
 async def test_a_kubelet_that_starts_anew_is_found_again(kubelet, socket):
     client = PodResourcesClient(socket, clock_s=Clock(), limits=PodResourcesLimits(interval_s=0.05))
     assert not await client.refresh()
-    assert "is no socket" in client.problem
+    assert "is not a socket" in client.problem
     async with kubelet.serving(socket):
         assert await client.refresh()
     socket.unlink(missing_ok=True)

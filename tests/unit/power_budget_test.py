@@ -250,7 +250,7 @@ def test_a_part_that_tells_no_range_is_told_once_counted_and_made_up_for_by_the_
     assert (rig.limit_w("GPU-0"), rig.limit_w("GPU-1")) == (700.0, pytest.approx(490.0, abs=10.0))
     told = [(event.gpu_uuid, event.detail) for event in rig.events if event.kind is NodeEventKind.HEALTH]
     assert [uuid for uuid, _ in told] == ["GPU-0"]
-    assert "does not tell which limits it takes" in told[0][1]
+    assert "does not report its limit range" in told[0][1]
     assert rig.guard.state.budget.fixed == 1
 
 
@@ -282,7 +282,9 @@ def gpu(index, least_w, **changes):
 
 
 def test_a_budget_that_reaches_no_gpu_is_refused_at_the_start():
-    with pytest.raises(BudgetNotEnforceable, match="--power-budget 900 cannot be kept on n: none of its 2 GPUs tells"):
+    with pytest.raises(
+        BudgetNotEnforceable, match="--power-budget 900 cannot be kept on n: none of its 2 GPUs reports"
+    ):
         check_budget_reach(900.0, "n", [gpu(0, None), gpu(1, None), gpu(2, 100.0, lost=True)])
 
 
@@ -309,4 +311,4 @@ def test_an_agent_whose_budget_reaches_no_gpu_ends_with_one_line(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     (line,) = [one for one in done.stderr.splitlines() if one.startswith("eelgrid-agent: ")]
-    assert "--power-budget 500 cannot be kept on n: none of its 2 GPUs tells" in line
+    assert "--power-budget 500 cannot be kept on n: none of its 2 GPUs reports" in line

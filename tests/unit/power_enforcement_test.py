@@ -61,8 +61,8 @@ def test_a_limit_outside_the_constraints_is_clamped_and_told(rig):
     assert (rig.limit_w(one), rig.limit_w(other)) == (200.0, 700.0)
     details = [result.detail for result in rig.guard.applied.results]
     assert sorted(detail.split(";")[0] for detail in details) == [
-        "constraints: 40 W asked, the devices take 200 W",
-        "constraints: 5000 W asked, the devices take 700 W",
+        "constraints: 40 W requested, the devices accept 200 W",
+        "constraints: 5000 W requested, the devices accept 700 W",
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_cap_from_outside_the_host_is_told_once_and_not_fought(rig):
     rig.cycle(20)
     assert len(rig.commands) == written
     assert [event.kind for event in rig.events] == [NodeEventKind.SETTING_DRIFT]
-    assert "350 W are enforced where 500 W are asked" in rig.events[0].detail
+    assert "350 W are enforced where 500 W are requested" in rig.events[0].detail
     assert rig.status(one) == (APPLIED, "")
     rig.cycle(60)
     assert rig.machine.shown(one) == rig.found[one]

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
-from eelgrid_agent.enforce.power.executor import read_driver_origin
-from eelgrid_agent.enforce.power.journal import FilePowerJournal, PowerJournalCorrupt, PowerJournalUnwritable
+from eelgrid_agent.enforce.power import (
+    POWER_JOURNAL,
+    read_driver_origin,
+)
+from eelgrid_agent.state_files import StateDamaged, StateFile, StateUnreadable, StateUnwritable
 
 ORIGIN = DriverOrigin(boot_id="b-1", driver_start="42")
 RECORDS = (
@@ -22,19 +25,19 @@ def path(tmp_path):
 
 
 def test_what_was_stored_is_loaded_by_another_process(path):
-    assert FilePowerJournal(path).load() == ()
+    assert StateFile(path, POWER_JOURNAL).load() == ()
     for records in (RECORDS, RECORDS[:1], ()):
-        FilePowerJournal(path).store(records)
-        assert FilePowerJournal(path).load() == records
+        StateFile(path, POWER_JOURNAL).store(records)
+        assert StateFile(path, POWER_JOURNAL).load() == records
     assert [entry.name for entry in path.parent.iterdir()] == ["settings.json"]
 
 
 def test_a_write_that_was_cut_short_leaves_the_journal_before(path):
-    FilePowerJournal(path).store(RECORDS)
+    StateFile(path, POWER_JOURNAL).store(RECORDS)
     path.with_name("settings.json.new").write_text('{"schema": 1, "devi')
-    assert FilePowerJournal(path).load() == RECORDS
-    FilePowerJournal(path).store(())
-    assert FilePowerJournal(path).load() == ()
+    assert StateFile(path, POWER_JOURNAL).load() == RECORDS
+    StateFile(path, POWER_JOURNAL).store(())
+    assert StateFile(path, POWER_JOURNAL).load() == ()
 
 
 def _changed(**fields):
@@ -74,32 +77,30 @@ CORRUPT = {
 @pytest.mark.parametrize("raw", CORRUPT.values(), ids=CORRUPT.keys())
 def test_what_is_no_journal_is_kept_aside_and_nothing_is_guessed(path, raw):
     path.write_bytes(raw)
-    with pytest.raises(
-        PowerJournalCorrupt, match=r"kept as .*settings\.json\.corrupt-1.*put their limits back by hand"
-    ):
-        FilePowerJournal(path).load()
+    with pytest.raises(StateDamaged, match=r"kept as .*settings\.json\.corrupt-1.*put their limits back by hand"):
+        StateFile(path, POWER_JOURNAL).load()
     assert path.with_name("settings.json.corrupt-1").read_bytes() == raw
-    assert FilePowerJournal(path).load() == ()
+    assert StateFile(path, POWER_JOURNAL).load() == ()
 
 
 def test_only_so_many_are_kept_aside(path):
     for _ in range(9):
         path.write_bytes(b"no journal")
-        with pytest.raises(PowerJournalCorrupt):
-            FilePowerJournal(path).load()
+        with pytest.raises(StateDamaged):
+            StateFile(path, POWER_JOURNAL).load()
     path.write_bytes(b"no journal")
-    with pytest.raises(PowerJournalUnwritable, match="9 broken ones are kept beside it already"):
-        FilePowerJournal(path).load()
+    with pytest.raises(StateUnwritable, match="9 damaged ones are kept beside it already"):
+        StateFile(path, POWER_JOURNAL).load()
     assert path.read_bytes() == b"no journal"
 
 
 def test_a_disk_that_takes_nothing_is_told_with_the_remedy(path):
     path.with_name("settings.json.new").mkdir()
-    with pytest.raises(PowerJournalUnwritable, match=r"settings\.json: Is a directory; make room"):
-        FilePowerJournal(path).store(RECORDS)
+    with pytest.raises(StateUnwritable, match=r"settings\.json: Is a directory; make room"):
+        StateFile(path, POWER_JOURNAL).store(RECORDS)
     path.mkdir()
-    with pytest.raises(PowerJournalUnwritable, match="make it readable"):
-        FilePowerJournal(path).load()
+    with pytest.raises(StateUnreadable, match="make it readable"):
+        StateFile(path, POWER_JOURNAL).load()
 
 
 def test_a_boot_and_a_driver_load_are_told_apart(tmp_path):

@@ -2,9 +2,8 @@
 
 import pytest
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings, build_extended_columns
 from eelgrid_agent.devices.port import InstanceReadings, Missing, RawReadings
-from eelgrid_agent.devices.sampler import NodeSample, Sampler
+from eelgrid_agent.devices.sampler import ExtendedReadings, NodeSample, Sampler, build_extended_columns
 from eelgrid_agent.node.spool import Spool
 from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import Absence, AbsenceReason, Gpu, GpuInstance, Inventory, Reading, SampleBatch

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNALLOCATED,
     UNATTRIBUTED,
     EnergyUse,

@@ -13,6 +13,7 @@ from eelgrid_agent.enforce.mig.layout_requests import (
     MigSubject,
     NoSuchGpu,
     UnsupportedLayout,
+    count_mig_devices,
     export_parted_file,
     find_unmet_entries,
     find_unmet_requests,
@@ -20,10 +21,8 @@ from eelgrid_agent.enforce.mig.layout_requests import (
     requests_from_texts,
 )
 from eelgrid_agent.enforce.mig.parted_file import format_parted_file, parse_parted_file
-from eelgrid_agent.enforce.mig.placement import count_mig_devices
 from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.part_traits import PCI_DEVICE_IDS
-from eelgrid_agent.simulation.spec import GpuSpec, MigSlice, NodeSpec
+from eelgrid_agent.simulation.spec import PCI_DEVICE_IDS, GpuSpec, MigSlice, NodeSpec
 from eelgrid_protos.catalogue.loader import load_catalogue
 
 A100, H100, T4 = "a100-sxm4-40gb", "h100-sxm5-80gb", "t4"
@@ -109,7 +108,7 @@ def test_the_name_of_another_part_is_refused_with_the_names_of_this_one():
         UnsupportedLayout, match=r"1g.5gb: NVIDIA H100 80GB HBM3 \(GPU 0\) has no such profile; on this part"
     ):
         requests_from_entries(config(entry(counts="{1g.5gb: 7}")), node(H100))
-    with pytest.raises(UnsupportedLayout, match="cannot stand together on a100-40gb"):
+    with pytest.raises(UnsupportedLayout, match="cannot exist together on a100-40gb"):
         requests_from_entries(config(entry(counts="{3g.20gb: 2, 1g.5gb: 1}")), node(A100))
     with pytest.raises(UnsupportedLayout, match=r"5c.7g.40gb: there is no such share; 7g.40gb holds shares of 1, 2"):
         requests_from_entries(config(entry(counts="{5c.7g.40gb: 1}")), node(A100))
@@ -163,12 +162,12 @@ def test_instances_in_use_are_kept_where_they_are():
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("0", InvalidLayoutText, "says nothing of what is wanted; write GPU=off"),
-        ("0=", InvalidLayoutText, "'' is no MIG device"),
-        ("0=1g.5gb,", InvalidLayoutText, "'' is no MIG device"),
-        ("0=3g@4", InvalidLayoutText, "'3g@4' is no MIG device"),
-        ("0=1g.5gb@", InvalidLayoutText, "is no MIG device"),
-        ("0=1g.5gb@x", InvalidLayoutText, "is no MIG device"),
+        ("0", InvalidLayoutText, "requests no layout; write GPU=off"),
+        ("0=", InvalidLayoutText, "'' is not a MIG device"),
+        ("0=1g.5gb,", InvalidLayoutText, "'' is not a MIG device"),
+        ("0=3g@4", InvalidLayoutText, "'3g@4' is not a MIG device"),
+        ("0=1g.5gb@", InvalidLayoutText, "is not a MIG device"),
+        ("0=1g.5gb@x", InvalidLayoutText, "is not a MIG device"),
         ("7=off", NoSuchGpu, "there is no GPU '7'; name one by its UUID or index: 0, 1, or all"),
         ("1=empty", UnsupportedLayout, "GPU 1 .Tesla T4. has no MIG; leave it out"),
         ("0=3g.20gb@1", UnsupportedLayout, "3g.20gb cannot start at 1; it starts at 0, 4"),
@@ -186,7 +185,7 @@ def test_a_mistake_names_the_flag_and_the_remedy(text, error, message):
 
 
 def test_each_gpu_is_named_once():
-    with pytest.raises(InvalidLayoutText, match="GPU 0 is there twice"):
+    with pytest.raises(InvalidLayoutText, match="GPU 0 appears twice"):
         requests_from_texts(["0=off", "all=empty"], node(A100))
     with pytest.raises(NoSuchGpu, match="no GPU of this node has MIG"):
         requests_from_texts(["all=off"], node(T4))
@@ -208,7 +207,7 @@ def test_each_gpu_is_named_once():
         ([T4], entry(enabled="false"), []),
         # mig-parted asks MIG of every GPU that an entry speaks of, even one that has none.
         ([T4], entry(), ["GPU 0 has no MIG; f:4"]),
-        ([A100, A100], entry("[0]", enabled="false"), ["GPU 1 is not spoken of"]),
+        ([A100, A100], entry("[0]", enabled="false"), ["GPU 1 is not covered"]),
         # The counts are those of the last entry, the mode that of every one.
         ([(A100, "3g@4")], entry(counts="{7g.40gb: 1}") + entry(counts="{3g.20gb: 1}"), []),
         ([(A100, "3g@4")], entry(enabled="false") + entry(counts="{3g.20gb: 1}"), ["GPU 0 has MIG on; f:4"]),
@@ -231,7 +230,7 @@ def test_when_a_layout_holds():
     assert find_unmet_requests(requests_from_texts(["0=3g.20gb@4,1g.5gb@0"], subjects)) == ()
     assert find_unmet_requests(requests_from_texts(["0=3g.20gb,1g.5gb"], subjects)) == ()
     (reason,) = find_unmet_requests(requests_from_texts(["0=3g.20gb@4,1g.5gb@1"], subjects))
-    assert reason == "GPU 0 has 1g.5gb@0,3g.20gb@4; --layout 0=3g.20gb@4,1g.5gb@1 is not that"
+    assert reason == "GPU 0 has 1g.5gb@0,3g.20gb@4; --layout 0=3g.20gb@4,1g.5gb@1 differs"
     assert find_unmet_requests(requests_from_texts(["0=3g.20gb@4,1g.5gb@1"], subjects), mode_only=True) == ()
     assert len(find_unmet_requests(requests_from_texts(["0=off"], subjects), mode_only=True)) == 1
     assert subject.gpu.mig_enabled

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from eelgrid_agent.devices import port
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S, CallLatencies, ControlPort, DevicePort, Missing, RawReadings
-from eelgrid_agent.devices.process.progress_shm import ProgressBoard
 from eelgrid_agent.devices.process.protocol import (
     FAST_VALUE_READINGS,
     MAX_FRAME_BYTES,
     PORT_CALLS,
     FrameError,
     FrameReader,
+    ProgressBoard,
     decode_error,
     encode_error,
     pack_frame,

@@ -20,8 +20,9 @@ from eelgrid_agent.devices.port import (
 from eelgrid_agent.devices.process.protocol import PORT_CALLS
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
 from eelgrid_agent.devices.process.watchdog import WatchdogLimits
-from eelgrid_agent.enforce.mig.journal import FileMigJournal
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
 from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
+from eelgrid_agent.state_files import StateFile
 from eelgrid_protos.messages import ApplyStatus, GpuLayout, WantedInstance
 
 G1, G3 = 19, 9
@@ -167,7 +168,7 @@ def test_a_layout_is_reached_though_the_answer_to_a_step_was_lost(rig_of, tmp_pa
     executor = LayoutReconciler(
         rig.remote,
         rig.remote,
-        FileMigJournal(tmp_path / "mig.json"),
+        StateFile(tmp_path / "mig.json", MIG_JOURNAL),
         boot_id=lambda: "boot-1",
         sleep=time.sleep,
         monotonic_s=time.monotonic,

@@ -1,13 +1,11 @@
 """`eelgrid-agent energy`: queries a running agent for energy by owner and prints a table or JSON.
 
-EnergyCommandError                 the command cannot do what it was told
-├── EnergyUsageError               the flags are wrong, or mean no node of that agent
-└── Failed                   the agent cannot be asked
+On a terminal that is too narrow, the last column goes to a line of its own; into a file or a pipe (`width` None) every
+row is one line. Joules are printed to the millijoule, so that they can be added up.
 
-On a terminal that is too narrow, the last column goes to a line of its own;
-into a file or a pipe (`width` None) every row is one line. Joules are printed
-to the millijoule, so that they can be added up. Knows messages and nothing of
-how they came here.
+EnergyCommandError                 the command failed
+├── EnergyUsageError               the flags are wrong, or name no node of that agent
+└── EnergyCommandFailed            the agent cannot be reached or does not answer
 """
 
 import argparse
@@ -17,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eelgrid_agent.cli.terminal import close_output, terminal_width, write_output
+from eelgrid_agent.cli import close_output, terminal_width, write_output
 from eelgrid_agent.node.config import AgentConfigError, add_tls_flags, check_address, check_node_name, read_tls_flags
 from eelgrid_protos.faults import DeadlineExceeded, Fault, InvalidArgument, NotFound, Unavailable
 from eelgrid_protos.messages import (
@@ -40,9 +38,9 @@ from eelgrid_protos.safe_text import escape_json
 from eelgrid_protos.transport import ListenError, open_blocking_channel
 
 _STATUS = {
-    EnergyStatus.NOT_YET: "nothing was looked at yet; ask again in a few seconds",
+    EnergyStatus.NOT_YET: "nothing was sampled yet; retry in a few seconds",
     EnergyStatus.NOT_KEPT: "this agent simulates several nodes and divides no energy; simulate one node alone",
-    EnergyStatus.UNSPECIFIED: "the agent is newer than this command and says something that it does not know",
+    EnergyStatus.UNSPECIFIED: "the agent is newer than this command and sent a value that this command does not know",
 }
 _PARTS = (EnergyPart.BARE_IDLE, EnergyPart.CONTEXT_IDLE, EnergyPart.ACTIVE)
 
@@ -60,7 +58,7 @@ class _Sum:
 def format_energy_lines(answer: GetNodeEnergyResponse, inventory: Inventory, width: int | None = None) -> Iterator[str]:
     """Devices, owners with the most joules first, and anomalies."""
     kind = " (simulated)" if inventory.simulated else ""
-    yield f"node {inventory.node_name}{kind}   joules since the agent began, up to its last look"
+    yield f"node {inventory.node_name}{kind}   joules since the agent started, up to its last sample"
     if answer.status is not EnergyStatus.KNOWN:
         yield _STATUS[answer.status]
         return
@@ -73,7 +71,7 @@ def format_energy_lines(answer: GetNodeEnergyResponse, inventory: Inventory, wid
     for device in answer.devices:
         if device.estimate is not None and device.estimate.uncounted_s > 0.0:
             lost = f"{device.estimate.uncounted_s:.0f} of {device.estimate.seconds:.0f} s"
-            yield f"  GPU {_format_device(device.gpu_uuid, None, places)}: nobody measured {lost}; they are in no total"
+            yield f"  GPU {_format_device(device.gpu_uuid, None, places)}: {lost} were not measured and are in no total"
     yield ""
     if answer.owners:
         yield from _table(_OWNERS, list(_owner_rows(answer.owners, places)), width)
@@ -188,7 +186,7 @@ _DEADLINE_S = 10.0
 
 
 class EnergyCommandError(Exception):
-    """The command cannot do what it was told; the message says what to do."""
+    """The command failed; the message says what to do."""
 
 
 class EnergyUsageError(EnergyCommandError):
@@ -232,7 +230,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eelgrid-agent energy",
         allow_abbrev=False,
-        description="Whose a node's joules are, by the agent that runs there. Exit codes: 0 done, 1 failed, 2 wrong use.",
+        description=(
+            "Shows the energy of a node by owner, from the agent that runs there. "
+            "Exit codes: 0 done, 1 failed, 2 wrong use."
+        ),
     )
     add = parser.add_argument
     add("--address", default="127.0.0.1:7444", metavar="HOST:PORT", help="the agent's --listen (default %(default)s)")
@@ -249,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _query_node(flags: argparse.Namespace) -> tuple[Inventory, GetNodeEnergyResponse]:
-    """The node and its answer; raises UsageError, Failed, ConfigError and ListenError."""
+    """The node and its answer; raises EnergyUsageError, EnergyCommandFailed, ConfigError and ListenError."""
     with open_blocking_channel(flags.address, tls=read_tls_flags(flags), insecure=flags.insecure) as channel:
         node = build_client(NODE_SERVICE, channel)
         try:
@@ -281,7 +282,7 @@ def _explain_fault(fault: Fault, address: str) -> EnergyCommandError:
                 f"{address}: no answer within {_DEADLINE_S:.0f} s; see the agent's log, or try again"
             )
         case _:
-            remedy = "it may be no agent or an older one, whose --listen and version its log tells"
+            remedy = "it may not be an agent, or an older one; its log shows its --listen address and version"
             return EnergyCommandFailed(f"{address}: answers {reason}; {remedy}")
 
 

@@ -1,19 +1,18 @@
-"""`eelgrid-agent mig`: show and change the MIG layouts of this node by hand.
+"""`eelgrid-agent mig`: shows and changes the MIG layouts of this node by hand.
 
-    mig show    what stands, who uses it, and what is wanted of it
+    mig show    the layouts that exist, who uses them, and what is requested
     mig plan    the steps to a layout, and why each is taken
-    mig apply   the steps carried out
-    mig assert  whether a layout stands
-    mig export  what stands, as a mig-parted configuration file
+    mig apply   carries out the steps
+    mig assert  whether a layout exists
+    mig export  the existing layouts as a mig-parted configuration file
 
-Owns the flags, the question before a change and the exit codes: 0 done, 1 it
-failed or a rule refuses it, 2 wrong use, 3 an assertion that does not hold.
-Errors are one line on stderr and say what to do next. Decides nothing about
-layouts.
+Defines the flags, the confirmation before a change and the exit codes: 0 done, 1 failed or refused by a rule, 2 wrong
+use, 3 an assertion that does not hold. Errors are one line on stderr and say what to do next. Layouts themselves are
+decided in `eelgrid_agent.enforce.mig`.
 
-MigCommandError              the command cannot do what it was told
+MigCommandError              the command failed
 ├── MigUsageError            the flags are wrong, or do not go together
-└── MigCommandFailed          a rule refuses it, or it did not work
+└── MigCommandFailed         a rule refuses it, or it did not work
 """
 
 import argparse
@@ -27,11 +26,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from eelgrid_agent.cli.terminal import close_output, terminal_width, write_output
+from eelgrid_agent.cli import close_output, terminal_width, write_output
 from eelgrid_agent.devices.port import ControlPort, DeviceError, ModeChange, PowerSettings
 from eelgrid_agent.enforce.mig.host import MigHost, MigHostError, open_mig_host
 from eelgrid_agent.enforce.mig.inspection import LayoutPlan, MigInspection, inspect_host
-from eelgrid_agent.enforce.mig.journal import FileMigJournal, MigJournalError
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
 from eelgrid_agent.enforce.mig.layout_requests import (
     LayoutRequest,
     LayoutRequestError,
@@ -53,7 +52,7 @@ from eelgrid_agent.enforce.mig.parted_file import (
 )
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.rules import RefusalRule
-from eelgrid_agent.state_files import StateDirectoryError, lock_state_directory
+from eelgrid_agent.state_files import StateDirectoryError, StateFile, StateFileError, lock_state_directory
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus
 
@@ -61,7 +60,10 @@ _Answer = TypeVar("_Answer")
 
 
 class NarratedControl:
-    """A control port around another. `tell` takes a line, `changed` is called after every change, done or not."""
+    """Wraps a control port and narrates it.
+
+    `tell` receives a line, `changed` is called after every change, successful or not.
+    """
 
     def __init__(self, control: ControlPort, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
         self._control = control
@@ -139,7 +141,7 @@ class NarratedControl:
             self._changed()
         self._said = ""
         if answer is ModeChange.PENDING:
-            self._print_once(f"{text}: taken, and waits for a reset")
+            self._print_once(f"{text}: accepted, pending a reset")
         else:
             self._print_once(f"{text}: done{'' if answer is None or answer is ModeChange.DONE else f', id {answer}'}")
         return answer
@@ -150,12 +152,12 @@ class NarratedControl:
             self._tell(text)
 
 
-_GIVEN_UP = "given up: something else keeps changing this GPU; find out what, then apply a layout again"
+_GIVEN_UP = "given up: another program keeps changing this GPU; find it, then apply a layout again"
 _UNDER_WAY = MappingProxyType(
     {
-        "forward": "a change was cut off; the agent or the next `mig apply` goes on with it",
+        "forward": "a change was interrupted; the agent or the next `mig apply` continues it",
         "pending": "the MIG mode waits for a reset of the GPU or a reboot; the layout follows then",
-        "undo": "a change is being undone; the agent or the next `mig apply` goes on with it",
+        "undo": "a change is being undone; the agent or the next `mig apply` continues it",
         "stuck": "a change was neither reached nor undone; the agent tries again, `mig apply` at once",
     }
 )
@@ -171,7 +173,7 @@ def format_document(document: Any, output: str) -> str:
 
 
 def format_inspection(document: Mapping[str, Any], width: int | None = None) -> Iterator[str]:
-    """What stands on the node, and under each device what is wanted of it."""
+    """Formats the existing layouts of the node and, under each device, the requested one."""
     kind = " (simulated)" if document["simulated"] else ""
     yield f"node {document['node']}{kind}   driver {document['driver']}   permission {document['permission']}"
     for note in document["notes"]:
@@ -263,7 +265,7 @@ def _wanted_lines(gpu: Mapping[str, Any], width: int | None) -> Iterator[str]:
     if goal["refused"]:
         yield from _sentence(f"refused by rule {goal['refused']['rule']}: ", goal["refused"]["detail"], width)
     elif not goal["steps"]:
-        yield "  stands already"
+        yield "  exists already"
     longest = max((len(step["step"]) for step in goal["steps"]), default=0)
     reasons = max((len(step["why"]) for step in goal["steps"]), default=0)
     beside = width is None or len("  12. ") + longest + 3 + reasons <= width
@@ -308,7 +310,7 @@ _YES = frozenset({"y", "yes"})
 
 
 class MigCommandError(Exception):
-    """The command cannot do what it was told; the message says what to do."""
+    """The command failed; the message says what to do."""
 
 
 class MigUsageError(MigCommandError):
@@ -339,7 +341,7 @@ def run_mig_command(arguments: Sequence[str]) -> int:
         NodeStateFileError,
     ) as error:
         return _fail(error, WRONG_USE)
-    except (MigCommandFailed, DeviceError, MigJournalError, StateDirectoryError, TransitionRefused) as error:
+    except (MigCommandFailed, DeviceError, StateFileError, StateDirectoryError, TransitionRefused) as error:
         return _fail(error, FAILED)
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be told.
@@ -349,7 +351,9 @@ def run_mig_command(arguments: Sequence[str]) -> int:
         close_output()
         return _fail(f"{error.filename or 'the output'}: {error.strerror}; make room, or write it elsewhere", FAILED)
     except KeyboardInterrupt:
-        return _fail("interrupted; `mig show` tells what stands, `mig apply` goes on from there", _INTERRUPTED)
+        return _fail(
+            "interrupted; `mig show` shows the existing layouts, `mig apply` continues from there", _INTERRUPTED
+        )
 
 
 def _fail(error: Exception | str, code: int) -> int:
@@ -391,14 +395,14 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("-o", "--output", choices=choices, default=default, help="how to print (default %(default)s)")
         return made
 
-    command("show", _show_layouts, "what stands on each GPU, who uses it, and what is wanted of it", wanted)
+    command("show", _show_layouts, "the layout of each GPU, who uses it, and the requested layout", wanted)
     command("plan", _plan, "the steps to a layout and why, without taking any", wanted)
     apply_ = command("apply", _apply, "bring the GPUs to a layout, which the agent keeps from then on", wanted)
     apply_.add_argument("-y", "--yes", action="store_true", help="do not ask before changing anything")
     apply_.add_argument("--adopt", action="store_true", help="take over instances that something else made")
-    assert_ = command("assert", _assert, "exit with 0 if a layout stands and with 3 if it does not", wanted)
+    assert_ = command("assert", _assert, "exit with 0 if a layout exists and with 3 if it does not", wanted)
     assert_.add_argument("--mode-only", action="store_true", help="compare the MIG mode and not the instances")
-    export_ = command("export", _export, "what stands, as a mig-parted configuration file")
+    export_ = command("export", _export, "the existing layouts as a mig-parted configuration file")
     export_.add_argument(
         "--label", default="current", metavar="NAME", help="the configuration's name (default current)"
     )
@@ -429,13 +433,13 @@ def _entries(flags: argparse.Namespace) -> tuple[PartedEntry, ...]:
 
 
 def _asks(flags: argparse.Namespace, *, needed: bool) -> bool:
-    """Whether the flags want anything; raises UsageError."""
+    """Whether the flags want anything; raises MigUsageError."""
     if flags.file is not None and flags.layout:
-        raise MigUsageError("FILE and --layout: both say what is wanted; give one of them")
+        raise MigUsageError("FILE and --layout: both request a layout; give one of them")
     if flags.config is not None and flags.file is None:
         raise MigUsageError("--config: names a configuration of a file; give the file, too")
     if needed and flags.file is None and not flags.layout:
-        raise MigUsageError("nothing says what is wanted; give a mig-parted file, or --layout GPU=LAYOUT")
+        raise MigUsageError("no layout is requested; give a mig-parted file, or --layout GPU=LAYOUT")
     return flags.file is not None or bool(flags.layout)
 
 
@@ -472,7 +476,7 @@ def _plan(flags: argparse.Namespace, site: MigHost) -> int:
     inspection = inspect_host(site)
     plans = [inspection.plan_request(wish) for wish in _wishes(flags, inspection)]
     if not plans:
-        _print_line("eelgrid-agent mig: no GPU of this node is spoken of; there is nothing to do")
+        _print_line("eelgrid-agent mig: no GPU of this node is selected; there is nothing to do")
     _print_notes(inspection)
     _print(flags, inspection.to_document(plans), format_plan)
     barred = next(filter(None, map(inspection.find_access_barrier, plans)), "")
@@ -505,7 +509,7 @@ def _print_notes(inspection: MigInspection) -> None:
 
 
 def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequence[LayoutPlan]) -> None:
-    """Raises Failed before anything is changed where one of the plans cannot be had."""
+    """Raises MigCommandFailed before anything is changed where one of the plans cannot be had."""
     for plan in plans:
         barred = inspection.find_access_barrier(plan)
         rule, detail = (plan.rule, plan.detail) if plan.is_refused else (RefusalRule.NO_PERMISSION.value, barred)
@@ -518,12 +522,12 @@ def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequenc
 
 
 def _confirm(flags: argparse.Namespace, plans: Sequence[LayoutPlan]) -> None:
-    """Asks before anything is changed; raises UsageError where the answer is not yes."""
+    """Asks before anything is changed; raises MigUsageError where the answer is not yes."""
     steps = sum(len(plan.steps) for plan in plans)
     if flags.yes or not steps:
         return
     if flags.file == "-" or not sys.stdin.isatty():
-        raise MigUsageError("--yes: is missing, and nobody can be asked; add it to change the GPUs")
+        raise MigUsageError("--yes: is missing, and there is no terminal to confirm on; add it to change the GPUs")
     gpus = sum(bool(plan.steps) for plan in plans)
     sys.stderr.write(f"Take {steps} step(s) on {gpus} GPU(s)? [y/N] ")
     sys.stderr.flush()
@@ -538,7 +542,7 @@ def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutP
     executor = LayoutReconciler(
         site.device,
         control,
-        FileMigJournal(site.journal_path),
+        StateFile(site.journal_path, MIG_JOURNAL),
         boot_id=lambda: site.boot_id,
         sleep=time.sleep,
         monotonic_s=time.monotonic,
@@ -594,7 +598,7 @@ def _assert(flags: argparse.Namespace, site: MigHost) -> int:
     if flags.output != "table":
         write_output(format_document({"stands": not reasons, "reasons": list(reasons)}, flags.output))
     elif not reasons:
-        write_output("it stands\n")
+        write_output("the layout exists\n")
     for reason in reasons:
         _print_line(f"eelgrid-agent mig: {reason}")
     return NOT_SO if reasons else DONE

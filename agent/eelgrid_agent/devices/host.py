@@ -1,12 +1,9 @@
 """Host port: CPU, memory, disks, network and RAPL energy of the machine that holds the GPUs.
 
-Theory (RAPL). Linux shows one folder for each zone, `intel-rapl:0` for a package and
-`intel-rapl:0:1` for a part of it, also on AMD. Packages are summed for the
-CPU, zones named dram for memory; psys and the parts core and uncore lie inside
-or across others and would be counted twice. A counter wraps at its own
-`max_energy_range_uj`, within minutes on a busy machine: a fall is one wrap, so
-it has to be read more often than that (60 s at 4 kW). Since 2020 only root may
-read it (CVE-2020-8694).
+Linux shows one RAPL folder for each zone, `intel-rapl:0` for a package and `intel-rapl:0:1` for a part of it, also on
+AMD. Packages are summed for the CPU, zones named dram for memory; psys and the parts core and uncore overlap others and
+would be counted twice. A counter wraps at its own `max_energy_range_uj`, within minutes on a busy machine: a fall is
+one wrap, so it has to be read more often than that (60 s at 4 kW). Since 2020 only root may read it (CVE-2020-8694).
 """
 
 import os
@@ -17,8 +14,8 @@ from typing import Protocol
 
 import psutil
 
-from eelgrid_agent.devices.extended_readings import SLOW_HOST_READINGS
 from eelgrid_agent.devices.port import Missing, ReadingValue
+from eelgrid_agent.devices.sampler import SLOW_HOST_READINGS
 from eelgrid_protos.messages import AbsenceReason, Reading
 
 _MICRO = 1e-6
@@ -158,7 +155,7 @@ def _boot_id() -> str:
 
 
 class SimulatedHost:
-    """A host whose load is what the engine holds, and whose CPU packages draw what the load makes them."""
+    """A host whose load is that of the engine, and whose CPU packages draw power accordingly."""
 
     def __init__(
         self, *, cpu_milli: int, memory_bytes: int, load: Callable[[], tuple[int, int]], monotonic_ns: Callable[[], int]

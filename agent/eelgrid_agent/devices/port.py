@@ -103,7 +103,7 @@ class DeviceInUse(DeviceError):
 
 
 class InsufficientResources(DeviceError):
-    """The driver finds no room for the instance; it never says that the place is taken."""
+    """The driver has no room for the instance; it never reports that a place is occupied."""
 
 
 class OutOfRange(DeviceError):
@@ -152,8 +152,8 @@ class ProcessKind(Enum):
 class GpuProcess:
     """A process with a context on a device; ids are of the host's namespace.
 
-    `sm_ratio` is its share of SM time over the last period, None where the
-    driver does not say (always under MIG).
+    `sm_ratio` is its share of SM time over the last period, None where the driver does not report it (always under
+    MIG).
     """
 
     pid: int
@@ -165,7 +165,7 @@ class GpuProcess:
 
 
 class DeviceEventKind(Enum):
-    """What the driver announces by itself, and what is known of a device that hangs in it."""
+    """Events that the driver announces, and hangs that the supervisor detects."""
 
     XID = "xid"
     ECC_SINGLE_BIT = "ecc_single_bit"
@@ -226,21 +226,21 @@ class DevicePort(Protocol):
         """Who has a context on the device, by pid and instance; raises UnknownGpu, NoPermission, NotSupported."""
 
     def topology(self) -> tuple[DeviceLink, ...]:
-        """Every pair of devices, once; none where the driver does not tell."""
+        """Every pair of devices, once; empty where the driver does not report links."""
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before, without waiting; none where the driver announces nothing."""
 
     def close(self) -> None:
-        """Lets the driver go; the port can be used again afterwards."""
+        """Closes the driver session; the port can be used again afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSettings:
-    """Limits as they are read back; None is what the part does not say.
+    """Settings as they are read back; None where the part does not report a value.
 
-    Locked clocks cannot be read back through NVML: they show only in the clock
-    under load, so the pair that was asked for is the caller's to remember.
+    Locked clocks cannot be read back through NVML: they show only in the clock under load, so the caller has to
+    remember the pair that it requested.
     """
 
     requested_w: float | None
@@ -263,10 +263,11 @@ class ModeChange(Enum):
 
 
 class ControlPort(Protocol):
-    """What changes a device.
+    """Changes devices.
 
-    Every method raises UnknownGpu, GpuLost, DeviceTimeout, NotSupported and NoPermission where they apply, and
-    returns only what the driver said: the caller reads back. OutcomeUnknown says that not even this was heard.
+    Every method raises UnknownGpu, GpuLostError, DeviceTimeout, NotSupported and NoPermission where they apply. A
+    return means only that the driver reported success: the caller reads back. OutcomeUnknown means that no answer
+    arrived.
     """
 
     def power_settings(self, uuid: str) -> PowerSettings:
@@ -279,28 +280,34 @@ class ControlPort(Protocol):
         """Keeps the SM clock inside; raises OutOfRange."""
 
     def unlock_sm_clocks(self, uuid: str) -> None:
-        """Lets the SM clock go where the driver wants."""
+        """Unlocks the SM clock, which the driver then chooses."""
 
     def set_power_profile(self, uuid: str, profile: int | None) -> None:
         """Asks for a workload power profile, or for none; raises OutOfRange for one that the part lacks."""
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
-        """The profiles and placements that the driver offers on this device; raises NotSupported on parts without MIG."""
+        """The profiles and placements that the driver offers on this device.
+
+        Raises NotSupported on parts without MIG.
+        """
 
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
-        """Asks for the mode; raises InUse while instances or clients hold the device. The session is let go first."""
+        """Requests the mode; raises DeviceInUse while instances or clients hold the device.
+
+        Closes the own session first.
+        """
 
     def create_gpu_instance(self, uuid: str, profile_id: int, start: int) -> int:
         """Makes an instance at exactly this place; returns its id; raises InsufficientResources."""
 
     def destroy_gpu_instance(self, uuid: str, instance_id: int) -> None:
-        """Removes an instance; raises UnknownInstance, and InUse while it has compute instances or clients."""
+        """Removes an instance; raises UnknownInstance, and DeviceInUse while it has compute instances or clients."""
 
     def create_compute_instance(self, uuid: str, instance_id: int, profile_id: int) -> int:
         """Makes a compute instance; returns its id; raises UnknownInstance, InsufficientResources."""
 
     def destroy_compute_instance(self, uuid: str, instance_id: int, compute_id: int) -> None:
-        """Removes a compute instance; raises UnknownInstance, and InUse while a process holds it."""
+        """Removes a compute instance; raises UnknownInstance, and DeviceInUse while a process holds it."""
 
 
 def include_silent_gpus(found: Mapping[str, Gpu], seen: Mapping[str, Gpu]) -> dict[str, Gpu]:

@@ -1,41 +1,155 @@
-"""Consecutive looks at a node's devices become ticks, and ticks become sample batches.
+"""The sampler: turns consecutive readings of a node's devices into ticks, and ticks into sample batches.
 
-Owns the meaning of readings over time: energy that never falls, ticks whose
-time never falls within a batch, absences instead of numbers, and the events
-that a look reveals. Must not know where looks come from or where ticks go:
-time is an argument.
+It defines what readings mean over time: energy that never falls, times that never fall within a batch, absences
+instead of numbers, and the events that a change of readings reveals. Time is an argument, and where readings come from
+and where ticks go is left to the caller.
 
-Theory. ENERGY_J is kept by an anchor, the last counter seen and the total at
-it: a later counter gives the total exactly, over any gap. Where the counter is
-missing, power is integrated by the trapezoid rule over the monotonic clock;
-when the counter comes back, the anchor corrects the estimate, and the total
-waits rather than fall. A counter that falls was reset with its driver: the
-interval is estimated from power, and never less than the new counter holds.
-A gap too long to integrate is left out, its cell absent and its seconds summed
-in `uncounted_s`: an unknown is not a straight line.
+ENERGY_J is anchored at the last counter value seen and the total at that moment: a later counter value gives the exact
+total over any gap. While the counter is missing, power is integrated by the trapezoid rule over the monotonic clock;
+when the counter returns, the anchor corrects the estimate, and the total waits rather than fall. A counter that fell
+was reset with its driver: the interval is estimated from power, and is at least what the new counter holds. A gap too
+long to integrate is left out; its cell is absent and its seconds are summed in `uncounted_s`. A clock that was set back
+opens a new batch, so that the ticks on both sides keep their times.
 
-A clock that was set back opens a new batch, so that the ticks on both sides
-keep their honest times and time still never falls within a batch.
+Extended readings are expensive or rarely changing values, read every few seconds for metrics, attribution and health.
+The controller receives them less often, as extra columns of an ordinary tick, which then forms a batch of its own. A
+reading that no device offers has no column.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
-from eelgrid_agent.devices.extended_readings import ExtendedColumns
-from eelgrid_agent.devices.port import Missing, RawReadings, ReadingValue
+from eelgrid_agent.devices.port import (
+    INSTANCE_READINGS,
+    SLOW_READINGS,
+    DeviceError,
+    DeviceEvent,
+    DevicePort,
+    GpuProcess,
+    InstanceReadings,
+    Missing,
+    NoPermission,
+    NotSupported,
+    RawReadings,
+    ReadingValue,
+)
 from eelgrid_protos.messages import (
     GPUS_PER_NODE_MOST,
     READING_RANGES,
     Absence,
     AbsenceReason,
     Column,
+    Inventory,
     NodeEvent,
     NodeEventKind,
     Reading,
     SampleBatch,
 )
+
+# Quick readings that the controller needs only now and then ride with the slow ones.
+EXTENDED_COLUMN_READINGS = (Reading.POWER_AVERAGE_W, Reading.MEMORY_UTILIZATION_RATIO, *SLOW_READINGS)
+SLOW_HOST_READINGS = (
+    Reading.HOST_CPU_ENERGY_J,
+    Reading.HOST_MEMORY_ENERGY_J,
+    Reading.HOST_DISK_READ_BYTES,
+    Reading.HOST_DISK_WRITTEN_BYTES,
+    Reading.HOST_NETWORK_RECEIVED_BYTES,
+    Reading.HOST_NETWORK_SENT_BYTES,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendedReadings:
+    """Extended readings of every device and the host, by UUID; a device that could not be read is left out."""
+
+    monotonic_ns: int
+    wall_ns: int
+    gpus: Mapping[str, Mapping[Reading, ReadingValue]] = field(default_factory=dict)
+    instances: Mapping[str, tuple[InstanceReadings, ...]] = field(default_factory=dict)
+    # None where the driver does not tell who holds the device.
+    processes: Mapping[str, tuple[GpuProcess, ...] | None] = field(default_factory=dict)
+    events: tuple[DeviceEvent, ...] = ()
+    host: Mapping[Reading, ReadingValue] = field(default_factory=dict)
+
+
+def read_extended_readings(device: DevicePort, uuids: Iterable[str]) -> ExtendedReadings:
+    """Reads all expensive values; may block. Times and host are for the caller to add."""
+    gpus, instances, processes = {}, {}, {}
+    for uuid in uuids:
+        try:
+            gpus[uuid] = device.read_slow(uuid)
+            instances[uuid] = device.read_instances(uuid)
+            processes[uuid] = _processes(device, uuid)
+        except DeviceError:
+            # Quick looks tell of a lost device; here it is only left out.
+            continue
+    try:
+        events = device.take_events()
+    except DeviceError:
+        events = ()
+    return ExtendedReadings(
+        monotonic_ns=0, wall_ns=0, gpus=gpus, instances=instances, processes=processes, events=events
+    )
+
+
+def _processes(device: DevicePort, uuid: str) -> tuple[GpuProcess, ...] | None:
+    try:
+        return device.processes(uuid)
+    except (NoPermission, NotSupported):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendedColumns:
+    """Columns that one tick carries besides its own."""
+
+    gpus: tuple[Column, ...] = ()
+    instances: tuple[Column, ...] = ()
+    host: tuple[Column, ...] = ()
+
+
+def build_extended_columns(
+    look: ExtendedReadings, quick: Mapping[str, RawReadings], inventory: Inventory
+) -> ExtendedColumns:
+    """The slow look as columns in the order of the inventory."""
+    rows: list[Mapping[Reading, ReadingValue]] = []
+    for gpu in inventory.gpus:
+        raw = quick.get(gpu.uuid)
+        rows.append({**(raw.values if raw else {}), **look.gpus.get(gpu.uuid, {})})
+    parts: list[Mapping[Reading, ReadingValue]] = []
+    for gpu in inventory.gpus:
+        seen = {found.gpu_instance_id: found.values for found in look.instances.get(gpu.uuid, ())}
+        parts.extend(seen.get(instance.id, {}) for instance in gpu.gpu_instances)
+    return ExtendedColumns(
+        gpus=_columns(EXTENDED_COLUMN_READINGS, rows),
+        instances=_columns(INSTANCE_READINGS, parts),
+        host=_columns(SLOW_HOST_READINGS, [look.host]),
+    )
+
+
+def _columns(readings: Iterable[Reading], rows: list[Mapping[Reading, ReadingValue]]) -> tuple[Column, ...]:
+    columns = []
+    for reading in readings:
+        bounds = READING_RANGES[reading]
+        values: list[float] = []
+        absences: dict[AbsenceReason, list[int]] = {}
+        for cell, row in enumerate(rows):
+            value = row.get(reading, _NOT_SAMPLED)
+            if not isinstance(value, Missing) and not bounds.low <= value <= bounds.high:
+                value = Missing(AbsenceReason.IMPLAUSIBLE)
+            if isinstance(value, Missing):
+                absences.setdefault(value.reason, []).append(cell)
+                value = 0.0
+            values.append(value)
+        if len(absences.get(AbsenceReason.NOT_SUPPORTED, ())) + len(absences.get(AbsenceReason.NOT_SAMPLED, ())) < len(
+            rows
+        ):
+            missing = tuple(Absence(reason=reason, cells=tuple(cells)) for reason, cells in absences.items())
+            columns.append(Column(reading=reading, values=tuple(values), absences=missing))
+    return tuple(columns)
+
 
 GPU_READINGS = (
     Reading.POWER_W,
@@ -76,7 +190,7 @@ _IMPLAUSIBLE = Missing(AbsenceReason.IMPLAUSIBLE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample:
-    """What every device and the host said at one moment; GPUs in the order of the inventory."""
+    """Readings of every device and the host at one moment; GPUs in the order of the inventory."""
 
     wall_ns: int
     monotonic_ns: int
@@ -206,7 +320,10 @@ class Sampler:
         self._gap_s_most = max(GAP_S_LEAST, GAP_INTERVALS * sample_interval_s)
 
     def observe(self, look: NodeSample, *, riding: ExtendedColumns | None = None) -> TickObservation:
-        """The tick of this look, and the events since the look before; `riding` goes along with it."""
+        """Returns the tick of this sample and the events since the one before.
+
+        The columns of `riding` are added to the tick.
+        """
         events: list[NodeEvent] = []
         time_ns, opens_batch = self._time(look, events)
         gpus = len(look.gpus)

@@ -1,33 +1,187 @@
-"""Energy accounts: joules by owner since the agent started, monotonic, with ended owners drained.
+"""Owners of energy, the shares charged to them, and monotonic accounts of joules since the agent started.
 
-Owns the accounts, how many there are and which of the dead are kept. Must not
-know how shares were found. Time is an argument.
+An owner holds what is known and leaves the rest empty, because two sources name their subject differently: an
+allocation (the kubelet names pod and container, Slurm a job, the plan a workload) and a use (a process, through its
+cgroup, names a pod UID or a job step). `account` keeps only what outlives a process or a restart of a container, since
+the joules of an account must never fall. Process ids and names are kept out of accounts: they are sensitive, and each
+would be a series of its own.
 
-Theory. The accounts of one device and what it has besides add up to everything
-that was ever added for it, to the millijoule. An owner that is gone is shown at
-least once more, so that the joules of its last interval are not lost on whoever
-reads; then, if it is worth it (10 J), it is kept for a while, at most 500 of
-them, the smallest leave first, and sooner when accounts grow many. Whoever
-leaves is drained: its joules move into one remainder of each device, "ended",
-which is shown apart, since a reader of rates has counted them already. There is
-at least one showing between an owner's leaving and its coming back, so that no
-reader takes the new account for the old one. An owner that comes when there is
-no room has no account: its joules are in the remainder "other", which a reader
-of rates has not counted yet.
+The accounts and remainders of one device add up, to the millijoule, to everything that was ever added for it. An owner
+that ended is shown at least once more, so that readers receive the joules of its last interval. Owners of at least 10 J
+are then kept for some minutes, at most 500 of them; the smallest leave first, and sooner when there are many accounts.
+An owner that leaves is drained: its joules move to the device's remainder "ended", which is shown apart because readers
+of rates have counted them already. At least one scrape lies between the removal of an owner and its return, so that no
+reader takes the new account for the old one. An owner that finds no room gets no account; its joules go to the
+remainder "other", which readers of rates have not counted yet. Time is an argument.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
 
-from eelgrid_agent.energy.shares import (
-    UNALLOCATED,
-    UNATTRIBUTED,
-    EnergyShare,
-    EnergyUse,
-    ShareConfidence,
-    ShareMethod,
-    UsageOwner,
-)
+
+class UsageOwnerKind(Enum):
+    """What an owner is."""
+
+    POD = "pod"
+    SLURM = "slurm"
+    WORKLOAD = "workload"
+    CONTAINER = "container"
+    RAY = "ray"
+    UNIT = "unit"
+    USER = "user"
+    PROCESS = "process"
+    # Allocated to nobody: the node's own.
+    UNALLOCATED = "unallocated"
+    # Used by somebody who cannot be named.
+    UNATTRIBUTED = "unattributed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageOwner:
+    """One owner; what is unknown, or does not apply to its kind, is empty.
+
+    `ray_job` is a second name: a Ray worker in a pod or a job belongs to the pod or the job. So is `workload`, except
+    for an owner that only the plan knows.
+    """
+
+    kind: UsageOwnerKind
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    container_id: str = ""
+    job: str = ""
+    step: str = ""
+    workload: str = ""
+    user: str = ""
+    unit: str = ""
+    ray_job: str = ""
+    pid: int = 0
+
+    def account(self) -> "UsageOwner":
+        """What its joules are kept under."""
+        if self.kind is UsageOwnerKind.POD and self.pod:
+            return replace(self, pod_uid="", container_id="", pid=0)
+        if self.kind is UsageOwnerKind.USER:
+            # Sessions come and go, and the user stays.
+            return replace(self, unit=f"user-{self.user}.slice", pid=0)
+        return replace(self, pid=0) if self.pid else self
+
+    def covers(self, other: "UsageOwner") -> bool:
+        """Whether an allocation to this owner accounts for a use by the other; unknown fields match anything."""
+        if self.kind is not other.kind:
+            return False
+        mine = (self.namespace, self.pod, self.container, self.pod_uid, self.container_id, self.job, self.step)
+        theirs = (other.namespace, other.pod, other.container, other.pod_uid, other.container_id, other.job, other.step)
+        if any(one and two and one != two for one, two in zip(mine, theirs, strict=True)):
+            return False
+        if self.kind in (UsageOwnerKind.POD, UsageOwnerKind.SLURM):
+            # Something that both know must have agreed.
+            return any(one and one == two for one, two in zip(mine, theirs, strict=True))
+        kept, used = self.account(), other.account()
+        return kept.workload == used.workload and kept.unit == used.unit and kept.ray_job == used.ray_job
+
+    def title(self) -> str:
+        """Its account in a few words for people."""
+        kept = {
+            name.removeprefix("slurm_"): value for name, value in self.labels().items() if value and name != "owner"
+        }
+        return " ".join([self.kind.value, *[f"{name}={value}" for name, value in kept.items()]])
+
+    def labels(self) -> dict[str, str]:
+        """Its account as metric labels: the same label names for every owner, different values for every account.
+
+        Where the name of a pod or a container is unknown, its UID or the start of its id is used. No label is called
+        `job`, which scrapers use for their own targets.
+        """
+        kept = self.account()
+        return {
+            "owner": kept.kind.value,
+            "namespace": kept.namespace,
+            "pod": kept.pod or kept.pod_uid,
+            "container": kept.container or kept.container_id[:12],
+            "slurm_job": kept.job,
+            "step": kept.step,
+            "workload": kept.workload,
+            "unit": kept.unit,
+            "ray_job": kept.ray_job,
+        }
+
+
+UNALLOCATED = UsageOwner(kind=UsageOwnerKind.UNALLOCATED)
+UNATTRIBUTED = UsageOwner(kind=UsageOwnerKind.UNATTRIBUTED)
+
+
+# Weights are counted in this fraction of the largest, so that all that follows is exact integer arithmetic.
+_WEIGHT_UNITS = 1 << 40
+
+
+class EnergyUse(Enum):
+    """What the joules were spent on."""
+
+    # The board as it draws with no context open.
+    BARE_IDLE = "bare_idle"
+    # What open contexts draw above that, doing nothing.
+    CONTEXT_IDLE = "context_idle"
+    ACTIVE = "active"
+
+
+class ShareMethod(Enum):
+    """How a share was found."""
+
+    EXCLUSIVE = "exclusive"
+    MIG_ACTIVITY = "mig_activity"
+    MIG_SLICE = "mig_slice"
+    PROCESS_SM = "process_sm"
+    EQUAL_SHARE = "equal_share"
+    UNATTRIBUTED = "unattributed"
+
+
+class ShareConfidence(IntEnum):
+    """How far a share may be trusted; see docs of the method."""
+
+    LOW = 1
+    MEDIUM = 2
+    HIGH = 3
+
+    @property
+    def label(self) -> str:
+        """The value of the metric label."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyShare:
+    """What one owner is charged for one interval of one device."""
+
+    owner: UsageOwner
+    part: EnergyUse
+    energy_mj: int
+    method: ShareMethod
+    confidence: ShareConfidence
+    gpu_instance_id: int | None = None
+
+
+def apportion_total(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` in parts by weight that add up to it exactly: each is rounded down, the largest remainders get the rest.
+
+    Weights are finite and not negative, and one of them is above zero.
+    """
+    most = max(weights)
+    assert most > 0.0, "some weight must be above zero"
+    assert min(weights) >= 0.0, "no weight may be below zero"
+    units = [int(weight / most * _WEIGHT_UNITS) for weight in weights]
+    whole = sum(units)
+    parts, remainders = [], []
+    for index, unit in enumerate(units):
+        part, remainder = divmod(total * unit, whole)
+        parts.append(part)
+        remainders.append((-remainder, index))
+    for _, index in sorted(remainders)[: total - sum(parts)]:
+        parts[index] += 1
+    return parts
+
 
 ENDED_MOST = 500
 ENDED_MJ_LEAST = 10_000
@@ -43,7 +197,7 @@ _NOBODY = frozenset({UNALLOCATED, UNATTRIBUTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyAccount:
-    """What is kept apart; two accounts of one owner end together."""
+    """The key of one account; all accounts of one owner end together."""
 
     owner: UsageOwner
     gpu_uuid: str
@@ -101,7 +255,10 @@ class EnergyAccounts:
         return dict(self._other_mj)
 
     def drain_ended(self, present: Iterable[UsageOwner], *, now_ns: int) -> None:
-        """Lets the dead go; to be called before anything is added. `present` is everyone who may still be charged."""
+        """Drains owners that ended; call it before anything is added.
+
+        `present` are all owners that may still be charged.
+        """
         here = {owner.account() for owner in present} | _NOBODY
         for owner in self._accounts:
             if owner in here:

@@ -1,18 +1,14 @@
-"""Device allocations: which owner holds which device, and the resolution of kubelet, DRA and Slurm device ids.
+"""Device allocations: which owner holds which device, and how kubelet, DRA and Slurm device ids are resolved.
 
-Theory (allocations). Allocation and use are different facts and are kept apart. Several
-sources may speak of one device: our plan places a workload, whose pod the
-kubelet then lists, in which Slurm may run a job. They name one holder from the
-outside in, so for each device the innermost source that says anything speaks
-alone; adding them up would charge one holder twice.
+Allocation and use are different facts and are kept apart. Several sources may name a holder of one device: the plan
+places a workload, the kubelet lists its pod, and Slurm may run a job inside. They are nested, so for each device only
+the innermost source that names anyone counts; adding them up would charge one holder twice.
 
-Spellings: `GPU-uuid`, `GPU-uuid::N` (a time-slicing or MPS replica), `MIG-uuid`,
-`MIG-uuid::N`, `MIG-GPU-uuid/GI/CI` (drivers before 470), `nvidiaN` and
-`nvidiaN/giM` (GKE), `nvidiaN/vgpuM` (GKE replicas), `gpu-N`,
-`gpu-N-mig-PROFILE-START-SIZE` and `gpu-N-mig-NAME-PROFILE-START` (NVIDIA's DRA
-driver), `N` and `N.GI` (the mapping folder of a Slurm prolog). Numbers of
-devices are the kernel's minors; they are taken for the driver's indices, which
-is so on a machine whose devices all belong to one driver.
+Forms of ids: `GPU-uuid`, `GPU-uuid::N` (a time-slicing or MPS replica), `MIG-uuid`, `MIG-uuid::N`,
+`MIG-GPU-uuid/GI/CI` (drivers before 470), `nvidiaN` and `nvidiaN/giM` (GKE), `nvidiaN/vgpuM` (GKE replicas), `gpu-N`,
+`gpu-N-mig-PROFILE-START-SIZE` and `gpu-N-mig-NAME-PROFILE-START` (NVIDIA's DRA driver), `N` and `N.GI` (the mapping
+folder of a Slurm prolog). Device numbers are the kernel's minors, taken as the driver's indices: the two agree on a
+machine whose devices all belong to one driver.
 """
 
 import re
@@ -20,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_protos.messages import Assignment, Gpu, GpuInstance
 from eelgrid_protos.pod_resources_api import ContainerDevices
 
@@ -40,7 +36,7 @@ class DeviceReference:
 
 
 def find_device(device_id: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
-    """The place that a device plugin's id means; None for a device that this node does not have."""
+    """Returns the device or instance of a device plugin's id; None for a device that this node does not have."""
     replica = _REPLICA.match(device_id)
     plain = replica[1] if replica else device_id
     old, gke = _OLD_MIG.match(plain), _GKE.match(plain)
@@ -58,7 +54,7 @@ def find_device(device_id: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
 
 
 def find_claimed_device(device: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
-    """The place that a device name of NVIDIA's DRA driver means."""
+    """Returns the device or instance of a device name of NVIDIA's DRA driver."""
     found = _CLAIMED.match(device)
     if found is None:
         return None
@@ -73,7 +69,7 @@ def find_claimed_device(device: str, gpus: Iterable[Gpu]) -> DeviceReference | N
 
 
 def find_mapped_device(name: str, gpus: Iterable[Gpu]) -> DeviceReference | None:
-    """The place that a file of a prolog's mapping folder is named for."""
+    """Returns the device or instance after which a file of a prolog's mapping folder is named."""
     found = _MAPPED.match(name)
     gpu = None if found is None else next((gpu for gpu in gpus if gpu.index == int(found[1])), None)
     if found is None or gpu is None:
@@ -92,7 +88,7 @@ _DRA_DRIVER = "gpu.nvidia.com"
 
 
 class AllocationSource(IntEnum):
-    """Who says so; the higher one is the inner one."""
+    """The source of an allocation; a higher value is nested deeper."""
 
     PLAN = 1
     POD_RESOURCES = 2
@@ -110,7 +106,7 @@ class DeviceAllocation:
 
 
 def select_innermost(allocations: Iterable[DeviceAllocation]) -> tuple[DeviceAllocation, ...]:
-    """Of each device, what the innermost source says."""
+    """Returns, for each device, the allocations of the innermost source."""
     kept = tuple(allocations)
     best: dict[str, AllocationSource] = {}
     for allocation in kept:
@@ -120,7 +116,7 @@ def select_innermost(allocations: Iterable[DeviceAllocation]) -> tuple[DeviceAll
 
 
 def map_pod_allocations(containers: Iterable[ContainerDevices], gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...]:
-    """What the kubelet gave to containers; ids of other devices than ours are passed over, whatever their resource."""
+    """Returns what the kubelet allocated to containers; ids of other devices are skipped, whatever their resource."""
     devices = tuple(gpus)
     shares: dict[tuple[DeviceReference, UsageOwner], int] = {}
     for one in containers:
@@ -137,7 +133,7 @@ def map_pod_allocations(containers: Iterable[ContainerDevices], gpus: Iterable[G
 
 
 def map_plan_allocations(assignments: Iterable[Assignment], gpus: Iterable[Gpu]) -> tuple[DeviceAllocation, ...]:
-    """What the plan in force gives to workloads; `gpu_milli` of a shared device counts as its shares."""
+    """Returns what the plan in force allocates to workloads; `gpu_milli` of a shared device counts as its shares."""
     devices = tuple(gpus)
     found = []
     for assignment in assignments:

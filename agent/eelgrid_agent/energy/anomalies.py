@@ -1,21 +1,16 @@
-"""What is wrong between who holds a device and who uses it, since when, and what it costs.
+"""Anomalies between the holder of a device and its users: what is wrong, since when, and what it costs.
 
-Owns the five anomalies and how long each must last. Must not know how looks
-are taken nor who is told. Time is an argument.
-
-Theory. Allocation and use are different facts, and what operators want to see
-is where they disagree. Each anomaly is a condition on one look; it counts from
-the first look at which it held, is told of once it has lasted long enough, and
-ends at the first look at which it does not hold. A condition that nothing can
-tell (activity of a slice without a sensor) neither begins an anomaly nor ends
-one. Wasted joules are those shares of the subject that the anomaly is about.
+Each of the five anomalies is a condition on one sample. It counts from the first sample at which it held, is reported
+after it lasted long enough, and ends at the first sample at which it does not hold. A condition that cannot be
+evaluated (activity of a slice without a sensor) neither starts nor ends an anomaly. Wasted joules are the shares of the
+subject that the anomaly is about. Time is an argument.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from eelgrid_agent.energy.shares import EnergyShare, EnergyUse, UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.accounts import EnergyShare, EnergyUse, UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.split import DeviceObservation, IdlePower
 
 # Below this a device is idle: drivers report a per cent or two for housekeeping.
@@ -27,7 +22,7 @@ SUBJECTS_MOST = 1024
 
 
 class EnergyAnomalyKind(Enum):
-    """What is wrong."""
+    """The kind of an anomaly."""
 
     # Allocated, and nothing is at work.
     HELD_IDLE = "held_idle"
@@ -60,7 +55,7 @@ _WASTES: Mapping[EnergyAnomalyKind, frozenset[EnergyUse]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalySubject:
-    """Whose anomaly on which place it is."""
+    """The owner, the device or instance, and the kind of an anomaly."""
 
     kind: EnergyAnomalyKind
     gpu_uuid: str
@@ -87,7 +82,7 @@ class _Running:
 
 
 class AnomalyDetector:
-    """One node's anomalies; `hurry` tells them so many times sooner."""
+    """Detects the anomalies of one node; `hurry` divides how long each must last."""
 
     def __init__(self, lasts_s: Mapping[EnergyAnomalyKind, float] = _LASTS_S, *, hurry: float = 1.0) -> None:
         self._lasts_s = {kind: seconds / hurry for kind, seconds in lasts_s.items()}

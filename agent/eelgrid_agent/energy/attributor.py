@@ -1,46 +1,33 @@
-"""Energy attribution of one node: observations in; shares, account totals and anomalies out.
+"""Energy attribution of one node: observations in; shares, account totals and anomalies out. Pure.
 
-Contains the idle-power model of each device and the join of pod UIDs to pod names. Pure.
+A device's energy is the sampler's total, which never falls, in whole millijoules. An interval runs from one
+observation with a total to the next; observations without a total only add what they saw. What was counted before the
+first observation is unattributed. At every observation and for every device, all accounts add up to the device's total
+to the millijoule: over processes and layouts that come and go, missing readings and meters that restart.
 
-Theory. A device's energy is the sampler's total, which never falls, in whole
-millijoules. An interval runs from one look with a total to the next; looks
-without one only add what they saw. What was counted before the first look is
-nobody's that could be named. So, at every look and of every device, everything
-in the ledger is the device's total, to the millijoule: over processes and
-layouts that come and go, missing readings and meters that begin anew.
+A process that cannot be inspected (no host process ids, or it died before it was seen) is attributed to the only owner
+that its device is allocated to. A workload of the plan is a second name of whoever holds or uses its device.
 
-A process that may not be looked at (no host's process ids, or it died before
-anybody looked) is taken to be of the only owner whom its place is allocated to.
-A workload of our plan is a second name of whoever holds or uses its place.
-
-Theory (idle power). Bare idle power is the lowest mean power over an interval in which no
-context was open and nothing was busy; never learnt under load, and not in the
-first seconds of quiet either, while clocks fall. Before that it is the
-catalogue's, with MIG on or off. The context step is the lowest mean power with
-contexts open and nothing busy, less bare idle; its prior is the middle of what
-was measured on HBM parts (26 to 50 W on A100 and H100) and 66 W on the L40S
-(arXiv 2605.23918). Of other parts nobody has published it: nothing is assumed,
-and context idle is nothing until it was seen. A minimum is kept for each MIG
+Bare idle power is the lowest mean power over an interval in which no context was open and nothing was busy. It is never
+learnt under load, nor in the first seconds of quiet while clocks fall; until then the catalogue's value is used, with
+MIG on or off. The context step is the lowest mean power with contexts open and nothing busy, less bare idle. Its prior
+is the middle of the values measured on HBM parts (26 to 50 W on A100 and H100) and 66 W on the L40S (arXiv 2605.23918);
+for other parts nothing is published, so context idle is zero until it was measured. A minimum is kept for each MIG
 mode, since MIG alone changes what an empty board draws.
 
-Theory (pod names). It is for nodes whose log folder is not mounted. A pod that is known by
-its UID has contexts on some places; the kubelet gave each place to some pods.
-Where one pod, and no other, was given all of these places, and no other UID
-fits it, the two are one. Two pods that share one device stay nameless rather
-than be guessed. What was inferred is dropped as soon as it no longer fits.
+Where the kubelet's log folder is not mounted, pod UIDs are joined to pod names by their devices: where exactly one pod
+was given all devices on which a UID has contexts, and no other UID fits that pod, the two are one. Two pods that share
+one device stay nameless. An inferred name is dropped as soon as it no longer fits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing
-from eelgrid_agent.energy.accounts import EnergyAccount, EnergyAccounts
-from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, select_innermost
-from eelgrid_agent.energy.anomalies import ACTIVE_RATIO, AnomalyDetector, OngoingAnomaly
-from eelgrid_agent.energy.metering import UncertainEnergy
-from eelgrid_agent.energy.process_owners import ProcessOwner
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNATTRIBUTED,
+    EnergyAccount,
+    EnergyAccounts,
     EnergyShare,
     EnergyUse,
     ShareConfidence,
@@ -48,6 +35,10 @@ from eelgrid_agent.energy.shares import (
     UsageOwner,
     UsageOwnerKind,
 )
+from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, select_innermost
+from eelgrid_agent.energy.anomalies import ACTIVE_RATIO, AnomalyDetector, OngoingAnomaly
+from eelgrid_agent.energy.metering import UncertainEnergy
+from eelgrid_agent.energy.process_owners import ProcessOwner
 from eelgrid_agent.energy.split import (
     ContextHolder,
     DeviceClaim,
@@ -83,7 +74,7 @@ class _Mode:
 
 
 def build_idle_prior(product: Product | None, *, mig_enabled: bool) -> IdlePower:
-    """What is assumed of a part before it was seen idle."""
+    """Returns the idle power that is assumed for a part before it was seen idle."""
     if product is None:
         return IdlePower(bare_w=0.0, context_w=0.0, confidence=ShareConfidence.LOW)
     bare_w = product.idle_w
@@ -108,7 +99,7 @@ class IdlePowerModel:
     def observe(
         self, *, power_w: float, seconds: float, contexts: bool | None, busy: bool | None, mig_enabled: bool
     ) -> None:
-        """The mean power of an interval; `contexts` and `busy` are None where nothing tells."""
+        """Learns from the mean power of an interval; `contexts` and `busy` are None where they are unknown."""
         self._quiet_s = self._quiet_s + seconds if contexts is False and busy is False else 0.0
         self._parked_s = self._parked_s + seconds if contexts is True and busy is False else 0.0
         if seconds < INTERVAL_S_LEAST or power_w < BARE_W_LEAST:
@@ -123,7 +114,7 @@ class IdlePowerModel:
             self._modes[mig_enabled] = replace(mode, parked_w=lowest)
 
     def estimate_idle(self, product: Product | None, *, mig_enabled: bool) -> IdlePower:
-        """The best of what was learnt and what is assumed."""
+        """The learnt idle power, else the assumed one."""
         prior = build_idle_prior(product, mig_enabled=mig_enabled)
         mode = self._modes[mig_enabled]
         bare_w = prior.bare_w if mode.bare_w is None else mode.bare_w
@@ -209,9 +200,9 @@ _ENERGY_J_MOST = 1e14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInput:
-    """One device: its total by the sampler, its utilization since the look before, and what a slow look said.
+    """One device: the sampler's total, its mean utilization since the last observation, and its extended readings.
 
-    None is what could not be had.
+    None stands for an unavailable value.
     """
 
     gpu: Gpu
@@ -226,7 +217,7 @@ class DeviceInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionInput:
-    """Everything about one moment; `allocations` is None where no source of them could be asked."""
+    """All inputs of one moment; `allocations` is None where no source of them could be read."""
 
     monotonic_ns: int
     wall_ns: int
@@ -237,13 +228,12 @@ class AttributionInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Who used what.
+    """Energy by owner.
 
-    `shares` are of the interval that ended with this look, by device. `accounts` hold, in millijoules since the agent
-    began to count, what belongs to owners, and `nobody` what does not: by device, the node's own idle power
-    (unallocated), what could not be named (unattributed), what owners that are kept no more were charged (ended) and
-    what owners beyond the bound were (other). The two add up to the device. `elapsed_s` is how long those intervals
-    were.
+    `shares` are of the interval that ended with this observation, by device. `accounts` hold, in millijoules since the
+    agent started to count, what belongs to owners, and `nobody` the rest: by device, the node's own idle power
+    (unallocated), what could not be named (unattributed), what drained owners were charged (ended) and what owners
+    beyond the bound were charged (other). The two add up to the device. `elapsed_s` is the length of those intervals.
     """
 
     shares: Mapping[str, tuple[EnergyShare, ...]]
@@ -279,11 +269,11 @@ class Attributor:
         self._meters: dict[str, _Meter] = {}
 
     def total_mj(self, gpu_uuid: str) -> int:
-        """Everything that was attributed of one device, to owners and to nobody."""
+        """Everything that was attributed of one device, with and without an owner."""
         return self._ledger.total_mj(gpu_uuid)
 
     def observe(self, look: AttributionInput) -> Attribution:
-        """Closes an interval of every device whose energy is known, and tells where all of it went so far."""
+        """Closes an interval of every device whose energy is known, and returns all shares and totals."""
         claims = select_innermost(look.allocations or ())
         glances = {one.gpu.uuid: self._observation(one, look, claims) for one in look.devices}
         self._join.observe(glances)

@@ -1,20 +1,16 @@
 """Energy metering between two attributions: totals, mean utilization and measurement uncertainty.
 
-Theory (metering). A slow look comes every few seconds and a tick every second or tenth of
-one. Uncertainty grows with the steps over which power was really integrated,
-and a device that worked between two looks was not idle, so both are taken from
-every tick; a look takes the mean of the utilization since the look before.
+Attribution runs every few seconds and ticks come every second or tenth of one. Uncertainty grows with the steps over
+which power was integrated, and a device that worked between two attributions was not idle, so both are taken from every
+tick; an attribution uses the mean utilization since the one before.
 
-Theory (measurement uncertainty) (arXiv 2312.02741). A sensor's gain is off by up to 5 % from board to
-board, and a counter is fed by the same sensor: that part is systematic and
-grows with the energy. A counter adds only its ends: it is renewed every
-100 ms, so each end may lag by that much power. Integrated power also misses
-what the sensor does not look at: a reading is the mean of the last `window_ms`
-(25 of every 100 ms on A100 and H100, 1 s for the averaged field), and the rest
-of each step between two readings is a straight line that real power may leave.
-The step's rise is taken for how far; such errors are independent and add in
-squares. What is not bounded: a load that beats in time with the sensor, and
-what nobody measured, whose seconds are told apart.
+Uncertainty follows arXiv 2312.02741. The gain of a sensor is off by up to 5 % from board to board, and a counter is fed
+by the same sensor: that part is systematic and grows with the energy. A counter adds only its ends: it is renewed every
+100 ms, so each end may lag by that much power. Integrated power also misses what the sensor does not cover: a reading
+is the mean of the last `window_ms` (25 of every 100 ms on A100 and H100, 1 s for the averaged field), and real power
+may leave the straight line between two readings. The rise of the step bounds that error; such errors are independent
+and add in squares. Not bounded are a load that beats in time with the sensor, and seconds that nobody measured, which
+are reported apart.
 """
 
 import math
@@ -153,7 +149,7 @@ _COUNTER_J_MOST = READING_RANGES[Reading.ENERGY_J].high
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEnergies:
-    """A node's devices by UUID at its newest tick; a device that could not say is left out."""
+    """Energies of the devices of a node by UUID at its newest tick; a device without readings is left out."""
 
     monotonic_ns: int
     wall_ns: int
@@ -221,7 +217,10 @@ class EnergyMeter:
                 tally.limit_w = max(limit, tally.limit_w or 0.0)
 
     def pop_energies(self, *, uncounted_s: Mapping[str, float]) -> DeviceEnergies:
-        """The energies now; utilization begins anew. `uncounted_s` are seconds of each device that no total holds."""
+        """Returns the energies and restarts the mean utilization.
+
+        `uncounted_s` are seconds per device that no total covers.
+        """
         totals, utilization, estimates, limits_w = {}, {}, {}, {}
         for uuid, tally in self._tallies.items():
             if tally.total_j is not None:

@@ -1,27 +1,29 @@
-"""Energy of one node: gathers owners and allocations, runs the attributor, returns reports and events.
+"""Energy of one node: gathers owners and allocations, runs the attributor, and returns reports, events and windows.
 
-Contains the attribution sources, among them the Slurm prolog's folder of jobs and devices.
+Sources are processes and their cgroups, the kubelet, the plan in force, and the folder of jobs and devices that a Slurm
+prolog writes. A job whose epilog failed stays in that folder; it cannot be told from a running one, but has no process.
 
-Theory. Of anomalies the controller hears two, once each while they last: a
-device that is held and idle, since others wait for it, and an idle context of
-somebody who does not hold the place, since nobody else will tell. What was
-counted begins anew with the agent, as the sampler's totals do.
+The controller receives two anomalies, once each while they last: a device that is held and idle, since others wait for
+it, and an idle context of an owner that does not hold the device, since no other source reports it. Totals start from
+zero with the agent, as those of the sampler do.
 
-Theory. A prolog writes a job's id and an epilog takes it away, so an epilog
-that failed leaves a job that ended long ago. Nothing here can tell; what such
-a job would be charged is told apart by its having no process.
+The energy outbox is stored soon after a window was closed or acknowledged, in a thread, since disks may be slow. A
+store that fails is logged once and retried: the windows are in memory, and only a crash would lose them.
 """
 
+import asyncio
+import logging
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings
 from eelgrid_agent.devices.port import RawReadings
-from eelgrid_agent.devices.sampler import TickObservation
+from eelgrid_agent.devices.sampler import ExtendedReadings, TickObservation
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import (
     AllocationSource,
     DeviceAllocation,
@@ -34,10 +36,14 @@ from eelgrid_agent.energy.attributor import Attribution, AttributionInput, Attri
 from eelgrid_agent.energy.metering import DeviceEnergies, EnergyMeter
 from eelgrid_agent.energy.process_owners import ProcessOwner, ProcessOwnerResolver
 from eelgrid_agent.energy.report import NodeEnergyReport, build_report
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
+from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore, StateUnwritable
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Assignment, Gpu, NodeEvent, NodeEventKind
+from eelgrid_protos.errors import InvalidMessage
+from eelgrid_protos.messages import Assignment, EnergyWindow, Gpu, NodeEvent, NodeEventKind
+from eelgrid_protos.plain_messages import from_plain, to_plain
 from eelgrid_protos.pod_resources_api import ContainerDevices
+from eelgrid_protos.safe_text import escape_text
 
 FILES_MOST = 1024
 JOBS_PER_FILE_MOST = 256
@@ -78,16 +84,16 @@ def read_slurm_allocations(folder: Path, gpus: Iterable[Gpu]) -> tuple[DeviceAll
 
 
 class ContainerSource(Protocol):
-    """What a kubelet said last."""
+    """The newest answer of a kubelet."""
 
     @property
     def containers(self) -> tuple[ContainerDevices, ...] | None:
-        """The containers that hold devices; None while nobody can say."""
+        """The containers that hold devices; None while that is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReadings:
-    """What the files of one moment said; `jobs` is None where no folder could be asked."""
+    """What the files showed at one moment; `jobs` is None where no folder could be read."""
 
     owners: Mapping[int, ProcessOwner] = field(default_factory=lambda: MappingProxyType({}))
     jobs: tuple[DeviceAllocation, ...] | None = None
@@ -167,7 +173,7 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class NodeEnergy:
-    """See the module."""
+    """Energy attribution of one node."""
 
     def __init__(
         self, catalogue: Catalogue, sources: AttributionSources, *, watch: AnomalyDetector | None = None
@@ -192,7 +198,10 @@ class NodeEnergy:
         self._ticked_ns = monotonic_ns
 
     def read_sources(self, gpus: tuple[Gpu, ...], slow: ExtendedReadings, *, now_ns: int) -> SourceReadings:
-        """Whose the processes of a slow look are; opens small files, so to be called off the event loop, one at a time."""
+        """Resolves the owners of the sampled processes.
+
+        Opens small files, so call it off the event loop, once at a time.
+        """
         return self._sources.read_files(gpus, slow, now_ns=now_ns)
 
     def observe(
@@ -204,7 +213,7 @@ class NodeEnergy:
         assignments: Iterable[Assignment] | None = None,
         uncounted_s: Mapping[str, float] = _NOTHING,
     ) -> tuple[NodeEvent, ...]:
-        """Attributes what was spent up to the newest tick, and tells what is new to tell; nothing before the first tick.
+        """Attributes the energy up to the newest tick and returns new events; none before the first tick.
 
         `assignments` are of the plan in force, None without a plan; `uncounted_s` is what the sampler left out.
         """
@@ -216,7 +225,7 @@ class NodeEnergy:
         return self._new_events(self.newest.anomalies, energies.monotonic_ns, energies.wall_ns)
 
     def build_report(self) -> NodeEnergyReport | None:
-        """Everything that is known now, for whoever asks; None before the first look."""
+        """Returns the current report; None before the first observation."""
         return None if self.newest is None else build_report(self.newest)
 
     def _new_events(self, lasting: Iterable[OngoingAnomaly], now_ns: int, wall_ns: int) -> tuple[NodeEvent, ...]:
@@ -254,3 +263,99 @@ def _detail(anomaly: OngoingAnomaly, now_ns: int) -> str:
     seconds = max(0, now_ns - anomaly.since_ns) / 1e9
     wasted_j = anomaly.wasted_mj / 1000.0
     return f"{where}{how} for {seconds:.0f} s, {wasted_j:.0f} J so far, by {subject.owner.title()}"
+
+
+_LOG = logging.getLogger("eelgrid.agent")
+_EVERY_S = 2.0
+
+
+def _encode_outbox(kept: OutboxState | None) -> dict[str, Any]:
+    assert kept is not None
+    return {
+        "incarnation": kept.incarnation,
+        "number": kept.number,
+        "boot": kept.boot,
+        "end_ns": kept.end_ns,
+        "offset_ns": kept.offset_ns,
+        "counters_j": dict(kept.counters_j),
+        "windows": [to_plain(window, brief=True) for window in kept.windows],
+    }
+
+
+def _decode_outbox(document: Mapping[str, Any]) -> OutboxState:
+    counters_j = {str(uuid): float(value) for uuid, value in document["counters_j"].items()}
+    if not all(map(math.isfinite, counters_j.values())):
+        raise ValueError("a counter is not finite")
+    offset_ns = document.get("offset_ns")
+    try:
+        windows = tuple(from_plain(EnergyWindow, window) for window in document["windows"])
+    except InvalidMessage as error:
+        raise ValueError(str(error)) from error
+    return OutboxState(
+        offset_ns=None if offset_ns is None else int(offset_ns),
+        incarnation=int(document["incarnation"]),
+        number=int(document["number"]),
+        boot=str(document["boot"]),
+        end_ns=int(document["end_ns"]),
+        counters_j=counters_j,
+        windows=windows,
+    )
+
+
+OutboxStore = StateStore[OutboxState | None]
+
+ENERGY_OUTBOX: StateFormat[OutboxState | None] = StateFormat(
+    title="energy outbox",
+    schema=1,
+    encode=_encode_outbox,
+    decode=_decode_outbox,
+    empty=lambda: None,
+    # A thousand windows of some 2 kB each, twenty times over.
+    bytes_most=64 * 1024 * 1024,
+    damage_remedy="the energy windows in it are lost to the ledger",
+    write_consequence="a crash would lose windows that the controller has not acknowledged",
+    indent=None,
+    ends_line=False,
+)
+
+
+def load_outbox_state(store: OutboxStore, *, draw_incarnation: Callable[[], int]) -> OutboxState:
+    """Returns what the previous run left, or the state of a new incarnation where nothing can be read."""
+    fresh = OutboxState(incarnation=draw_incarnation())
+    try:
+        return store.load() or fresh
+    except StateFileError as error:
+        _LOG.warning("event=energy_unread path=%s error=%r", error.path, str(error))
+        return fresh
+
+
+async def write_periodically(outbox: EnergyOutbox, store: OutboxStore) -> None:
+    """Stores the outbox whenever it changed, until cancelled; then closes its open window and stores that as well."""
+    written, is_told, refused = outbox.windows.changes, False, 0
+    try:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            if outbox.refused != refused:
+                _LOG.warning(
+                    "event=energy_refused windows=%d reason=%s",
+                    outbox.refused - refused,
+                    escape_text(outbox.refused_reason),
+                )
+                refused = outbox.refused
+            changes = outbox.windows.changes
+            if changes == written:
+                continue
+            try:
+                await asyncio.to_thread(store.store, outbox.state())
+            except StateUnwritable as error:
+                if not is_told:
+                    _LOG.warning("event=energy_unwritten error=%s action=again", error)
+                is_told = True
+            else:
+                written, is_told = changes, False
+    finally:
+        outbox.close()
+        try:
+            store.store(outbox.state())
+        except StateUnwritable as error:
+            _LOG.warning("event=energy_unwritten error=%s", error)

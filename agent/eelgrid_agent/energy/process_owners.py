@@ -1,26 +1,20 @@
 """Process owners: maps process ids to containers, jobs and units by cgroup, environment and log links.
 
-Theory (process owners). Process ids are the host's and are used again, so an owner is kept for
-(pid, start time). A process that is gone is remembered for a while: what it
-used since the look before is charged after its death. Environments hold
-secrets: only the two programs that put their name nowhere else are looked up
-there (Slurm's SLUID layout and Ray), and only by the names in this file. The
-process title is read for Ray's prefix and for the MPS server and not kept.
+An owner is kept for (pid, start time), since process ids are used again. A process that ended is remembered for a
+while, because what it used since the last sample is charged after its death. Environments hold secrets: only the two
+programs that name themselves nowhere else (Slurm's SLUID layout and Ray) are looked up there, and only under the
+variable names in this file. The process title is read for Ray's prefix and for the MPS server and is not kept.
 
-Theory (cgroups). /proc/PID/cgroup holds a line for each hierarchy, and a path may hold
-several owners, one inside the other (a Slurm job in a pod of Slinky, a pod in
-the container of a kind node). Along a path the innermost owner wins, and among
-lines the most specific kind. Paths seen from another cgroup namespace start
-with "..", which changes nothing: the owner's own segments are still there.
-Slurm 26.05 names jobs by SLUID, which holds no job number; the SLUID stands in
-for it until the environment tells.
+/proc/PID/cgroup holds a line for each hierarchy, and a path may hold several owners, one inside the other (a Slurm job
+in a pod of Slinky, a pod in the container of a kind node). Along a path the innermost owner wins, and among lines the
+most specific kind. Paths seen from another cgroup namespace start with "..", and still contain the owner's own
+segments. Slurm 26.05 names jobs by SLUID, which holds no job number; the SLUID stands in for it until the environment
+gives the number.
 
-Theory (container names). PodResources names pods and knows no UID; a cgroup holds the UID and
-the container's id and knows no name. The kubelet joins the two on the node
-itself: for every container it keeps a link <pod>_<namespace>_<container>-<id>.log,
-whatever the runtime and without a word to the API server. Names of links are
-enough; no log is opened. Where the folder is not mounted, nothing is named
-here and the join is left to whoever knows better.
+PodResources names pods without UIDs; a cgroup holds the UID and the container's id without names. The kubelet joins the
+two on the node: for every container it keeps a link <pod>_<namespace>_<container>-<id>.log, whatever the runtime, so
+the API server is not needed. Only names of links are read, never a log. Where the folder is not mounted, the join is
+left to the attributor.
 """
 
 import os
@@ -30,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
+from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 
 # The kernel's own bound is a page a line.
 CGROUP_TEXT_MOST = 64 * 1024
@@ -60,7 +54,7 @@ _RANKS = {
 
 
 def is_sluid(job: str) -> bool:
-    """Whether a job goes by its SLUID because its number is not known."""
+    """Whether a job is named by its SLUID because its number is unknown."""
     return _SLUID.match(job) is not None
 
 
@@ -203,7 +197,10 @@ _START_FIELD = 19
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """Whose process it is; `mps_server` shares the device on behalf of others, `hidden` could not be looked at."""
+    """The owner of a process.
+
+    `mps_server` marks a server that shares the device for others, `hidden` one that could not be read.
+    """
 
     owner: UsageOwner
     mps_server: bool = False

@@ -1,18 +1,17 @@
 """Energy report of one node: rows by owner, and the GetNodeEnergy response built from them.
 
-Theory. Names come from other programs (pods, units, jobs) and may hold what the
-contract forbids: characters that are not printed and bytes that are no text
-are shown as "?", and what is too long is cut. Rows stay apart as the ledger
-keeps them, so nothing is lost where two names then look alike.
+Names come from other programs (pods, units, jobs) and may hold what the contract forbids: unprintable characters and
+bytes that are not text are shown as "?", and names that are too long are cut. Rows stay apart as the accounts keep
+them, so nothing is lost where two names then look alike.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eelgrid_agent.energy.accounts import EnergyUse, ShareConfidence, ShareMethod, UsageOwner
 from eelgrid_agent.energy.anomalies import OngoingAnomaly
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.metering import UncertainEnergy
-from eelgrid_agent.energy.shares import EnergyUse, ShareConfidence, ShareMethod, UsageOwner
 from eelgrid_protos import messages as wire
 
 
@@ -31,7 +30,7 @@ class OwnerEnergyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEnergyTotals:
-    """One device: what nobody owns, by reason; its owners' rows and these add up to `total_mj`."""
+    """One device: energy without an owner, by reason; this and its owners' rows add up to `total_mj`."""
 
     gpu_uuid: str
     total_mj: int

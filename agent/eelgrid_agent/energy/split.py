@@ -1,35 +1,27 @@
-"""The joules of one device over one interval, split among whoever held and used it.
+"""Splits the joules of one device over one interval among the owners that held and used it.
 
-Owns the weights. Must not know where looks come from, nor any clock: it takes
-two or more looks at one device and the energy between the first and the last.
+It takes two or more samples of one device and the energy between the first and the last; it knows no clock.
 
-Theory. An interval's energy E is cut in three, in this order: bare idle (what
-the board draws with no context, for the whole interval), context idle (the
-step that open contexts add, for the share of the interval that they were
-seen), and the rest, active. Whole millijoules are apportioned, so the shares
-add up to E exactly, whatever the weights.
+The energy E of an interval is divided in three, in this order: bare idle (what the board draws with no context, for the
+whole interval), context idle (the step that open contexts add, for the share of the interval in which they were seen),
+and the rest, active. Whole millijoules are apportioned, so the shares add up to E exactly, whatever the weights.
 
-  bare idle      to whoever the place is allocated to, by the slice's share of
-                 the SMs; what is allocated to nobody is the node's.
-  context idle   equally to every open context: a context costs the same
-                 whatever it does and whatever memory it holds.
-  active         exclusive: to the only owner. MIG: SM share x activity where
-                 every slice with a context tells it, SM share alone otherwise.
-                 Time-slicing: by SM ratio; else, and under MPS, equally.
+  bare idle      to whoever the device is allocated to, by the slice's share of the SMs; what is allocated to nobody is
+                 the node's own.
+  context idle   equally to every open context: a context costs the same whatever it does and whatever memory it holds.
+  active         exclusive: to the only owner. MIG: SM share x activity where every slice with a context reports it, SM
+                 share alone otherwise. Time-slicing: by SM ratio; else, and under MPS, equally.
 
-Who is alone on a place is asked of accounts, not of processes: two processes of
-one pod are one owner, and only what is told of each of them is a guess.
-
-A process seen at one end of an interval only weighs half: it came or went
-somewhere between. A look's activity and ratios describe the time since the
-look before. A reading that is missing changes the method, never the sum.
+Whether an owner is alone on a device is decided by accounts, not by processes: two processes of one pod are one owner.
+A process seen at one end of an interval only counts half: it came or went somewhere between. The activity and ratios of
+a sample describe the time since the sample before. A missing reading changes the method, never the sum.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNALLOCATED,
     UNATTRIBUTED,
     EnergyShare,
@@ -51,7 +43,7 @@ _Weights = dict[_Portion, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceActivity:
-    """A GPU instance, or the whole device (no id); activity is None where nothing tells it."""
+    """A GPU instance, or the whole device (no id); activity is None where it is not reported."""
 
     gpu_instance_id: int | None = None
     sm_fraction: float = 1.0
@@ -60,7 +52,7 @@ class SliceActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextHolder:
-    """An open context; `inferred` says that its owner is taken from the only claim on its place."""
+    """An open context; `inferred` marks an owner that was taken from the only allocation of its device."""
 
     owner: UsageOwner
     pid: int
@@ -81,7 +73,7 @@ class DeviceClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceObservation:
-    """One device at one moment; `holders` is None where the driver does not tell, `utilization` likewise."""
+    """One device at one moment; `holders` and `utilization` are None where the driver does not report them."""
 
     monotonic_ns: int
     slices: tuple[SliceActivity, ...] = (SliceActivity(),)

@@ -1,30 +1,23 @@
-"""Energy windows: charges by minute and owner, queued until the controller acknowledges them.
+"""Energy windows: charges by minute and owner, queued until the controller acknowledges them, over restarts too.
 
-Contains the queue of windows and the outbox that charges attributions to them, also across restarts of the agent.
+A window closes when a multiple of its length has passed and is kept until it is acknowledged. Windows are used instead
+of totals since the start of the agent, which would have to be told apart from those of the previous run. Shares are
+whole millijoules and are only added, so everything that was charged is in exactly one window. While the controller is
+away for long, the oldest neighbours within one hour are merged: names and sums stay, and only the minute is lost.
+Beyond `most` windows the two oldest are merged whatever their hour, so the number of windows is bounded and no joule is
+lost.
 
-Theory (windows). Totals since the agent began would have to be told apart from those of the agent
-before it; what was spent in a stretch of time need not. So a window is closed when a
-multiple of its length has passed, and is kept until it is acknowledged. Shares are whole
-millijoules and are only ever added, so everything that was charged is in exactly one window.
-Where the controller is away for long, the oldest neighbours of one hour become one window:
-names and sums stay, and only when within the hour is forgotten. Beyond `most` the two oldest
-become one whatever their hour, so that the number of windows is bounded and no joule is lost.
-A clock that is set moves what is not acknowledged along with it (`shift`): how long ago it was is
-known by the monotonic clock, so a machine that began in 1970 tells sane windows once its clock is
-right. What another boot left stays where it was. Windows of one clock never overlap.
+The wall clock may be set while the agent runs, by decades where a machine boots without one. It is compared with the
+monotonic clock at each tick, and windows that are not acknowledged are shifted with it, including those that an earlier
+agent of the same boot left. Windows of another boot stay where they were. Windows of one clock never overlap.
 
-Theory (outbox). By the plan, a device's energy between two changes of its assignments is cut by GPU
-share; what nobody was assigned is the node's own. Idle and active power are not told apart
-there. Totals are read when the plan changes and when a window ends, not at every tick: a
-process that simulates a thousand nodes has six thousand devices.
+The outbox charges attributions to the queue, or, without attribution, divides a device's energy between two changes of
+its assignments by GPU share; what is assigned to nobody is the node's own, and idle and active power are not separated.
+Totals are read when the plan changes and when a window ends, not at every tick: a process that simulates a thousand
+nodes has six thousand devices.
 
-A device's counter outlives the agent. What it counted between the last window that was
-written down and the first look of the next agent was spent by somebody whom nobody saw; a
-boot or a load of the driver in between began it anew, and then only what it holds is known.
-
-The wall clock may be set while the agent runs, by decades where a machine boots without one. It is
-compared with the monotonic clock at each tick; what is not acknowledged moves along, also what an
-agent of the same boot left.
+The counter of a device outlives the agent. What it counted between the last stored window and the first sample of the
+next agent is charged as unattributed; after a boot or a driver load only what the new counter holds is known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.devices.sampler import SampleTick
-from eelgrid_agent.energy.attributor import Attribution
-from eelgrid_agent.energy.report import build_owner_message
-from eelgrid_agent.energy.shares import (
+from eelgrid_agent.energy.accounts import (
     UNALLOCATED,
     UNATTRIBUTED,
     EnergyShare,
@@ -45,6 +36,8 @@ from eelgrid_agent.energy.shares import (
     UsageOwnerKind,
     apportion_total,
 )
+from eelgrid_agent.energy.attributor import Attribution
+from eelgrid_agent.energy.report import build_owner_message
 from eelgrid_protos import messages as wire
 from eelgrid_protos.messages import READING_RANGES, Assignment, EnergyWindow, Reading
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
@@ -115,11 +108,14 @@ class EnergyWindowQueue:
 
     @property
     def closed(self) -> tuple[wire.EnergyWindow, ...]:
-        """What is not acknowledged, oldest first."""
+        """Closed windows that are not acknowledged, oldest first."""
         return tuple(map(_sane, self._closed))
 
     def shift_clock(self, by_ns: int, *, foreign: bool = False) -> None:
-        """The clock was set by so much. `foreign` windows, of the run before, move only where they are of this clock."""
+        """The clock was set by so much.
+
+        `foreign` windows, of the run before, move only where they are of this clock.
+        """
         if foreign:
             self._foreign = 0
             self._before_ns += by_ns
@@ -204,7 +200,7 @@ class EnergyWindowQueue:
         return _sane(window)
 
     def acknowledge(self, incarnation: int, number: int) -> None:
-        """Lets go of what is on the controller's disk."""
+        """Removes the windows that the controller has stored."""
         if incarnation != self.incarnation:
             return
         before = len(self._closed)

@@ -1,25 +1,25 @@
-"""Preparation of DRA resource claims: journal, device creation, leases and CDI specification.
+"""Preparation of DRA resource claims: allocation, device creation, journal, leases and CDI specification.
 
-Theory (preparation). To make a claim ready twice is to make it ready once: the entry of the journal says what
-it was given, and only what does not stand is made. No claim gets what another holds, whatever
-the API server says, since nobody there compares two claims. What a claim holds is leased from
-the layouts, so that no other change of layout takes it. To undo a claim never fails for a device
-that is still in use: a pod that ends must not wait for a process that does not; what is left is taken
-away later, and is refused to others until then by the executor.
+Preparing a claim twice has the effect of preparing it once: its journal entry says what it was given, and only devices
+that are missing are created. No claim receives what another one holds, whatever the API server says, because nothing
+there compares two claims. What a claim holds is leased from the MIG layouts, so that no other change of layout removes
+it. Unpreparing never fails for a device that is in use, since a pod that ends must not wait for a process that does
+not: such a device is recorded as left over and removed later, and until then the MIG service refuses to reuse it.
 
-Theory (claim journal). An entry is written before anything is changed for it, so that what was made for a claim
-is known whatever happens in between, and is struck out after it is undone. What could not
-be undone stays as left over, to be tried again. A file that is no journal is put aside and
-nothing is guessed from it: what claims hold then is protected by its processes and by the leases in
-the layouts' own journal, and nothing that stands is taken for ours to remove.
+The layout for a requested device is the existing one plus the device: instances in its way that no claim holds are
+removed, and all others stay, used or not. Whether an instance in the way is in use is decided by the MIG service, which
+never touches what a process or a lease holds. Instances of another origin are not mentioned in the layout, so they are
+never taken for the agent's own.
 
-ClaimJournalError         the journal cannot be read or written, so nothing may be changed
+A journal entry is written before anything is changed for it and removed after the claim is unprepared. From a damaged
+journal nothing is guessed: what claims hold then is protected by their processes and by the leases in the MIG journal.
 
-Theory (CDI). A container runtime finds a device by `nvidia.com/gpu=UUID` in the specifications of its
-folders. NVIDIA's tools write these for what stood when they ran; an instance that was made a
-second ago is in none of them. Ours names such devices and sets the variable that NVIDIA's
-container runtime reads, which then mounts the rest; it takes no device that others name, since a
-name in two files of one folder is an error to every runtime.
+A container runtime finds a device by `nvidia.com/gpu=UUID` in the CDI specifications of its folders. NVIDIA's tools
+write these for the devices that existed when they ran; an instance created since is in none of them. The agent's
+specification names such devices and sets the variable that NVIDIA's container runtime reads, which mounts the rest. It
+leaves out devices that other files name, since a name in two files of one folder is an error to every runtime.
+
+ClaimUnpreparable         the claim cannot be prepared here; the message says what to do
 """
 
 import json
@@ -28,35 +28,146 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import yaml
 
 from eelgrid_agent.devices.port import DeviceError
-from eelgrid_agent.enforce.mig.journal import MigJournalError
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation
-from eelgrid_agent.kubelet.claim_allocation import (
-    ClaimUnpreparable,
-    build_layout_with,
-    build_layout_without,
-    parse_allocation,
-)
 from eelgrid_agent.kubelet.resource_slices import (
+    DRA_DRIVER,
     GpuPlacement,
     device_name,
     find_geometry,
     find_instance,
     find_uuid,
+    is_instance_held,
     parse_gpu_index,
     parse_placement,
     placements_overlap,
 )
-from eelgrid_agent.state_files import replace_file, set_file_aside
+from eelgrid_agent.state_files import (
+    MemoryState,
+    StateDamaged,
+    StateFile,
+    StateFileError,
+    StateFormat,
+    StateStore,
+    replace_file,
+)
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.dra_api import ClaimReference, PreparedDevice
-from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout
+from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuInstance, GpuLayout, WantedInstance
+
+_RESULTS_MOST = 32
+
+
+class ClaimUnpreparable(Exception):
+    """The claim cannot be made ready here."""
+
+
+class ClaimResult(NamedTuple):
+    """One device of a claim, by its name in our pool, and the request that it serves."""
+
+    request: str
+    device: str
+
+
+def parse_allocation(claim: Mapping[str, Any], *, uid: str, node_name: str) -> tuple[ClaimResult, ...]:
+    """Returns the devices of this node that are allocated to a ResourceClaim; raises ClaimUnpreparable."""
+    found = claim.get("metadata", {}).get("uid", "")
+    if found != uid:
+        raise ClaimUnpreparable(f"the claim of this name has uid {found}, not {uid}; it was recreated: delete the pod")
+    allocation = claim.get("status", {}).get("allocation")
+    if not allocation:
+        raise ClaimUnpreparable("the claim is not allocated yet; the controller allocates it, and the kubelet retries")
+    results = [one for one in allocation.get("devices", {}).get("results", ()) if one.get("driver") == DRA_DRIVER]
+    if not results:
+        raise ClaimUnpreparable(
+            f"no device of {DRA_DRIVER} is allocated to the claim; its allocation names other drivers"
+        )
+    if len(results) > _RESULTS_MOST:
+        raise ClaimUnpreparable(f"{len(results)} devices are allocated to the claim; {_RESULTS_MOST} are the most")
+    for one in results:
+        if one.get("pool") != node_name:
+            raise ClaimUnpreparable(
+                f"device {one.get('device')} is of pool {one.get('pool')}, and this node is {node_name}"
+            )
+        if one.get("adminAccess"):
+            raise ClaimUnpreparable(
+                f"device {one.get('device')} is requested with adminAccess, which this driver does not grant"
+            )
+    return tuple(ClaimResult(str(one["request"]), str(one["device"])) for one in results)
+
+
+def build_layout_with(
+    gpu: Gpu,
+    geometry: MigGeometry,
+    place: GpuPlacement,
+    *,
+    held: Collection[GpuPlacement],
+    foreign: Collection[int] = frozenset(),
+) -> GpuLayout:
+    """Returns the layout with this place beside all that claims hold; raises ClaimUnpreparable."""
+    if place.profile is None:
+        return GpuLayout(gpu_uuid=gpu.uuid)
+    profile = geometry.profile_by_id(place.profile.id)
+    if profile is None or place.start not in profile.starts:
+        raise ClaimUnpreparable(f"the driver of GPU {gpu.index} has no {place.profile.name} at {place.start}")
+    kept = [one for one in gpu.gpu_instances if one.id not in foreign and not _is_at(one, place)]
+    new = (profile, place.start)
+    # What nobody claims gives way, the smallest number of them: first what overlaps, then what is too much together.
+    kept = [one for one in kept if is_instance_held(one, held) or not _is_in_the_way(one, place)]
+    for spare in [one for one in kept if not is_instance_held(one, held)]:
+        if geometry.conflict([new, *_known(kept, geometry)]) is None:
+            break
+        kept.remove(spare)
+    instances = [*_wanted(kept, geometry), WantedInstance(profile=profile.name, start=place.start)]
+    return _layout(gpu, instances)
+
+
+def build_layout_without(
+    gpu: Gpu, geometry: MigGeometry, place: GpuPlacement, *, foreign: Collection[int] = frozenset()
+) -> GpuLayout:
+    """Returns the existing layout without the instance in this place; MIG mode stays."""
+    kept = [one for one in gpu.gpu_instances if one.id not in foreign and not _is_at(one, place)]
+    return _layout(gpu, _wanted(kept, geometry))
+
+
+def _layout(gpu: Gpu, instances: Iterable[WantedInstance]) -> GpuLayout:
+    by_start = sorted(instances, key=lambda one: one.start)
+    return GpuLayout(gpu_uuid=gpu.uuid, mig_enabled=True, instances=tuple(by_start))
+
+
+def _is_at(instance: GpuInstance, place: GpuPlacement) -> bool:
+    return is_instance_held(instance, (place,))
+
+
+def _is_in_the_way(instance: GpuInstance, place: GpuPlacement) -> bool:
+    assert place.profile is not None
+    return instance.start < place.start + place.profile.size and place.start < instance.start + instance.size
+
+
+def _known(instances: Iterable[GpuInstance], geometry: MigGeometry) -> list[tuple[Any, int]]:
+    profiles = ((geometry.profile_by_id(one.profile_id), one.start) for one in instances)
+    return [(profile, start) for profile, start in profiles if profile is not None]
+
+
+def _wanted(instances: Iterable[GpuInstance], geometry: MigGeometry) -> list[WantedInstance]:
+    wanted = []
+    for one in instances:
+        profile = geometry.profile_by_id(one.profile_id)
+        if profile is None:
+            raise ClaimUnpreparable(
+                f"instance {one.profile} at {one.start} is of no profile that the driver lists; remove it"
+            )
+        slices = {ci.id: ci.compute_slices for ci in profile.compute_instances}
+        compute = tuple(sorted((slices.get(child.profile_id, 0) for child in one.compute_instances), reverse=True))
+        wanted.append(WantedInstance(profile=profile.name, start=one.start, compute_slices=compute))
+    return wanted
+
 
 CDI_KIND = "nvidia.com/gpu"
 CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
@@ -68,19 +179,19 @@ _CDI_FILE_MODE = 0o644
 
 
 def cdi_name(uuid: str) -> str:
-    """What a runtime is told."""
+    """Returns the CDI name of a device, as the container runtime expects it."""
     return f"{CDI_KIND}={uuid}"
 
 
 class CdiFolder:
-    """Our file in one folder, beside those of others there and in `folders`."""
+    """The agent's CDI file in one folder, beside those of others there and in `folders`."""
 
     def __init__(self, folder: Path, folders: Iterable[Path] = CDI_FOLDERS) -> None:
         self._path = folder / CDI_FILE
         self._folders = tuple(dict.fromkeys((folder, *folders)))
 
     def declare_devices(self, uuids: Iterable[str]) -> None:
-        """From now on our file names these, as far as no other does. Raises OSError."""
+        """Replaces the names in the file by these, except those that other files have. Raises OSError."""
         named = self._read_named_devices()
         devices = [
             {"name": uuid, "containerEdits": {"env": [f"NVIDIA_VISIBLE_DEVICES={uuid}"]}}
@@ -92,8 +203,7 @@ class CdiFolder:
         content = json.dumps({"cdiVersion": _CDI_VERSION, "kind": CDI_KIND, "devices": devices}, indent=1).encode()
         if not self._path.exists() or self._path.read_bytes() != content:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, content)
-            self._path.chmod(_CDI_FILE_MODE)
+            replace_file(self._path, content, mode=_CDI_FILE_MODE)
 
     def _read_named_devices(self) -> set[str]:
         found: set[str] = set()
@@ -117,17 +227,9 @@ def _read_device_names(path: Path) -> set[str]:
         return set()
 
 
-_SCHEMA = 1
-_BYTES_MOST = 4 * 2**20
-
-
-class ClaimJournalError(Exception):
-    """The journal cannot be read or written; the message says what to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimDevice:
-    """One device of a claim; `uuid` is empty until it stands, `is_made` where we made its instance."""
+    """One device of a claim; `uuid` is empty until it exists, `is_made` where the agent created its instance."""
 
     request: str
     device: str
@@ -153,99 +255,83 @@ class ClaimJournalState:
     left: tuple[str, ...] = ()
 
 
+def _encode_claims(kept: ClaimJournalState) -> dict[str, Any]:
+    return {"claims": [asdict(claim) for _, claim in sorted(kept.claims.items())], "left": list(kept.left)}
+
+
+def _decode_claims(document: Mapping[str, Any]) -> ClaimJournalState:
+    claims = [
+        PreparedClaim(**{**claim, "devices": tuple(ClaimDevice(**one) for one in claim["devices"])})
+        for claim in document["claims"]
+    ]
+    return ClaimJournalState(claims={claim.uid: claim for claim in claims}, left=tuple(map(str, document["left"])))
+
+
+CLAIM_JOURNAL: StateFormat[ClaimJournalState] = StateFormat(
+    title="journal of claims",
+    schema=1,
+    encode=_encode_claims,
+    decode=_decode_claims,
+    empty=lambda: ClaimJournalState(claims={}),
+    bytes_most=4 * 2**20,
+    damage_remedy="devices that exist are left as they are",
+    write_consequence="no claim is prepared before",
+    ends_line=False,
+)
+
+
 class ClaimJournal:
-    """A file of the state directory; without a path nothing outlives the process."""
+    """The claims of this node, in a file of the state directory, or in memory without a path."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._file: StateStore[ClaimJournalState] = (
+            MemoryState(ClaimJournalState(claims={})) if path is None else StateFile(path, CLAIM_JOURNAL)
+        )
         self._kept: ClaimJournalState | None = None
-        # Of a file that was put aside.
+        # What was wrong with a file that was moved aside.
         self.problem = ""
 
     @property
     def state(self) -> ClaimJournalState:
-        """What was stored last. Raises ClaimsUnkept."""
+        """The state that was stored last; empty after a damaged file was moved aside. Raises StateFileError."""
         if self._kept is None:
-            self._kept = self._read()
+            try:
+                self._kept = self._file.load()
+            except StateDamaged as damaged:
+                self.problem, self._kept = str(damaged), ClaimJournalState(claims={})
         return self._kept
 
     def store(self, kept: ClaimJournalState) -> None:
-        """On return it survives a power cut. Raises ClaimsUnkept."""
-        if self._path is not None and kept != self._kept:
-            claims = [asdict(claim) for _, claim in sorted(kept.claims.items())]
-            content = json.dumps({"schema": _SCHEMA, "claims": claims, "left": list(kept.left)}, indent=1)
-            try:
-                replace_file(self._path, content.encode())
-            except OSError as error:
-                raise ClaimJournalError(
-                    f"{self._path}: {error.strerror}; make room and let the agent write it"
-                ) from error
-        self._kept = kept
-
-    def _read(self) -> ClaimJournalState:
-        empty = ClaimJournalState(claims={})
-        if self._path is None:
-            return empty
-        try:
-            with self._path.open("rb") as file:
-                content = file.read(_BYTES_MOST + 1)
-        except FileNotFoundError:
-            return empty
-        except OSError as error:
-            raise ClaimJournalError(f"{self._path}: {error.strerror}; let the agent read it") from error
-        try:
-            return _decode_journal(content)
-        except (ValueError, KeyError, TypeError) as error:
-            self.problem = (
-                f"{self._path} is no journal of claims ({error}); it is kept as {self._put_aside(self._path)}"
-            )
-            return empty
-
-    @staticmethod
-    def _put_aside(path: Path) -> Path:
-        try:
-            return set_file_aside(path)
-        except OSError as error:
-            raise ClaimJournalError(f"{path}: is no journal, and {error.strerror}; remove it") from error
-
-
-def _decode_journal(content: bytes) -> ClaimJournalState:
-    if len(content) > _BYTES_MOST:
-        raise ValueError(f"it has more than {_BYTES_MOST} bytes")
-    found = json.loads(content)
-    if found["schema"] != _SCHEMA:
-        raise ValueError(f"schema {found['schema']}")
-    claims = [
-        PreparedClaim(**{**claim, "devices": tuple(ClaimDevice(**one) for one in claim["devices"])})
-        for claim in found["claims"]
-    ]
-    return ClaimJournalState(claims={claim.uid: claim for claim in claims}, left=tuple(map(str, found["left"])))
+        """Replaces the state where it changed; on return it survives a power cut. Raises StateUnwritable."""
+        if kept != self._kept:
+            self._file.store(kept)
+            self._kept = kept
 
 
 _LOG = logging.getLogger("eelgrid.agent")
 
 
 class ClaimDevices(Protocol):
-    """The node's devices, asked now."""
+    """The devices of the node, read when called."""
 
     def list_gpus(self) -> Sequence[Gpu]:
-        """All devices as they stand."""
+        """All devices in their current state."""
 
     def read_device(self, uuid: str) -> MigObservation:
-        """One device, and what of it may not be touched."""
+        """Reads one device, and what of it must not be touched."""
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
-        """How the driver lets it be cut."""
+        """The MIG geometry that the driver offers."""
 
     def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there."""
 
     def lease_gpus(self, uuids: Collection[str]) -> bool:
-        """Claims hold these from now on, and nothing else; False where that could not be kept."""
+        """Leases these to claims, and nothing else; False where that could not be recorded."""
 
 
 class ClaimPreparer:
-    """The claims of one node. `cannot_change` says why no device may be changed here, or nothing."""
+    """Prepares the claims of one node. `cannot_change` says why no device may be changed here, or nothing."""
 
     def __init__(
         self,
@@ -269,16 +355,16 @@ class ClaimPreparer:
         self._is_leased = True
 
     def prepared_claims(self) -> Mapping[str, PreparedClaim]:
-        """What is ready, by uid. Raises ClaimsUnkept."""
+        """The prepared claims by uid. Raises StateFileError."""
         return self._journal.state.claims
 
     def restore_leases(self) -> None:
-        """Holds again what was held before the agent started anew, and takes away what was left."""
+        """Leases again what claims hold after a restart of the agent, and removes what was left over."""
         try:
             kept = self._journal.state
             if self._journal.problem:
                 _LOG.warning("event=claims_unknown reason=%r", self._journal.problem)
-        except ClaimJournalError as error:
+        except StateFileError as error:
             _LOG.warning("event=claims_unknown reason=%r", str(error))
             return
         # Where nothing is claimed, nothing is leased but what assignments hold.
@@ -286,16 +372,19 @@ class ClaimPreparer:
         self.collect_leftovers()
 
     def prepare_claim(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
-        """The devices of a claim, standing and held; `claim` may lack where it is in the journal. Raises ClaimRefused."""
+        """Prepares a claim and returns its devices; `claim` may be None where it is in the journal.
+
+        Raises ClaimUnpreparable.
+        """
         try:
             return self._ready(asked, claim)
-        except ClaimJournalError as error:
-            raise ClaimUnpreparable(f"nothing is changed before it can be written down: {error}") from error
-        except (DeviceError, TransitionRefused, MigJournalError, OSError) as error:
+        except StateFileError as error:
+            raise ClaimUnpreparable(f"nothing is changed while the journal is unavailable: {error}") from error
+        except (DeviceError, TransitionRefused, OSError) as error:
             raise ClaimUnpreparable(str(error)) from error
 
     def unprepare_claim(self, asked: ClaimReference) -> None:
-        """The claim holds nothing any more; what was made for it goes. Raises ClaimRefused."""
+        """Unprepares a claim and removes what was created for it. Raises ClaimUnpreparable."""
         try:
             kept = self._journal.state
             entry = kept.claims.get(asked.uid)
@@ -305,13 +394,13 @@ class ClaimPreparer:
             made = tuple(one.device for one in entry.devices if one.is_made)
             self._journal.store(ClaimJournalState(claims=rest, left=tuple(dict.fromkeys((*kept.left, *made)))))
             self._is_leased = False
-        except ClaimJournalError as error:
-            raise ClaimUnpreparable(f"nothing is changed before it can be written down: {error}") from error
+        except StateFileError as error:
+            raise ClaimUnpreparable(f"nothing is changed while the journal is unavailable: {error}") from error
         _LOG.info("event=claim_undone claim=%s/%s uid=%s", asked.namespace, asked.name, asked.uid)
         self.collect_leftovers()
 
     def collect_leftovers(self) -> None:
-        """Leases what is held and no more, and takes away what is left over and out of use; what cannot be done waits."""
+        """Leases exactly what claims hold, and removes unused leftovers; what fails is retried later."""
         try:
             kept = self._journal.state
             if not self._is_leased:
@@ -320,7 +409,7 @@ class ClaimPreparer:
             left = tuple(name for name in kept.left if not self._is_gone(name, held))
             if left != kept.left:
                 self._journal.store(replace(kept, left=left))
-        except (ClaimJournalError, ClaimUnpreparable, DeviceError, OSError) as error:
+        except (StateFileError, ClaimUnpreparable, DeviceError, OSError) as error:
             _LOG.warning("event=claims_untended reason=%r", str(error))
 
     # Making
@@ -339,7 +428,7 @@ class ClaimPreparer:
             if placements_overlap(theirs, ours):
                 who = f"{other.namespace}/{other.name}"
                 raise ClaimUnpreparable(
-                    f"{device_name(theirs)} is held there by claim {who}; free it, or allocate anew"
+                    f"{device_name(theirs)} is held by claim {who}; release that claim, or allocate another device"
                 )
         for number, (gpu, place) in enumerate(places):
             others = [other for _, other in held] + [other for _, other in places]
@@ -367,8 +456,8 @@ class ClaimPreparer:
         if not uuid:
             if self._cannot_change:
                 raise ClaimUnpreparable(
-                    f"{given.device} does not stand, and nothing is changed here ({self._cannot_change}); "
-                    "allocate what stands, or let the agent change devices"
+                    f"{given.device} does not exist, and this agent changes no devices ({self._cannot_change}); "
+                    "allocate an existing device, or let the agent change devices"
                 )
             look = self._devices.read_device(gpu.uuid)
             layout = build_layout_with(
@@ -381,7 +470,7 @@ class ClaimPreparer:
             uuid = find_uuid(self._gpu(place.gpu_index), place)
             if result.status is not ApplyStatus.APPLIED or not uuid:
                 raise ClaimUnpreparable(
-                    f"{given.device} could not be made ({result.rule or 'driver'}): {result.detail}"
+                    f"{given.device} could not be created ({result.rule or 'driver'}): {result.detail}"
                 )
         return self._write(entry, number, replace(entry.devices[number], uuid=uuid))
 
@@ -411,7 +500,7 @@ class ClaimPreparer:
         try:
             look = self._devices.read_device(gpu.uuid)
             layout = build_layout_without(look.gpu, self._devices.mig_geometry(gpu.uuid), place, foreign=look.foreign)
-        except (TransitionRefused, DeviceError, ClaimUnpreparable, MigJournalError):
+        except (TransitionRefused, DeviceError, ClaimUnpreparable, StateFileError):
             return False
         result = self._devices.apply_layout(layout)
         self._changed()
@@ -435,7 +524,7 @@ class ClaimPreparer:
         uuids = [one.uuid for entry in kept.claims.values() for one in entry.devices if one.uuid]
         if not self._devices.lease_gpus(uuids):
             raise ClaimUnpreparable(
-                "what claims hold could not be leased; see the agent's log for its driver and journal"
+                "the devices of claims could not be leased; see the agent's log for its driver and journal"
             )
         self._is_leased = True
         if self._cdi is not None:

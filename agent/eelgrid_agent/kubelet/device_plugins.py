@@ -1,36 +1,39 @@
-"""Device plugins of the node: one gRPC server for each resource, registered with the kubelet.
+"""Device plugins of the node: offered devices, preferred allocation, and one gRPC server for each resource.
 
-Theory (registration). A kubelet that starts anew clears its folder of sockets and makes its own again, so
-ours that is gone, or another inode of its own, means that every resource has to be
-registered once more. A resource whose last device is gone is offered as empty, which the
-kubelet takes for zero; its plugin serves on, so that a layout that comes back needs no
-registration. Registering twice is harmless. What cannot be registered is tried again with a
-wait that doubles, within a bound; pods that hold devices know nothing of all this.
+A kubelet that restarts clears its socket folder, so a missing socket of the agent, or another inode of the kubelet's,
+means that every resource has to be registered again; registering twice is harmless, and a registration that fails is
+retried with a doubling, bounded wait. A resource whose last device is gone is offered as empty, and its plugin stays,
+so a layout that returns needs no registration. The kubelet opens one stream of devices per resource and receives all
+devices after each change. Allocate does not say which pod it is for; devices that are not offered or not healthy are
+refused there, and the pod fails with the reason instead of starting without its device.
 
-Theory (one plugin). The kubelet opens one stream for the devices and is sent all of them after each
-change. It asks Allocate without a word of whose pod it is, and runs what it is given; so
-what is not offered, or not healthy now, is refused there, and the pod fails with our reason
-instead of starting without its device.
+A GPU without MIG is one device of `nvidia.com/gpu`. A partitioned GPU offers each GPU instance whose single compute
+instance covers all of it, under the name of its profile, as NVIDIA's plugin does with the strategy `mixed`:
+`nvidia.com/mig-1g.10gb`, with `+` written as `.`. An instance with several compute instances is not offered. A GPU
+between two modes offers nothing. A device that is lost or cordoned is offered as unhealthy: pods that hold it keep
+running, and no other pod gets it. Ids are the driver's UUIDs, as in PodResources and NVML.
+
+The preferred allocation is asked for by number and free devices, without a pod. The plan says which replica was placed
+on which devices, so a set of that size whose devices are all free and unheld is taken: the controller admits one pod at
+a time per node and resource, and two pods in flight have sets of one size, so either may have either. Without a plan
+whole GPUs are taken as near to each other as possible: by active NVLinks between pairs, then by the nearest common
+ancestor. Slices are chosen one by one as the controller chooses them (`mig_slices.py` there): on the fullest GPU in
+use, else on one that has room for most of the request.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import grpc
 import grpc.aio
 
-from eelgrid_agent.kubelet.plugin_devices import (
-    NodeDevices,
-    build_offers,
-    choose_devices,
-    gpu_index_by_device,
-    memory_slices_by_device,
-    planned_device_sets,
-)
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient
 from eelgrid_agent.node.config import AgentConfig
 from eelgrid_agent.node.node import AgentNode
@@ -50,6 +53,167 @@ from eelgrid_protos.device_plugin_api import (
     parse_preferred_request,
 )
 from eelgrid_protos.errors import ContractError
+from eelgrid_protos.messages import Assignment, Gpu, GpuInstance, GpuLink
+
+# Beyond so many sets of devices they are taken one by one, each the nearest to those before.
+_SETS_MOST = 20_000
+# Farther than any ancestor that NVML names.
+_FAR = 60
+
+
+class NodeDevices(NamedTuple):
+    """What the choice looks at."""
+
+    index_of: Mapping[str, int]  # GPU of each device
+    links: Sequence[GpuLink] = ()
+    wanted: Sequence[frozenset[str]] = ()  # by the plan, the oldest first
+    held: frozenset[str] = frozenset()  # by pods, as the kubelet says
+    slices: Mapping[str, int] = MappingProxyType({})  # memory slices of each device that is one
+
+
+def planned_device_sets(assignments: Iterable[Assignment]) -> tuple[frozenset[str], ...]:
+    """The devices of each replica that the plan holds here."""
+    return tuple(frozenset(item.gpu_uuids) for item in assignments if item.gpu_uuids)
+
+
+def choose_devices(asked: PreferredAllocationRequest, node: NodeDevices) -> tuple[str, ...]:
+    """So many devices as were asked for, those that must be among them first; fewer where so many are not free."""
+    must = tuple(dict.fromkeys(asked.must))
+    free = [one for one in dict.fromkeys(asked.available) if one not in must]
+    count = asked.size - len(must)
+    if count <= 0 or len(free) <= count:
+        return (*must, *free[: max(0, count)])
+    open_ = frozenset((*must, *free))
+    node = node._replace(held=node.held - open_)
+    for wanted in node.wanted:
+        if len(wanted) == asked.size and wanted <= open_ and wanted.issuperset(must):
+            return (*must, *sorted(wanted.difference(must)))
+    spoken_for = frozenset[str]().union(*(wanted for wanted in node.wanted if not wanted & node.held))
+    rest = [one for one in free if one not in spoken_for]
+    rest = rest if len(rest) >= count else free
+    if all(one in node.slices for one in rest):
+        return (*must, *_fullest(must, rest, count, node))
+    return (*must, *_near(must, rest, count, node))
+
+
+def _fullest(must: Sequence[str], free: Sequence[str], count: int, node: NodeDevices) -> tuple[str, ...]:
+    """Slices on GPUs in use first, the fullest of them; of equals the first by GPU and start."""
+    among = frozenset(free)
+    left = [one for one in node.slices if one in among]
+    used: dict[int, int] = {}
+    for one in (*node.held, *must):
+        if one in node.index_of:
+            used[node.index_of[one]] = used.get(node.index_of[one], 0) + node.slices.get(one, 0)
+    chosen: list[str] = []
+    while len(chosen) < count:
+        room = Counter(node.index_of[one] for one in left)
+        wanted = count - len(chosen)
+
+        def order(one: str, room: Counter[int] = room, wanted: int = wanted) -> tuple[bool, int, int, int]:
+            index = node.index_of[one]
+            is_asleep = index not in used
+            return is_asleep, -min(room[index], wanted) if is_asleep else 0, -used.get(index, 0), index
+
+        best = min(left, key=order)
+        chosen.append(best)
+        left.remove(best)
+        index = node.index_of[best]
+        used[index] = used.get(index, 0) + node.slices[best]
+    return tuple(chosen)
+
+
+def _near(must: Sequence[str], free: Sequence[str], count: int, node: NodeDevices) -> tuple[str, ...]:
+    near = _nearness(node.links)
+    used = {node.index_of.get(one) for one in node.held}
+
+    def apart(devices: Sequence[str]) -> tuple[int, int, tuple[int, ...]]:
+        indexes = [node.index_of.get(one, -1) for one in devices]
+        distance = sum(
+            near.get(frozenset(pair), 0 if pair[0] == pair[1] else _FAR) for pair in combinations(indexes, 2)
+        )
+        opened = sum(index not in used for index in set(indexes))
+        return distance, opened, tuple(sorted(indexes))
+
+    if _sets(len(free), count) <= _SETS_MOST:
+        return min(combinations(free, count), key=lambda some: apart((*must, *some)))
+    chosen: list[str] = []
+    for _ in range(count):
+        left = [one for one in free if one not in chosen]
+        chosen.append(min(left, key=lambda one: apart((*must, *chosen, one))))
+    return tuple(chosen)
+
+
+def _nearness(links: Iterable[GpuLink]) -> dict[frozenset[int], int]:
+    """Less is nearer: a pair with NVLinks is below zero, the more the lower."""
+    return {frozenset((link.one, link.other)): -100 * link.nvlinks if link.nvlinks else link.ancestor for link in links}
+
+
+def _sets(count: int, size: int) -> int:
+    """How many sets there are, or the bound and one more."""
+    total = 1
+    for number in range(size):
+        total = total * (count - number) // (number + 1)
+        if total > _SETS_MOST:
+            return _SETS_MOST + 1
+    return total
+
+
+def whole_gpu_resource(domain: str) -> str:
+    """The name of whole GPUs."""
+    return f"{domain}/gpu"
+
+
+def mig_profile_resource(domain: str, profile: str) -> str:
+    """The name of slices of one profile."""
+    return f"{domain}/mig-{profile.replace('+', '.')}"
+
+
+def build_offers(gpus: Iterable[Gpu], domain: str) -> dict[str, tuple[OfferedDevice, ...]]:
+    """The devices by resource name, in order of GPU index and start."""
+    found: dict[str, list[OfferedDevice]] = {}
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
+        is_healthy = not (gpu.lost or gpu.cordon)
+        if gpu.mig_pending:
+            continue
+        if not gpu.mig_enabled:
+            found.setdefault(whole_gpu_resource(domain), []).append(_device(gpu.uuid, gpu, is_healthy=is_healthy))
+            continue
+        for instance in sorted(gpu.gpu_instances, key=lambda one: one.start):
+            uuid = _whole_instance(instance)
+            if uuid:
+                devices = found.setdefault(mig_profile_resource(domain, instance.profile), [])
+                devices.append(_device(uuid, gpu, is_healthy=is_healthy))
+    return {name: tuple(devices) for name, devices in found.items()}
+
+
+def gpu_index_by_device(gpus: Iterable[Gpu]) -> Mapping[str, int]:
+    """The index of the GPU that each device is on, by the device's id."""
+    found: dict[str, int] = {}
+    for gpu in gpus:
+        found[gpu.uuid] = gpu.index
+        found.update({uuid: gpu.index for one in gpu.gpu_instances if (uuid := _whole_instance(one))})
+    return found
+
+
+def memory_slices_by_device(gpus: Iterable[Gpu]) -> Mapping[str, int]:
+    """How many memory slices each slice has, by the device's id; in order of GPU index and start."""
+    return {
+        uuid: one.size
+        for gpu in sorted(gpus, key=lambda gpu: gpu.index)
+        for one in sorted(gpu.gpu_instances, key=lambda one: one.start)
+        if (uuid := _whole_instance(one))
+    }
+
+
+def _whole_instance(instance: GpuInstance) -> str:
+    """The UUID of the compute instance that is the whole of a GPU instance; empty where there is none."""
+    parts = instance.compute_instances
+    return parts[0].uuid if len(parts) == 1 else ""
+
+
+def _device(uuid: str, gpu: Gpu, *, is_healthy: bool) -> OfferedDevice:
+    return OfferedDevice(device_id=uuid, is_healthy=is_healthy, numa_node=gpu.numa_node)
+
 
 _LOG = logging.getLogger("eelgrid.agent")
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -78,12 +242,12 @@ class ResourcePlugin:
 
     @property
     def devices(self) -> tuple[OfferedDevice, ...]:
-        """What is offered."""
+        """The offered devices."""
         return self._devices
 
     @property
     def is_serving(self) -> bool:
-        """Whether its socket is there: a kubelet that starts anew takes all sockets away."""
+        """Whether its socket exists: a kubelet that restarts removes all sockets."""
         return self._server is not None and self.socket.exists()
 
     def update_devices(self, devices: tuple[OfferedDevice, ...]) -> bool:
@@ -96,7 +260,7 @@ class ResourcePlugin:
         return True
 
     async def start(self) -> None:
-        """Serve, in the stead of whatever was served before."""
+        """Starts to serve, replacing an earlier server."""
         await self.stop()
         self.socket.unlink(missing_ok=True)
         server = grpc.aio.server()
@@ -151,7 +315,7 @@ class ResourcePlugin:
             _LOG.warning("event=device_refused resource=%s devices=%s", self.resource, ",".join(strange))
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{strange[0]} is gone or unhealthy since the kubelet was told; the pod has to be made anew",
+                f"{strange[0]} is gone or unhealthy since the last update to the kubelet; recreate the pod",
             )
         self.given_total += len(asked)
         _LOG.info("event=devices_given resource=%s devices=%s", self.resource, ";".join(map(",".join, asked)))
@@ -183,7 +347,7 @@ def allocate_by_cdi(ids: tuple[str, ...]) -> ContainerAllocation:
 
 
 class DevicePlugins:
-    """Serves what `offers` says, asked again at each look; `node` is what a preference looks at."""
+    """Serves the result of `offers`, which is called at each look; `node` is the state that preferences use."""
 
     def __init__(
         self,
@@ -217,7 +381,7 @@ class DevicePlugins:
                 await plugin.stop()
 
     async def reconcile_plugins(self) -> bool:
-        """Tells the kubelet what has changed; False where it could not be told, and `problem` says why."""
+        """Sends changes to the kubelet; False where that failed, and `problem` says why."""
         offers = self._offers()
         for resource in offers.keys() | self.plugins.keys():
             plugin = self.plugins.get(resource) or self._made(resource)
@@ -226,7 +390,7 @@ class DevicePlugins:
         kubelet = _identity(self._folder / _KUBELET)
         if kubelet is None:
             return self._log_failure(
-                f"{self._folder / _KUBELET} is not there; the kubelet is starting, or the folder is not mounted"
+                f"{self._folder / _KUBELET} does not exist; the kubelet is starting, or the folder is not mounted"
             )
         is_new, self._kubelet = kubelet != self._kubelet, kubelet
         for plugin in self.plugins.values():
@@ -285,7 +449,10 @@ def _describe_error(error: Exception) -> str:
 def build_device_plugins(
     config: AgentConfig, node: AgentNode, kubelet: PodResourcesClient, *, given: Callable[[], None]
 ) -> DevicePlugins:
-    """Offers what the inventory has, and prefers what the plan in force says; `given` hears of each allocation."""
+    """Builds plugins that offer the inventory and prefer the devices of the plan.
+
+    `given` is called for each allocation.
+    """
     answer = allocate_by_cdi if config.device_plugin == "cdi" else allocate_by_environment
 
     def give(ids: tuple[str, ...]) -> ContainerAllocation:

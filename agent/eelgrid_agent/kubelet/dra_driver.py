@@ -1,18 +1,15 @@
 """DRA driver: kubelet registration, publication of ResourceSlices, and the prepare and unprepare calls.
 
-Theory (registration). The kubelet finds the registration socket in its folder by itself, also after it started
-anew, asks there for the path of the other one and says what it made of it; so nothing is done but
-to serve, and to serve again where a socket is gone. Slices are published once the kubelet knows
-the driver: before that no pod could be made ready. They stay when the agent ends, since it starts
-again within seconds; a kubelet that waits in vain for its driver takes them away. The claim is
-read before the driver's thread is asked, so that an API server that is slow holds up no change of a
-layout, and one that is ready needs no API server at all. Each claim has an answer of its own.
+The kubelet finds the registration socket in its folder by itself, also after a restart, asks there for the path of the
+other socket and reports the result; the agent serves both, and serves again where a socket is gone. Slices are
+published once the kubelet knows the driver, since no pod could be prepared before. They stay when the agent ends,
+because it usually returns within seconds. A claim is read from the API server before the driver thread is used, so a
+slow API server delays no change of a layout, and a prepared claim needs no API server at all.
 
-Theory (publication). All slices of a pool carry one generation, and a reader takes only the highest one when
-it is complete; so a change of any of them rewrites all under the next number, and a change cut off in
-the middle leaves no half-new pool to be used. Whatever is at the server is looked at each time:
-a kubelet that starts anew takes away the slices of drivers that are late, and others may, too. An
-object that another writer changed in between is looked at again.
+All slices of a pool carry one generation, and readers use only the highest complete one; so any change rewrites all
+slices under the next number, and a change that was interrupted leaves no half-written pool in use. The objects at the
+server are read each time, because a kubelet that restarts removes the slices of drivers that are late; on a conflict
+with another writer they are read again.
 """
 
 import asyncio
@@ -30,8 +27,12 @@ import grpc.aio
 from eelgrid_agent.devices.port import ControlPort, DevicePort
 from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.mig.runner import MigObservation
-from eelgrid_agent.kubelet.claim_allocation import ClaimUnpreparable
-from eelgrid_agent.kubelet.claim_preparation import CdiFolder, ClaimJournal, ClaimJournalError, ClaimPreparer
+from eelgrid_agent.kubelet.claim_preparation import (
+    CdiFolder,
+    ClaimJournal,
+    ClaimPreparer,
+    ClaimUnpreparable,
+)
 from eelgrid_agent.kubelet.kube_client import (
     ApiConflict,
     ApiError,
@@ -44,6 +45,7 @@ from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, GpuConditionTracke
 from eelgrid_agent.node.config import AgentConfig
 from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.node.node import AgentNode
+from eelgrid_agent.state_files import StateFileError
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.dra_api import (
@@ -81,7 +83,7 @@ class ResourceSlicePublisher:
         self.writes_total = 0
 
     def publish_slices(self, draw: BuildSlices) -> int:
-        """Brings the server to what `draw` says; how many objects were written. Raises ApiError."""
+        """Brings the API server to the result of `draw`; returns how many objects were written. Raises ApiError."""
         for attempt in range(_ROUNDS):
             try:
                 written = self._publish(draw)
@@ -161,7 +163,7 @@ class SocketPathTooLong(Exception):
 
 
 class DraTimes(NamedTuple):
-    """How often sockets and devices are looked at, slices compared with the server's, and the longest wait after a failure."""
+    """Intervals of checking sockets and devices, of comparing slices, and the longest wait after a failure."""
 
     look_s: float = 1.0
     publish_s: float = 30.0
@@ -169,7 +171,7 @@ class DraTimes(NamedTuple):
 
 
 class DriverThreads(NamedTuple):
-    """Where blocking work goes: each runs one function at a time, in order."""
+    """The threads for blocking work: each runs one function at a time, in order."""
 
     devices: Callable[[Callable[[], Any]], Awaitable[Any]]
     claims: Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -177,9 +179,9 @@ class DriverThreads(NamedTuple):
 
 
 class DraDriver:
-    """Serves in the kubelet's `folder`; `read` gets a ResourceClaim, `look` how to draw the slices of this moment.
+    """Serves in the kubelet's `folder`; `read` fetches a ResourceClaim, `look` returns how to draw the current slices.
 
-    Nothing is served or changed before `is_recovered` says that the layouts were looked at.
+    Nothing is served or changed before `is_recovered` reports that the layouts were recovered.
     """
 
     def __init__(
@@ -238,7 +240,7 @@ class DraDriver:
             await self.stop()
 
     async def start(self) -> None:
-        """Serve, in the stead of whatever was served before."""
+        """Starts to serve, replacing an earlier server."""
         await self.stop()
         server = grpc.aio.server()
         unary = grpc.unary_unary_rpc_method_handler
@@ -263,7 +265,7 @@ class DraDriver:
         self._server = server
 
     async def stop(self) -> None:
-        """Serve no more; what is ready stays so."""
+        """Stops serving; prepared claims stay prepared."""
         server, self._server = self._server, None
         with contextlib.suppress(OSError):
             self.registration.unlink(missing_ok=True)
@@ -333,7 +335,7 @@ class DraDriver:
             self._published = None
             self._registered.set()
         else:
-            self._log_failure(f"the kubelet does not take the driver: {told.error}")
+            self._log_failure(f"the kubelet rejected the driver: {told.error}")
         return encode_registration_response()
 
     async def _prepare(self, request: bytes, context: _Context) -> bytes:
@@ -342,7 +344,7 @@ class DraDriver:
             try:
                 outcomes[asked.uid] = await self._prepare_claim(asked)
                 self.ready_total += 1
-            except (ClaimUnpreparable, ClaimJournalError, ApiError) as error:
+            except (ClaimUnpreparable, StateFileError, ApiError) as error:
                 self.refused_total += 1
                 outcomes[asked.uid] = f"claim {asked.namespace}/{asked.name}: {error}"
                 _LOG.warning("event=claim_refused claim=%s/%s reason=%r", asked.namespace, asked.name, str(error))
@@ -388,15 +390,15 @@ class LayoutDevices:
         self._layouts = layouts
 
     def list_gpus(self) -> Sequence[Gpu]:
-        """All devices as they stand."""
+        """All devices in their current state."""
         return self._device.gpus()
 
     def read_device(self, uuid: str) -> MigObservation:
-        """One device, and what of it may not be touched."""
+        """Reads one device, and what of it must not be touched."""
         return self._layouts.executor.observe_device(uuid)
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
-        """How the driver lets it be cut."""
+        """The MIG geometry that the driver offers."""
         return self._control.mig_geometry(uuid)
 
     def apply_layout(self, layout: GpuLayout) -> ApplyResult:
@@ -424,9 +426,9 @@ def build_dra_driver(
     directory: Path | None,
     cannot_change: str,
 ) -> DraDriver:
-    """Raises Unreachable where nothing says where the API server is, and SocketPathTooLong.
+    """Builds the driver; raises ApiUnreachable where the address of the API server is unknown, and SocketPathTooLong.
 
-    `directory` is where claims are remembered; without one, and where something forbids it, nothing is changed.
+    Claims are stored in `directory`; without one, and where something forbids it, no device is changed.
     """
     address = find_api_address(config.api_server, config.api_credentials, os.environ)
     catalogue, conditions = load_catalogue(), GpuConditionTracker()

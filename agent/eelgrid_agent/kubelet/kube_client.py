@@ -79,7 +79,7 @@ class ApiAddress:
 
 
 def find_api_address(url: str, credentials: Path | None, environment: Mapping[str, str]) -> ApiAddress:
-    """What was given, and else what every pod is told; raises Unreachable where nothing says it."""
+    """Returns the given address, else that of the pod's environment; raises ApiUnreachable where there is none."""
     if not url:
         host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
@@ -94,7 +94,7 @@ class KubeApiClient:
     def __init__(self, address: ApiAddress, *, sleep: Callable[[float], None], timeout_s: float = 10.0) -> None:
         parts = urlsplit(address.url)
         if parts.scheme != "https" or not parts.hostname:
-            raise ApiUnreachable(f"{address.url} is no address of an API server; write https://HOST:PORT")
+            raise ApiUnreachable(f"{address.url} is not the address of an API server; write https://HOST:PORT")
         self._host, self._port, self._base = parts.hostname, parts.port or _HTTPS, parts.path.rstrip("/")
         self._folder = address.credentials
         self._sleep = sleep
@@ -140,7 +140,7 @@ class KubeApiClient:
                     self.close()
                     # An idle connection may have been cut; what came after our bytes left is not known.
                     if is_last or isinstance(error, ssl.SSLCertVerificationError):
-                        raise ApiUnreachable(f"{self._base_url()}: {_why(error)}; it is asked again later") from error
+                        raise ApiUnreachable(f"{self._base_url()}: {_why(error)}; retried later") from error
                     self._sleep(_WAIT_S * 2**attempt)
                     continue
                 if status in (http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE) and not is_last:
@@ -163,9 +163,7 @@ class KubeApiClient:
         content = answer.read(_ANSWER_BYTES_MOST + 1)
         if len(content) > _ANSWER_BYTES_MOST:
             self.close()
-            raise ApiRejected(
-                f"{verb} {target}: answers with more than {_ANSWER_BYTES_MOST} bytes; narrow what is asked"
-            )
+            raise ApiRejected(f"{verb} {target}: answers with more than {_ANSWER_BYTES_MOST} bytes; narrow the request")
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
     def _open_connection(self) -> http.client.HTTPSConnection:
@@ -221,7 +219,7 @@ def _parse_response(status: int, content: bytes, asked: str) -> dict[str, Any]:
     if status in (http.client.CONFLICT, http.client.GONE):
         raise ApiConflict(detail)
     if status == http.client.TOO_MANY_REQUESTS or status >= http.client.INTERNAL_SERVER_ERROR:
-        raise ApiThrottled(f"{detail}; it is asked again later")
+        raise ApiThrottled(f"{detail}; retried later")
     if status >= http.client.MULTIPLE_CHOICES or not isinstance(answer, dict):
         raise ApiRejected(detail)
     return answer

@@ -92,7 +92,7 @@ class PodResourcesClient:
 
     @property
     def containers(self) -> tuple[ContainerDevices, ...] | None:
-        """The containers that hold devices; None while nobody can say."""
+        """The containers that hold devices; None while that is unknown."""
         if self._containers is None or self._clock_s() - self._answered_s > self._limits.stands_s:
             return None
         return self._containers
@@ -124,7 +124,7 @@ class PodResourcesClient:
             await asyncio.sleep(min(wait_s, self._limits.hurry_s))
 
     async def refresh(self) -> bool:
-        """Asks once; False when the last answer still has to do, and `problem` says why."""
+        """Reads once; False when the last answer stays in use, and `problem` says why."""
         try:
             data = await self._call(LIST_PATH)
             containers = parse_containers(data)
@@ -146,14 +146,16 @@ class PodResourcesClient:
             raise PodResourcesError(str(error)) from error
 
     async def close(self) -> None:
-        """Lets the channel go; the kubelet can be asked again afterwards."""
+        """Closes the channel; it is opened again when needed."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
 
     async def _call(self, path: str) -> bytes:
         if not _is_socket(self._socket):
-            raise PodResourcesError(f"{self._socket} is no socket; mount the kubelet's pod-resources folder writable")
+            raise PodResourcesError(
+                f"{self._socket} is not a socket; mount the kubelet's pod-resources folder writable"
+            )
         if self._channel is None:
             # gRPC tells UNIX peers apart by an authority that the kubelet's server must accept.
             options = [
@@ -176,7 +178,9 @@ def _describe_error(error: grpc.aio.AioRpcError, socket: Path) -> str:
     code = error.code()
     remedies = {
         grpc.StatusCode.RESOURCE_EXHAUSTED: "it limits the calls of all askers together; asking again later",
-        grpc.StatusCode.UNAVAILABLE: "it is starting, or may not be reached; run as root with the folder mounted writable",
+        grpc.StatusCode.UNAVAILABLE: (
+            "the kubelet is starting, or permission is missing; run as root with the folder mounted writable"
+        ),
         grpc.StatusCode.UNIMPLEMENTED: "it is too old for PodResources v1; use Kubernetes 1.20 or newer",
         grpc.StatusCode.DEADLINE_EXCEEDED: "it is overloaded; asking again later",
     }
@@ -222,7 +226,7 @@ def build_held_devices(containers: Iterable[ContainerDevices], gpus: Iterable[Gp
 
 
 class AllocationReporter:
-    """Tells each answer of the kubelet that says something new, or that follows an allocation."""
+    """Reports each answer of the kubelet that differs from the last report, or that follows an allocation."""
 
     def __init__(
         self, *, gpus: Callable[[], tuple[Gpu, ...]], tell: Callable[[HeldDevices], None], steers: bool
@@ -234,7 +238,7 @@ class AllocationReporter:
         self._is_due = False
 
     def on_allocated(self) -> None:
-        """A container was given devices: what the kubelet says next is told whatever it is."""
+        """Records an allocation to a container: the next answer of the kubelet is reported even if it is equal."""
         self._is_due = True
 
     def on_containers(self, containers: Iterable[ContainerDevices]) -> None:

@@ -1,24 +1,20 @@
 """ResourceSlices of the node: possible GPU placements, counters, attributes and GPU conditions. Pure.
 
-Theory (slices). One counter set for each GPU that can be cut: a counter for each memory slice, one for
-all compute slices, one for the number of instances, and one for each profile of which fewer
-may stand than its room allows. A device takes what an instance in its place takes, the whole
-GPU takes everything; so sets of devices fit the counters exactly when `MigGeometry.conflict`
-lets them stand together. Every device carries a taint that nobody tolerates: kube-scheduler
-allocates none of them by itself, and binds pods whose claims were allocated already. The API
-holds eight counter sets and 64 devices that use them in one slice, so there are several, with one
-generation; a scheduler walks them by name, therefore names and devices come in a fixed order.
+Each GPU that can be partitioned has a counter set: a counter for each memory slice, one for all compute slices, one for
+the number of instances, and one for each profile with a maximum below its room. A device consumes what an instance in
+its place consumes, and the whole GPU consumes everything; so sets of devices fit the counters exactly when
+`MigGeometry.conflict` allows them together. Every device carries a taint that nothing tolerates, so kube-scheduler
+allocates none by itself and binds pods whose claims were already allocated. The API allows eight counter sets and 64
+devices that use them per slice, so there are several slices of one generation; schedulers read them by name, therefore
+names and devices come in a fixed order.
 
-Theory (placements). A name says index, profile and start, `gpu-2-1g-plus-me-4`, and no UUID: it must mean the
-same after a reboot, over which a MIG device's UUID does not live, and claims are written
-before an instance stands. Which devices there are depends on what may be changed. Where MIG
-mode turns without a reset (H100 and newer), a GPU is a whole one and all its slices at once,
-and the counters keep these apart; where it takes a reset (A100), it is what its mode allows. An
-agent that may change nothing has what stands.
+A device name says index, profile and start (`gpu-2-1g-plus-me-4`), not a UUID: it must mean the same after a reboot,
+which a MIG UUID does not survive, and claims are written before an instance exists. Where MIG mode changes without a
+reset (H100 and newer), a GPU is published whole and as all its slices, and the counters keep these apart; where a reset
+is needed (A100), it is published as its mode allows. An agent that may change nothing publishes what exists.
 
-Theory (conditions). Each change of what is published rewrites all slices of the node, so a GPU that is slowed
-for a moment again and again is slowed: it is so at once, and no more so after a minute without.
-A limit that is kept on purpose is no throttling: the watts say it.
+Each change rewrites all slices of the node, so conditions have hysteresis: a slowed GPU is reported at once and cleared
+after a minute without slowdown. A power limit that is kept on purpose is not throttling.
 """
 
 import hashlib
@@ -51,13 +47,13 @@ def device_name(place: GpuPlacement) -> str:
 
 
 def parse_gpu_index(name: str) -> int | None:
-    """The GPU of a device; None where this is no name of ours."""
+    """Returns the GPU index in a device name; None for other names."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def parse_placement(name: str, geometry: MigGeometry | None) -> GpuPlacement | None:
-    """The place that a name stands for on a GPU of this geometry; None where it stands for none."""
+    """Returns the placement of a device name on a GPU of this geometry; None for other names."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -85,7 +81,7 @@ def list_placements(gpu: Gpu, geometry: MigGeometry | None, *, is_changeable: bo
 
 
 def find_instance(gpu: Gpu, place: GpuPlacement) -> GpuInstance | None:
-    """The instance that is this place, if it stands."""
+    """Returns the instance at this placement, if it exists."""
     if place.profile is None:
         return None
     return next(
@@ -140,7 +136,7 @@ _Item = TypeVar("_Item")
 
 
 class GpuCondition(NamedTuple):
-    """What of a GPU changes while it runs; None where nobody knows it."""
+    """Conditions of a GPU that change at run time; None where unknown."""
 
     power_limit_w: float | None = None
     is_throttled: bool | None = None
@@ -154,7 +150,7 @@ class _Known(NamedTuple):
 
 
 def find_geometry(gpu: Gpu, catalogue: Catalogue) -> MigGeometry | None:
-    """How this GPU can be cut; None where it cannot, or where nobody has read how."""
+    """Returns the MIG geometry of a GPU; None where it has none or was not read yet."""
     product = catalogue.products.get(gpu.catalogue_key)
     return product.mig if product is not None and gpu.mig_capable else None
 
@@ -169,10 +165,9 @@ def build_resource_slices(
     generation: int,
     owner_uid: str = "",
 ) -> tuple[dict[str, Any], ...]:
-    """The objects of one generation, in the order of their names; none where the node has no device to give.
+    """Returns the objects of one generation, ordered by name; none where the node has no device to publish.
 
-    `is_changeable` says whether instances may be made; `owner_uid` is the node's, which takes its slices along when it
-    is deleted.
+    `is_changeable` says whether instances may be created; `owner_uid` is the node's, whose deletion removes its slices.
     """
     known = [
         _Known(
@@ -352,7 +347,7 @@ class GpuConditionTracker:
         self._throttled_s: dict[str, float] = {}
 
     def observe(self, looks: Mapping[str, RawReadings], now_s: float) -> dict[str, GpuCondition]:
-        """What is to be published now, from the newest look at each GPU."""
+        """Returns the conditions to publish, from the newest reading of each GPU."""
         found = {}
         for uuid, raw in looks.items():
             mask, limit_w = (raw.values.get(reading) for reading in (Reading.EVENT_REASONS_MASK, Reading.POWER_LIMIT_W))

@@ -1,12 +1,11 @@
 """Metrics collector: builds a snapshot of the agent and its nodes, with device call latencies and owner labels.
 
-Theory (process owners). Labels of an account never change, and making them takes longer than anything else on
-the page: they are made once for each account and kept while it is there. An account is known by
-its identity, because to hash it would cost as much as to make its labels; what is kept holds it,
-so no other object can have its identity.
+The labels of an account never change, and building them takes longer than anything else on the page, so they are built
+once per account and kept while it exists. The cache is keyed by identity, because hashing an account would cost as much
+as building its labels; the cache holds the account, so no other object can have its identity.
 
-Prometheus refuses a page whole for one series that comes twice, so what looks alike is one:
-joules are added up, and of two times the earlier stands.
+Prometheus refuses a whole page for one series that appears twice, so rows with equal labels are merged: joules are
+added, and of two times the earlier is kept.
 """
 
 import time
@@ -15,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings
 from eelgrid_agent.devices.port import (
     CallLatencies,
     DeviceEvent,
@@ -27,7 +25,7 @@ from eelgrid_agent.devices.port import (
     RawReadings,
     ReadingValue,
 )
-from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, SampleTick
+from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, ExtendedReadings, SampleTick
 from eelgrid_agent.energy.accounts import EnergyAccount
 from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind
 from eelgrid_agent.energy.attributor import Attribution
@@ -62,7 +60,7 @@ class OwnerLabelCache:
         self._kept: _Kept = {}
 
     def build_view(self, owned: Attribution) -> OwnersView:
-        """What is told of one attribution."""
+        """Returns the view of one attribution."""
         used: _Kept = {}
         energy_j: dict[_Labels, float] = {}
         left_out = 0
@@ -173,7 +171,7 @@ _NO_ANOMALIES = {name: False for _, name in _ANOMALIES}
 
 
 class DriverProcessStatus(Protocol):
-    """What holds the driver in processes of its own, as far as it is shown."""
+    """The driver processes, as far as they are shown."""
 
     @property
     def starts_total(self) -> int:
@@ -193,7 +191,7 @@ class DriverProcessStatus(Protocol):
 
     @property
     def children(self) -> tuple[int, ...]:
-        """Process ids of those that stand."""
+        """Process ids of the running ones."""
 
 
 class AgentCollector:
@@ -228,7 +226,7 @@ class AgentCollector:
         self._owners = OwnerLabelCache()
 
     def build_snapshot(self) -> AgentSnapshot:
-        """What is known now."""
+        """Returns the current snapshot."""
         return AgentSnapshot(agent=self._agent(), node=self._node(self._nodes[0]) if len(self._nodes) == 1 else None)
 
     def oldest_s(self) -> float | None:

@@ -20,7 +20,7 @@ from eelgrid_protos.openmetrics import MetricDescription, MetricType
 
 
 class MetricScope(Enum):
-    """Whose numbers they are; the value is the view of the frame that holds them."""
+    """The subject of a metric; the value is the view of the frame that holds its numbers."""
 
     AGENT = "AgentView"
     PROCESS = "ProcessView"
@@ -112,7 +112,7 @@ def gpu_metric(
 def labelled_metric(
     name: str, label: str, sources: dict[str, Reading], text: str, *, kind: MetricType, scope: MetricScope
 ) -> Metric:
-    """Readings that are one quantity told apart by one label."""
+    """A metric of several readings of one quantity, distinguished by one label."""
     return Metric(
         name=name,
         kind=kind,

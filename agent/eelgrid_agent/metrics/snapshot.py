@@ -1,8 +1,7 @@
 """Metrics snapshot: an immutable view of the agent and its nodes for one scrape.
 
-Owns the shape of what is shown. Must not know where it comes from nor how it is
-written: plain values, which the composition fills and the renderer reads.
-None is what is not known or not there, and has no series.
+Plain values, which the collector fills and the renderer reads. None stands for what is unknown or absent, and has no
+series.
 """
 
 from collections.abc import Mapping
@@ -41,7 +40,10 @@ class TimedValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyDistribution:
-    """How long calls took: how many took at most each of CALL_BOUNDS_S and, last, how many there were; and their sum."""
+    """How long calls took: how many took at most each of CALL_BOUNDS_S and, last, how many there were.
+
+    And their sum.
+    """
 
     below: tuple[int, ...]
     sum_s: float
@@ -59,7 +61,7 @@ class ProcessView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """The processes that hold the driver for this one: what became of them, and what those that stand cost."""
+    """The driver processes: their history, and the cost of the running ones."""
 
     starts: int
     hangs: int
@@ -180,10 +182,10 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnersView:
-    """What is told of owners, by the values of labels in their order; owners that look alike are one.
+    """Owners by the values of labels in their order; owners with equal labels are merged.
 
-    `energy_j` is what was attributed of a device to one owner since the agent began to count, by SHARE_LABELS.
-    `idle_since_s` is when a device that an owner holds began to idle, in seconds since 1970, by HOLDER_LABELS.
+    `energy_j` is the energy of a device attributed to one owner since the agent started to count, by SHARE_LABELS.
+    `idle_since_s` is when a device that an owner holds became idle, in seconds since 1970, by HOLDER_LABELS.
     """
 
     energy_j: Mapping[tuple[str, ...], float] = field(default_factory=dict)

@@ -1,14 +1,11 @@
-"""The agent's settings: flags in, one frozen value out.
+"""The agent's settings: parses and checks the flags, and returns one frozen value. Opens no file and no socket.
 
-Owns the flags, their defaults and every check that needs nothing but the
-flags. Must not open files or sockets.
-
-ConfigError                  a flag is wrong: the user is at fault, exit code 2
-├── BadAddress               no HOST:PORT
-├── BadLabel                 no KEY=VALUE
-├── BadNodeName              no name that the contract allows
+AgentConfigError             a flag is wrong; exit code 2
+├── BadAddress               not HOST:PORT
+├── BadLabel                 not KEY=VALUE
+├── BadNodeName              not a name that the contract allows
 ├── BadTlsFlags              some of the TLS flags without the others
-├── BadRoles                 a grant that cannot be understood, or roles without TLS
+├── BadRoles                 a grant that cannot be parsed, or roles without TLS
 ├── BadLimit                 a number outside its range
 └── BadEnforcement           flags of enforcement that do not go together
 """
@@ -157,60 +154,102 @@ def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eelgrid-agent",
-        description=(
-            "Reads this node's GPUs, tells the controller and holds the node's plan. It changes a GPU only where the "
-            "pool's mode is enforce, or to keep --power-budget, and puts back what it changed."
-        ),
-        epilog=(
-            "eelgrid-agent mig --help: see and change this node's MIG layouts by hand. "
-            "eelgrid-agent energy --help: whose the joules are, asked of a running agent."
-        ),
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
+def _add_identity_flags(add: Callable[..., object]) -> None:
     add("--controller", default="127.0.0.1:7443", metavar="HOST:PORT", help="the controller (default %(default)s)")
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
     add("--probes", default="", metavar="HOST:PORT", help="/livez and /readyz alone; none if not given")
-    add("--metrics-host", action="append", default=[], metavar="NAME",
-        help="a name under which the metrics are scraped, beside addresses, localhost and the host's name; may be repeated")  # fmt: skip
+    add(
+        "--metrics-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which the metrics are scraped, beside addresses, localhost and the host's name; may be repeated",
+    )
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
-    add("--faults", type=Path, metavar="FILE", help="do to simulated devices what the lines of this file say")
+    add(
+        "--faults",
+        type=Path,
+        metavar="FILE",
+        help="inject the faults that the lines of this file describe into simulated devices",
+    )
     add("--seed", type=int, default=1, help="seed of the simulation (default %(default)s)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: the host's name)")
-    add("--pool", default="", help="the pool whose enforcement mode holds for this node")
+    add("--pool", default="", help="the pool of this node, whose enforcement mode applies")
     add("--label", action="append", default=[], metavar="KEY=VALUE", help="a label of this node; may be repeated")
     add(
-        "--topology", default="", metavar="PATH", help="where this node stands, outermost first: zone-a/spine-2/rack-17"
+        "--topology",
+        default="",
+        metavar="PATH",
+        help="the topology of this node, outermost first: zone-a/spine-2/rack-17",
     )
-    add("--energy-window", type=float, default=ENERGY_WINDOW_S, metavar="SECONDS",
-        help=f"length of the energy ledger's windows (default {ENERGY_WINDOW_S:g})")  # fmt: skip
-    add("--spool-ticks", type=int, metavar="N", help=f"ticks a node keeps unsent (default {SPOOL_TICKS})")
-    add("--vendor", choices=VENDORS, default="auto", help="whose GPUs these are (default: whose driver answers)")
-    add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode says")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eelgrid-agent",
+        description=(
+            "Reads this node's GPUs, reports to the controller and enforces the node's plan. It changes a GPU only where "
+            "the pool's mode is enforce, or to keep --power-budget, and restores what it changed."
+        ),
+        epilog=(
+            "eelgrid-agent mig --help: show and change this node's MIG layouts by hand. "
+            "eelgrid-agent energy --help: energy by owner, from a running agent."
+        ),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    _add_identity_flags(add)
+    add(
+        "--energy-window",
+        type=float,
+        default=ENERGY_WINDOW_S,
+        metavar="SECONDS",
+        help=f"length of the energy ledger's windows (default {ENERGY_WINDOW_S:g})",
+    )
+    add(
+        "--spool-ticks",
+        type=int,
+        metavar="N",
+        help=f"ticks that a node keeps while it cannot send them (default {SPOOL_TICKS})",
+    )
+    add(
+        "--vendor",
+        choices=VENDORS,
+        default="auto",
+        help="the vendor of the GPUs (default: the first whose driver answers)",
+    )
+    add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode is")
     add(
         "--state",
         type=Path,
         metavar="DIR",
-        help="where to remember what was changed (default /var/lib/eelgrid as root)",
+        help="where to record what was changed (default /var/lib/eelgrid as root)",
     )
     add(
-        "--power-budget", type=float, metavar="WATTS",
-        help="keep the GPUs of this node together under this power, whatever the controller does",
-    )  # fmt: skip
+        "--power-budget",
+        type=float,
+        metavar="WATTS",
+        help="keep the total power of this node's GPUs below this, whatever the controller requests",
+    )
     add(
         "--web-config", type=Path, metavar="FILE", help="TLS and passwords of the metrics, as Prometheus exporters have"
     )
     add(
-        "--kubelet", type=Path, default=KUBELET_SOCKET, metavar="SOCKET",
-        help="where the kubelet tells which pods hold which devices (default %(default)s)",
-    )  # fmt: skip
+        "--kubelet",
+        type=Path,
+        default=KUBELET_SOCKET,
+        metavar="SOCKET",
+        help="the kubelet's pod-resources socket, which lists the devices of pods (default %(default)s)",
+    )
     _add_device_plugin_flags(add)
     _add_dra_flags(add)
-    add("--slurm-folder", type=Path, metavar="DIR", help="where a Slurm prolog writes which job holds which devices")
+    add(
+        "--slurm-folder",
+        type=Path,
+        metavar="DIR",
+        help="the folder in which a Slurm prolog records the devices of each job",
+    )
     add_tls_flags(add)
     _add_role_flags(add)
     add("--verbose", action="store_true", help="log every connection")
@@ -230,7 +269,7 @@ def _add_role_flags(add: Callable[..., Any]) -> None:
         action="append",
         default=[],
         metavar="ROLE=KIND:NAME",
-        help="give certificates of this name a role there, as the controller's --grant does; may be repeated",
+        help="grant a role to certificates of this name, as the controller's --grant does; may be repeated",
     )
 
 
@@ -250,7 +289,7 @@ def _add_dra_flags(add: Callable[..., Any]) -> None:
         help="with plugins and plugins_registry, by the path that the kubelet sees (default %(default)s)",
     )
     add("--kubernetes-node", default="", metavar="NAME", help="the Node object of this machine (default: --node-name)")
-    add("--api-server", default="", metavar="URL", help="Kubernetes' API server (default: what a pod is told)")
+    add("--api-server", default="", metavar="URL", help="Kubernetes' API server (default: from the pod's environment)")
     add(
         "--api-credentials",
         type=Path,
@@ -261,12 +300,12 @@ def _add_dra_flags(add: Callable[..., Any]) -> None:
         "--cdi-folder",
         type=Path,
         metavar="DIR",
-        help="write a CDI specification there for devices that no other names, for NVIDIA's container runtime",
+        help="the folder for a CDI specification of devices that no other file names, for NVIDIA's container runtime",
     )
 
 
 def add_tls_flags(add: Callable[..., Any]) -> None:
-    """The flags of `tls_files` and --insecure, the same for whatever of ours talks to other machines."""
+    """Adds --insecure and the flags of `tls_files`, the same for every program that connects to other machines."""
     add("--tls-certificate", type=Path, metavar="FILE", help="our certificate chain, PEM")
     add("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
     add("--tls-authority", type=Path, metavar="FILE", help="the authority that the other side must come from, PEM")
@@ -274,7 +313,7 @@ def add_tls_flags(add: Callable[..., Any]) -> None:
 
 
 def parse_flags(arguments: Sequence[str]) -> AgentConfig:
-    """The settings; raises ConfigError, and exits by itself for --help and unknown flags, as argparse does."""
+    """The settings; raises AgentConfigError, and exits by itself for --help and unknown flags, as argparse does."""
     flags = _parser().parse_args(arguments)
     for flag in ("controller", "listen", "metrics"):
         check_address(f"--{flag}", getattr(flags, flag))
@@ -291,13 +330,13 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
         raise BadLimit("--spool-ticks", f"{flags.spool_ticks} is not in [1, {SPOOL_TICKS_MOST}]", "choose one inside")
     _check_enforcement(flags)
     if not _DOMAIN.fullmatch(flags.device_domain):
-        raise BadLabel("--device-domain", f"{flags.device_domain!r} is no domain", "write one such as nvidia.com")
+        raise BadLabel("--device-domain", f"{flags.device_domain!r} is not a domain", "write one such as nvidia.com")
     if flags.device_plugin != "off" and flags.simulate is not None:
         raise BadEnforcement("--device-plugin", "is given with --simulate", "offer real devices only")
     if flags.dra == "on" and flags.simulate is not None:
         raise BadEnforcement("--dra", "is given with --simulate", "serve real devices only")
     if flags.dra == "on" and flags.device_plugin != "off":
-        problem = "is given with --device-plugin: one device would be given away twice"
+        problem = "is given with --device-plugin: one device would be allocated twice"
         raise BadEnforcement("--dra", problem, "choose one of them for this node")
     return AgentConfig(
         controller=flags.controller,
@@ -347,21 +386,21 @@ def _check_enforcement(flags: argparse.Namespace) -> None:
     if flags.faults is not None and flags.simulate is None:
         raise BadEnforcement("--faults", "is given without --simulate", "give it with simulated nodes only")
     if flags.simulate is not None and flags.vendor != "auto":
-        raise BadEnforcement("--vendor", "has no meaning with --simulate", "the file says which GPUs there are")
+        raise BadEnforcement("--vendor", "has no meaning with --simulate", "the fleet file defines the GPUs")
 
 
 def check_address(flag: str, address: str) -> None:
     """Raises BadAddress unless it is HOST:PORT."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > _PORT_MOST:
-        raise BadAddress(flag, f"{address!r} is no address", "write HOST:PORT, for example 127.0.0.1:7443")
+        raise BadAddress(flag, f"{address!r} is not an address", "write HOST:PORT, for example 127.0.0.1:7443")
 
 
 def check_node_name(flag: str, name: str) -> None:
     """Raises BadNodeName unless it is empty or a name that the contract allows."""
     if name and not _NODE_NAME.fullmatch(name):
         remedy = "use letters, digits and . _ / -, beginning and ending with a letter or digit"
-        raise BadNodeName(flag, f"{name!r} is no name", remedy)
+        raise BadNodeName(flag, f"{name!r} is not a valid name", remedy)
 
 
 def _topology(path: str) -> tuple[str, ...]:
@@ -380,7 +419,7 @@ def _labels(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not key or not separator or len(key) > _LABEL_LENGTH_MOST or len(value) > _LABEL_LENGTH_MOST:
-            raise BadLabel("--label", f"{pair!r} is no label", "write KEY=VALUE, each at most 253 characters")
+            raise BadLabel("--label", f"{pair!r} is not a label", "write KEY=VALUE, each at most 253 characters")
         if key in labels:
             raise BadLabel("--label", f"{key} is given twice", "give each key once")
         labels[key] = value

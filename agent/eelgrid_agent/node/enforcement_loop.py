@@ -20,7 +20,7 @@ from eelgrid_agent.enforce.guard.events import (
     GuardCommand,
     GuardTick,
 )
-from eelgrid_agent.enforce.power.executor import PowerExecutor
+from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.node.inventory import BatchReader, GpuReadings
 from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.node.node import AgentClock, AgentNode
@@ -30,13 +30,13 @@ _LOG = logging.getLogger("eelgrid.agent")
 
 
 class BudgetNotEnforceable(Exception):
-    """The operator asked for something to be enforced here, and it cannot be; the message says what to do."""
+    """The operator requested enforcement that is not possible here; the message says what to do."""
 
 
 def check_budget_reach(budget_w: float | None, node_name: str, gpus: Sequence[Gpu]) -> None:
-    """Warns of GPUs that the budget cannot lower; raises NotEnforceable where it can lower none that is there.
+    """Warns of GPUs that the budget cannot lower; raises BudgetNotEnforceable where it can lower none of them.
 
-    `budget_w` is in watts, None for no budget. A node without GPUs, or whose driver is not there yet, says nothing.
+    `budget_w` is in watts, None for no budget. A node without GPUs, or whose driver does not answer yet, passes.
     """
     there = [gpu for gpu in gpus if not gpu.lost]
     silent = [gpu for gpu in there if gpu.power_limit_min_w is None or gpu.power_limit_max_w is None]
@@ -44,15 +44,15 @@ def check_budget_reach(budget_w: float | None, node_name: str, gpus: Sequence[Gp
         return
     if len(silent) == len(there):
         raise BudgetNotEnforceable(
-            f"--power-budget {budget_w:g} cannot be kept on {node_name}: none of its {len(there)} GPUs tells which "
-            "limits it takes (`nvidia-smi -q -d POWER`), so none can be lowered; leave it out"
+            f"--power-budget {budget_w:g} cannot be kept on {node_name}: none of its {len(there)} GPUs reports "
+            "its limit range (`nvidia-smi -q -d POWER`), so none can be lowered; leave it out"
         )
     _LOG.warning(
         "event=power_budget_out_of_reach node=%s watts=%g gpus=%s reason=%r",
         node_name,
         budget_w,
         ",".join(str(gpu.index) for gpu in silent),
-        "they do not tell which limits they take: what they draw counts and is not lowered",
+        "they do not report their limit range: their draw counts and is not lowered",
     )
 
 
@@ -72,7 +72,7 @@ class LayoutService(Protocol):
     """MIG layouts of this node's devices; every method but the last two may block."""
 
     def recover(self) -> tuple[ApplyResult, ...]:
-        """Adopts what is found and finishes or undoes what was under way."""
+        """Adopts existing layouts and finishes or undoes interrupted transitions."""
 
     def check_layouts(self) -> tuple[ApplyResult, ...]:
         """Tends every device once; a result for each on which something was to be done."""
@@ -93,7 +93,7 @@ class LayoutService(Protocol):
         """Devices as they were listed, with the generation of each instance."""
 
     def drain_events(self) -> tuple[NodeEvent, ...]:
-        """What the controller should hear."""
+        """Returns the events for the controller."""
 
 
 class Enforcement:

@@ -25,9 +25,7 @@ _COUNTS = {
     Reading.ECC_UNCORRECTED_VOLATILE: "uncorrectable memory errors",
     Reading.REMAPPED_ROWS_UNCORRECTABLE: "memory rows remapped after uncorrectable errors",
 }
-_HUNG = (
-    "a call to the device did not come back; it is asked now and then only: reset it, or reboot the node, if it lasts"
-)
+_HUNG = "a call to the device did not return; it is probed at intervals: reset it, or reboot the node, if that lasts"
 # States that call for action while they last.
 _STATES = {
     Reading.ROW_REMAP_PENDING: "memory rows wait to be remapped; reset the GPU when it is free",
@@ -66,7 +64,10 @@ class HealthMonitor:
         return tuple(told)
 
     def cordons(self) -> Mapping[str, str]:
-        """Devices that should take no new work, and why: those that hang, and what only a reset or a repair can mend."""
+        """Devices that should take no new work, and why.
+
+        Those that hang, and what only a reset or a repair can mend.
+        """
         found: dict[str, str] = dict.fromkeys(self._hung, _HUNG)
         for (uuid, reading), value in self._last.items():
             if value and reading is Reading.RECOVERY_ACTION:
@@ -114,9 +115,9 @@ def _describe_change(reading: Reading, before: float | None, value: float) -> st
     if reading in _STATES:
         return _STATES[reading] if value else f"over: {_STATES[reading].partition(';')[0]}"
     if not value:
-        return "the driver asks for no recovery any more"
+        return "the driver no longer requests recovery"
     action = _ACTIONS.get(int(value), f"recovery action {value:.0f}")
-    return f"the driver asks to {action}" if int(value) in _ACTIONS else f"the driver asks for {action}"
+    return f"the driver requests: {action}" if int(value) in _ACTIONS else f"the driver requests {action}"
 
 
 def _event(kind: NodeEventKind, uuid: str, detail: str, wall_ns: int) -> NodeEvent:

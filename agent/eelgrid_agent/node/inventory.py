@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings, read_extended_readings
 from eelgrid_agent.devices.host import Host
 from eelgrid_agent.devices.port import (
     FAST_READINGS,
@@ -16,6 +15,7 @@ from eelgrid_agent.devices.port import (
     RawReadings,
     ReadingValue,
 )
+from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, GpuLink, Inventory, Reading
 
 GpuReadings = tuple[tuple[str, RawReadings], ...]
@@ -23,7 +23,7 @@ GpuReadings = tuple[tuple[str, RawReadings], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdentity:
-    """What the operator says about a node."""
+    """The operator's description of a node."""
 
     node_name: str
     agent_version: str
@@ -35,7 +35,7 @@ class NodeIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSurvey:
-    """Which devices there are; `problem` says why there are none."""
+    """The devices of a node; `problem` says why there are none."""
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str = ""
@@ -83,7 +83,7 @@ def build_inventory(
     lost: frozenset[str],
     cordons: Mapping[str, str] = MappingProxyType({}),
 ) -> Inventory:
-    """The node as the controller is told of it."""
+    """Builds the inventory that the controller receives."""
     return Inventory(
         node_name=identity.node_name,
         generation=generation,
@@ -129,7 +129,7 @@ class BatchReader(Protocol):
         """A quick look at each device; may block."""
 
     def read_extended(self, uuids: Sequence[str]) -> ExtendedReadings:
-        """Everything that is dear, of each device; may block."""
+        """Reads all expensive values of each device; may block."""
 
 
 class SequentialReader:
@@ -143,7 +143,7 @@ class SequentialReader:
         return read_each_gpu(self._device, tuple(uuids))
 
     def read_extended(self, uuids: Sequence[str]) -> ExtendedReadings:
-        """Everything that is dear, of each device."""
+        """Reads all expensive values of each device."""
         return read_extended_readings(self._device, uuids)
 
 

@@ -1,11 +1,9 @@
-"""Ticking: when each node looks at its devices, and on which thread.
+"""Sampling loops: when each node reads its devices, and on which thread.
 
-Owns the schedule. Must not know what a look becomes. A real driver is asked on
-exactly one worker thread, since NVML serialises its callers and may block for
-ever in a wedged driver: a look that is late is recorded as TIMED_OUT, and the
-driver is asked again only when it has answered. Simulated nodes are read on
-the event loop, each at its own moment of the interval, so that a thousand of
-them do not burst.
+A real driver is called on exactly one worker thread, since NVML serialises its callers and may block for ever in a
+wedged driver: a sample that is late is recorded as TIMED_OUT, and the driver is called again only when it has answered.
+Simulated nodes are read on the event loop, each at its own moment of the interval, so that a thousand of them do not
+burst.
 """
 
 import asyncio
@@ -15,8 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings, read_extended_readings
 from eelgrid_agent.devices.port import DevicePort
+from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, SourceReadings
 from eelgrid_agent.node.inventory import (
     BatchReader,
@@ -54,7 +52,7 @@ class DriverThread:
         self._thread.start()
 
     def call(self, function: Callable[[], object]) -> "Future[object]":
-        """Runs it after whatever runs now."""
+        """Queues a call on the thread."""
         future: Future[object] = Future()
         self._calls.put((future, function))
         return future

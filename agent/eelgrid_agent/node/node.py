@@ -1,9 +1,12 @@
 """Core of one node: turns device readings and controller messages into messages to the controller.
 
-Owns the sampler, spool, event queue, guard, inventory, sample cadence and send schedule of the node. Does no I/O:
-the clock is a port, the loop hands in readings, and the uplink fetches the next message. Single-threaded.
-Order of messages: an inventory before the batches that refer to it; events and plan results immediately; batches at
-the send interval.
+Combines the sampler, spool, event queue, guard, inventory, sample cadence and send schedule of the node. Does no I/O:
+the clock is a port, the loop hands in readings, and the uplink fetches the next message. Single-threaded. Messages are
+ordered: an inventory before the batches that refer to it; events and plan results immediately; batches at the send
+interval.
+
+`WorkloadEngine` is the port to whatever runs the assignments of an accepted plan; each call passes everything that the
+node should hold, so repeating it is harmless.
 """
 
 from collections import deque
@@ -11,18 +14,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from eelgrid_agent.devices.extended_readings import ExtendedColumns, ExtendedReadings, build_extended_columns
 from eelgrid_agent.devices.host import Host
-from eelgrid_agent.devices.sampler import NodeSample, Sampler, SampleTick, build_batch
+from eelgrid_agent.devices.sampler import (
+    ExtendedColumns,
+    ExtendedReadings,
+    NodeSample,
+    Sampler,
+    SampleTick,
+    build_batch,
+    build_extended_columns,
+)
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, NodeEnergy, SourceReadings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.plan import Guard
-from eelgrid_agent.node.engine import WorkloadEngine
 from eelgrid_agent.node.health import HealthMonitor
 from eelgrid_agent.node.inventory import DeviceSurvey, GpuReadings, NodeIdentity, build_inventory, mark_gpu_health
 from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
 from eelgrid_protos.messages import (
     Acknowledgement,
+    ApplyResult,
+    ApplyStatus,
     Assignment,
     Cadence,
     ConnectRequest,
@@ -41,6 +52,74 @@ from eelgrid_protos.messages import (
     SampleBatch,
     Welcome,
 )
+from eelgrid_protos.quantities import GPU_MILLI_WHOLE
+
+# (GPU UUID, utilisation ratio, memory bytes)
+SetLoad = Callable[[str, float, int], None]
+
+
+class WorkloadEngine(Protocol):
+    """Runs the assignments of a plan."""
+
+    def apply(self, assignments: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
+        """Holds exactly these from now on; a result for each that was not plainly applied."""
+
+    def host_load(self) -> tuple[int, int]:
+        """CPU milli and memory bytes of what it holds, as far as it knows."""
+
+
+class NoEngine:
+    """The users' own engine runs the work; the agent only observes."""
+
+    def apply(self, assignments: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
+        """Changes nothing and answers OBSERVED."""
+        detail = "observe-only: the users' engine runs the work"
+        return tuple(
+            ApplyResult(subject=workload_id, status=ApplyStatus.OBSERVED, detail=detail)
+            for workload_id in dict.fromkeys(assignment.workload_id for assignment in assignments)
+        )
+
+    def host_load(self) -> tuple[int, int]:
+        """Unknown to the agent."""
+        return 0, 0
+
+
+class SimulatedEngine:
+    """Work on simulated GPUs: a share of a GPU loads that share of its utilisation and memory."""
+
+    def __init__(self, gpus: Iterable[Gpu], set_load: SetLoad) -> None:
+        self._memory_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
+        self._set_load = set_load
+        self._host_load = (0, 0)
+
+    def apply(self, assignments: tuple[Assignment, ...]) -> tuple[ApplyResult, ...]:
+        """Loads each GPU by its shares and idles the rest; fails by name what the simulated node refuses.
+
+        What did not change is set again: a device that was lost and came back has forgotten its load.
+        """
+        shares: dict[str, int] = {}
+        for assignment in assignments:
+            # A slice is there as a device of its own; what runs in it is no load that the simulation knows.
+            for uuid in assignment.gpu_uuids if assignment.gpu_instance is None else ():
+                shares[uuid] = shares.get(uuid, 0) + assignment.gpu_milli
+        for uuid, memory_bytes in self._memory_bytes.items():
+            ratio = min(1.0, shares.get(uuid, 0) / GPU_MILLI_WHOLE)
+            self._set_load(uuid, ratio, int(ratio * memory_bytes))
+        unknown = shares.keys() - self._memory_bytes.keys()
+        self._host_load = (sum(a.cpu_milli for a in assignments), sum(a.memory_bytes for a in assignments))
+        return tuple(
+            ApplyResult(
+                subject=assignment.workload_id,
+                status=ApplyStatus.FAILED,
+                detail=f"the simulated node has no GPU {', '.join(sorted(unknown.intersection(assignment.gpu_uuids)))}",
+            )
+            for assignment in assignments
+            if not unknown.isdisjoint(assignment.gpu_uuids)
+        )
+
+    def host_load(self) -> tuple[int, int]:
+        """What the assignments ask of the host."""
+        return self._host_load
 
 
 class AgentClock(Protocol):
@@ -60,7 +139,10 @@ STALL_S_LEAST = 30.0
 
 
 class SendSchedule:
-    """One node's; `due` and `waits_since_ns` are also set by what is sent and answered."""
+    """The send schedule of one node.
+
+    `due` and `waits_since_ns` also change with messages that are sent and answered.
+    """
 
     def __init__(self, *, phase: float) -> None:
         self._phase = phase
@@ -69,7 +151,7 @@ class SendSchedule:
         self.waits_since_ns = 0
 
     def update_interval(self, before: Cadence, cadence: Cadence, now_ns: int) -> None:
-        """Another interval begins at this node's phase of it."""
+        """Starts another interval at this node's phase of it."""
         if cadence.send_interval_s != before.send_interval_s or self._next_ns == 0:
             self._next_ns = now_ns + int(self._phase * cadence.send_interval_s * 1e9)
 
@@ -84,7 +166,7 @@ class SendSchedule:
         self._next_ns += (behind + 1) * interval_ns
 
     def is_stalled(self, cadence: Cadence, now_ns: int) -> bool:
-        """Whether what is under way was answered by nobody for too long."""
+        """Whether unacknowledged batches have waited too long."""
         bound_s = max(STALL_S_LEAST, STALL_INTERVALS * cadence.send_interval_s)
         return now_ns - self.waits_since_ns > bound_s * 1e9
 
@@ -95,7 +177,7 @@ SLOW_SENT_S = 300.0
 
 
 class ForeignSequence(Exception):
-    """The controller claims batches that this incarnation never sent; another incarnation must begin."""
+    """The controller claims batches that this incarnation never sent; another incarnation has to start."""
 
 
 _TURNS = frozenset((NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED))
@@ -172,17 +254,12 @@ class AgentNode:
         return self._identity.node_name
 
     @property
-    def events_waiting(self) -> int:
-        """Events that the controller may not have."""
-        return len(self._events)
-
-    @property
     def uncounted_s(self) -> float:
         """Device-seconds whose energy is in no total."""
         return self._sampler.uncounted_s
 
     def update_inventory(self, found: DeviceSurvey) -> bool:
-        """Takes a new survey; True when the inventory changed, which then goes at once."""
+        """Adopts a new survey; True when the inventory changed, which is then sent at once."""
         self.survey_due = False
         self.problem = found.problem
         found = replace(found, gpus=self.stamp(found.gpus))
@@ -219,18 +296,18 @@ class AgentNode:
         self.ordered()
 
     def queue_events(self, events: Iterable[NodeEvent]) -> None:
-        """Events of others go with ours."""
+        """Queues events from other parts of the agent."""
         for event in events:
             self._events.add(event)
             self.wake()
 
     def report_held_devices(self, held: HeldDevices) -> None:
-        """What pods hold, in the stead of what was told before."""
+        """Replaces what is reported as held by pods."""
         self._held.set_value(held)
         self.wake()
 
     def flush_guard(self) -> None:
-        """The guard got on: what it announces and answers goes to the controller."""
+        """Queues the announcements and answers of the guard for the controller."""
         self.queue_events(self.guard.drain_events())
         answer = self.guard.pop_answer()
         if answer is not None:
@@ -285,7 +362,7 @@ class AgentNode:
             self.returned(event.gpu_uuid)
 
     def observe_slow(self, look: ExtendedReadings, found: SourceReadings = NO_SOURCE_READINGS) -> None:
-        """Takes what was dear to ask, and whose processes it found; events go at once, readings now and then."""
+        """Takes extended readings and the owners of their processes; events are sent at once, readings now and then."""
         now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
         self.slow = replace(look, monotonic_ns=now_ns, wall_ns=wall_ns, host=self._host.read_slow())
         told = (
@@ -358,11 +435,11 @@ class AgentNode:
         )
 
     def on_refused(self) -> None:
-        """A connection ended before its Welcome: the next begins with all that there is to say."""
+        """Records that a connection ended before its Welcome: the next one starts with a full report."""
         self._resumes = False
 
     def on_welcome(self, message: Welcome) -> None:
-        """The controller answered: what it does not hold goes again; raises ForeignSequence."""
+        """Handles the Welcome: what the controller lacks is sent again; raises ForeignSequence."""
         if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
             self._incarnation = self._draw_incarnation()
             self.spool.restart()
@@ -390,7 +467,7 @@ class AgentNode:
         self.connected = False
 
     def on_message(self, response: ConnectResponse) -> None:
-        """One message of the controller after its Welcome; what a newer version says is passed over."""
+        """Handles one message of the controller after its Welcome; kinds of newer versions are ignored."""
         message = response.message
         now_ns = self._clock.monotonic_ns()
         match message:

@@ -1,11 +1,8 @@
 """NodeService: gRPC queries to this agent's nodes without the controller, and their authorization.
 
-Owns the answers to GetInventory, GetSamples, GetNodePlan and GetNodeEnergy,
-which node a request means, and who may ask. Must not change a node.
-
-Who may: under mutual TLS whoever may look at the controller, by the same roles,
-and an agent's certificate that speaks for a node of this process, which is what
-`eelgrid-agent energy` has at hand.
+Answers GetInventory, GetSamples, GetNodePlan and GetNodeEnergy, and changes nothing. Under mutual TLS the callers
+allowed are those that may view the controller, by the same roles, and an agent's certificate that names a node of this
+process, which is what `eelgrid-agent energy` has at hand.
 """
 
 import logging
@@ -45,7 +42,7 @@ _REFUSALS_EVERY_S = 60.0
 
 
 class NodeAuthorizer:
-    """Lets callers in whose connections are under mutual TLS, by the roles of their certificates."""
+    """Authorizes callers whose connections use mutual TLS, by the roles of their certificates."""
 
     def __init__(
         self,
@@ -97,7 +94,7 @@ class NodeServicer:
         self._clock = clock
 
     async def get_inventory(self, request: GetInventoryRequest, context: object) -> GetInventoryResponse:
-        """The node as it is."""
+        """Returns the current inventory."""
         del context
         return GetInventoryResponse(inventory=self._node(request.node_name).inventory)
 
@@ -119,7 +116,7 @@ class NodeServicer:
         return GetNodePlanResponse(plan=guard.plan, applied=guard.applied, lease_left_s=left_s)
 
     async def get_node_energy(self, request: GetNodeEnergyRequest, context: object) -> GetNodeEnergyResponse:
-        """Whose the joules are, up to the last look."""
+        """Returns energy by owner, up to the last sample."""
         del context
         energy = self._node(request.node_name).energy
         if energy is None:

@@ -1,19 +1,16 @@
-"""What the controller has not acknowledged yet: ticks that wait, and batches under way.
+"""The spool: ticks that wait to be sent, and batches that the controller has not acknowledged yet.
 
-Owns numbering, the window, dropping and resending. Must not know the stream,
-the clock or what a reading means.
+Numbers batches, keeps the window, drops and resends. It knows neither the stream nor the clock nor what a reading
+means.
 
-Theory. A tick waits unnumbered until it is first sent; only then does it become
-part of a numbered batch. So dropping the oldest waiting tick never tears a hole
-into the sequence, and a numbered batch is kept until it is acknowledged: within
-one incarnation sequences are contiguous, and what was dropped stands as a count
-in the next batch. `_sent` counts the numbered batches that went out on this
-connection; a new connection sets it back, and they go again in order.
+A tick waits unnumbered until it is first sent; only then does it become part of a numbered batch. So dropping the
+oldest waiting tick never leaves a gap in the sequence, and a numbered batch is kept until it is acknowledged: within
+one incarnation sequences are contiguous, and dropped ticks appear as a count in the next batch. `_sent` counts the
+numbered batches that were sent on this connection; a new connection sets it back, and they are sent again in order.
 
-Events ride the same order. The controller does not acknowledge them, but the
-stream keeps order: an event sent before a batch has arrived when that batch is
-acknowledged. Until then it is kept, and sent again on a new connection; an
-event may arrive twice, never not at all within the bound.
+Events share the order. The controller does not acknowledge them, but the stream keeps order: an event sent before a
+batch has arrived when that batch is acknowledged. Until then it is kept, and sent again on a new connection; an event
+may arrive twice, and is lost only beyond the bound.
 """
 
 from collections import deque
@@ -34,14 +31,14 @@ _Value = TypeVar("_Value")
 
 
 class LatestValue(Generic[_Value]):
-    """Something of which only the newest counts; told once on each connection."""
+    """A value of which only the newest counts; sent once on each connection."""
 
     def __init__(self) -> None:
         self._value: _Value | None = None
         self._is_due = False
 
     def set_value(self, value: _Value) -> None:
-        """A value, in the stead of what was told before."""
+        """Replaces the value."""
         self._value, self._is_due = value, True
 
     def mark_unsent(self) -> None:
@@ -49,7 +46,7 @@ class LatestValue(Generic[_Value]):
         self._is_due = self._value is not None
 
     def pop_unsent(self) -> _Value | None:
-        """What is to be sent, which then counts as sent."""
+        """Returns the value to send, which then counts as sent."""
         due, self._is_due = self._is_due, False
         return self._value if due else None
 
@@ -58,8 +55,8 @@ class Acknowledged(Enum):
     """What an acknowledgement did."""
 
     NEWER = "released batches"
-    STALE = "covers nothing that is still held"
-    FUTURE = "covers what was never sent"
+    STALE = "covers only batches that were acknowledged before"
+    FUTURE = "covers a batch that was never sent"
 
 
 class Spool:
@@ -94,7 +91,7 @@ class Spool:
 
     @property
     def upcoming_sequence(self) -> int:
-        """Sequence of the batch that goes out next."""
+        """The sequence number of the next batch to send."""
         return self._numbered[self._sent].sequence if self._sent < len(self._numbered) else self._next_sequence
 
     @property
@@ -143,16 +140,16 @@ class Spool:
         return Acknowledged.NEWER if released else Acknowledged.STALE
 
     def resume(self, acknowledged_sequence: int) -> Acknowledged:
-        """Begins a connection: what the controller does not hold goes again, oldest first.
+        """Starts a connection: what the controller lacks is sent again, oldest first.
 
-        FUTURE means that the controller claims batches of this incarnation that were never sent; the caller must
-        begin another incarnation, see `restart`.
+        FUTURE means that the controller claims batches of this incarnation that were never sent; the caller must start
+        another incarnation, see `restart`.
         """
         self._sent = 0
         return self.acknowledge(acknowledged_sequence)
 
     def restart(self) -> None:
-        """Begins another incarnation: what is held is numbered from 1 again."""
+        """Starts another incarnation: what is kept is numbered from 1 again."""
         self._numbered = deque(replace(batch, sequence=index) for index, batch in enumerate(self._numbered, start=1))
         self._next_sequence = len(self._numbered) + 1
         self._sent = 0
@@ -211,6 +208,6 @@ class EventQueue:
             self._kept.popleft()
 
     def resume(self) -> None:
-        """Begins a connection: events that may not have arrived go again."""
+        """Starts a connection: events that may not have arrived are sent again."""
         self._waiting.extendleft(event for event, _ in reversed(self._kept))
         self._kept.clear()

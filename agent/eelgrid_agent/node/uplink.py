@@ -126,7 +126,10 @@ class Uplink:
             self._active.end(reason)
 
     async def _connection(self) -> tuple[bool, str, float]:
-        """One connection with its successors: whether it was ever welcomed, how it ended, and the advice for the next."""
+        """One connection with its successors.
+
+        Whether it was ever welcomed, how it ended, and the advice for the next.
+        """
         session = self._start()
         version = self._tls_version() if self._tls_version else None
         try:

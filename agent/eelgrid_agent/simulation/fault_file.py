@@ -4,15 +4,12 @@
     {"fault": "xid", "gpu": 2, "code": 79, "node": "node-3"}
     {"fault": "slow_calls", "seconds": 2}
 
-Whoever rehearses a fault appends a line; it takes effect once it ends with a
-newline. `gpu` is the device's place in the fleet file. `node` may be left out
-where the agent has one. The faults are those of `FaultInjector`; FAULTS has their
-names and fields. What takes a fault back is a fault too: restore, reset,
-release, or the same with another value.
+Append a line to inject a fault; it takes effect once the line ends with a newline. `gpu` is the device's place in the
+fleet file. `node` may be left out where the agent simulates one node. FAULTS lists the names and fields; what each does
+is defined by `FaultInjector`. A fault is undone by another one: restore, reset, release, or the same with another
+value.
 
-It owns the format; what a fault does is `FaultInjector`' to say.
-
-FaultFileError               the file cannot be read, or a line of it is no fault of these nodes
+FaultFileError               the file cannot be read, or a line does not describe a fault of these nodes
 """
 
 import asyncio
@@ -62,7 +59,7 @@ def _slow(node: SimulatedNode, _uuid: str, seconds: float) -> None:
 def _conduct(node: SimulatedNode, uuid: str, work: str) -> None:
     known = {conduct.value: conduct for conduct in LoadBehavior}
     if work not in known:
-        raise SpecError("work", f"{work!r} is none of {', '.join(known)}; choose one")
+        raise SpecError("work", f"{work!r} is not one of {', '.join(known)}; choose one")
     node.faults.set_behavior(uuid, known[work])
 
 
@@ -86,7 +83,7 @@ FAULTS: Mapping[str, _Fault] = {
 
 
 class FaultFile:
-    """One file, and the nodes that it is about; what stands in it at first is done at first."""
+    """One fault file and the nodes that it applies to; its first content is applied at the start."""
 
     def __init__(self, path: Path, nodes: Sequence[SimulatedNode]) -> None:
         self._path = path
@@ -94,13 +91,13 @@ class FaultFile:
         self._read = self._lines = 0
 
     async def follow_file(self) -> None:
-        """Does what is new, ten times a second, until cancelled; raises FaultFileError."""
+        """Applies new lines ten times a second, until cancelled; raises FaultFileError."""
         while True:
             self.apply_new_faults()
             await asyncio.sleep(_LOOK_S)
 
     def apply_new_faults(self) -> int:
-        """Does what the lines say that ended since the call before; how many those are. Raises FaultFileError."""
+        """Applies the lines completed since the call before and returns how many; raises FaultFileError."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -125,7 +122,7 @@ class FaultFile:
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict):
-                raise SpecError("the line", "is no object; write one such as " + '{"fault": "lose", "gpu": 0}')
+                raise SpecError("the line", "is not an object; write one such as " + '{"fault": "lose", "gpu": 0}')
             self._carry_out(fields)
         except (ValueError, RecursionError, DriverRefused) as error:
             raise FaultFileError(f"{self._path}: line {self._lines}: {error}") from None
@@ -134,7 +131,7 @@ class FaultFile:
         name = fields.pop("fault", None)
         fault = FAULTS.get(name) if isinstance(name, str) else None
         if fault is None:
-            raise SpecError("fault", f"{name!r} is none of {', '.join(FAULTS)}; choose one")
+            raise SpecError("fault", f"{name!r} is not one of {', '.join(FAULTS)}; choose one")
         node = self._node(fields.pop("node", None))
         uuid = _uuid(node, fields.pop("gpu", None)) if fault.of_gpu else ""
         for field, kinds in fault.fields.items():
@@ -142,7 +139,7 @@ class FaultFile:
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 raise SpecError(field, f"is {value!r}; {name} wants {' or '.join(kind.__name__ for kind in kinds)}")
         if strange := fields.keys() - fault.fields.keys():
-            raise SpecError(min(strange), f"is no field of {name}; correct the spelling or remove it")
+            raise SpecError(min(strange), f"is not a field of {name}; correct the spelling or remove it")
         fault.does(node, uuid, **fields)
 
     def _node(self, name: object) -> SimulatedNode:
@@ -151,11 +148,11 @@ class FaultFile:
             return node
         found = self._nodes.get(name) if isinstance(name, str) else None
         if found is None:
-            raise SpecError("node", f"{name!r} is no node of this agent; name one of its fleet file")
+            raise SpecError("node", f"{name!r} is not a node of this agent; name one of its fleet file")
         return found
 
 
 def _uuid(node: SimulatedNode, place: object) -> str:
     if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(node.devices):
-        raise SpecError("gpu", f"{place!r} is no place of the {len(node.devices)} GPUs of {node.spec.node_name}")
+        raise SpecError("gpu", f"{place!r} is not an index of the {len(node.devices)} GPUs of {node.spec.node_name}")
     return node.devices[place].uuid

@@ -1,24 +1,20 @@
-"""Simulated MIG of one device: mode, instances, holders, and what resets, reloads and reboots leave.
+"""Simulated MIG of one device: mode, instances, holders, and the effects of resets, reloads and reboots.
 
-The driver's rules, not ours: an id is a function of the span; a UUID is a
-function of the device, the GPU instance's id and its first engine, so that the
-same span comes back under the same UUID; an instance object dies with its
-destruction, whatever comes back in its place; an occupied place, a full device
-and an unlucky order are all refused alike (NO_ROOM). Without an explicit place
-a policy chooses, which on purpose is not the first fit: it prefers places as
-real listings show them.
+The rules are the driver's: an id is a function of the span; a UUID is a function of the device, the GPU instance's id
+and its first engine, so the same span gets the same UUID again; an instance object dies with its destruction; an
+occupied place, a full device and an unfortunate order are all refused alike (NO_ROOM). Without an explicit place a
+policy chooses one, which deliberately is not the first fit: it prefers places as real listings show them.
 
-Parts that need a reset keep a new mode pending until one; the others change at
-once. What stays:
+Parts that need a reset keep a new mode pending until one; the others change at once. What remains:
 
                      instances   mode of reset parts   mode of the others
-    reset            lost        pending comes true    kept
-    driver reload    lost        pending comes true    off
-    reboot           lost        pending comes true    off
+    reset            lost        pending applies       kept
+    driver reload    lost        pending applies       off
+    reboot           lost        pending applies       off
 
-It knows neither NVML's calls, nor permission, nor time.
+It knows neither NVML's calls, nor permissions, nor time.
 
-DriverRefused                   the driver does not do it; `why` is the driver's answer and no more
+DriverRefused                   the driver does not do it; `why` is the driver's answer
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +49,7 @@ class DriverRefused(Exception):
 
 
 class ModeActivation(Enum):
-    """What became of a mode that the driver accepted; it says success in every case."""
+    """The effect of a mode that the driver accepted; it reports success in every case."""
 
     DONE = "done"
     RESET_REQUIRED = "reset required"
@@ -119,7 +115,7 @@ class SimCompute:
 
     @property
     def value(self) -> ComputeInstance:
-        """As the port tells it."""
+        """The compute instance as a value of the port."""
         return ComputeInstance(
             id=self.id,
             profile_id=self.profile.id,
@@ -141,7 +137,7 @@ class SimInstance:
 
     @property
     def value(self) -> GpuInstance:
-        """As the port tells it."""
+        """The GPU instance as a value of the port."""
         return GpuInstance(
             id=self.id,
             profile_id=self.profile.id,
@@ -152,7 +148,7 @@ class SimInstance:
         )
 
     def get_profile(self, profile_id: int) -> CiProfile:
-        """One of its compute instance profiles; raises Refused."""
+        """One of its compute instance profiles; raises DriverRefused."""
         for ci in self.profile.compute_instances:
             if ci.id == profile_id:
                 return ci
@@ -224,13 +220,13 @@ class SimMig:
 
     @property
     def values(self) -> tuple[GpuInstance, ...]:
-        """The GPU instances by id, as the port tells them."""
+        """The GPU instances by id, as values of the port."""
         return tuple(self.instances[number].value for number in sorted(self.instances))
 
     # The mode
 
     def set_mode(self, *, enabled: bool, other_sessions: bool = False) -> ModeActivation:
-        """Asks for a mode; `other_sessions` says that the caller's own program holds the device elsewhere."""
+        """Requests a mode; `other_sessions` says that the caller's own program holds the device elsewhere."""
         geometry = self._geometry()
         if enabled == self.enabled:
             # Nothing to do, or a pending mode is taken back.
@@ -253,7 +249,7 @@ class SimMig:
         return ModeActivation.IN_USE if held else ModeActivation.RESET_REQUIRED
 
     def reset(self) -> None:
-        """The device starts anew, and everything that ran on it is gone."""
+        """Restarts the device; everything that ran on it is gone."""
         self._lose_instances()
         self._set(enabled=self.pending, pending=self.pending)
 
@@ -272,21 +268,21 @@ class SimMig:
     # GPU instances
 
     def get_profile(self, profile_id: int) -> GiProfile:
-        """The profile with this id; raises Refused."""
+        """The profile with this id; raises DriverRefused."""
         profile = self._geometry().profile_by_id(profile_id)
         if profile is None:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         return profile
 
     def get_instance(self, instance_id: int) -> SimInstance:
-        """The GPU instance with this id; raises Refused."""
+        """The GPU instance with this id; raises DriverRefused."""
         self._switched_on()
         if instance_id not in self.instances:
             raise DriverRefused(DriverRefusal.NOT_FOUND)
         return self.instances[instance_id]
 
     def get_compute(self, instance_id: int, compute_id: int) -> SimCompute:
-        """The compute instance with this id; raises Refused."""
+        """The compute instance with this id; raises DriverRefused."""
         instance = self.get_instance(instance_id)
         if compute_id not in instance.compute:
             raise DriverRefused(DriverRefusal.NOT_FOUND)
@@ -333,7 +329,7 @@ class SimMig:
         return instance
 
     def destroy_instance(self, instance_id: int) -> None:
-        """Removes a GPU instance that has no compute instance and that nobody holds."""
+        """Removes a GPU instance without compute instances and holders."""
         instance = self.get_instance(instance_id)
         if instance.compute or any(held == instance_id for held, _ in self.holds.values()):
             raise DriverRefused(DriverRefusal.IN_USE)

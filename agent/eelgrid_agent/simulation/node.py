@@ -69,18 +69,18 @@ class FaultInjector:
         self._node.get_device(uuid).reset_counter(self._now_ns)
 
     def reset_gpu(self, uuid: str) -> None:
-        """Somebody resets the device: its clients had to go, what ran is dead, a pending MIG mode comes true."""
+        """Resets the device: its clients and processes are gone, and a pending MIG mode applies."""
         gpu = self._node.get_device(uuid)
         gpu.mig.clients.clear()
         gpu.restore(self._now_ns)
         gpu.reset(self._now_ns)
 
     def announce_xid(self, uuid: str, code: int, instance_id: int | None = None) -> None:
-        """The driver writes an XID and tells whoever listens."""
+        """Announces an XID to all listeners."""
         self._node.operations.announce_event(DeviceEventKind.XID, self._node.get_device(uuid), code, instance_id)
 
     def announce(self, uuid: str, kind: DeviceEventKind, code: int = _RECOVER_BY_RESET) -> None:
-        """The driver tells anything else."""
+        """Announces another event to all listeners."""
         self._node.operations.announce_event(kind, self._node.get_device(uuid), code)
 
     def fail_memory(self, uuid: str, *, failed: bool = True) -> None:
@@ -98,23 +98,23 @@ class FaultInjector:
         self._node.get_device(uuid).skew_power_sensor(gain, self._now_ns)
 
     def request_mode(self, uuid: str, *, enabled: bool) -> None:
-        """Somebody asks for a MIG mode by hand (nvidia-smi -mig); where a reset is needed, it stays pending."""
+        """Requests a MIG mode as nvidia-smi -mig does; where a reset is needed, it stays pending."""
         self._node.operations.set_mode(self._node.get_device(uuid), enabled=enabled)
 
     def cap_power(self, uuid: str, cap_w: float | None) -> None:
-        """Something out of band lowers the enforced limit; None lets it go."""
+        """Lowers the enforced limit out of band; None removes the cap."""
         if cap_w is not None and cap_w <= 0.0:
-            raise SpecError("cap_w", f"{cap_w:g} W is no cap; give more than 0 W, or None for none")
+            raise SpecError("cap_w", f"{cap_w:g} W is not a cap; give more than 0 W, or None for none")
         self._node.get_device(uuid).cap_power(cap_w, self._now_ns)
 
     def limit_power(self, uuid: str, limit_w: float | None) -> None:
-        """Somebody else sets the limit (nvidia-smi -pl); None is the default."""
+        """Sets the limit as another program does (nvidia-smi -pl); None is the default."""
         self._node.limit_power(uuid, limit_w)
 
     # The driver and the machine
 
     def unload_driver(self) -> None:
-        """The driver goes, and with it everything that runs."""
+        """Unloads the driver, which ends everything that runs."""
         self._node.driver_loaded = False
         for gpu in self._node.devices:
             gpu.mig.clients.clear()
@@ -130,12 +130,12 @@ class FaultInjector:
             gpu.reload(self._now_ns)
 
     def reload_driver(self) -> None:
-        """The driver goes and comes back."""
+        """Unloads and loads the driver."""
         self.unload_driver()
         self.load_driver()
 
     def reboot_node(self) -> None:
-        """The machine goes and comes back, and lost devices with it."""
+        """Reboots the machine; lost devices return with it."""
         self.unload_driver()
         self._node.driver_loaded = True
         for gpu in self._node.devices:
@@ -177,7 +177,7 @@ class FaultInjector:
         self._gpu(uuid).mig.clients.add(name)
 
     def remove_foreign_client(self, uuid: str, name: str = _CLIENT) -> None:
-        """That program lets the device go."""
+        """Makes that program release the device."""
         self._gpu(uuid).mig.clients.discard(name)
 
     def start_process(self, uuid: str, pid: int, instance_id: int | None = None, compute_id: int | None = None) -> None:
@@ -189,11 +189,14 @@ class FaultInjector:
         self._gpu(uuid).mig.holds.pop(pid, None)
 
     def allow_mode_reset(self, uuid: str, *, works: bool) -> None:
-        """Whether a change of MIG mode resets the device by itself where it needs one; in a virtual machine it cannot."""
+        """Whether a change of MIG mode resets the device by itself where it needs one.
+
+        In a virtual machine it cannot.
+        """
         self._gpu(uuid).mig.resets_itself = works
 
     def create_foreign_instance(self, uuid: str, profile_id: int, start: int, *, compute: bool = True) -> int:
-        """Somebody else makes a GPU instance, and one compute instance over all of it; returns its id."""
+        """Creates a GPU instance with one compute instance over all of it, as another program does; returns its id."""
         gpu = self._gpu(uuid)
         try:
             instance = gpu.mig.create_instance(profile_id, start)
@@ -207,7 +210,7 @@ class FaultInjector:
         return instance.id
 
     def destroy_foreign_instance(self, uuid: str, instance_id: int) -> None:
-        """Somebody else removes a GPU instance with all that is in it, and the processes that held it die."""
+        """Removes a GPU instance with its contents, as another program does; the processes that held it die."""
         gpu = self._gpu(uuid)
         held = [pid for pid, (instance, _) in gpu.mig.holds.items() if instance == instance_id]
         for pid in held:
@@ -301,7 +304,7 @@ class SimulatedNode(SimulatedControl):
 
     @property
     def announcements(self) -> deque[DriverAnnouncement]:
-        """What the driver told and nobody fetched yet, oldest first."""
+        """Announced events that were not fetched yet, oldest first."""
         return self.operations.announcements
 
     def set_load(self, gpu_uuid: str, load: GpuLoad) -> None:
@@ -313,7 +316,10 @@ class SimulatedNode(SimulatedControl):
         self.get_device(gpu_uuid).set_instance_load(instance_id, load, self.monotonic_ns())
 
     def start_process(self, gpu_uuid: str, process: GpuProcess) -> None:
-        """A process opens the device or an instance; what it says of itself is shown, the rest is its part of the load."""
+        """Opens the device or an instance for a process.
+
+        Reported values are shown, the rest is its part of the load.
+        """
         gpu = self.get_device(gpu_uuid)
         gpu.mig.holds[process.pid] = (process.gpu_instance_id, process.compute_instance_id)
         self.get_sensors(gpu).details[process.pid] = process
@@ -390,7 +396,7 @@ class SimulatedNode(SimulatedControl):
         )
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
-        """What is dear, or seldom different."""
+        """Reads what is expensive or changes seldom."""
         gpu = self._found(uuid)
         self._delay_call("read_slow")
         if gpu.health is not SimHealth.OK or not self.driver_loaded:
@@ -412,7 +418,7 @@ class SimulatedNode(SimulatedControl):
         return self._sensors.read_topology([gpu for gpu in listed if gpu.health is SimHealth.OK])
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
-        """What was announced since the call before; the first call begins to listen."""
+        """Returns the events since the call before; the first call starts listening."""
         self._require_listing()
         if not self._listening:
             self._listening = True

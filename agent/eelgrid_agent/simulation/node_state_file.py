@@ -1,24 +1,21 @@
 """State of a simulated node between two programs: MIG mode, instances and processes, in a JSON file.
 
-A real device keeps its layout while programs come and go; a simulated one dies
-with its program. The file is plain JSON for people to read and to change: they
-may put a process on an instance there, let another program hold a device, take
-rights away, or make a pending mode come true.
+A real device keeps its layout while programs come and go; a simulated one dies with its program. The file is plain JSON
+for people to read and edit: put a process on an instance, let another program hold a device, take rights away, or
+complete a pending mode change.
 
     {"schema": 1, "node": "n", "rights": "root", "gpus": [{
        "product": "a100-sxm4-40gb", "mig": true, "pending": true,
        "instances": [{"profile": "3g", "start": 4, "compute": [[2, 0], [1, 2]]}],
        "processes": [{"pid": 4711, "instance": 2, "compute": 0}], "clients": ["dcgm"]}]}
 
-`compute` has the slices and the first slice of each compute instance; `rights`
-is root, mig_config, mig_monitor or read_only, and may be left out. Power,
-clocks and counters are as at first in each program.
+`compute` lists the slices and the first slice of each compute instance; `rights` is root, mig_config, mig_monitor or
+read_only, and may be left out. Power, clocks and counters start afresh in each program.
 
 NodeStateFileError               the file does not describe this node
 """
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +24,13 @@ from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.mig import DriverRefused
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import NodeSpec
+from eelgrid_agent.state_files import replace_file
 from eelgrid_protos.messages import AccessLevel
 
 _SCHEMA = 1
 _BYTES_MOST = 4 * 1024 * 1024
+# People read and edit the file.
+_MODE = 0o644
 _RIGHTS = {level.name.lower(): level for level in AccessLevel if level is not AccessLevel.UNSPECIFIED}
 
 
@@ -39,28 +39,26 @@ class NodeStateFileError(ValueError):
 
 
 def drop_layouts(spec: NodeSpec) -> NodeSpec:
-    """The node with MIG off everywhere, as `resume` wants it."""
+    """Returns the node with MIG off everywhere, as `load_node_state` expects it."""
     return replace(spec, gpus=tuple(replace(gpu, mig=None) for gpu in spec.gpus))
 
 
 def save_node_state(node: SimulatedNode, path: Path) -> None:
-    """Writes the file anew, whole or not at all; raises StateFileError."""
+    """Replaces the file as a whole; raises NodeStateFileError."""
     document = {
         "schema": _SCHEMA,
         "node": node.spec.node_name,
         "rights": node.operations.rights.name.lower(),
         "gpus": [_gpu_out(gpu) for gpu in node.devices],
     }
-    fresh = path.with_name(path.name + ".new")
     try:
-        fresh.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        os.replace(fresh, path)  # noqa: PTH105
+        replace_file(path, (json.dumps(document, indent=1) + "\n").encode(), mode=_MODE)
     except OSError as error:
         raise NodeStateFileError(f"{path}: cannot be written ({error.strerror}); make it writable") from None
 
 
 def load_node_state(node: SimulatedNode, path: Path) -> None:
-    """Brings a node with MIG off to what the file says; raises StateFileError."""
+    """Brings a node with MIG off to the state in the file; raises NodeStateFileError."""
     try:
         with path.open("rb") as file:
             content = file.read(_BYTES_MOST + 1)
@@ -73,24 +71,24 @@ def load_node_state(node: SimulatedNode, path: Path) -> None:
             else _restore_node(node, json.loads(content))
         )
     except (ValueError, TypeError, LookupError, DriverRefused, RecursionError) as error:
-        problem = f"describes no such node ({error})"
+        problem = f"does not describe this node ({error})"
     if problem:
-        raise NodeStateFileError(f"{path}: {problem}; correct it, or remove it to begin with the fleet file again")
+        raise NodeStateFileError(f"{path}: {problem}; correct it, or remove it to start again from the fleet file")
 
 
 def _restore_node(node: SimulatedNode, document: dict[str, Any]) -> str:
     """Brings the node there; returns what is wrong with the document, or nothing."""
     if document["schema"] != _SCHEMA:
-        return f"is no state of schema {_SCHEMA}"
+        return f"does not have schema {_SCHEMA}"
     if document["node"] != node.spec.node_name or len(document["gpus"]) != len(node.devices):
         return f"is of another node than {node.spec.node_name}"
     rights = str(document.get("rights", "root"))
     if rights not in _RIGHTS:
-        return f"has rights {rights!r}, and there are {', '.join(_RIGHTS)}"
+        return f"has unknown rights {rights!r}; choose one of {', '.join(_RIGHTS)}"
     node.faults.set_rights(_RIGHTS[rights])
     for gpu, fields in zip(node.devices, document["gpus"], strict=True):
         if fields["product"] != gpu.product.key:
-            return f"GPU {gpu.identity.index} is no {gpu.product.key} there"
+            return f"GPU {gpu.identity.index} is not a {gpu.product.key} in it"
         _gpu_in(gpu, fields)
     return ""
 

@@ -22,7 +22,7 @@ from eelgrid_agent.simulation.nvml_handles import (
     write_text,
 )
 from eelgrid_agent.simulation.operations import DeviceOperations
-from eelgrid_agent.simulation.part_traits import get_profile_id_end
+from eelgrid_agent.simulation.spec import get_profile_id_end
 from eelgrid_protos.catalogue.products import CiProfile, GiProfile
 from eelgrid_protos.messages import AccessLevel
 
@@ -263,7 +263,7 @@ _CI_REV1_ENUM = 7
 def build_mig_symbols(
     handles: HandleTable, operations: DeviceOperations, *, branch: int, privileged: bool
 ) -> dict[str, CSymbol]:
-    """All of them, by name; without `privileged` nobody may walk instances, whatever their rights."""
+    """Builds the MIG symbols by name; without `privileged` no caller may list instances, whatever its rights."""
 
     def config() -> None:
         if not (privileged and operations.has_right(AccessLevel.MIG_CONFIG)):
@@ -479,7 +479,7 @@ def _device_symbols(handles: HandleTable) -> dict[str, CSymbol]:
 
 
 def _gpu_instance(target: HandleTarget) -> SimInstance:
-    """The GPU instance that a handle stands for; raises Refused where it stands for anything else."""
+    """The GPU instance that a handle stands for; raises DriverRefused where it stands for anything else."""
     if target.instance is None or target.compute is not None or target.mig_device:
         raise DriverRefused(DriverRefusal.INVALID)
     return target.instance

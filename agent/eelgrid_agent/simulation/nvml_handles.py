@@ -23,7 +23,7 @@ _TARGETS_MOST = 4096
 
 @dataclass(frozen=True, slots=True)
 class HandleTarget:
-    """What a handle stands for: a device in one of its lives, or a part of it."""
+    """What a handle refers to: a device in one of its lives, or a part of it."""
 
     gpu: SimGpu
     generation: int
@@ -69,7 +69,7 @@ class HandleTable:
         return 0 if self._node.driver_loaded else int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
     def end_session(self) -> int:
-        """One session less; with the last one the program is nobody's client."""
+        """Closes one session; with the last one the program is no longer a client."""
         if self.sessions == 0:
             return int(pynvml.NVML_ERROR_UNINITIALIZED)
         self.sessions -= 1
@@ -78,7 +78,7 @@ class HandleTable:
         return 0
 
     def get_target(self, handle: Any) -> HandleTarget | None:
-        """What a handle stands for."""
+        """Returns what a handle refers to."""
         return self._targets.get(get_address(handle))
 
     def issue_device(self, gpu: SimGpu, ref: Any) -> int:
@@ -181,7 +181,7 @@ def get_address(handle: Any) -> int:
 
 
 def dereference_argument(ref: Any) -> Any:
-    """What the caller passed by reference, or the array that it passed as it is."""
+    """Returns what the caller passed by reference, or an array as it was passed."""
     return getattr(ref, "_obj", ref)
 
 

@@ -52,7 +52,7 @@ class OperationKind(Enum):
 
 
 class DriverAnnouncement(NamedTuple):
-    """What the driver tells whoever listens; `code` is the XID or the recovery action."""
+    """An event that the driver announces; `code` is the XID or the recovery action."""
 
     kind: DeviceEventKind
     uuid: str
@@ -80,7 +80,7 @@ class DeviceOperations:
         return self.rights >= level
 
     def announce_event(self, kind: DeviceEventKind, gpu: SimGpu, code: int = 0, gi: int | None = None) -> None:
-        """Tells whoever listens."""
+        """Announces an event to all listeners."""
         self.announcements.append(DriverAnnouncement(kind, gpu.identity.uuid, code, gi))
 
     # Power and clocks
@@ -95,7 +95,7 @@ class DeviceOperations:
         gpu.limit_power(limit_mw / 1000.0, self._monotonic_ns())
 
     def lock_clocks(self, gpu: SimGpu, clocks_mhz: tuple[int, int] | None) -> None:
-        """Locks the SM clock, or lets it go with None."""
+        """Locks the SM clock; None unlocks it."""
         if gpu.product.architecture in _UNLOCKABLE:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         self._check(AccessLevel.ROOT)
@@ -109,7 +109,7 @@ class DeviceOperations:
         gpu.lock_clocks(clocks_mhz, self._monotonic_ns())
 
     def supported_profiles(self, gpu: SimGpu) -> tuple[int, ...]:
-        """The workload power profiles of a part; who may not set them is not told either."""
+        """The workload power profiles of a part; hidden from callers that may not set them."""
         if gpu.product.architecture not in _PROFILED or self._branch < _PROFILES_SINCE:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         if not self.has_right(AccessLevel.ROOT):
@@ -127,7 +127,7 @@ class DeviceOperations:
     # MIG
 
     def set_mode(self, gpu: SimGpu, *, enabled: bool, other_sessions: bool = False) -> ModeActivation:
-        """Asks for a MIG mode; what came of it stands beside the success."""
+        """Requests a MIG mode; the actual effect is returned beside the reported success."""
         if gpu.mig.geometry is None:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         self._check(AccessLevel.ROOT)
@@ -195,8 +195,8 @@ def _nearest(steps: tuple[int, ...], clock_mhz: int) -> int:
 _ERRORS: dict[DriverRefusal, tuple[type[DeviceError], str]] = {
     DriverRefusal.NOT_SUPPORTED: (NotSupported, "this part or its mode has no such thing; see its settings"),
     DriverRefusal.NO_PERMISSION: (NoPermission, "the simulated driver refuses this user; give it the rights"),
-    DriverRefusal.IN_USE: (DeviceInUse, "a client or a process holds it; stop that first"),
-    DriverRefusal.NO_ROOM: (InsufficientResources, "there is no room, or the place is taken; read the layout back"),
+    DriverRefusal.IN_USE: (DeviceInUse, "a client or a process uses it; stop that first"),
+    DriverRefusal.NO_ROOM: (InsufficientResources, "there is no room, or the place is occupied; read the layout back"),
     DriverRefusal.NOT_FOUND: (UnknownInstance, "there is no such instance; read the layout back"),
     DriverRefusal.INVALID: (OutOfRange, "the device does not take this value; ask for its limits"),
 }
@@ -205,7 +205,7 @@ _WATTS_MOST = 2**32 / 1000.0
 
 
 class SimulatedControl:
-    """The control port; whoever derives from it has the devices."""
+    """The control port; derived classes own the devices."""
 
     operations: DeviceOperations
     driver_loaded: bool
@@ -240,19 +240,19 @@ class SimulatedControl:
     def set_power_limit(self, uuid: str, limit_w: float) -> None:
         """Asks for a limit, in whole milliwatts as the driver counts."""
         if not 0.0 < limit_w < _WATTS_MOST:
-            raise OutOfRange(f"{uuid}: a limit of {limit_w:g} W is none; ask for the device's limits")
+            raise OutOfRange(f"{uuid}: {limit_w:g} W is not a valid limit; read the device's limits")
         with self._changing(uuid, "set_power_limit") as gpu:
             self.operations.set_power_limit(gpu, round(limit_w * 1000.0))
 
     def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
         """Keeps the SM clock inside."""
         if not 0 < min_mhz <= max_mhz:
-            raise OutOfRange(f"{uuid}: there are no clocks from {min_mhz} to {max_mhz} MHz; ask for its steps")
+            raise OutOfRange(f"{uuid}: there are no clocks from {min_mhz} to {max_mhz} MHz; read its clock steps")
         with self._changing(uuid, "lock_sm_clocks") as gpu:
             self.operations.lock_clocks(gpu, (min_mhz, max_mhz))
 
     def unlock_sm_clocks(self, uuid: str) -> None:
-        """Lets the SM clock go."""
+        """Unlocks the SM clock."""
         with self._changing(uuid, "unlock_sm_clocks") as gpu:
             self.operations.lock_clocks(gpu, None)
 
@@ -282,7 +282,7 @@ class SimulatedControl:
                     self.operations.set_mode(gpu, enabled=before)
                 except DriverRefused as refused:
                     raise DeviceInUse(
-                        f"{uuid}: MIG mode: a client holds it; the request stays pending ({refused})"
+                        f"{uuid}: MIG mode: a client uses it; the request stays pending ({refused})"
                     ) from None
                 raise DriverRefused(DriverRefusal.IN_USE)
             return ModeChange.DONE if activation is ModeActivation.DONE else ModeChange.PENDING

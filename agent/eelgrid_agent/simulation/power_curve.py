@@ -1,25 +1,20 @@
 """Power, clock and throughput as shares of the maximum, and exact integrals of power and work.
 
-A busy device draws its idle watts and, above them, a share of its full swing:
-the share `AWAKE` merely to be awake, the rest by its clock,
-`1 - sqrt(1 - clock)`: the last few per cent of the clock are the dearest. A
-job spends the share `memory_bound` of its time on memory, which does not slow
-with the SM clock, so its throughput is `clock / ((1 - m) + m * clock)`. A
-power cap takes the clock that fits under it, but none below `CLOCK_FLOOR`: there the
-cap is not held and the device draws more than it is allowed.
+A busy device draws its idle watts and, above them, a share of its full swing: the share `AWAKE_POWER_SHARE` for being
+awake, the rest by its clock, `1 - sqrt(1 - clock)`: the last few per cent of the clock cost the most. A job spends the
+share `memory_bound` of its time on memory, which does not slow down with the SM clock, so its throughput is
+`clock / ((1 - m) + m * clock)`. A power cap selects the clock that fits under it, but none below `CLOCK_FLOOR`: there
+the cap is not held and the device draws more than it is allowed.
 
-Source: the power-cap traces of Zeus (NSDI 2023, ml-energy/zeus, 218 curves on
-V100, A40, P100 and RTX 6000). Fitted to the 150 curves that rise 40 W or more
-above the least power of any trace on the same part, which is taken for an
-awake device, as throughput over power, both relative to the highest cap: with
-one memory share for all jobs (0.2) the residual is 0.055 root mean square of
-throughput; with a share for each job it is 0.036 (median 0.012), and nine in
-ten of those shares lie in 0 to 0.6. The floor is where the A40 stays
-under a cap of 100 W: 109 W and 0.32 of the throughput there, 108 W and 0.35
-here. What the traces do not show, and so is assumed: newer parts, where only
-the level is known.
+Source: the power-cap traces of Zeus (NSDI 2023, ml-energy/zeus, 218 curves on V100, A40, P100 and RTX 6000). Fitted to
+the 150 curves that rise 40 W or more above the least power of any trace on the same part, which is taken for an awake
+device, as throughput over power, both relative to the highest cap: with one memory share for all jobs (0.2) the
+residual is 0.055 root mean square of throughput; with a share for each job it is 0.036 (median 0.012), and nine in ten
+of those shares lie in 0 to 0.6. The floor is where the A40 stays under a cap of 100 W: 109 W and 0.32 of the throughput
+there, 108 W and 0.35 here. The traces do not cover newer parts; for these only the level is known and the shape is
+assumed.
 
-Pure arithmetic on shares in [0, 1]; it knows no watts and no product.
+Pure arithmetic on shares in [0, 1].
 """
 
 import math
@@ -44,7 +39,7 @@ def clock_share(power: float) -> float:
 
 
 def throughput_share(clock: float, memory_bound: float) -> float:
-    """What is left of a job's throughput at this clock."""
+    """The share of a job's throughput that remains at this clock."""
     return clock / ((1.0 - memory_bound) + memory_bound * clock) if clock else 0.0
 
 

@@ -1,7 +1,7 @@
-"""Simulated slow sensors, processes, GPM activity, NVLink wiring, and their translation to the device port.
+"""Simulated slow sensors, processes, GPM activity and NVLink wiring, and their translation to the device port.
 
-None is what part, mode or driver does not report. Devices of one product are wired to each other; from five on, SXM2
-boards form a hybrid cube mesh (NVIDIA DGX-1 white paper) and later ones use switches.
+None stands for what part, mode or driver does not report. Devices of one product are linked to each other; from five
+on, SXM2 boards form a hybrid cube mesh (NVIDIA DGX-1 white paper) and later ones use switches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,8 @@ from eelgrid_agent.devices.port import (
     ReadingValue,
 )
 from eelgrid_agent.simulation.gpu import SimGpu
-from eelgrid_agent.simulation.part_traits import PartTraits, get_part_traits
 from eelgrid_agent.simulation.power_curve import WorkDone
+from eelgrid_agent.simulation.spec import PartTraits, get_part_traits
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, GpuInstance, Reading
 
 # First driver branch of each: memory without what the driver keeps; power fields and GPM; limit fields; NVLink
@@ -112,7 +112,7 @@ def list_announced_events(branch: int) -> frozenset[DeviceEventKind]:
 
 
 class DeviceSensors:
-    """The slower sensors of one device under one driver branch; `links_up` tells whether its NVLinks have peers."""
+    """The slower sensors of one device under one driver branch; `links_up` says whether its NVLinks have peers."""
 
     __slots__ = ("_branch", "_gpu", "details", "links_up", "switched", "traits")
 
@@ -150,11 +150,11 @@ class DeviceSensors:
         return self._gpu.temperature_c(now_ns) + _WARMER_C if self.traits.memory_temperature else None
 
     def memory_reserved_bytes(self) -> int | None:
-        """What the driver keeps for itself, where it tells it apart."""
+        """Memory that the driver reserves, where it reports that separately."""
         return self._gpu.memory_reserved_bytes if self._branch >= RESERVED_SINCE else None
 
     def performance_state(self) -> int:
-        """0 at work; parts whose memory clock falls when idle fall to 8."""
+        """0 at work; 8 when idle on parts whose memory clock falls."""
         return _ASLEEP if self._asleep else 0
 
     @property
@@ -170,7 +170,7 @@ class DeviceSensors:
         return mig.enabled and bool(mig.instances)
 
     def ecc_volatile(self, *, corrected: bool) -> int | None:
-        """Errors since the driver was loaded; not told of the whole while it has instances."""
+        """Errors since the driver was loaded; not reported for the whole device while it has instances."""
         wear = self._gpu.wear
         return None if self._has_instances else wear.ecc_corrected if corrected else wear.ecc_uncorrected
 
@@ -205,7 +205,7 @@ class DeviceSensors:
         return self._gpu.wear.pcie_replays
 
     def fabric_state(self) -> int | None:
-        """Where the device stands with the switches' fabric, if it hangs on one."""
+        """The state of the device in the NVSwitch fabric, if it is attached to one."""
         if self._branch < FABRIC_SINCE or not self.traits.fabric or not self.switched:
             return None
         return _FABRIC_COMPLETED
@@ -244,7 +244,7 @@ class DeviceSensors:
         return total, min(_INSTANCE_OWN_BYTES * instance.size + load.memory_bytes, total)
 
     def clients(self) -> tuple[SimClient, ...]:
-        """The processes with a context, by pid; a load that nobody holds shows as one process of the device."""
+        """The processes with a context, by pid; a load without a holder shows as one process of the device."""
         gpu, load = self._gpu, self._gpu.loads.total
         held = sorted(gpu.mig.holds.items())
         if not held and not gpu.mig.enabled and (load.utilization_ratio or load.memory_bytes):

@@ -1,24 +1,22 @@
-"""AMD devices behind both ports: listing, readings, power cap and graphics clock range.
+"""AMD devices behind both ports: listing, the table of readings, power cap and graphics clock range.
 
-One thread uses it. Partitions (DPX, QPX, CPX) have a handle but no board of their own: one device is listed per
-board, so that its watts count once. AMD partitions are not MIG, so every MIG method raises NotSupported.
+One thread uses it. Partitions (DPX, QPX, CPX) have a handle and share a board, so one device is listed per board and
+its watts count once. AMD partitions are not MIG: every MIG method raises NotSupported.
+
+The table says which `amdsmi` call holds which reading, under which name and in which unit; the names of releases 6.3
+and 7.0 are both read. Missing numbers are "N/A" or the largest number of their width. Power is in watts, caps are in
+microwatts, memory is in MiB, and the energy counter counts steps of `counter_resolution` microjoules. Throttle reasons
+come from residency counters that rose since the last read. `amdsmi_get_violation_status` (sleeps 100 ms) and
+`amdsmi_get_gpu_pci_throughput` (1 s) are not called because they block.
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, NoReturn
 
-from eelgrid_agent.devices.amd.readings import (
-    FAST_SOURCES,
-    SLOW_SOURCES,
-    AmdSource,
-    compute_reasons_mask,
-    find_number,
-    read_energy_j,
-    read_residencies,
-)
 from eelgrid_agent.devices.amd.session import AmdSession, get_absence_reason, is_device_lost, make_device_error
 from eelgrid_agent.devices.port import (
     FAST_READINGS,
@@ -41,8 +39,219 @@ from eelgrid_agent.devices.port import (
     UnknownGpu,
 )
 from eelgrid_protos.catalogue.products import MigGeometry, model_name
-from eelgrid_protos.messages import GPUS_PER_NODE_MOST, AbsenceReason, AccessLevel, Gpu, Reading
+from eelgrid_protos.messages import GPUS_PER_NODE_MOST, READING_RANGES, AbsenceReason, AccessLevel, Gpu, Reading
 from eelgrid_protos.quantities import MIB
+
+_SENTINELS = frozenset({0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF})
+_MISSING = {reason: Missing(reason) for reason in AbsenceReason}
+_NOT_SUPPORTED = _MISSING[AbsenceReason.NOT_SUPPORTED]
+_IMPLAUSIBLE = _MISSING[AbsenceReason.IMPLAUSIBLE]
+_SMALLEST_SENTINEL = 0xFFFF
+
+# Residency counters, and what NVML's bits call a clock held down for that cause.
+_CAUSES: Mapping[str, int] = MappingProxyType(
+    {
+        "ppt_residency_acc": 0x4,  # software power cap
+        "socket_thm_residency_acc": 0x20,  # software thermal slowdown
+        "vr_thm_residency_acc": 0x40,  # hardware thermal slowdown
+        "hbm_thm_residency_acc": 0x40,
+        "prochot_residency_acc": 0x48,  # hardware slowdown, thermal
+    }
+)
+_PCIE_GENERATIONS = MappingProxyType({2500: 1, 5000: 2, 8000: 3, 16_000: 4, 32_000: 5, 64_000: 6})
+
+AmdCall = Callable[[Any, Any], Any]
+
+
+def find_number(answer: Any, *names: str) -> float | None:
+    """The first of these fields that holds a number; None where none does."""
+    for name in names:
+        value = answer.get(name) if isinstance(answer, Mapping) else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if value >= _SMALLEST_SENTINEL and value in _SENTINELS:
+            continue
+        return float(value)
+    return None
+
+
+def _plausible(reading: Reading, value: float | None) -> ReadingValue:
+    if value is None:
+        return _NOT_SUPPORTED
+    bounds = READING_RANGES[reading]
+    return float(value) if bounds.low <= value <= bounds.high else _IMPLAUSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class AmdSource:
+    """One call and the readings in its answer; a reading that no source holds is not supported."""
+
+    ask: AmdCall
+    readings: Mapping[Reading, Callable[[Any], float | None]]
+
+    def values(self, answer: Any) -> Iterable[tuple[Reading, ReadingValue]]:
+        """The readings, each within its range or missing."""
+        return [(reading, _plausible(reading, take(answer))) for reading, take in self.readings.items()]
+
+
+def _scaled(scale: float, *names: str) -> Callable[[Any], float | None]:
+    def take(answer: Any) -> float | None:
+        value = find_number(answer, *names)
+        return None if value is None else value * scale
+
+    return take
+
+
+def _plain(answer: Any) -> float | None:
+    return find_number({"": answer}, "")
+
+
+def _temperature(*kinds: str) -> AmdCall:
+    """The first of these sensors that the part has: MI300 has no edge sensor."""
+
+    def ask(smi: Any, handle: Any) -> Any:
+        *others, last = kinds
+        metric = smi.AmdSmiTemperatureMetric.CURRENT
+        for kind in others:
+            try:
+                return smi.amdsmi_get_temp_metric(handle, smi.AmdSmiTemperatureType[kind], metric)
+            except smi.AmdSmiLibraryException as error:
+                if error.err_code not in (1, 2):
+                    raise
+        return smi.amdsmi_get_temp_metric(handle, smi.AmdSmiTemperatureType[last], metric)
+
+    return ask
+
+
+def _clock(kind: str) -> AmdCall:
+    return lambda smi, handle: smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType[kind])
+
+
+def _generation(answer: Any) -> float | None:
+    speed = find_number(answer.get("pcie_metric"), "pcie_speed")
+    return None if speed is None else _PCIE_GENERATIONS.get(int(speed))
+
+
+def _links_up(answer: Any) -> float | None:
+    status = answer.get("status")
+    return float(status.count("U")) if isinstance(status, list) else None
+
+
+def _summed(name: str) -> Callable[[Any], float | None]:
+    """Links are counted in kilobytes; those that the part lacks hold no number."""
+
+    def take(answer: Any) -> float | None:
+        parts = [find_number({"": part}, "") for part in answer.get(name, ()) if not isinstance(part, str)]
+        present = [part for part in parts if part is not None]
+        return 1000.0 * sum(present) if present else None
+
+    return take
+
+
+def _pages(*states: str) -> Callable[[Any], float | None]:
+    """Retired pages in these states."""
+    return lambda pages: float(sum(str(page.get("status", "")).upper() in states for page in pages))
+
+
+def _is_any(take: Callable[[Any], float | None]) -> Callable[[Any], float | None]:
+    return lambda answer: float(bool(take(answer)))
+
+
+FAST_SOURCES: tuple[AmdSource, ...] = (
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_power_info(handle),
+        {
+            Reading.POWER_W: _scaled(1.0, "current_socket_power", "average_socket_power"),
+            Reading.POWER_AVERAGE_W: _scaled(1.0, "average_socket_power"),
+        },
+    ),
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_gpu_activity(handle),
+        {
+            Reading.UTILIZATION_RATIO: _scaled(0.01, "gfx_activity"),
+            Reading.MEMORY_UTILIZATION_RATIO: _scaled(0.01, "umc_activity"),
+        },
+    ),
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_gpu_vram_usage(handle),
+        {Reading.MEMORY_USED_BYTES: _scaled(MIB, "vram_used")},
+    ),
+    AmdSource(_clock("GFX"), {Reading.SM_CLOCK_MHZ: _scaled(1.0, "clk", "cur_clk")}),
+    AmdSource(_clock("MEM"), {Reading.MEMORY_CLOCK_MHZ: _scaled(1.0, "clk", "cur_clk")}),
+    AmdSource(_temperature("EDGE", "HOTSPOT"), {Reading.TEMPERATURE_C: _plain}),
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_power_cap_info(handle), {Reading.POWER_LIMIT_W: _scaled(1e-6, "power_cap")}
+    ),
+)
+SLOW_SOURCES: tuple[AmdSource, ...] = (
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_power_cap_info(handle),
+        {Reading.POWER_LIMIT_REQUESTED_W: _scaled(1e-6, "power_cap")},
+    ),
+    AmdSource(_temperature("VRAM", "HBM_0"), {Reading.MEMORY_TEMPERATURE_C: _plain}),
+    AmdSource(
+        # Counted since the driver was loaded, which NVML calls volatile.
+        lambda smi, handle: smi.amdsmi_get_gpu_total_ecc_count(handle),
+        {
+            Reading.ECC_CORRECTED_VOLATILE: _scaled(1.0, "correctable_count"),
+            Reading.ECC_UNCORRECTED_VOLATILE: _scaled(1.0, "uncorrectable_count"),
+        },
+    ),
+    AmdSource(
+        # A retired page is what a remapped row is elsewhere.
+        lambda smi, handle: smi.amdsmi_get_gpu_bad_page_info(handle),
+        {
+            Reading.REMAPPED_ROWS_UNCORRECTABLE: _pages("RESERVED"),
+            Reading.ROW_REMAP_PENDING: _is_any(_pages("PENDING")),
+            Reading.ROW_REMAP_FAILED: _is_any(_pages("UNRESERVABLE")),
+        },
+    ),
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_pcie_info(handle),
+        {
+            Reading.PCIE_LINK_GENERATION: _generation,
+            Reading.PCIE_LINK_WIDTH: lambda answer: find_number(answer.get("pcie_metric"), "pcie_width"),
+            Reading.PCIE_REPLAYS: lambda answer: find_number(answer.get("pcie_metric"), "pcie_replay_count"),
+        },
+    ),
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_gpu_metrics_info(handle),
+        {
+            Reading.NVLINK_SENT_BYTES: _summed("xgmi_write_data_acc"),
+            Reading.NVLINK_RECEIVED_BYTES: _summed("xgmi_read_data_acc"),
+        },
+    ),
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_gpu_xgmi_link_status(handle), {Reading.NVLINK_ACTIVE_LINKS: _links_up}
+    ),
+    AmdSource(
+        lambda smi, handle: smi.amdsmi_get_gpu_process_list(handle),
+        {Reading.PROCESSES: lambda answer: float(len({process["pid"] for process in answer}))},
+    ),
+)
+assert {reading for source in SLOW_SOURCES for reading in source.readings} <= set(SLOW_READINGS)
+
+
+def read_energy_j(answer: Any) -> ReadingValue:
+    """The energy counter."""
+    count, step_uj = find_number(answer, "energy_accumulator", "power"), find_number(answer, "counter_resolution")
+    return _plausible(Reading.ENERGY_J, None if count is None or step_uj is None else count * step_uj * 1e-6)
+
+
+def read_residencies(answer: Any) -> Mapping[str, float]:
+    """The residency counters of a metrics table that the part has."""
+    found = {name: find_number(answer, name) for name in _CAUSES}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def compute_reasons_mask(before: Mapping[str, float], now: Mapping[str, float]) -> float:
+    """Returns the throttle reasons whose counters rose."""
+    mask = 0
+    for name, value in now.items():
+        if value > before.get(name, value):
+            mask |= _CAUSES[name]
+    return float(mask)
+
 
 _SILENT = frozenset({AbsenceReason.GPU_LOST, AbsenceReason.TIMED_OUT})
 _FAST = tuple(reading for reading in FAST_READINGS if reading is not Reading.ENERGY_J)
@@ -72,7 +281,7 @@ class AmdDevice:
         self._lost = False
 
     def driver_version(self) -> str:
-        """The version of the amdgpu driver, or of the library where no device tells; raises DriverUnavailable."""
+        """The version of the amdgpu driver, or of the library where no device reports one; raises DriverUnavailable."""
         if not self._handles:
             self.gpus()
         for handle in self._handles.values():
@@ -91,7 +300,7 @@ class AmdDevice:
         return f"amdsmi {library['major']}.{library['minor']}"
 
     def access(self) -> AccessLevel:
-        """The driver lets root change devices, and everybody read."""
+        """The driver allows root to change devices and everybody to read them."""
         return AccessLevel.ROOT if self._user_id() == 0 else AccessLevel.READ_ONLY
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -138,7 +347,7 @@ class AmdDevice:
         return RawReadings(energy_counter_j=energy, values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
-        """What is dear or changes seldom; raises UnknownGpu."""
+        """Reads what is expensive or changes seldom; raises UnknownGpu."""
         values: dict[Reading, ReadingValue] = dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.NOT_SUPPORTED))
         try:
             self._fill(values, SLOW_SOURCES, self.handle(uuid))
@@ -217,7 +426,10 @@ class AmdDevice:
             raise
 
     def partition(self, uuid: str) -> tuple[str, str]:
-        """How the device is divided, in compute (SPX, DPX, TPX, QPX, CPX) and memory (NPS1 ...); "" where it says nothing."""
+        """How the device is partitioned, in compute (SPX, DPX, TPX, QPX, CPX) and memory (NPS1 ...).
+
+        "" where it does not report it.
+        """
         answers = []
         for ask in (
             lambda smi, handle: smi.amdsmi_get_gpu_compute_partition(handle),
@@ -417,7 +629,7 @@ class AmdControl:
         self._refuse(uuid, f"workload power profile {profile}")
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
-        """There is none."""
+        """Raises NotSupported: AMD devices have no MIG."""
         self._refuse(uuid, "MIG")
 
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
@@ -442,7 +654,7 @@ class AmdControl:
 
     def _refuse(self, uuid: str, what: str) -> NoReturn:
         self._device.read_instances(uuid)  # an unknown device is told first
-        raise NotSupported(f"an AMD device has no {what}; ask for whole devices")
+        raise NotSupported(f"an AMD device has no {what}; request whole devices")
 
 
 def _graphics_clock(smi: Any, handle: Any) -> Any:

@@ -47,7 +47,7 @@ _ERRORS: Mapping[int, tuple[type[DeviceError], str]] = MappingProxyType(
         TIMEOUT: (DeviceTimeout, "the call did not come back in time; wait, and reset the device if it lasts"),
         BUSY: (DeviceInUse, "a process holds the device; stop it first"),
         NOT_FOUND: (GpuLostError, "the device answers nothing any more; reset it or reboot the node"),
-        NOT_INITIALIZED: (DriverUnavailable, "the session is gone; ask again"),
+        NOT_INITIALIZED: (DriverUnavailable, "the session ended; retry"),
         NOT_LOADED: (DriverUnavailable, "the amdgpu driver is not loaded; load it (modprobe amdgpu)"),
         NO_DRIVER: (DriverUnavailable, "the amdgpu driver is not loaded; load it (modprobe amdgpu)"),
     }
@@ -55,7 +55,7 @@ _ERRORS: Mapping[int, tuple[type[DeviceError], str]] = MappingProxyType(
 
 
 def load_binding() -> Any:
-    """The binding of this machine; raises DriverUnavailable where there is none."""
+    """Imports the binding of this machine; raises DriverUnavailable where there is none."""
     try:
         return importlib.import_module("amdsmi")
     except (ImportError, KeyError, OSError, AttributeError) as error:
@@ -113,7 +113,7 @@ class AmdSession:
         self._open = True
 
     def close(self) -> None:
-        """Lets the driver go; after a failure the session may be gone already."""
+        """Closes the session; after a failure it may be closed already."""
         if not self._open:
             return
         self._open = False

@@ -99,8 +99,8 @@ _LOST = "the device answers nothing any more; reset it (nvidia-smi --gpu-reset) 
 _SILENT = "the call did not come back in time; wait, and reset the device if it lasts"
 _CANNOT = "this part, its mode or its driver cannot do this; see its settings and the driver's version"
 _REFUSED = "the driver refuses this user; run as root, or with CAP_SYS_ADMIN and the mig/config capability"
-_HELD = "a client, a process or an instance holds it; stop what `nvidia-smi` and `fuser /dev/nvidia*` name"
-_NO_ROOM = "the driver finds no room, or the place is taken; read the layout back"
+_HELD = "a client, a process or an instance uses it; stop what `nvidia-smi` and `fuser /dev/nvidia*` list"
+_NO_ROOM = "the driver has no room, or the place is occupied; read the layout back"
 _NOT_THERE = "there is no such instance; read the layout back"
 _OUTSIDE = "the device does not take this value; ask for its limits"
 
@@ -147,7 +147,7 @@ _Answer = TypeVar("_Answer")
 
 
 class SharedNvmlSession(Protocol):
-    """What is shared with the reader of the same devices."""
+    """The session and handles that are shared with the reader of the same devices."""
 
     def handle(self, uuid: str) -> Any:
         """NVML's handle of a device; raises DriverUnavailable and NVMLError."""
@@ -188,18 +188,18 @@ class NvmlControl:
     def set_power_limit(self, uuid: str, limit_w: float) -> None:
         """Asks for a limit."""
         if not 0.0 < limit_w < _WATTS_MOST:
-            raise OutOfRange(f"{uuid}: a limit of {limit_w:g} W is none; ask for the device's limits")
+            raise OutOfRange(f"{uuid}: {limit_w:g} W is not a valid limit; read the device's limits")
         limit_mw = round(limit_w * 1000.0)
         self._on(uuid, lambda handle: pynvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw))
 
     def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
         """Keeps the SM clock inside."""
         if not 0 < min_mhz <= max_mhz < pynvml.NVML_CLOCK_LIMIT_ID_RANGE_START:
-            raise OutOfRange(f"{uuid}: there are no clocks from {min_mhz} to {max_mhz} MHz; ask for its steps")
+            raise OutOfRange(f"{uuid}: there are no clocks from {min_mhz} to {max_mhz} MHz; read its clock steps")
         self._on(uuid, lambda handle: pynvml.nvmlDeviceSetGpuLockedClocks(handle, min_mhz, max_mhz))
 
     def unlock_sm_clocks(self, uuid: str) -> None:
-        """Lets the SM clock go where the driver wants."""
+        """Unlocks the SM clock, which the driver then chooses."""
         self._on(uuid, pynvml.nvmlDeviceResetGpuLockedClocks)
 
     def set_power_profile(self, uuid: str, profile: int | None) -> None:
@@ -208,7 +208,7 @@ class NvmlControl:
         def ask(handle: Any) -> None:
             profiles = NvmlPowerProfiles(handle)
             if profile is not None and profile not in profiles.supported_profiles():
-                raise OutOfRange(f"{uuid}: there is no power profile {profile}; ask for its settings")
+                raise OutOfRange(f"{uuid}: there is no power profile {profile}; read its settings")
             profiles.request_profile(profile)
 
         self._on(uuid, ask)
@@ -242,7 +242,7 @@ class NvmlControl:
                 raise DeviceInUse(f"{uuid}: MIG mode: {_HELD}")
             if waiting == wanted:
                 return ModeChange.PENDING
-            raise DeviceError(f"{uuid}: the driver took the MIG mode and shows another; see the kernel's log")
+            raise DeviceError(f"{uuid}: the driver accepted the MIG mode and reports another; see the kernel's log")
 
     def create_gpu_instance(self, uuid: str, profile_id: int, start: int) -> int:
         """Makes an instance at exactly this place; returns its id."""
@@ -338,7 +338,7 @@ def _translate_errors(uuid: str) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        kind, remedy = _ERRORS.get(error.value, (DeviceError, f"NVML says {error}; see the kernel's log"))
+        kind, remedy = _ERRORS.get(error.value, (DeviceError, f"NVML reports {error}; see the kernel's log"))
         raise kind(f"{uuid}: {remedy}") from None
 
 

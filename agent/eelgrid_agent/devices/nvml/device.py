@@ -1,25 +1,30 @@
-"""The device port over NVML: order of calls, identities, access rights, driver events and silent devices.
+"""The device port over NVML: order of calls, identities, access rights, driver events, GPM and silent devices.
 
-One thread uses it. A lost device or a timeout ends a read at once; devices seen once stay listed. Devices are
+One thread uses it. A lost device or a timeout ends a read at once; devices stay listed once they were seen. Devices are
 identified by UUID, never by index. Access rights follow from CAP_SYS_ADMIN and the files of
 /proc/driver/nvidia/capabilities, and are confirmed by the driver. One event set serves all devices of a session;
-events pending when the session ends are kept for the next call.
+events that are pending when the session ends are kept for the next call.
+
+GPU performance monitoring (GPM) gives activity ratios from hardware counters of Hopper and newer parts. A reading
+covers the time between two samples; two samples less than 100 ms apart give nothing. A GPU instance is sampled through
+its parent. Samples are driver memory and are freed before the session ends.
 """
 
 import ctypes
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pynvml
 
-from eelgrid_agent.devices.nvml.gpm import GpmSampler
 from eelgrid_agent.devices.nvml.mig import InstanceReader, list_mig_devices
-from eelgrid_agent.devices.nvml.processes import ProcessReader
 from eelgrid_agent.devices.nvml.readings import (
+    ProcessReader,
     SourceReader,
     build_fast_sources,
     build_slow_sources,
@@ -55,6 +60,128 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import model_name
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, AbsenceReason, AccessLevel, Gpu, GpuInstance, Reading
 from eelgrid_protos.quantities import watts_from_milliwatts
+
+_APART_LEAST_NS = 100_000_000
+_PERCENT, _MIB = 1.0 / 100.0, float(2**20)
+# Counters and clock are read one after the other: a full share may come out a little over.
+_OVER_MOST = 1.05
+GPM_METRICS: Mapping[Reading, tuple[int, float]] = {
+    Reading.GRAPHICS_ACTIVITY_RATIO: (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, _PERCENT),
+    Reading.SM_ACTIVITY_RATIO: (pynvml.NVML_GPM_METRIC_SM_UTIL, _PERCENT),
+    Reading.SM_OCCUPANCY_RATIO: (pynvml.NVML_GPM_METRIC_SM_OCCUPANCY, _PERCENT),
+    Reading.TENSOR_ACTIVITY_RATIO: (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, _PERCENT),
+    Reading.MEMORY_ACTIVITY_RATIO: (pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL, _PERCENT),
+    Reading.FP16_ACTIVITY_RATIO: (pynvml.NVML_GPM_METRIC_FP16_UTIL, _PERCENT),
+    Reading.FP32_ACTIVITY_RATIO: (pynvml.NVML_GPM_METRIC_FP32_UTIL, _PERCENT),
+    Reading.FP64_ACTIVITY_RATIO: (pynvml.NVML_GPM_METRIC_FP64_UTIL, _PERCENT),
+    Reading.PCIE_SENT_BYTES_PER_S: (pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _MIB),
+    Reading.PCIE_RECEIVED_BYTES_PER_S: (pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, _MIB),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    taken_ns: int
+    sample: Any
+
+
+class GpmSampler:
+    """The samples of one session; the second key is the GPU instance, or None for the device."""
+
+    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+        self._monotonic_ns = monotonic_ns
+        self._supported: dict[str, bool] = {}
+        self._samples: dict[tuple[str, int | None], _Sample] = {}
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()
+
+    def read(self, handle: Any, uuid: str, instance_id: int | None) -> dict[Reading, ReadingValue]:
+        """Activity since the call before; raises NVMLError when the device is silent."""
+        try:
+            if not self._is_supported(handle, uuid):
+                return _nothing(AbsenceReason.NOT_SUPPORTED)
+            key, now_ns = (uuid, instance_id), self._monotonic_ns()
+            before = self._samples.get(key)
+            if before is not None and now_ns - before.taken_ns < _APART_LEAST_NS:
+                return _nothing(AbsenceReason.NOT_SAMPLED)
+            self._samples[key] = _Sample(now_ns, _take(handle, instance_id))
+        except pynvml.NVMLError as error:
+            reason = get_absence_reason(error)
+            if reason in SILENT_REASONS:
+                raise
+            return _nothing(reason)
+        if before is None:
+            return _nothing(AbsenceReason.NOT_SAMPLED)
+        try:
+            return self._between(before.sample, self._samples[key].sample)
+        finally:
+            _give_back(before.sample)
+
+    def retain_instances(self, uuid: str, instance_ids: frozenset[int]) -> None:
+        """Gives back the samples of a device's instances other than these."""
+        gone = [key for key in self._samples if key[0] == uuid and key[1] is not None and key[1] not in instance_ids]
+        for key in gone:
+            _give_back(self._samples.pop(key).sample)
+
+    def release_samples(self) -> None:
+        """Gives everything back; the next samples are the first ones."""
+        for kept in self._samples.values():
+            _give_back(kept.sample)
+        self._samples.clear()
+        self._supported.clear()
+
+    def _is_supported(self, handle: Any, uuid: str) -> bool:
+        if uuid not in self._supported:
+            self._supported[uuid] = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+        return self._supported[uuid]
+
+    def _between(self, first: Any, second: Any) -> dict[Reading, ReadingValue]:
+        request = self._request
+        request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
+        request.sample1, request.sample2 = first, second
+        for place, (metric, _) in enumerate(GPM_METRICS.values()):
+            request.metrics[place].metricId = metric
+        try:
+            pynvml.nvmlGpmMetricsGet(request)
+        except pynvml.NVMLError:
+            # The device was reset between the two samples.
+            return _nothing(AbsenceReason.NOT_SAMPLED)
+        values: dict[Reading, ReadingValue] = {}
+        for place, (reading, (_, unit)) in enumerate(GPM_METRICS.items()):
+            metric = request.metrics[place]
+            number = float(metric.value) * unit
+            if metric.nvmlReturn or not math.isfinite(number):
+                values[reading] = MISSING_BY_REASON[AbsenceReason.NOT_SUPPORTED]
+            elif unit == _PERCENT and 1.0 < number <= _OVER_MOST:
+                values[reading] = 1.0
+            else:
+                values[reading] = filter_implausible(reading, number)
+        return values
+
+
+def _take(handle: Any, instance_id: int | None) -> Any:
+    sample = pynvml.nvmlGpmSampleAlloc()
+    try:
+        if instance_id is None:
+            pynvml.nvmlGpmSampleGet(handle, sample)
+        else:
+            pynvml.nvmlGpmMigSampleGet(handle, instance_id, sample)
+    except pynvml.NVMLError:
+        _give_back(sample)
+        raise
+    return sample
+
+
+def _give_back(sample: Any) -> None:
+    try:
+        pynvml.nvmlGpmSampleFree(sample)
+    except pynvml.NVMLError:
+        # The driver went, and its memory with it.
+        return
+
+
+def _nothing(reason: AbsenceReason) -> dict[Reading, ReadingValue]:
+    return dict.fromkeys(GPM_METRICS, MISSING_BY_REASON[reason])
+
 
 _SYS_ADMIN = 1 << 21
 _STATUS = Path("/proc/self/status")
@@ -156,7 +283,7 @@ class EventListener:
         return taken
 
     def close_session(self) -> None:
-        """The session ends: what is pending is kept, the set is given back."""
+        """Ends with the session: pending events are kept and the event set is freed."""
         if self._set is None:
             return
         self._drain()
@@ -169,7 +296,7 @@ class EventListener:
             return
 
     def reset(self) -> None:
-        """Nobody listens any more."""
+        """Discards pending events and listens no more."""
         self.listening = False
         self._kept = []
 
@@ -279,7 +406,7 @@ class NvmlDevice:
         return self._session.version
 
     def access(self) -> AccessLevel:
-        """What the kernel lets this process do and the driver does not deny; raises DriverUnavailable."""
+        """What the kernel allows this process to do and the driver does not deny; raises DriverUnavailable."""
         self._require_listing()
         sliced = [uuid for uuid, gpu in self._seen.items() if gpu.mig_enabled]
         handles = self._session.handles
@@ -321,7 +448,7 @@ class NvmlDevice:
         return RawReadings(energy_counter_j=values.pop(Reading.ENERGY_J, values[Reading.POWER_W]), values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
-        """What is dear, or seldom different."""
+        """Reads what is expensive or changes seldom."""
 
         def look(handle: Any) -> dict[Reading, ReadingValue]:
             values = {**self._slow.read(handle), **self._activity.read(handle, uuid, None)}
@@ -356,7 +483,7 @@ class NvmlDevice:
         return read_topology(self.gpus(), self._session.handles)
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
-        """What was announced since the call before; the first call begins to listen."""
+        """Returns the events since the call before; the first call starts listening."""
         self._require_listing()
         self._events.register_devices(self._session.handles)
         return self._events.drain_events()

@@ -53,7 +53,7 @@ def read_geometry(handle: Any) -> MigGeometry:
 
 
 def get_profile_size(handle: Any, profile_id: int) -> int:
-    """Memory slices of an instance of this profile, 0 where nobody knows the profile; raises NVMLError."""
+    """Memory slices of an instance of this profile, 0 where the profile is unknown; raises NVMLError."""
     try:
         places = _possible_placements(handle, profile_id)
     except pynvml.NVMLError_FunctionNotFound:
@@ -168,7 +168,7 @@ def _compute(like: GiProfile | None, *, own: bool, whole: int, sm_count: int) ->
 
 
 def is_resetless(handle: Any) -> bool | None:
-    """Whether the MIG mode changes without a reset; None where the driver does not say."""
+    """Whether the MIG mode changes without a reset; None where the driver does not report it."""
     try:
         value = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED])[0]
     except pynvml.NVMLError_FunctionNotFound:

@@ -48,7 +48,7 @@ MISSING_BY_REASON: Mapping[AbsenceReason, Missing] = MappingProxyType(
 
 
 class NvmlHandleSession:
-    """Open while somebody needs it; handles by UUID. `ending` are told before the driver is let go."""
+    """An NVML session that is open while it is used, with handles by UUID. `ending` callbacks run before it closes."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -74,7 +74,7 @@ class NvmlHandleSession:
         self.branch = int(branch) if branch.isdigit() else 0
 
     def close(self) -> None:
-        """Lets the driver go; after a failure the session may be gone already."""
+        """Closes the session; after a failure it may be closed already."""
         if self._open:
             for tell in self.ending:
                 tell()
@@ -109,7 +109,10 @@ def make_missing(error: Any) -> Missing:
 
 
 def call_optional(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function says, or None where this device or driver does not say it; raises for a silent device."""
+    """Returns the result of a function, or None where device or driver does not support it.
+
+    Raises for a silent device.
+    """
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
@@ -132,12 +135,12 @@ def make_device_error(uuid: str, error: Any) -> DeviceError:
         case AbsenceReason.NOT_SUPPORTED:
             return NotSupported(f"{uuid}: this part or its driver does not say it; go without")
         case _:
-            return DeviceError(f"{uuid}: NVML says {error}; see the kernel's log")
+            return DeviceError(f"{uuid}: NVML reports {error}; see the kernel's log")
 
 
 def _remedy(error: Any) -> str:
     what = {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not here; install the NVIDIA driver",
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found; install the NVIDIA driver",
         pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded; load it (modprobe nvidia)",
         pynvml.NVML_ERROR_NO_PERMISSION: "the driver refuses this user; give it access to /dev/nvidiactl",
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "library and driver differ in version; reboot or reload the driver",

@@ -1,7 +1,8 @@
-"""The driver process: serves port calls over one connection.
+"""The driver process: opens one adapter and serves port calls over one connection.
 
-It imports only the adapter it was told to. It ends with the agent: by parent-death signal or a closed connection.
-Started as `python -m eelgrid_agent.devices.process.child`.
+Started as `python -m eelgrid_agent.devices.process.child`. It imports only the adapter that its arguments name: nvml,
+amd or simulated. Each driver factory receives a text argument and the `visit` callback, which a listing calls before it
+reads a device. The process ends with the agent, by parent-death signal or when the connection closes.
 """
 
 import ctypes
@@ -11,22 +12,66 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from eelgrid_agent.devices.port import DeviceError
-from eelgrid_agent.devices.process.adapters import DRIVER_FACTORIES, OpenedDriver
-from eelgrid_agent.devices.process.progress_shm import ProgressBoard
+from eelgrid_agent.devices.port import DeviceError, VisitCallback
 from eelgrid_agent.devices.process.protocol import (
     MAX_OPERATIONS,
     PORT_CALLS,
     FrameError,
     FrameReader,
     PortCall,
+    ProgressBoard,
     encode_error,
     pack_frame,
     pack_json_frame,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDriver:
+    """A driver's devices; `control` makes the other port when it is first needed: most agents only read."""
+
+    device: Any
+    control: Callable[[], Any]
+
+
+DriverFactory = Callable[[str, VisitCallback], OpenedDriver]
+
+
+def _nvml(_argument: str, visit: VisitCallback) -> OpenedDriver:
+    from eelgrid_agent.devices.nvml.device import NvmlDevice
+
+    device = NvmlDevice(visit=visit)
+
+    def control() -> Any:
+        from eelgrid_agent.devices.nvml.control import NvmlControl
+
+        return NvmlControl(device)
+
+    return OpenedDriver(device, control)
+
+
+def _amd(_argument: str, visit: VisitCallback) -> OpenedDriver:
+    from eelgrid_agent.devices.amd.device import AmdControl, AmdDevice
+    from eelgrid_agent.devices.amd.session import load_binding
+
+    device = AmdDevice(load_binding(), visit=visit)
+    return OpenedDriver(device, lambda: AmdControl(device))
+
+
+def _simulated(argument: str, visit: VisitCallback) -> OpenedDriver:
+    from eelgrid_agent.simulation.child_device import SimulatedChildDevice
+
+    device = SimulatedChildDevice(Path(argument), visit)
+    return OpenedDriver(device, device.control)
+
+
+DRIVER_FACTORIES: Mapping[str, DriverFactory] = {"nvml": _nvml, "amd": _amd, "simulated": _simulated}
+
 
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 65536
@@ -39,7 +84,7 @@ class _Stop(BaseException):
 
 
 class PortServer:
-    """Answers over one connection from one driver, which is opened at once, and where that fails, at each call again."""
+    """Serves one driver over one connection; the driver is opened at once, and where that fails, at each call again."""
 
     def __init__(
         self,
@@ -57,7 +102,7 @@ class PortServer:
         self._control: Any = None
 
     def serve_requests(self) -> None:
-        """Until the other side closes; raises FrameError when it says what is no request."""
+        """Serves until the other side closes; raises FrameError for an invalid request."""
         try:
             # Before any request is taken up: to import an adapter is part of starting, and no call's time.
             self._open()
@@ -103,7 +148,7 @@ class PortServer:
         return packed
 
     def close(self) -> None:
-        """Lets the driver go."""
+        """Closes the driver session."""
         if self._opened is not None:
             self._opened.device.close()
 
@@ -157,7 +202,7 @@ def _stop(_number: int, _frame: object) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serves until told to stop; the arguments are those that supervisor.py writes."""
+    """Serves until it is stopped; supervisor.py writes the arguments."""
     factory, argument, connection_fd, board_fd, parent, passed_over = arguments
     _end_with(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

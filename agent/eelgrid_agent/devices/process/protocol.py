@@ -1,13 +1,17 @@
-"""The protocol between the agent and its driver process: frames, port calls and the encoding of their values.
+"""The protocol between the agent and its driver process: frames, port calls, encoded values and shared progress.
 
-A frame is a length and a JSON text. Each value type of the port has its translation here. A missing reading travels
-as a list of one reason.
+A frame is a length and a JSON text. Each value type of the port has its encoding here; a missing reading travels as a
+list of one reason. The child writes its progress (current request, operation, device and finished answers) into shared
+memory, which the agent reads only after a deadline or the death of the child.
 
 FrameError                   the other side does not speak this protocol; the connection is unusable
 """
 
 import json
+import mmap
+import os
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
@@ -26,6 +30,100 @@ from eelgrid_protos.catalogue.products import CiProfile, GiProfile, MigGeometry
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
 from eelgrid_protos.plain_messages import from_plain, to_plain
 
+_BYTES = 2**20
+_STATE = struct.Struct("<QdiiII")  # request, since, operation, device, answers, bytes of answers
+_PLACE = struct.Struct("<dii")
+_TALLY = struct.Struct("<II")
+_PLACE_AT = 8
+_TALLY_AT = _PLACE_AT + _PLACE.size
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgress:
+    """How far a child is, and since when on the machine's monotonic clock; -1 is no operation or no device."""
+
+    request: int
+    operation: int
+    device: int
+    since_s: float
+
+
+class ProgressBoard:
+    """One child's board."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._memory = mmap.mmap(fd, _BYTES)
+        self._count = self._used = 0
+        self._operation = _NOWHERE
+
+    @classmethod
+    def create(cls) -> "ProgressBoard":
+        """A new board; its descriptor is handed to the child."""
+        fd = os.memfd_create("eelgrid-board", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _BYTES)
+        board = cls(fd)
+        board.begin_request(0)
+        return board
+
+    def close(self) -> None:
+        """Unmaps the memory; the other side keeps its own mapping."""
+        self._memory.close()
+        os.close(self.fd)
+
+    # The child
+
+    def begin_request(self, request: int) -> None:
+        """Records the start of a request."""
+        self._count = self._used = 0
+        self._operation = _NOWHERE
+        _STATE.pack_into(self._memory, 0, request, 0.0, _NOWHERE, _NOWHERE, 0, 0)
+
+    def begin_operation(self, operation: int) -> None:
+        """Records the start of an operation of the request."""
+        self._operation = operation
+        _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), operation, _NOWHERE)
+
+    def begin_device(self, device: int) -> None:
+        """Records that a listing is about to read this device."""
+        _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), self._operation, device)
+
+    def add_answer(self, answer: bytes) -> None:
+        """An operation is done; an answer that finds no room is not kept, nor are those after it."""
+        at = _STATE.size + self._used
+        end = at + _LENGTH.size + len(answer)
+        if end > _BYTES:
+            self._used = _BYTES
+            return
+        _LENGTH.pack_into(self._memory, at, len(answer))
+        self._memory[at + _LENGTH.size : end] = answer
+        self._used, self._count = end - _STATE.size, self._count + 1
+        _TALLY.pack_into(self._memory, _TALLY_AT, self._count, self._used)
+
+    # The agent
+
+    def progress(self) -> CallProgress:
+        """How far the child is."""
+        request, since_s, operation, device, _, _ = _STATE.unpack_from(self._memory, 0)
+        return CallProgress(request, operation, device, since_s)
+
+    def answers(self) -> list[Any]:
+        """The answers that were ready; none after the first that cannot be read."""
+        *_, count, used = _STATE.unpack_from(self._memory, 0)
+        found: list[Any] = []
+        at, end = _STATE.size, min(_STATE.size + used, _BYTES)
+        while len(found) < count and at + _LENGTH.size <= end:
+            (length,) = _LENGTH.unpack_from(self._memory, at)
+            text = self._memory[at + _LENGTH.size : min(at + _LENGTH.size + length, end)]
+            try:
+                found.append(json.loads(text))
+            except ValueError:
+                break
+            at += _LENGTH.size + length
+        return found
+
+
 MAX_FRAME_BYTES = 4 * 2**20
 _LENGTH = struct.Struct("<I")
 
@@ -40,7 +138,7 @@ def pack_frame(value: Any) -> bytes:
 
 
 def pack_json_frame(text: bytes) -> bytes:
-    """The frame of what is JSON already."""
+    """Returns the frame of a text that is JSON already."""
     if len(text) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(text)} bytes; the most is {MAX_FRAME_BYTES}: ask for less at once")
     return _LENGTH.pack(len(text)) + text
@@ -62,7 +160,7 @@ class FrameReader:
             raise EOFError
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > MAX_FRAME_BYTES:
-            raise FrameError(f"a frame says {length} bytes; the most is {MAX_FRAME_BYTES}")
+            raise FrameError(f"a frame announces {length} bytes; the maximum is {MAX_FRAME_BYTES}")
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             raise EOFError
@@ -71,7 +169,7 @@ class FrameReader:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise FrameError(f"a frame holds no JSON: {error}") from None
+            raise FrameError(f"a frame is not valid JSON: {error}") from None
 
 
 # Calls in one request; a slow look asks three of each device.
@@ -117,10 +215,10 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortCall:
-    """One call.
+    """How one call of the ports is made and encoded.
 
-    `of_device` takes a UUID first; `keyword` is the name of the last argument where it needs one. `changes` a device:
-    it is never repeated. `alone` lets no other process of ours hold a session beside it.
+    `of_device` calls take a UUID first; `keyword` is the name of the last argument where it needs one. A call that
+    `changes` a device is never repeated. During an `alone` call no other process of the agent holds a session.
     """
 
     name: str
@@ -251,7 +349,7 @@ def _geometry(plain: Any) -> MigGeometry:
 
 
 def encode_error(error: Exception) -> tuple[str, str]:
-    """The class of an error and its message; what is no DeviceError is a fault of the adapter and says so."""
+    """Encodes the class and message of an error; anything but a DeviceError is reported as a fault of the adapter."""
     if isinstance(error, port.DeviceError):
         known = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
         return known, str(error)[:_MESSAGE_LONGEST]

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eelgrid_agent.devices.extended_readings import ExtendedReadings
 from eelgrid_agent.devices.port import (
     SLOW_READINGS,
     CallLatencies,
@@ -35,6 +34,7 @@ from eelgrid_agent.devices.process.supervisor import (
     PortResult,
 )
 from eelgrid_agent.devices.process.watchdog import WatchdogLimits
+from eelgrid_agent.devices.sampler import ExtendedReadings
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
 
@@ -86,7 +86,7 @@ class RemoteDevice:
             # An earlier call may be under way, and a child may have to be started.
             budget_s = max(map(self._deadlines.get_deadline_s, paces), default=0.0) * 1.5 + FAST_READ_BUDGET_S
         if not self._turn.acquire(timeout=budget_s):
-            return [DeviceTimeout("the driver's worker is busy with another call; ask again")] * len(operations)
+            return [DeviceTimeout("the driver's worker is busy with another call; retry")] * len(operations)
         try:
             return self._supervisor.call_batch(operations, budget_s)
         finally:
@@ -100,7 +100,7 @@ class RemoteDevice:
         return tuple((uuid, _readings_of(result)) for uuid, result in zip(uuids, results, strict=True))
 
     def read_extended(self, uuids: Sequence[str]) -> ExtendedReadings:
-        """What is dear to ask of each device, in one round trip; times and host are the caller's to add."""
+        """Reads the expensive values of each device in one round trip; times and host are for the caller to add."""
         calls = [(name, uuid) for uuid in uuids for name in ("read_slow", "read_instances", "processes")]
         *answers, events = self.call_batch([*calls, ("take_events",)])
         gpus, instances, processes = {}, {}, {}
@@ -198,7 +198,7 @@ class RemoteDevice:
         self._call("lock_sm_clocks", uuid, min_mhz, max_mhz)
 
     def unlock_sm_clocks(self, uuid: str) -> None:
-        """Lets the SM clock go."""
+        """Unlocks the SM clock."""
         self._call("unlock_sm_clocks", uuid)
 
     def set_power_profile(self, uuid: str, profile: int | None) -> None:
@@ -234,14 +234,14 @@ class RemoteDevice:
     # Of this adapter alone
 
     def release_sessions(self) -> None:
-        """Lets every session go, as a reset of a device needs; raises InUse where a hung child keeps one."""
+        """Closes every session, as a reset of a device needs; raises DeviceInUse where a hung child keeps one."""
         self._call("close")
         stuck = self._supervisor.watchdog.unkillable_processes
         if stuck:
             raise DeviceInUse(f"processes {sorted(stuck)} hang in the driver and cannot be ended; reboot the node")
 
     def order_simulation(self, *words: str) -> None:
-        """Tells simulated devices in the child something."""
+        """Passes an order to simulated devices in the child."""
         self._call("order", *words)
 
     @property
@@ -272,7 +272,7 @@ class RemoteDevice:
 
     @property
     def children(self) -> tuple[int, ...]:
-        """Process ids of the children that stand."""
+        """Process ids of the running children."""
         return self._supervisor.children
 
     def _turns(self) -> tuple[DeviceEvent, ...]:

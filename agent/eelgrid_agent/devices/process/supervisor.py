@@ -18,12 +18,13 @@ from enum import Enum
 from typing import Any
 
 from eelgrid_agent.devices.port import CallLatencies, DeviceError, DeviceTimeout, Missing, OutcomeUnknown
-from eelgrid_agent.devices.process.progress_shm import CallProgress, ProgressBoard
 from eelgrid_agent.devices.process.protocol import (
     PORT_CALLS,
     CallClass,
+    CallProgress,
     FrameError,
     FrameReader,
+    ProgressBoard,
     decode_error,
     pack_frame,
 )
@@ -43,10 +44,9 @@ KillProcess = Callable[[int, int], None]
 class CallDeadlines:
     """Seconds after which a call counts as hung, by its pace.
 
-    A quick call takes milliseconds and a first contact with a device without
-    persistence mode seconds, so these are far above and end only what is stuck. A
-    setting takes milliseconds, an instance a second, and a change of MIG mode may
-    reset the device. `taken_up_s` and `started_s` are for the child itself.
+    A quick call takes milliseconds and a first contact with a device without persistence mode seconds, so these are far
+    above and end only what is stuck. A setting takes milliseconds, an instance a second, and a change of MIG mode may
+    reset the device. `taken_up_s` and `started_s` bound the start of a request and of the child itself.
     """
 
     quick_s: float = 1.0
@@ -185,7 +185,10 @@ class DriverProcess:
                 return self._stopped_reply(RequestOutcome.PENDING, "it did not answer in time")
 
     def close(self, grace_s: float = 0.5) -> bool:
-        """Lets it close the driver and end; ends it when it does not. False where the kernel cannot."""
+        """Asks the child to close the driver and end, and kills it if it does not.
+
+        False where the kernel cannot end it.
+        """
         self._socket.close()
         if self._ended_within(grace_s):
             self._board.close()
@@ -293,7 +296,7 @@ class DriverSupervisor:
 
     @property
     def children(self) -> tuple[int, ...]:
-        """Process ids of the children that stand."""
+        """Process ids of the running children."""
         probe = () if self._probe is None else (self._probe[0].pid,)
         return (() if self._main is None else (self._main.pid,)) + probe
 
@@ -312,7 +315,7 @@ class DriverSupervisor:
                 break
             reply = self._exchange([operations[index] for index in todo], until_s)
             outcome = reply.outcome
-            problem = DeviceTimeout(f"the driver's worker stopped ({reply.detail}); ask again")
+            problem = DeviceTimeout(f"the driver's worker stopped ({reply.detail}); retry")
             if outcome in (RequestOutcome.LATE, RequestOutcome.DIED):
                 reply = self._condemn(reply)
             for index, answer in zip(todo, reply.answers, strict=False):
@@ -332,9 +335,9 @@ class DriverSupervisor:
         return results
 
     def tend_children(self, *, alone: bool = False) -> None:
-        """Looks after the children that are not asked: collects those that ended, hears the probe, starts one.
+        """Tends the children without a request: collects those that ended, reads the probe, starts one.
 
-        A call that must be alone with the driver has the probe, which holds a session of its own, called off.
+        A probe holds a session of its own, so it is cancelled before a call that must be alone with the driver.
         """
         now_s = time.monotonic()
         for pid, child in list(self._left_behind.items()):
@@ -388,13 +391,13 @@ class DriverSupervisor:
                 return None
             reply = self._main.wait_reply(until_s)
             if reply.outcome is RequestOutcome.PENDING:
-                return DeviceTimeout("the driver's worker is busy with an earlier call; ask again")
+                return DeviceTimeout("the driver's worker is busy with an earlier call; retry")
             if reply.outcome is RequestOutcome.DONE:
                 self._on_opened(reply)
                 continue
             self._condemn(reply)
             if time.monotonic() >= until_s:
-                return DeviceTimeout(f"the driver's worker stopped ({reply.detail}); ask again")
+                return DeviceTimeout(f"the driver's worker stopped ({reply.detail}); retry")
 
     def _start_main(self, until_s: float) -> DeviceError | None:
         now_s = time.monotonic()
@@ -500,7 +503,7 @@ class DriverSupervisor:
             gpu = self.known.get(arguments[0]) if PORT_CALLS[name].of_device else None
             if gpu is not None and gpu.index in apart:
                 results[index] = DeviceTimeout(
-                    f"GPU {gpu.index} hangs and is asked by a probe now and then; see the kernel's log"
+                    f"GPU {gpu.index} hangs and is probed at intervals; see the kernel's log"
                 )
             else:
                 left.append(index)
@@ -515,7 +518,7 @@ class DriverSupervisor:
             self._nonsense = True
             if PORT_CALLS[name].changes:
                 return OutcomeUnknown(f"the driver's worker gave no answer to {name} ({error}); read back what it did")
-            return DeviceError(f"the driver's worker gave no answer to {name} ({error}); ask again")
+            return DeviceError(f"the driver's worker gave no answer to {name} ({error}); retry")
         self.latencies.add_call(name, elapsed_s)
         return decoded
 
@@ -571,8 +574,8 @@ def _unheard(operation: PortOperation, outcome: RequestOutcome) -> DeviceTimeout
         outcome, "ended the driver's worker"
     )
     if call.changes:
-        return OutcomeUnknown(f"{name}{where} {what}: whether it took hold is not known, so read it back")
-    return DeviceTimeout(f"{name}{where} {what}; ask again")
+        return OutcomeUnknown(f"{name}{where} {what}: whether it took effect is unknown, so read it back")
+    return DeviceTimeout(f"{name}{where} {what}; retry")
 
 
 def _decode_answer(name: str, answer: Any) -> tuple[PortResult, float]:

@@ -1,25 +1,20 @@
 """The watchdog of driver processes: pure rules for blame, isolation, probes and restarts.
 
-Owns the policy and nothing else: no process, no clock, no device. Devices are
-known by their place in the driver's enumeration, since a device that hangs
-before it was listed has no other name yet.
+It knows no process, clock or device. Devices are identified by their place in the driver's enumeration, since a device
+that hangs before it was listed has no other name yet.
 
-Theory. NVML has no deadlines, and a thread in an uninterruptible ioctl cannot
-be ended, so the driver is asked by a child process that can be left behind.
-One child asks all devices. A device that is being asked when a deadline
-passes, or when the child dies, is set apart at once: the next child passes it
-over, so that the other devices miss one look at most. A device apart is asked
-by a probe, a child of its own. One answer brings it back; a probe that hangs
-doubles the wait for the next. Every time that the device hangs the common
-child again, its first wait is `again_factor` times the last, up to a bound, and
-only a long time without a hang forgives it. While a child that it hung still
-cannot be ended, it is not asked at all: it has not come back.
+NVML has no deadlines, and a thread in an uninterruptible ioctl cannot be ended, so the driver is called from a child
+process that can be abandoned. One child serves all devices. A device that is being read when a deadline passes, or when
+the child dies, is isolated at once: the next child passes it over, so the other devices miss one sample at most. An
+isolated device is read by a probe, a child of its own. One answer brings it back; a probe that hangs doubles the wait
+for the next. Every time that the device hangs the common child again, its first wait is `again_factor` times the last,
+up to a bound, and only a long time without a hang resets it. While a child that it hung cannot be ended, the device is
+not probed at all.
 
-Starts are bounded. Where the blame fell on a device, the next start is free:
-the growing waits of devices bound these. Otherwise the first is free and each
-further one within `steady_s` waits twice as long as the one before. Children that the
-kernel cannot end are counted; at `left_behind_most` nothing is started any
-more, and probes stop earlier, so that the common child has the last places.
+Starts are bounded. Where the blame fell on a device, the next start is free: the growing waits of devices bound these.
+Otherwise the first is free and each further one within `steady_s` waits twice as long as the one before. Children that
+the kernel cannot end are counted; at `left_behind_most` nothing is started any more, and probes stop earlier, so that
+the common child has the last places.
 """
 
 from collections.abc import Iterable
@@ -76,7 +71,10 @@ class DriverWatchdog:
         return frozenset(self._left_behind)
 
     def on_failure(self, device: int | None, now_s: float, *, unending: int | None = None) -> None:
-        """The common child hung or died, asking this device if any; `unending` is its process id if it is still there."""
+        """The common child hung or died, asking this device if any.
+
+        `unending` is its process id if it is still there.
+        """
         self.hangs_total += 1
         self.restarts_total += 1
         if unending is not None:
@@ -127,7 +125,7 @@ class DriverWatchdog:
             state.due_s = now_s + state.wait_s
 
     def on_probe_cancelled(self, device: int, now_s: float, *, unending: int | None = None) -> None:
-        """The probe was ended before it said anything; the device is asked again after the same wait."""
+        """Records that the probe was cancelled without an answer; the device is probed again after the same wait."""
         if unending is not None:
             self._left_behind[unending] = device
         state = self._apart.get(device)
@@ -135,7 +133,7 @@ class DriverWatchdog:
             state.due_s = now_s + state.wait_s
 
     def on_probe_answer(self, device: int) -> None:
-        """The device answers again and goes back among the others."""
+        """Records that the device answers again; it returns to the common child."""
         self._apart.pop(device, None)
 
     def on_process_exit(self, process: int, now_s: float) -> None:
@@ -146,7 +144,7 @@ class DriverWatchdog:
             state.due_s = now_s
 
     def forget_devices(self) -> None:
-        """The enumeration is another: no hang stands for a device any more."""
+        """Forgets all hangs after the enumeration of devices changed."""
         self._strikes.clear()
         self._struck_s.clear()
         self._apart.clear()

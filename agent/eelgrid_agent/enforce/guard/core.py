@@ -8,8 +8,7 @@ restored. Records end only by an executed restore.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from eelgrid_agent.enforce.guard.device_state import DeviceState, apply_outcomes, record_loss
-from eelgrid_agent.enforce.guard.device_step import LimitBounds, step_device
+from eelgrid_agent.enforce.guard.device_step import DeviceState, LimitBounds, apply_outcomes, record_loss, step_device
 from eelgrid_agent.enforce.guard.events import (
     AnnounceEvent,
     CommandFailure,
@@ -49,19 +48,19 @@ class GuardState:
     is_journal_stale: bool = False
 
     def device(self, uuid: str) -> DeviceState:
-        """The device, new where it was never heard of."""
+        """The state of a device, a new one if it is unknown."""
         return self.devices.get(uuid) or DeviceState(gpu_uuid=uuid)
 
     @property
     def records(self) -> tuple[DeviceRecord, ...]:
-        """What the journal should hold: what is on the disk or on its way there."""
+        """The records that the journal should hold, including those in the batch in progress."""
         devices = (self.devices[uuid] for uuid in sorted(self.devices))
         found = (device.proposed or device.record for device in devices)
         return tuple(record for record in found if record is not None)
 
     @property
     def is_involved(self) -> bool:
-        """Whether something is wanted of a device, or was changed and is not put back, or is still in the journal."""
+        """Whether a device has a requested setting, a change that is not restored, or a record in the journal."""
         wanted = any(device.wish != _NO_WISH or device.proposed or device.record for device in self.devices.values())
         return wanted or self.is_journal_stale
 
@@ -84,7 +83,7 @@ GuardStep = tuple[GuardState, tuple[GuardCommand, ...]]
 
 
 def step_guard(state: GuardState, event: GuardEvent, limits: GuardLimits) -> GuardStep:
-    """The state after the event, and what is to be done, in order."""
+    """Returns the state after the event, and the commands in order."""
     match event:
         case GuardTick():
             return _tick(state, event, limits)
@@ -236,7 +235,10 @@ def _tick(state: GuardState, event: GuardTick, limits: GuardLimits) -> GuardStep
 
 
 def get_limit_bounds(devices: Mapping[str, DeviceState], device: DeviceState) -> LimitBounds | None:
-    """What every member of the device's gang takes, the device alone where it has none; None where it does not say."""
+    """Returns the limits that every member of the device's gang accepts (of the device alone without a gang).
+
+    None if unknown.
+    """
     own = device.settings
     if own is None or own.min_w is None or own.max_w is None:
         return None
@@ -270,8 +272,8 @@ def _keep_budget(
     if is_enforced:
         rangeless = {uuid for uuid in present if _is_rangeless(state.devices[uuid])}
         word = (
-            f"{RefusalRule.NODE_BUDGET}: this GPU does not tell which limits it takes, so the node's budget of {budget_w:g} W "
-            "cannot lower it; what it draws counts"
+            f"{RefusalRule.NODE_BUDGET}: this GPU does not report its limit range, so the node's budget of {budget_w:g} W "
+            "cannot lower it; its draw counts"
         )
         fresh = sorted(rangeless - budget.rangeless)
         told += [_announce(NodeEventKind.HEALTH, event.wall_ns, uuid, word) for uuid in fresh]

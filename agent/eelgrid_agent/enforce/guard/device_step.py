@@ -1,27 +1,291 @@
-"""One control step of a device: drift, slew, clamp, and what to write; and how to restore a device.
+"""State of one device under the guard, and one control step: drift, slew, clamp, what to write, how to restore.
 
-The device is compared with the last value read back. Equal: go on towards the target. Different after a driver load,
-boot or loss: start from the new values. Different otherwise: somebody else wrote; repaired a few times, then given
-up. A restore puts back only what still shows one of our values; after a boot or driver load nothing of ours remains.
+A step compares the device with the last value read back. Equal: go on towards the target. Different after a driver
+load, boot or loss: start from the new values. Different otherwise: another program wrote; the setting is repaired a few
+times, then given up. A restore puts back only what still shows a value of the agent; after a boot or driver load
+nothing of the agent remains on the device.
+
+The state covers quarantine, retries, repairs and the outcomes of commands. After a write, whatever the device shows
+counts as the agent's value, since drivers round. A write that failed may have taken effect, so its value stays in the
+record until a restore. A permanent failure ends the field until the next plan; any other is retried with backoff.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from eelgrid_agent.devices.port import PowerSettings
-from eelgrid_agent.enforce.guard.device_state import DeviceState, SettingProblem, record_repair
 from eelgrid_agent.enforce.guard.events import (
+    AnnounceEvent,
     ClockRange,
+    CommandFailure,
+    CommandOutcome,
+    CommandsExecuted,
+    DesiredSettings,
     DeviceRecord,
     DriverOrigin,
     LockClocks,
+    RestoreDevice,
     SetDeviceLimit,
     SetPowerProfile,
     SettingWrite,
     UnlockClocks,
     WriteCause,
+    WriteJournal,
 )
 from eelgrid_agent.enforce.rules import GuardLimits, RefusalRule
 from eelgrid_protos.messages import NodeEventKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingProblem:
+    """Why a device does not get what the plan wants."""
+
+    rule: RefusalRule
+    detail: str
+
+
+_NO_WISH = DesiredSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """The guard's state of one device.
+
+    `record` is on the disk; `proposed` is what the journal entry in progress makes of it. While commands are in
+    progress `is_busy` holds and the device gets no others. `limit_w`, `clocks` and `profile` are the agent's values as
+    last read back or requested; None where it set nothing. `problems` are by field (bounds, limit, clocks, profile) and
+    end the attempts on that field; `note` is why the last attempt failed. `repaired` names the fields that the last
+    step set out to repair. `is_reborn` marks a device that returned and may have lost its settings, `is_reset` one
+    whose energy counter fell, so that it has.
+    """
+
+    gpu_uuid: str
+    wish: DesiredSettings = _NO_WISH
+    gang: tuple[str, ...] = ()
+    settings: PowerSettings | None = None
+    failure: CommandFailure | None = None
+    power_w: float | None = None
+    energy_counter_j: float | None = None
+    record: DeviceRecord | None = None
+    proposed: DeviceRecord | None = None
+    limit_w: float | None = None
+    clocks: ClockRange | None = None
+    profile: int | None = None
+    is_busy: bool = False
+    is_restoring: bool = False
+    is_reborn: bool = False
+    is_reset: bool = False
+    is_lost: bool = False
+    problems: tuple[tuple[str, SettingProblem], ...] = ()
+    note: SettingProblem | None = None
+    attempts: int = 0
+    retry_ns: int = 0
+    repairs_ns: tuple[int, ...] = ()
+    repaired: tuple[str, ...] = ()
+    suspended: str = ""
+    clock_looks: int = 0
+    capped_w: float | None = None
+    losses_ns: tuple[int, ...] = ()
+    quarantines_ns: tuple[int, ...] = ()
+    quarantined_until_ns: int = 0
+
+    def is_quarantined(self, now_ns: int) -> bool:
+        """Whether it takes no new work and no settings."""
+        return now_ns < self.quarantined_until_ns
+
+    def problem(self, field: str) -> SettingProblem | None:
+        """The problem of one field."""
+        return next((problem for name, problem in self.problems if name == field), None)
+
+    def with_problem(self, field: str, problem: SettingProblem | None) -> "DeviceState":
+        """The device with one field's problem set or cleared."""
+        others = tuple((name, known) for name, known in self.problems if name != field)
+        return replace(self, problems=others if problem is None else (*others, (field, problem)))
+
+
+def _since(times_ns: tuple[int, ...], now_ns: int, window_s: float) -> tuple[int, ...]:
+    return tuple(then_ns for then_ns in times_ns if now_ns - then_ns < window_s * 1e9)
+
+
+def record_repair(device: DeviceState, fields: tuple[str, ...], now_ns: int, limits: GuardLimits) -> DeviceState | None:
+    """The device with one more repair on its account; None when the account is used up."""
+    repairs_ns = _since(device.repairs_ns, now_ns, limits.repair_window_s)
+    if len(repairs_ns) >= limits.repairs_most:
+        return None
+    return replace(device, repairs_ns=(*repairs_ns, now_ns), repaired=fields)
+
+
+def record_loss(device: DeviceState, now_ns: int, limits: GuardLimits) -> tuple[DeviceState, str]:
+    """Returns the device after a loss, and the announcement of a quarantine that starts with it."""
+    losses_ns = (*_since(device.losses_ns, now_ns, limits.loss_window_s), now_ns)
+    device = replace(device, is_lost=True, losses_ns=losses_ns)
+    if len(losses_ns) < limits.losses_most:
+        return device, ""
+    earlier_ns = _since(device.quarantines_ns, now_ns, limits.quarantine_memory_s)
+    span_s = min(limits.quarantine_s_most, limits.quarantine_s * 2.0 ** min(len(earlier_ns), 30))
+    word = (
+        f"lost {len(losses_ns)} times within {limits.loss_window_s:g} s: no new work and no settings for {span_s:g} s "
+        f"(quarantine {len(earlier_ns) + 1} of the last {limits.quarantine_memory_s / 3600.0:g} h)"
+    )
+    following = replace(
+        device,
+        losses_ns=(),
+        quarantines_ns=(*earlier_ns[-63:], now_ns),
+        quarantined_until_ns=max(device.quarantined_until_ns, now_ns + int(span_s * 1e9)),
+    )
+    return following, word
+
+
+def record_failure(device: DeviceState, now_ns: int, limits: GuardLimits) -> DeviceState:
+    """One more attempt came to nothing: the next one waits longer."""
+    delay_s = min(limits.retry_s_most, limits.retry_s * 2.0 ** min(device.attempts, 16))
+    return replace(device, attempts=device.attempts + 1, retry_ns=now_ns + int(delay_s * 1e9))
+
+
+def record_success(device: DeviceState) -> DeviceState:
+    """An attempt came through."""
+    return device if device.attempts == 0 else replace(device, attempts=0, retry_ns=0, note=None)
+
+
+def get_failure_rule(failure: CommandFailure) -> RefusalRule:
+    """The rule that a failure of the device falls under."""
+    match failure:
+        case CommandFailure.NO_PERMISSION:
+            return RefusalRule.NO_PERMISSION
+        case CommandFailure.NOT_SUPPORTED:
+            return RefusalRule.NOT_SUPPORTED
+        case CommandFailure.OUT_OF_RANGE:
+            return RefusalRule.CONSTRAINTS
+        case CommandFailure.JOURNAL:
+            return RefusalRule.JOURNAL
+        case CommandFailure.UNKNOWN:
+            return RefusalRule.UNKNOWN_DEVICE
+        case _:
+            return RefusalRule.DEVICE
+
+
+Announcements = list[tuple[NodeEventKind, str, str]]
+
+_FINAL = frozenset((CommandFailure.NO_PERMISSION, CommandFailure.NOT_SUPPORTED, CommandFailure.OUT_OF_RANGE))
+_SILENT = frozenset((CommandFailure.LOST, CommandFailure.HUNG, CommandFailure.UNKNOWN, CommandFailure.DRIVER))
+# These are tried for as long as they are wanted, ever more seldom.
+_PASSING = _SILENT | {CommandFailure.JOURNAL}
+
+
+def apply_outcomes(
+    devices: Mapping[str, DeviceState], event: CommandsExecuted, limits: GuardLimits
+) -> tuple[Mapping[str, DeviceState], Announcements]:
+    """Returns the devices after the batch, and the announcements."""
+    changed, words = dict(devices), Announcements()
+    journals = [outcome for outcome in event.outcomes if isinstance(outcome.command, WriteJournal)]
+    is_durable = not journals or journals[-1].failure is None
+    for outcome in event.outcomes:
+        command = outcome.command
+        if isinstance(command, WriteJournal | AnnounceEvent):
+            continue
+        device = changed.get(command.gpu_uuid)
+        if device is None:
+            continue
+        if isinstance(command, RestoreDevice):
+            device = _restored(device, outcome, event.now_ns, limits, words)
+        else:
+            if device.proposed is not None and not device.is_restoring:
+                device = replace(device, record=device.proposed if is_durable else device.record, proposed=None)
+            device = _written(device, command, outcome, event.now_ns, limits)
+        changed[command.gpu_uuid] = device
+    return changed, words
+
+
+def _restored(
+    device: DeviceState, outcome: CommandOutcome, now_ns: int, limits: GuardLimits, words: Announcements
+) -> DeviceState:
+    device = replace(device, is_busy=False, proposed=None, settings=outcome.settings or device.settings)
+    if outcome.failure is not None:
+        is_silent = outcome.failure in _SILENT
+        device = record_failure(device, now_ns, limits)
+        if is_silent:
+            # It is asked again when it answers, however often it was silent.
+            device = replace(device, attempts=min(device.attempts, limits.attempts_most - 1))
+        elif device.attempts == limits.attempts_most:
+            word = f"settings could not be put back: {outcome.detail}; tried again every {limits.retry_s_most:g} s"
+            words.append((NodeEventKind.ENFORCEMENT_SUSPENDED, device.gpu_uuid, word))
+        return device
+    if outcome.detail:
+        words.append((NodeEventKind.SETTING_RESTORED, device.gpu_uuid, outcome.detail))
+    if outcome.foreign:
+        words.append((NodeEventKind.SETTING_DRIFT, device.gpu_uuid, outcome.foreign))
+    return replace(
+        record_success(device),
+        record=None,
+        is_restoring=False,
+        limit_w=None,
+        clocks=None,
+        profile=None,
+        clock_looks=0,
+        attempts=0,
+        retry_ns=0,
+    )
+
+
+def _written(
+    device: DeviceState, command: SettingWrite, outcome: CommandOutcome, now_ns: int, limits: GuardLimits
+) -> DeviceState:
+    if device.is_restoring:  # the agent is ending: only the restore counts
+        return device
+    device = replace(device, is_busy=False, settings=outcome.settings or device.settings)
+    if outcome.failure is not None:
+        return _refused(device, command, outcome, now_ns, limits)
+    device = record_success(device)
+    match command:
+        case SetDeviceLimit(limit_w=limit_w, cause=cause):
+            device = device.with_problem("limit", None)
+            shown_w = None if outcome.settings is None else outcome.settings.requested_w
+            ours_w = None if cause is WriteCause.RESTORE else limit_w if shown_w is None else shown_w
+            # In memory at once; the journal still names the value before, which harms nothing, and learns with the next.
+            limits_w = () if ours_w is None else (ours_w,)
+            record = None if device.record is None else replace(device.record, limits_w=limits_w)
+            return replace(device, limit_w=ours_w, record=record)
+        case LockClocks(min_mhz=low, max_mhz=high):
+            return replace(device.with_problem("clocks", None), clocks=(low, high), clock_looks=0)
+        case UnlockClocks():
+            record = None if device.record is None else replace(device.record, clocks=None)
+            return replace(device, clocks=None, record=record, clock_looks=0)
+        case SetPowerProfile(profile=profile, cause=cause):
+            if cause is WriteCause.RESTORE:
+                record = None if device.record is None else replace(device.record, profiles=())
+                return replace(device, profile=None, record=record)
+            return replace(device.with_problem("profile", None), profile=profile)
+
+
+def _refused(
+    device: DeviceState, command: SettingWrite, outcome: CommandOutcome, now_ns: int, limits: GuardLimits
+) -> DeviceState:
+    assert outcome.failure is not None
+    if device.retry_ns <= now_ns:  # one batch counts once
+        device = record_failure(device, now_ns, limits)
+    problem = SettingProblem(rule=get_failure_rule(outcome.failure), detail=outcome.detail)
+    device = replace(device, note=problem)
+    is_over = outcome.failure in _FINAL or device.attempts >= limits.attempts_most
+    if outcome.failure in _PASSING or not is_over:
+        return device
+    # The driver refused, so the write was not made, and the record need not cover it any longer.
+    record, is_unmade = device.record, outcome.failure in _FINAL
+    match command:
+        case SetDeviceLimit():
+            field = "limit"
+            if record is not None and is_unmade:
+                record = replace(record, limits_w=() if device.limit_w is None else (device.limit_w,))
+        case LockClocks() | UnlockClocks():
+            field = "clocks"
+            if record is not None and is_unmade:
+                record = replace(record, clocks=device.clocks)
+        case SetPowerProfile():
+            field = "profile"
+            if record is not None and is_unmade:
+                record = replace(record, profiles=() if device.profile is None else (device.profile,))
+    device = replace(device, record=record)
+    return replace(device.with_problem(field, problem), attempts=0, retry_ns=0)
+
 
 # Nearer than this no write can bring a limit: NVML counts milliwatts.
 EXACT_TOLERANCE_W = 0.001
@@ -29,7 +293,7 @@ EXACT_TOLERANCE_W = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """The writes in order, and in words what is put back and what is somebody else's now."""
+    """The writes in order, and in words what is restored and what another program has set since."""
 
     writes: tuple[SettingWrite, ...]
     detail: str
@@ -37,29 +301,29 @@ class RestorePlan:
 
 
 def matches_own_limit(value_w: float | None, ours_w: tuple[float, ...], tolerance_w: float) -> bool:
-    """Whether the limit is one of ours, as far as a driver that rounds lets us know."""
+    """Whether the limit is one of the agent's, within the rounding of drivers."""
     return value_w is not None and any(abs(value_w - ours) <= tolerance_w for ours in ours_w)
 
 
 def plan_restore(
     record: DeviceRecord, settings: PowerSettings, origin: DriverOrigin, *, tolerance_w: float
 ) -> RestorePlan:
-    """See the module."""
+    """Plans the restore of a device from its record and the settings that were read back."""
     if record.origin != origin:
-        since = "the machine booted" if record.origin.boot_id != origin.boot_id else "the driver was loaded anew"
-        return RestorePlan(writes=(), detail=f"{since} and with it every setting of ours is gone", foreign="")
+        since = "the machine booted" if record.origin.boot_id != origin.boot_id else "the driver was reloaded"
+        return RestorePlan(writes=(), detail=f"{since}, which cleared every setting of the agent", foreign="")
     uuid, writes, done, left = record.gpu_uuid, list[SettingWrite](), list[str](), list[str]()
     if record.limits_w and record.found_w is not None:
         now_w = settings.requested_w
         if now_w is not None and abs(now_w - record.found_w) <= EXACT_TOLERANCE_W:
-            done.append(f"the power limit stands at {record.found_w:g} W as before")
+            done.append(f"the power limit is {record.found_w:g} W as before")
         elif matches_own_limit(now_w, record.limits_w, tolerance_w):
             writes.append(SetDeviceLimit(gpu_uuid=uuid, limit_w=record.found_w, cause=WriteCause.RESTORE))
             done.append(f"power limit back from {now_w:g} W to {record.found_w:g} W")
         else:
             ours = " or ".join(f"{ours:g}" for ours in record.limits_w)
             shown = "no limit" if now_w is None else f"{now_w:g} W"
-            left.append(f"the power limit shows {shown} where ours was {ours} W: somebody else's, left alone")
+            left.append(f"the power limit is {shown} where the agent set {ours} W: set by another program, left alone")
     if record.clocks is not None:
         writes.append(UnlockClocks(gpu_uuid=uuid, cause=WriteCause.RESTORE))
         done.append("SM clocks unlocked")
@@ -70,7 +334,7 @@ def plan_restore(
             writes.append(SetPowerProfile(gpu_uuid=uuid, profile=record.found_profile, cause=WriteCause.RESTORE))
             done.append(f"power profile back from {settings.power_profile} to {record.found_profile}")
         else:
-            left.append(f"power profile {settings.power_profile} is somebody else's, left alone")
+            left.append(f"power profile {settings.power_profile} was set by another program, left alone")
     return RestorePlan(writes=tuple(writes), detail="; ".join(done), foreign="; ".join(left))
 
 
@@ -117,9 +381,9 @@ def step_device(
     now_ns: int,
     limits: GuardLimits,
 ) -> DeviceStep:
-    """See the module; the device answers and nothing is under way with it.
+    """Plans the next writes of a device that answers and has no commands in progress.
 
-    `is_allowed` is False where the device is to be let go: then, as when nothing is wanted, it is restored.
+    `is_allowed` is False where the device is to be released: then, as without a requested setting, it is restored.
     """
     settings = device.settings
     assert settings is not None
@@ -180,7 +444,7 @@ def _forget_settings(
     if record.origin == origin and not reset and shows_ours and device.energy_counter_j is not None:
         # It came back and kept the limit; whether it kept its lock cannot be read, so it is locked again.
         return replace(device, clocks=None, profile=None), ()
-    word = "the driver or the device began anew and forgot what was set; it is set again"
+    word = "the driver or the device restarted and lost its settings; they are applied again"
     # A counter may be older than the settings beside it, so what shows ours may have been written since; before it
     # there were defaults. A lock does not show: unless the driver is another, there may be one.
     shows_profile = device.profile is not None and settings.power_profile == device.profile
@@ -248,7 +512,7 @@ def _drift(
     if repaired is None:
         reason = (
             f"{what}: repaired {limits.repairs_most} times within {limits.repair_window_s:g} s, now left alone; find "
-            f"who else sets this device, then plan without a setting for it and with it again"
+            "the program that sets this device, then remove its setting from the plan and add it again"
         )
         return replace(device, suspended=reason), None, ((NodeEventKind.ENFORCEMENT_SUSPENDED, reason),)
     lock = None if "clocks" in changes else device.clocks
@@ -276,7 +540,9 @@ def _outside_cap(
     known_w = device.capped_w
     if known_w is not None and abs(known_w - enforced_w) <= limits.tolerance_w:
         return device, ()
-    word = f"{enforced_w:g} W are enforced where {asked_w:g} W are asked: capped from outside the host, left so"
+    word = (
+        f"{enforced_w:g} W are enforced where {asked_w:g} W are requested: capped from outside the host, left as it is"
+    )
     told = () if device.limit_w is None else ((NodeEventKind.SETTING_DRIFT, word),)
     return (replace(device, capped_w=enforced_w) if told else device), told
 
@@ -285,7 +551,7 @@ def _find_unsupported(device: DeviceState, settings: PowerSettings, bounds: Limi
     """What this part cannot be asked for; other problems come from trying, and stay until the plan is new."""
     wish, limit = device.wish, None
     if wish.limit_w is not None and (settings.requested_w is None or bounds is None):
-        detail = "the part does not tell its power limit, or not between what it may be set"
+        detail = "the part does not report its power limit, or not its range"
         limit = SettingProblem(rule=RefusalRule.NOT_SUPPORTED, detail=detail)
     elif wish.limit_w is not None and bounds is not None and bounds.is_empty:
         detail = f"no limit suits all of the gang: at least {bounds.low_w:g} W and at most {bounds.high_w:g} W"

@@ -23,12 +23,11 @@ class DriverOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord:
-    """One device in the journal: what it showed before us, and every value of ours that it may show now.
+    """One device in the journal: what it showed before the agent, and every value of the agent that it may show now.
 
-    `limits_w` holds the limit that stands and the one about to be asked, so
-    that a crash on either side of a write finds its value here. Empty means
-    that the field was never touched. A lock cannot be read back: `clocks` says
-    that there may be one.
+    `limits_w` holds the limit in force and the one about to be written, so that a crash on either side of a write finds
+    its value here. Empty means that the field was never touched. A lock cannot be read back: `clocks` means that there
+    may be one.
     """
 
     gpu_uuid: str
@@ -127,7 +126,7 @@ class RestoreDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceEvent:
-    """Tell the controller at once."""
+    """Sends an event to the controller at once."""
 
     event: NodeEvent
 
@@ -149,9 +148,9 @@ class DesiredSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInForce:
-    """A plan was taken or judged anew; without `enforce` there are no wishes.
+    """A plan was accepted or evaluated again; without `enforce` it has no desired settings.
 
-    `gangs` names for every device of a gang all of its devices here.
+    `gangs` maps every device of a gang to all of its devices on this node.
     """
 
     wishes: Mapping[str, DesiredSettings] = field(default_factory=dict)
@@ -162,7 +161,7 @@ class PlanInForce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanExpired:
-    """The lease ran out: wishes end, the power budget stands (a circuit breaker knows no leases)."""
+    """The lease expired: desired settings end, the power budget stays (a circuit breaker knows no leases)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +197,7 @@ class DeviceLossChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardStarted:
-    """The agent begins; `records` is the journal of the run before, empty after a clean stop."""
+    """The agent started; `records` is the journal of the previous run, empty after a clean stop."""
 
     records: tuple[DeviceRecord, ...]
 
@@ -210,9 +209,9 @@ class GuardStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """What became of one command: what the device shows after it, or why it failed.
+    """The outcome of one command: what the device shows after it, or why it failed.
 
-    `detail` of a restore says what was put back, `foreign` what was left because somebody else had changed it.
+    `detail` of a restore says what was restored, `foreign` what was left because another program had changed it.
     """
 
     command: GuardCommand

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from eelgrid_agent.enforce.guard.core import GuardState, get_limit_bounds, step_guard
-from eelgrid_agent.enforce.guard.device_state import DeviceState
-from eelgrid_agent.enforce.guard.device_step import get_target_limit_w
+from eelgrid_agent.enforce.guard.device_step import DeviceState, get_target_limit_w
 from eelgrid_agent.enforce.guard.events import (
     AnnounceEvent,
     CommandsExecuted,
@@ -27,8 +26,15 @@ from eelgrid_agent.enforce.guard.events import (
     PlanExpired,
     PlanInForce,
 )
-from eelgrid_agent.enforce.guard.plan_validation import PlanContext, ValidatedPlan, map_mig_parents, validate_plan
-from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy, RefusalRule
+from eelgrid_agent.enforce.rules import (
+    GuardLimits,
+    LocalPolicy,
+    PlanContext,
+    RefusalRule,
+    ValidatedPlan,
+    map_mig_parents,
+    validate_plan,
+)
 from eelgrid_protos.messages import (
     AccessLevel,
     ApplyResult,
@@ -66,7 +72,7 @@ def merge_gang_settings(
     before: Mapping[str, DesiredSettings],
     limits: GuardLimits,
 ) -> dict[str, DesiredSettings]:
-    """What is wanted of each device; `before` are the wishes that stood."""
+    """Returns the desired settings of each device; `before` are the previous ones."""
     by_uuid = {setting.gpu_uuid: setting for setting in settings}
     wishes: dict[str, DesiredSettings] = {}
     for uuid in by_uuid:
@@ -123,7 +129,7 @@ def _result(
         )
 
     if is_expired:
-        return told(ApplyStatus.REFUSED, "the lease ran out: what was set is put back", RefusalRule.LEASE)
+        return told(ApplyStatus.REFUSED, "the lease expired: settings are restored", RefusalRule.LEASE)
     if device.is_quarantined(now_ns):
         return told(
             ApplyStatus.REFUSED, "this GPU was lost too often and is left alone for a while", RefusalRule.QUARANTINE
@@ -140,7 +146,7 @@ def _result(
     if device.note is not None and device.attempts >= _ATTEMPTS_TOLD:
         return told(ApplyStatus.FAILED, device.note.detail, device.note.rule)
     if settings is None or device.is_busy or device.is_restoring:
-        return told(IN_PROGRESS, "under way: what is read back is told")
+        return told(IN_PROGRESS, "in progress: the result is reported when it was read back")
     return told(*_progress(state, device, limits))
 
 
@@ -153,7 +159,7 @@ def _progress(state: GuardState, device: DeviceState, limits: GuardLimits) -> tu
         level_w = state.budget.level_w
         aim_w = goal if level_w is None or bounds is None else min(goal, max(level_w, bounds.low_w))
         if goal != wish.limit_w:
-            words.append(f"{RefusalRule.CONSTRAINTS}: {wish.limit_w:g} W asked, the devices take {goal:g} W")
+            words.append(f"{RefusalRule.CONSTRAINTS}: {wish.limit_w:g} W requested, the devices accept {goal:g} W")
         if aim_w < goal:
             words.append(f"{RefusalRule.NODE_BUDGET}: held at {aim_w:g} W of {goal:g} W")
         if device.gang:
@@ -178,9 +184,9 @@ _BUDGET_CYCLE_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDecision:
-    """What becomes of a plan: work to hand on, or an answer that is already final.
+    """The decision on a plan: work to pass on, or a final answer.
 
-    `answer` is None when the plan is taken: the engine applies `assignments` and `Guard.settle` makes the answer.
+    `answer` is None when the plan is accepted: the engine applies `assignments` and `Guard.settle` makes the answer.
     """
 
     assignments: tuple[Assignment, ...] = ()
@@ -189,7 +195,7 @@ class PlanDecision:
 
 
 class Guard:
-    """The plan of one node. `has_control` says that somebody carries out what `tick` orders."""
+    """The plan of one node. `has_control` says that the commands of `tick` are executed."""
 
     def __init__(
         self,
@@ -231,7 +237,7 @@ class Guard:
 
     @property
     def settings(self) -> tuple[GpuSetting, ...]:
-        """Settings of the plan that stand now, recommended or enforced; none once the lease ran out."""
+        """Settings of the plan in force, recommended or enforced; none once the lease expired."""
         return self._settings
 
     @property
@@ -261,9 +267,9 @@ class Guard:
 
     @property
     def unmet_layouts(self) -> frozenset[str]:
-        """Devices whose MIG layout is asked for and was not reached: due, under way, refused or failed.
+        """Devices whose requested MIG layout was not reached: due, in progress, refused or failed.
 
-        None of a plan that is only to be observed, or whose lease ran out.
+        Empty for a plan that is only observed, or whose lease expired.
         """
         if self.plan is None or self.expired or not self.plan.enforce:
             return frozenset()
@@ -316,7 +322,7 @@ class Guard:
         return self._validate_plan(plan, gpu_uuids)
 
     def revalidate_plan(self, *, gpu_uuids: frozenset[str]) -> PlanDecision | None:
-        """The plan in force judged anew, after the devices changed; None without a plan."""
+        """Evaluates the plan in force again after the devices changed; None without a plan."""
         return None if self.plan is None else self._validate_plan(self.plan, gpu_uuids)
 
     def complete_plan(self, verdict: PlanDecision, engine_results: tuple[ApplyResult, ...]) -> PlanApplied:
@@ -328,7 +334,10 @@ class Guard:
         return self.applied
 
     def renew_lease(self, now_ns: int) -> None:
-        """Word from the controller: the lease begins anew. What has run out stays so until the plan comes again."""
+        """Renews the lease on a message from the controller.
+
+        A plan that expired stays expired until it is sent again.
+        """
         if self.plan is not None and not self.expired:
             self._lease_ends_ns = now_ns + int(self.plan.lease_s * 1e9)
 
@@ -344,8 +353,8 @@ class Guard:
         self._layouts_due = {}
         self._step(PlanExpired())
         detail = (
-            f"no word from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} no longer recommends "
-            f"anything ({dropped} settings dropped); running work goes on"
+            f"no message from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} expired "
+            f"({dropped} settings dropped); running work continues"
         )
         return NodeEvent(kind=NodeEventKind.LEASE_EXPIRED, time_ns=max(wall_ns, 0), detail=detail)
 
@@ -377,7 +386,7 @@ class Guard:
         self._step(DeviceLossChanged(gpu_uuid=gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns))
 
     def on_tick(self, tick: GuardTick) -> tuple[GuardCommand, ...]:
-        """One cycle; the commands are to be carried out in order and told back by `executed`."""
+        """Runs one cycle; execute the commands in order and report them to `executed`."""
         self._now_ns = max(self._now_ns, tick.now_ns)
         commands = self._step(tick)
         for check in tick.gpus:
@@ -385,11 +394,11 @@ class Guard:
         return commands
 
     def on_executed(self, executed: CommandsExecuted) -> tuple[GuardCommand, ...]:
-        """What became of commands; what is returned goes before those of the next tick."""
+        """Records the outcomes of commands; the returned commands precede those of the next tick."""
         return self._step(executed)
 
     def drain_layouts(self) -> tuple[GpuLayout, ...]:
-        """MIG layouts that are to be made now, which takes long; each is told back by `laid_out`."""
+        """Returns the MIG layouts to apply now, which takes long; report each to `laid_out`."""
         due, self._layouts_due = self._layouts_due, {}
         self._changing |= due.keys()
         return tuple(due.values())

@@ -1,24 +1,17 @@
 """The node power budget as a water-filling level on device limits (a circuit breaker).
 
-Owns how high that common limit, the level, stands. Must not know plans,
-journals or how a limit is written.
+A device may draw up to the level and no more; the level is as high as the budget allows (water filling). That lowers
+the highest draw first and treats equal devices equally. Lowering in proportion to each excess would not: a gang goes at
+the pace of its slowest member, so watts left with the others would be spent waiting. A level needs no memory: the same
+readings give the same level, so a sensor that shows the mean of the last second does not wind it down while it catches
+up.
 
-Theory. A device may draw up to the level and not more; the level is as high as
-the budget lets it be (water filling). That lowers the highest draw first, and
-it treats equal devices equally, which lowering in proportion to each excess
-does not: a gang in step goes at the pace of its slowest member, so watts left
-with the others would be spent waiting. A level needs no memory either: from
-the same readings comes the same level, so that a sensor that shows the last
-second's mean does not wind it down while it catches up.
-
-It is lowered when the mean of the last second is over the budget, or two looks
-in a row are, which at four looks a second is noticed within half a second and
-leaves the other half to the device. A part that draws more than its limit (some
-do near their minimum) shows so once its limit had time to bite, and the level
-goes down by what it overdraws. It is raised only after a quiet time, in steps
-that keep the foreseeable draw under 97 %, each after the one before can be
-seen. What cannot be lowered (silent, suspended, no permission) is counted as it
-is, and where even the minima are too much, that is told.
+The level falls when the mean of the last second is over the budget, or two samples in a row are; at four samples a
+second that is noticed within half a second and leaves the other half to the device. A part that draws more than its
+limit (some do near their minimum) is seen once its limit had time to take effect, and the level falls by the excess.
+The level rises only after a quiet time, in steps that keep the expected draw under 97 %, each after the effect of the
+one before can be seen. What cannot be lowered (silent, suspended, no permission) counts as it is, and where even the
+minima exceed the budget, that is announced.
 """
 
 from dataclasses import dataclass, replace
@@ -28,9 +21,9 @@ from eelgrid_agent.enforce.rules import GuardLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDraw:
-    """One device: what it draws, and between what its limit can be moved; `limit_w` stands now.
+    """The power draw of one device and the range of its limit; `limit_w` is in force.
 
-    A device that does not say what it draws is counted at its limit: an unknown is no zero.
+    A device with unknown draw is counted at its limit.
     """
 
     power_w: float
@@ -42,9 +35,10 @@ class DeviceDraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetState:
-    """The state of the budget; `level_w` None restrains nobody. `is_told` holds until power falls again.
+    """The state of the budget; without a level (`level_w` None) no device is restrained.
 
-    `fixed` devices cannot be lowered now; `rangeless` ones were told to say nothing of the limits that they take.
+    `is_told` holds from an announcement until power falls again. `fixed` devices cannot be lowered now; for `rangeless`
+    ones it was announced that they do not report their limit range.
     """
 
     samples: tuple[tuple[int, float], ...] = ()
@@ -123,7 +117,7 @@ def _lower(
     if least_w > budget_w and not budget.is_told:
         word = (
             f"the node's budget of {budget_w:g} W cannot be kept: {fixed_w:.0f} W cannot be lowered and "
-            f"{least_w - fixed_w:.0f} W are drawn at the lowest limits; raise the budget or take work away"
+            f"{least_w - fixed_w:.0f} W are drawn at the lowest limits; raise the budget or remove work"
         )
         return replace(following, is_told=True), word
     return following, ""

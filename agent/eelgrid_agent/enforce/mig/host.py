@@ -51,7 +51,7 @@ def run_program(words: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{words[0]} cannot be run ({error})"
     said = " ".join(done.stderr.decode(errors="replace").split())[:200]
-    return "" if done.returncode == 0 else f"{words[0]} failed with {done.returncode} ({said or 'it says nothing'})"
+    return "" if done.returncode == 0 else f"{words[0]} failed with {done.returncode} ({said or 'no output'})"
 
 
 class CapabilityNodes:
@@ -62,11 +62,14 @@ class CapabilityNodes:
         self._call = call
 
     def find_missing(self, gpu: Gpu) -> tuple[CapabilityNode, ...]:
-        """What the instances of a device need and lack; nothing where the driver does not tell."""
+        """Capability nodes that the instances of a device need and lack.
+
+        Empty where the driver does not report them.
+        """
         return tuple(node for node in self._required_nodes(gpu) if not (self._root / node.device.lstrip("/")).exists())
 
     def create_missing(self, gpu: Gpu) -> str:
-        """Makes what is missing and looks again; what is still missing and why, or nothing."""
+        """Creates the missing capability nodes; returns what is still missing and why, or nothing."""
         missing = self.find_missing(gpu)
         if not missing:
             return ""
@@ -76,7 +79,7 @@ class CapabilityNodes:
         if not left:
             return ""
         names = ", ".join(node.device for node in left)
-        why = problem or f"{_PROGRAM} says that it made them"
+        why = problem or f"{_PROGRAM} reports that it made them"
         return f"containers cannot open {names}: {why}; run `{' '.join(words)}` as root"
 
     def _required_nodes(self, gpu: Gpu) -> Iterator[CapabilityNode]:
@@ -125,7 +128,7 @@ class MachineResetInfo:
 
 
 def read_machine(root: Path = Path("/")) -> MachineResetInfo:
-    """The machine as the kernel tells; what it does not tell counts as no obstacle."""
+    """Reads reset obstacles from the kernel; what it does not report counts as no obstacle."""
     flags = next((line for line in _lines(root / "proc/cpuinfo") if line.startswith("flags")), "")
     users = [line.split()[2] for line in _lines(root / "proc/modules") if line.split()[:1] == [_DISPLAY_MODULE]]
     return MachineResetInfo(virtual="hypervisor" in flags.split(), display_users=int(users[0]) if users else 0)
@@ -136,7 +139,7 @@ def find_reset_obstacle(geometry: MigGeometry, machine: MachineResetInfo) -> str
     if not geometry.reset_to_change_mode:
         return ""
     if machine.virtual:
-        remedy = "change it with nvidia-smi -mig and boot the virtual machine anew, or change it on the host"
+        remedy = "change it with nvidia-smi -mig and reboot the virtual machine, or change it on the host"
         return f"this part needs a reset for it, which a virtual machine can seldom give; {remedy}"
     if machine.display_users:
         return (
@@ -169,9 +172,9 @@ class NoSuchNode(MigHostError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigHost:
-    """One node's devices; `keep` is called after every change, for devices that do not keep it themselves.
+    """One node's devices; `keep` is called after every change, for devices that do not store it themselves.
 
-    `open_nodes` makes what containers need to open the instances of a device, and says what it could not make.
+    `open_nodes` creates what containers need to open the instances of a device, and returns what it could not create.
     """
 
     name: str
@@ -202,7 +205,7 @@ def make_boot_key(boot_id: str, driver_start: str) -> str:
 
 @contextmanager
 def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | None) -> Iterator[MigHost]:
-    """The node's devices for as long as the block runs; raises SiteError and what fleet files raise."""
+    """The node's devices for as long as the block runs; raises MigHostError and what fleet files raise."""
     if simulate is not None:
         with _open_simulated(simulate, node, seed, state) as site:
             yield site
@@ -212,7 +215,7 @@ def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | 
     from eelgrid_agent.devices.host import MachineHost
     from eelgrid_agent.devices.nvml.control import NvmlControl
     from eelgrid_agent.devices.nvml.device import NvmlDevice
-    from eelgrid_agent.enforce.power.executor import read_driver_origin
+    from eelgrid_agent.enforce.power import read_driver_origin
 
     device, origin = NvmlDevice(), read_driver_origin()
     try:
@@ -237,8 +240,7 @@ def _open_simulated(file: Path, name: str, seed: int, state: Path | None) -> Ite
     from eelgrid_agent.simulation import nvml_library
     from eelgrid_agent.simulation.node import SimulatedNode
     from eelgrid_agent.simulation.node_state_file import drop_layouts, load_node_state, save_node_state
-    from eelgrid_agent.simulation.part_traits import PCI_DEVICE_IDS
-    from eelgrid_agent.simulation.spec import load_fleet
+    from eelgrid_agent.simulation.spec import PCI_DEVICE_IDS, load_fleet
 
     specs = load_fleet(file)
     chosen = [spec for spec in specs if name in ("", spec.node_name)]
@@ -277,7 +279,7 @@ def _open_simulated(file: Path, name: str, seed: int, state: Path | None) -> Ite
 
 
 def read_sysfs_board(gpu: Gpu, root: Path = _SYSFS) -> PciId | None:
-    """What the kernel says of a device's board; None where it does not say."""
+    """Reads the PCI id of a device's board from the kernel; None where it does not report one."""
     domain, _, rest = gpu.pci_bus_id.lower().partition(":")
     if not rest:
         return None

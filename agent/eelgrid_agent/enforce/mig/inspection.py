@@ -10,9 +10,9 @@ from typing import Any
 
 from eelgrid_agent.devices.port import DeviceError, NoPermission
 from eelgrid_agent.enforce.mig.host import MigHost
-from eelgrid_agent.enforce.mig.journal import MigJournalError, decode_records
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, InstanceOrigin, MigRecord
 from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_part, resolve_layout
-from eelgrid_agent.enforce.mig.layout_requests import LayoutRequest, MigSubject
+from eelgrid_agent.enforce.mig.layout_requests import LayoutRequest, MigSubject, to_gpu_layout
 from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
 from eelgrid_agent.enforce.mig.partitioner import (
     DescribedStep,
@@ -22,25 +22,9 @@ from eelgrid_agent.enforce.mig.partitioner import (
     describe_steps,
     format_layout,
 )
-from eelgrid_agent.enforce.mig.placement import to_gpu_layout
-from eelgrid_agent.enforce.mig.transition import InstanceOrigin, MigRecord
+from eelgrid_agent.state_files import MemoryState, StateDamaged, StateFile, StateUnreadable
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import AccessLevel, Gpu, GpuInstance
-
-_JOURNAL_BYTES_MOST = 4 * 2**20
-
-
-class _Copy:
-    """A journal that is read once and written nowhere."""
-
-    def __init__(self, records: Iterable[MigRecord]) -> None:
-        self._records = tuple(records)
-
-    def load(self) -> tuple[MigRecord, ...]:
-        return self._records
-
-    def store(self, records: Iterable[MigRecord]) -> None:
-        self._records = tuple(records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +47,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInspection:
-    """One look. `problems` says of a device what could not be asked; `notes` are about the node."""
+    """One inspection. `problems` holds per device what could not be read; `notes` are about the node."""
 
     site: MigHost
     executor: LayoutReconciler
@@ -85,7 +69,7 @@ class MigInspection:
                 except InvalidLayout:
                     # The driver may have changed its profiles; `show` lists what stands all the same.
                     continue
-                wishes.append(LayoutRequest(subject=subject, layout=layout, because="what was asked for last"))
+                wishes.append(LayoutRequest(subject=subject, layout=layout, because="the layout requested last"))
         return tuple(wishes)
 
     def with_adopted(self, uuids: Iterable[str]) -> "MigInspection":
@@ -117,7 +101,7 @@ class MigInspection:
         return LayoutPlan(wish=wish, target=format_layout(target, geometry), steps=spelled, needs=_needs(steps))
 
     def find_access_barrier(self, plan: LayoutPlan) -> str:
-        """Why this user may not take the steps of a plan, or nothing; a driver that tells no rights is asked by doing."""
+        """Why this user may not take the steps of a plan, or nothing; a driver that reports no rights is tried."""
         if self.access is AccessLevel.UNSPECIFIED or self.access >= plan.needs:
             return ""
         has = f"this user has {self.access.name.lower()} and the steps take {plan.needs.name.lower()}"
@@ -247,7 +231,7 @@ def inspect_host(site: MigHost) -> MigInspection:
     executor = LayoutReconciler(
         site.device,
         site.control,
-        _Copy(copies),
+        MemoryState(tuple(copies)),
         boot_id=lambda: site.boot_id,
         sleep=time.sleep,
         monotonic_s=time.monotonic,
@@ -281,17 +265,13 @@ def _is_blind(site: MigHost, subjects: Iterable[MigSubject]) -> bool:
 
 
 def read_records(site: MigHost) -> tuple[tuple[MigRecord, ...], tuple[str, ...]]:
-    """What the journal holds and what is to be said of it; a journal that cannot be read is left as it is."""
+    """Reads the journal, and notes about it; a journal that cannot be read is left as it is."""
     try:
-        with site.journal_path.open("rb") as file:
-            return decode_records(file.read(_JOURNAL_BYTES_MOST)), ()
-    except FileNotFoundError:
-        return (), ()
-    except OSError as error:
-        note = f"{site.journal_path}: cannot be read ({error.strerror}), so whose instances these are is not known"
-        return (), (f"{note}; run as root",)
-    except MigJournalError as error:
-        return (), (f"{site.journal_path}: {error}; `mig apply` puts it aside, and adopts what stands",)
+        return StateFile(site.journal_path, MIG_JOURNAL).peek(), ()
+    except StateUnreadable as error:
+        return (), (f"{error}; until then the origin of the instances is unknown; run as root",)
+    except StateDamaged as error:
+        return (), (f"{error}; `mig apply` moves it aside and adopts the layouts that exist",)
 
 
 def _subject(site: MigHost, executor: LayoutReconciler, gpu: Gpu, problems: dict[str, str]) -> MigSubject:

@@ -15,7 +15,7 @@ from eelgrid_protos.messages import Gpu, GpuInstance, GpuLayout, WantedInstance
 
 
 class InvalidLayout(Exception):
-    """What was asked for cannot stand on this part."""
+    """The requested layout cannot exist on this part."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
@@ -35,7 +35,7 @@ class InstancePart:
 
     @property
     def place(self) -> tuple[int, int]:
-        """What tells this instance from any other that could stand: profile id and start."""
+        """Profile id and start, which identify an instance among all that could exist."""
         return self.profile_id, self.start
 
     def overlaps(self, other: "InstancePart") -> bool:
@@ -51,7 +51,7 @@ class MigLayout:
     parts: tuple[InstancePart, ...] = ()
 
     def part_at(self, start: int) -> InstancePart | None:
-        """The instance that begins there."""
+        """The instance that starts there."""
         return next((part for part in self.parts if part.start == start), None)
 
 
@@ -78,10 +78,10 @@ def build_layout(mig_enabled: bool, parts: Iterable[InstancePart]) -> MigLayout:
 
 
 def resolve_layout(layout: GpuLayout, geometry: MigGeometry) -> MigLayout:
-    """The layout that is asked for on a device of this geometry; raises BadLayout."""
+    """Returns the requested layout on a device of this geometry; raises InvalidLayout."""
     if layout.instances and not layout.mig_enabled:
         raise InvalidLayout(
-            "mig_enabled", "instances are wanted with MIG off", "set mig_enabled, or ask for no instances"
+            "mig_enabled", "instances are requested with MIG off", "set mig_enabled, or ask for no instances"
         )
     chosen: list[tuple[GiProfile, int]] = []
     parts = []
@@ -158,7 +158,7 @@ def _order_compute(profile: GiProfile, left: tuple[int, ...], taken: frozenset[i
 
 
 def fits_compute_instances(profile: GiProfile, compute: tuple[int, ...]) -> bool:
-    """Whether compute instances of these profile ids can stand together in one GPU instance."""
+    """Whether compute instances of these profile ids can exist together in one GPU instance."""
     counts_fit = all(compute.count(ci.id) <= ci.most for ci in profile.compute_instances)
     return (
         len(compute) <= profile.compute_slices
@@ -174,7 +174,7 @@ _PACKED_MOST = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class PciId:
-    """What kind of board a device is; without a subsystem it stands for every board of one chip."""
+    """The kind of board of a device; without a subsystem it means every board of one chip."""
 
     device: int
     vendor: int
@@ -182,7 +182,7 @@ class PciId:
 
     @classmethod
     def parse(cls, text: str) -> "PciId | None":
-        """The id in 0x20B210DE or 0x20B210DE:0x14A910DE, None if it is none."""
+        """Parses 0x20B210DE or 0x20B210DE:0x14A910DE; None for other text."""
         parts = text.split(":")
         if len(parts) > 2 or not all(_PCI_ID.fullmatch(part) for part in parts):
             return None
@@ -193,7 +193,7 @@ class PciId:
         return cls(*chip, subsystem=board[0] if board else None)
 
     def matches(self, board: "PciId") -> bool:
-        """Whether a device is of the kind that this filter lets through."""
+        """Whether this filter accepts the board of a device."""
         return (self.device, self.vendor) == (board.device, board.vendor) and self.subsystem in (None, board.subsystem)
 
     def __str__(self) -> str:
@@ -203,9 +203,9 @@ class PciId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigName:
-    """A MIG device's name, taken apart: `compute` slices of an instance of `slices` slices and a memory size.
+    """A parsed MIG device name: `compute` slices of an instance of `slices` slices and a memory size.
 
-    `extras` are what stands after + and `lacks` what stands after -, each in order.
+    `extras` are the suffixes after + and `lacks` those after -, each in order.
     """
 
     compute: int
@@ -216,7 +216,7 @@ class MigName:
 
     @classmethod
     def parse(cls, text: str) -> "MigName | None":
-        """The name in 1g.5gb, 1c.3g.20gb, 1g.5gb+me or 1g.24gb-me; None if it is none."""
+        """Parses 1g.5gb, 1c.3g.20gb, 1g.5gb+me or 1g.24gb-me; None for other text."""
         match = _NAME.fullmatch(text)
         if match is None:
             return None

@@ -14,12 +14,18 @@ from dataclasses import replace
 from functools import partial
 
 from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort, DeviceTimeout, NoPermission
-from eelgrid_agent.enforce.mig.journal import MigJournal, MigJournalError, MigRecordStore
+from eelgrid_agent.enforce.mig.journal import (
+    MigJournal,
+    MigRecord,
+    MigRecordStore,
+    TransitionIntent,
+    TransitionPhase,
+)
 from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_layout, resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import MigStep, TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation, ModePending, TransitionLimits, TransitionRunner
-from eelgrid_agent.enforce.mig.transition import MigRecord, TransitionIntent, TransitionPhase
 from eelgrid_agent.enforce.rules import RefusalRule
+from eelgrid_agent.state_files import StateFileError
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout, NodeEvent, NodeEventKind
 
@@ -28,9 +34,9 @@ _DETAIL_MOST = 1000
 
 
 class LayoutReconciler:
-    """The layouts of one node's devices. Threads may use it: each device is served by one at a time.
+    """Keeps the layouts of one node's devices. Thread-safe: each device is served by one thread at a time.
 
-    `boot_id` is asked in every round: it differs after a boot and after the driver was loaded anew, and is never empty.
+    `boot_id` is called in every round: it differs after a boot and after a driver reload, and is never empty.
     `obstacle` says why this machine cannot change the mode of a part, or nothing.
     """
 
@@ -65,10 +71,10 @@ class LayoutReconciler:
     # What the caller does
 
     def recover(self) -> tuple[ApplyResult, ...]:
-        """Adopts what is found, finishes or undoes what was under way, makes anew what a reboot took.
+        """Adopts existing layouts, finishes or undoes interrupted transitions, and recreates what a reboot removed.
 
-        A result for each device on which something was to be done. Raises JournalError and DriverUnavailable: nothing
-        can be enforced then.
+        Returns a result for each device that needed work. Raises StateFileError and DriverUnavailable: nothing can be
+        enforced then.
         """
         self._ledger.all()
         return self.check_layouts()
@@ -79,22 +85,31 @@ class LayoutReconciler:
         return tuple(result for result in results if result is not None)
 
     def apply_layout(self, layout: GpuLayout) -> ApplyResult:
-        """Brings a device to a layout and keeps it there from now on; the result says what was read back."""
+        """Brings a device to a layout and keeps it there; the result reports what was read back."""
         result = self._serve_request(layout.gpu_uuid, lambda: self._apply(layout))
         assert result is not None, "whoever asks is answered"
         return result
 
     def plan_layout(self, layout: GpuLayout) -> tuple[MigStep, ...]:
-        """What `apply` would do now; raises BadLayout, TransitionRefused and what the port raises."""
+        """Returns the steps that `apply` would take now.
+
+        Raises InvalidLayout, TransitionRefused and what the port raises.
+        """
         look = self._runner.observe_device(layout.gpu_uuid)
         return self._runner.plan_transition(layout.gpu_uuid, look, self._goal(layout, look.gpu))
 
     def observe_device(self, uuid: str) -> MigObservation:
-        """A device, and what of it may not be touched; raises TransitionRefused(LOST) and what the port raises."""
+        """Reads a device, and what of it must not be touched.
+
+        Raises TransitionRefused(LOST) and what the port raises.
+        """
         return self._runner.observe_device(uuid)
 
     def observe(self) -> None:
-        """Adopts what is found and counts generations, and changes no device. Raises JournalError, DriverUnavailable."""
+        """Adopts existing layouts and counts generations without changing a device.
+
+        Raises StateFileError, DriverUnavailable.
+        """
         for gpu in self._device.gpus():
             try:
                 with self._alone(gpu.uuid):
@@ -104,9 +119,10 @@ class LayoutReconciler:
                 continue
 
     def hold_devices(self, uuids: Collection[str]) -> None:
-        """Work has a right to these from now on, as they stand, and to nothing else; raises as `observe` does.
+        """Leases these, as they exist now, and nothing else to work; raises as `observe` does.
 
-        The UUIDs are of MIG devices, or of whole GPUs. A MIG device that is made anew under the same UUID is another.
+        The UUIDs are of MIG devices, or of whole GPUs. A MIG device that is recreated under the same UUID is another
+        one.
         """
         for gpu in self._device.gpus():
             with self._alone(gpu.uuid):
@@ -123,19 +139,19 @@ class LayoutReconciler:
         return frozenset(lease.uuid for record in self._ledger.all() for lease in record.leases)
 
     def adopt_instances(self, uuid: str) -> None:
-        """Takes over the foreign instances of a device, because an operator says so; raises as `look` does."""
+        """Takes over the foreign instances of a device at an operator's request; raises as `look` does."""
         with self._alone(uuid):
             record, _ = self._observe_record(uuid)
             self._ledger.put(record.with_adoption())
 
     def release_device(self, uuid: str) -> None:
-        """Enforces nothing on a device any more; what stands is left. Raises JournalError."""
+        """Stops enforcing a layout on a device and leaves the existing one. Raises StateFileError."""
         with self._alone(uuid):
             record = self._ledger.get(uuid)
             self._ledger.put(replace(record, target=None, intent=None, repairs=0, gave_up=False))
 
     def on_device_reset(self, uuid: str) -> None:
-        """Every instance of before is gone, even where like ones stand: the driver or the device started anew."""
+        """Records that the driver or the device restarted: earlier instances are gone even where equal ones exist."""
         with self._alone(uuid):
             record = self._ledger.get(uuid)
             # After a boot or a driver load it is looked at as new anyway.
@@ -151,11 +167,11 @@ class LayoutReconciler:
         return record.stamp_gpu(gpu) if record.boot_id == self._boot_id() else gpu
 
     def record(self, uuid: str) -> MigRecord:
-        """What is remembered of a device. Raises JournalError."""
+        """Returns the record of a device. Raises StateFileError."""
         return self._ledger.get(uuid)
 
     def drain_events(self) -> tuple[NodeEvent, ...]:
-        """What the controller should hear, since the call before; the oldest give way beyond 256."""
+        """Returns the events for the controller since the call before; the oldest are dropped beyond 256."""
         events = tuple(self._events)
         self._events.clear()
         return events
@@ -166,7 +182,7 @@ class LayoutReconciler:
     def _alone(self, uuid: str) -> Iterator[None]:
         lock = self._serial.setdefault(uuid, threading.Lock())
         if not lock.acquire(timeout=self._limits.serial_wait_s):
-            detail = f"another change of this GPU goes on for over {self._limits.serial_wait_s:g} s; ask again"
+            detail = f"another change of this GPU has been in progress for over {self._limits.serial_wait_s:g} s; retry"
             raise TransitionRefused(RefusalRule.SERIAL, detail)
         try:
             yield
@@ -184,7 +200,7 @@ class LayoutReconciler:
             return _result(uuid, ApplyStatus.REFUSED, refused.detail, refused.rule)
         except NoPermission as error:
             return _result(uuid, ApplyStatus.REFUSED, str(error), RefusalRule.NO_PERMISSION)
-        except MigJournalError as error:
+        except StateFileError as error:
             return _result(uuid, ApplyStatus.FAILED, str(error), RefusalRule.JOURNAL)
         except DeviceError as error:
             return _result(uuid, ApplyStatus.FAILED, str(error), RefusalRule.DEVICE)
@@ -206,7 +222,7 @@ class LayoutReconciler:
         record = replace(record, repairs=0, gave_up=False)
         if record.has_layout(look.gpu, goal):
             self._ledger.put(record.end_transition(look.gpu, goal))
-            return _result(uuid, ApplyStatus.APPLIED, f"stands already: {_spell(look.gpu)}")
+            return _result(uuid, ApplyStatus.APPLIED, f"exists already: {_spell(look.gpu)}")
         # Refused before anything is written or changed.
         self._runner.plan_transition(uuid, look, goal)
         return self._begin_transition(record, look, goal)
@@ -244,7 +260,10 @@ class LayoutReconciler:
             self._ledger.put(self._ledger.get(uuid).with_phase(TransitionPhase.STUCK))
             self._sweep(self._ledger.get(uuid), self._runner.observe_device(uuid))
             stands = _spell(self._runner.observe_device(uuid).gpu)
-            detail = f"{cause.detail}; it could not be undone ({error}); {stands} stands, and it is tried again"
+            detail = (
+                f"{cause.detail}; it could not be undone ({error}); "
+                f"the layout is {stands}, and the transition is retried"
+            )
             return _result(uuid, ApplyStatus.FAILED, detail, cause.rule)
         record = self._ledger.get(uuid)
         self._ledger.put(record.end_transition(gpu, record.target))
@@ -292,7 +311,7 @@ class LayoutReconciler:
         return self._forward(self._ledger.put(record.with_phase(TransitionPhase.FORWARD)))
 
     def _repair(self, record: MigRecord, look: MigObservation, target: MigLayout, *, anew: bool) -> ApplyResult | None:
-        uuid, drift = record.uuid, f"found {_spell(look.gpu)} instead of the layout asked for"
+        uuid, drift = record.uuid, f"found {_spell(look.gpu)} instead of the requested layout"
         try:
             self._runner.plan_transition(uuid, look, target)
         except TransitionRefused as refused:
@@ -306,8 +325,8 @@ class LayoutReconciler:
             self._steady_since.pop(uuid, None)
             result = self._begin_transition(replace(record, repairs=record.repairs + 1), look, target)
         if result.status is ApplyStatus.APPLIED:
-            why = "after a reboot or reset" if anew else "after somebody changed it"
-            self._announce(NodeEventKind.SETTING_RESTORED, uuid, f"MIG layout made anew {why}: {result.detail}")
+            why = "after a reboot or reset" if anew else "after another program changed it"
+            self._announce(NodeEventKind.SETTING_RESTORED, uuid, f"MIG layout restored {why}: {result.detail}")
         return result
 
     def _steady(self, record: MigRecord) -> None:
@@ -332,7 +351,7 @@ class LayoutReconciler:
     def _give_up(self, record: MigRecord, why: str) -> ApplyResult:
         record = self._ledger.put(replace(record, gave_up=True))
         self._sweep(record, self._runner.observe_device(record.uuid))
-        detail = f"{why}: given up until a layout is asked for again; find out who else changes this GPU"
+        detail = f"{why}: given up until a layout is requested again; find the program that changes this GPU"
         self._announce(NodeEventKind.ENFORCEMENT_SUSPENDED, record.uuid, detail)
         return _result(record.uuid, ApplyStatus.FAILED, detail, RefusalRule.DRIFT)
 
@@ -368,9 +387,9 @@ def _spell(gpu: Gpu) -> str:
 
 
 class MigService:
-    """The layouts of one node. `boot_id` is asked in every round: since when instances stand (see `boot_of`).
+    """The layouts of one node. `boot_id` is called in every round and identifies the boot and driver load.
 
-    `open_nodes` makes what containers need to open the instances of a device, and says what it could not make.
+    `open_nodes` creates what containers need to open the instances of a device, and returns what it could not create.
     """
 
     def __init__(
@@ -411,13 +430,19 @@ class MigService:
         self._claimed: frozenset[str] = frozenset()
 
     def recover(self) -> tuple[ApplyResult, ...]:
-        """Once at start: adopts what is found, finishes or undoes what was under way, makes anew what a boot took."""
+        """Runs once at start.
+
+        Adopts existing layouts, finishes or undoes interrupted transitions, recreates what a boot removed.
+        """
         results = self._run_upkeep(self.executor.recover)
         self.is_recovered = True
         return results
 
     def check_layouts(self) -> tuple[ApplyResult, ...]:
-        """Now and then: goes on with what was cut off, and repairs drift, boundedly; a result where it did anything."""
+        """Runs at intervals: continues interrupted transitions and repairs drift, a bounded number of times.
+
+        Returns results.
+        """
         return self._run_upkeep(self.executor.check_layouts)
 
     def observe(self) -> None:
@@ -451,14 +476,14 @@ class MigService:
         self.executor.hold_devices(self._assigned | uuids)
 
     def release_device(self, uuid: str) -> bool:
-        """Enforces nothing on a device any more and leaves what stands; False where that could not be written down."""
+        """Stops enforcing a layout on a device and leaves the existing one; False where that could not be recorded."""
         return self._done(lambda: self.executor.release_device(uuid))
 
     def on_device_reset(self, uuid: str) -> bool:
-        """Instances of before are gone even where like ones stand: a lost device came back, or its counter fell.
+        """Records that earlier instances are gone: a lost device returned, or its counter fell.
 
-        Not for a device that merely hung: what others made on it would be taken for what a boot left. Where that could
-        not be written down it is False, and `check` tries again.
+        Not for a device that merely hung: instances of other programs would be taken for what a boot left. Returns
+        False where that could not be recorded, and `check` tries again.
         """
         self._resets.add(uuid)
         return self._pass_on_resets()
@@ -468,11 +493,11 @@ class MigService:
         listed = tuple(gpus)
         try:
             return tuple(map(self.executor.stamp_gpu, listed))
-        except MigJournalError:
+        except StateFileError:
             return listed
 
     def drain_events(self) -> tuple[NodeEvent, ...]:
-        """What the controller should hear, since the call before."""
+        """Returns the events for the controller since the call before."""
         own, self._own_events = self._own_events, []
         return (*own, *self.executor.drain_events())
 
@@ -517,7 +542,7 @@ class MigService:
         """Whether it was done; a journal that fails is told once, a driver that is away shows in the quick looks."""
         try:
             act()
-        except MigJournalError as error:
+        except StateFileError as error:
             self._report_suspension(str(error))
             return False
         except (DeviceError, TransitionRefused):

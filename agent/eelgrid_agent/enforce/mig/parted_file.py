@@ -15,7 +15,7 @@ here, and a name may say the whole of an instance in both ways ("1c.1g.5gb" is
 "1g.5gb"). It owns the format; it knows no device and no geometry.
 
 PartedFileError              the file breaks a rule: whoever wrote it is at fault
-├── PartedFileUnreadable           it is no YAML, or too large
+├── PartedFileUnreadable           it is not valid YAML, or too large
 ├── InvalidPartedField           a field is missing, unknown, there twice or of the wrong kind
 └── NoSuchConfig             the configuration that was asked for is not in the file
 """
@@ -48,7 +48,7 @@ class PartedFileError(ValueError):
 
 
 class PartedFileUnreadable(PartedFileError):
-    """It is no YAML, or too large."""
+    """It is not valid YAML, or too large."""
 
 
 class InvalidPartedField(PartedFileError):
@@ -61,7 +61,7 @@ class NoSuchConfig(PartedFileError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedEntry:
-    """What some devices should be: `devices` None is all, no filter lets every board through."""
+    """The layout of some devices: `devices` None means all, and no filter accepts every board."""
 
     devices: tuple[int, ...] | None
     mig_enabled: bool
@@ -71,11 +71,11 @@ class PartedEntry:
     place: str = field(default="", compare=False)
 
     def matches_index(self, index: int) -> bool:
-        """Whether the device at this index is among `devices`; which boards the filter lets through is asked apart."""
+        """Whether the device at this index is among `devices`; the board filter is separate."""
         return self.devices is None or index in self.devices
 
     def matches_board(self, board: PciId) -> bool:
-        """Whether the filter lets such a board through."""
+        """Whether the filter accepts such a board."""
         return not self.filters or any(wanted.matches(board) for wanted in self.filters)
 
 
@@ -113,10 +113,12 @@ def parse_parted_file(text: str, source: str) -> PartedFile:
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise PartedFileUnreadable(source, line, "", f"is no YAML ({error.problem})", "correct it there") from None
+        raise PartedFileUnreadable(
+            source, line, "", f"is not valid YAML ({error.problem})", "correct it there"
+        ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise PartedFileUnreadable(source, None, "", f"is no YAML ({reason})", "correct it there") from None
+        raise PartedFileUnreadable(source, None, "", f"is not valid YAML ({reason})", "correct it there") from None
     return _Reader(source).file(node)
 
 
@@ -137,7 +139,7 @@ class _Reader:
             raise self.bad(node, "version", "is missing", "write version: v1 at the top")
         version = self.text(top["version"], "version")
         if version != "v1":
-            raise self.bad(top["version"], "version", f"is {version!r}", "write v1, the only one that there is")
+            raise self.bad(top["version"], "version", f"is {version!r}", "write v1, the only version")
         self.only(top, "", ("version", "mig-configs"), node)
         configs: dict[str, tuple[PartedEntry, ...]] = {}
         if "mig-configs" in top:
@@ -165,7 +167,7 @@ class _Reader:
         enabled = self.truth(rows["mig-enabled"], f"{field}.mig-enabled")
         devices = self.mig_devices(rows["mig-devices"], f"{field}.mig-devices") if "mig-devices" in rows else None
         if enabled and devices is None:
-            remedy = "add it; mig-devices: {} asks for MIG without instances"
+            remedy = "add it; mig-devices: {} requests MIG without instances"
             raise self.bad(node, f"{field}.mig-devices", "is missing and mig-enabled is true", remedy)
         if not enabled and devices:
             remedy = "remove it, or set mig-enabled: true"
@@ -192,7 +194,7 @@ class _Reader:
             board = PciId.parse(text)
             if board is None:
                 remedy = 'write PCI device and vendor as in "0x20B210DE"; lspci -nn shows them as 10de:20b2'
-                raise self.bad(item, field, f"{text!r} is no PCI id", remedy)
+                raise self.bad(item, field, f"{text!r} is not a PCI id", remedy)
             found.append(board)
         return tuple(found)
 
@@ -214,9 +216,9 @@ class _Reader:
             name = MigName.parse(text)
             if name is None:
                 remedy = "write it as nvidia-smi mig -lgip does, such as 1g.5gb, 1g.5gb+me or 1c.3g.20gb"
-                raise self.bad(row, field, f"{text!r} is no MIG device", remedy)
+                raise self.bad(row, field, f"{text!r} is not a MIG device", remedy)
             if name in found:
-                raise self.bad(row, field, f"{text!r} is there twice under two names", "add the counts up")
+                raise self.bad(row, field, f"{text!r} appears twice under two names", "add the counts up")
             found[name] = self.whole(row, f"{field}.{text}", _COUNT_MOST)
         wanted = tuple((name, count) for name, count in found.items() if count)
         if found and not wanted:
@@ -254,7 +256,7 @@ class _Reader:
             if key.id != "scalar":
                 raise self.bad(key, field, f"has {_kind(key)} for a name", "write a text")
             if key.value in own:
-                raise self.bad(key, f"{field}.{key.value}", "is there twice", "keep one of the two")
+                raise self.bad(key, f"{field}.{key.value}", "appears twice", "keep one of the two")
             own[key.value] = value
         return {**merged, **own}
 

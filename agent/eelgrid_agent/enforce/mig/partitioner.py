@@ -66,7 +66,7 @@ class CreateGpuInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateComputeInstance:
-    """Makes a compute instance in the GPU instance that begins at `start`: its id is the driver's to give."""
+    """Creates a compute instance in the GPU instance that starts at `start`; the driver chooses its id."""
 
     start: int
     profile_id: int
@@ -80,7 +80,7 @@ MigStep = SetMigMode | DestroyComputeInstance | DestroyGpuInstance | CreateGpuIn
 
 
 class TransitionRefused(Exception):
-    """The layout may not be had now."""
+    """A rule forbids the layout now."""
 
     def __init__(self, rule: RefusalRule, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
@@ -99,11 +99,11 @@ def plan_steps(
     mode_changes: bool = True,
     remake: Collection[int] = frozenset(),
 ) -> tuple[MigStep, ...]:
-    """The fewest steps from what stands to the wanted layout; raises TransitionRefused.
+    """Returns the fewest steps from the existing to the requested layout; raises TransitionRefused.
 
-    `busy` and `foreign` are ids of GPU instances that may not be touched; a foreign one that leaves room stays beside
-    the wanted ones. `clients` says that a process or a lease holds the whole device, `mode_changes` that the platform lets the
-    mode change.
+    `busy` and `foreign` are ids of GPU instances that must not be touched; a foreign one that leaves room stays beside
+    the requested ones. `clients` says that a process or a lease holds the whole device, `mode_changes` that the
+    platform allows the mode to change.
     """
     if gpu.lost:
         raise TransitionRefused(RefusalRule.LOST, "the GPU answers nothing; bring it back first")
@@ -125,7 +125,8 @@ def plan_steps(
             beside.append(standing)
         elif goal != standing and instance.id in busy:
             raise TransitionRefused(
-                RefusalRule.BUSY, f"{_describe_instance(instance)} is in use and not as it is wanted; drain it first"
+                RefusalRule.BUSY,
+                f"{_describe_instance(instance)} is in use and differs from the request; drain it first",
             )
         elif goal is None:
             surplus.append(instance)
@@ -143,7 +144,7 @@ def plan_steps(
 
 
 def find_conflict(geometry: MigGeometry, parts: Iterable[InstancePart]) -> str | None:
-    """Why these cannot stand together, or None; of profiles that the geometry lacks only the span is known."""
+    """Returns why these cannot exist together, or None; of profiles that the geometry lacks only the span is known."""
     everything = tuple(parts)
     known: list[tuple[GiProfile, int]] = []
     for number, part in enumerate(everything):
@@ -162,15 +163,15 @@ def _mode_step(gpu: Gpu, wanted: MigLayout, *, clients: bool, mode_changes: bool
         return None
     mode = "on" if wanted.mig_enabled else "off"
     if not gpu.mig_capable:
-        raise TransitionRefused(RefusalRule.MODE, f"{gpu.product} has no MIG; ask for none")
+        raise TransitionRefused(RefusalRule.MODE, f"{gpu.product} has no MIG; request none")
     if changes and gpu.mig_pending:
-        detail = f"MIG mode {mode} waits for a reset of the GPU or a reboot; nothing is placed before"
+        detail = f"MIG mode {mode} waits for a reset of the GPU or a reboot; no instance is created before"
         raise TransitionRefused(RefusalRule.PENDING, detail)
     if not mode_changes:
         detail = f"this platform cannot reset the GPU, so MIG mode stays; turn it {mode} from outside the machine"
         raise TransitionRefused(RefusalRule.MODE, detail)
     if gpu.mig_pending and gpu.gpu_instances:
-        detail = "another MIG mode waits for a reset and instances stand; reset the GPU or remove them"
+        detail = "another MIG mode waits for a reset and instances exist; reset the GPU or remove them"
         raise TransitionRefused(RefusalRule.PENDING, detail)
     if clients:
         raise TransitionRefused(
@@ -184,11 +185,11 @@ def _check_room(
 ) -> None:
     problem = find_conflict(geometry, wanted.parts)
     if wanted.parts and not wanted.mig_enabled:
-        problem = "instances are wanted with MIG off"
+        problem = "instances are requested with MIG off"
     if problem:
         raise TransitionRefused(RefusalRule.GEOMETRY, f"{problem}; correct the layout")
     if beside and to_mode is not None:
-        detail = "an instance that is not this agent's stands; remove it before MIG mode changes"
+        detail = "an instance that this agent did not create exists; remove it before MIG mode changes"
         raise TransitionRefused(RefusalRule.FOREIGN, detail)
     problem = find_conflict(geometry, [*wanted.parts, *beside]) if beside else None
     if problem:
@@ -264,7 +265,7 @@ class DescribedStep:
 def describe_steps(
     steps: Iterable[MigStep], gpu: Gpu, wanted: MigLayout, geometry: MigGeometry
 ) -> tuple[DescribedStep, ...]:
-    """What the steps do to a device that stands as `gpu` says, and why each is taken."""
+    """Describes the steps on a device in the state of `gpu`, and why each is taken."""
     steps = tuple(steps)
     doomed = {step.instance_id for step in steps if isinstance(step, DestroyGpuInstance)}
     return tuple(_reasons_spell(step, gpu, doomed, wanted, geometry) for step in steps)
@@ -277,22 +278,25 @@ def _reasons_spell(
     match step:
         case SetMigMode(enabled=enabled) if enabled == gpu.mig_enabled:
             other = "off" if enabled else "on"
-            return DescribedStep(step=step.describe(), why=f"MIG mode {other} is pending and not wanted")
+            return DescribedStep(step=step.describe(), why=f"MIG mode {other} is pending and not requested")
         case SetMigMode(enabled=enabled):
-            return DescribedStep(step=step.describe(), why=f"it is {'off' if enabled else 'on'} and wanted otherwise")
+            return DescribedStep(
+                step=step.describe(),
+                why=f"it is {'off' if enabled else 'on'} and requested {'on' if enabled else 'off'}",
+            )
         case DestroyComputeInstance(instance_id=number, compute_id=child):
-            why = "its GPU instance goes" if number in doomed else "this share is not wanted"
+            why = "its GPU instance is removed" if number in doomed else "this share is not requested"
             return DescribedStep(
                 step=f"destroy compute instance {child} of {_describe_instance(standing[number])}", why=why
             )
         case DestroyGpuInstance(instance_id=number):
             return DescribedStep(
-                step=f"destroy {_describe_instance(standing[number])}", why="it stands and is not wanted"
+                step=f"destroy {_describe_instance(standing[number])}", why="it exists and is not requested"
             )
         case CreateGpuInstance(profile_id=profile_id, start=start):
             profile = geometry.profile_by_id(profile_id)
             name = profile.name if profile else f"profile {profile_id}"
-            return DescribedStep(step=f"create {name} at {start}", why="it is wanted and does not stand")
+            return DescribedStep(step=f"create {name} at {start}", why="it is requested and does not exist")
         case CreateComputeInstance(start=start, profile_id=profile_id):
             part = wanted.part_at(start)
             profile = geometry.profile_by_id(part.profile_id) if part else None

@@ -69,7 +69,7 @@ class ModePending(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigObservation:
-    """A device as it is now, and what of it may not be touched."""
+    """The current state of a device, and what of it must not be touched."""
 
     gpu: Gpu
     busy: frozenset[int]
@@ -84,12 +84,12 @@ class MigObservation:
         return next((instance for instance in self.gpu.gpu_instances if instance.id == instance_id), None)
 
     def get_instance_at(self, start: int) -> GpuInstance | None:
-        """The GPU instance that begins there."""
+        """The GPU instance that starts there."""
         return next((instance for instance in self.gpu.gpu_instances if instance.start == start), None)
 
 
 class TransitionRunner:
-    """Carries out plans on one device at a time. `obstacle` says why a device's mode cannot change, or nothing."""
+    """Executes plans on one device at a time. `obstacle` says why a device's mode cannot change, or nothing."""
 
     def __init__(
         self,
@@ -161,7 +161,10 @@ class TransitionRunner:
             raise
 
     def run_transition(self, uuid: str, wanted: MigLayout) -> Gpu:
-        """The device once the layout stands; raises TransitionRefused, ModePending and what the port raises."""
+        """Brings a device to the layout and returns it.
+
+        Raises TransitionRefused, ModePending and what the port raises.
+        """
         remake: frozenset[int] = frozenset()
         for left in range(self._limits.replans_most, -1, -1):
             look = self.observe_device(uuid)
@@ -174,7 +177,7 @@ class TransitionRunner:
             except UnexpectedLayout as surprise:
                 if not left:
                     raise TransitionRefused(
-                        RefusalRule.CAPACITY, f"{surprise}; the layout was planned anew once"
+                        RefusalRule.CAPACITY, f"{surprise}; the layout was planned again once"
                     ) from None
                 # Nobody says where in a GPU instance its compute instances lie, so all are made anew then.
                 remake = frozenset(instance.id for instance in self.observe_device(uuid).gpu.gpu_instances)
@@ -203,7 +206,7 @@ class TransitionRunner:
 
     def _check(self, uuid: str, gpu: Gpu, wanted: MigLayout) -> None:
         if not self._ledger.get(uuid).has_layout(gpu, wanted):
-            raise UnexpectedLayout("what was read back is not the layout wanted, though every step was seen done")
+            raise UnexpectedLayout("the layout read back differs from the request, though every step was confirmed")
 
     def _users(self, gpu: Gpu) -> tuple[frozenset[int], tuple[int, ...]]:
         """Instances with a process on them, and processes on the whole device."""
@@ -242,10 +245,10 @@ class TransitionRunner:
             if look.gpu.mig_enabled == enabled and not look.gpu.mig_pending:
                 return
             if look.gpu.gpu_instances and look.gpu.mig_enabled != enabled:
-                raise UnexpectedLayout("somebody made an instance while MIG mode was to change")
+                raise UnexpectedLayout("another program created an instance before MIG mode changed")
             if look.clients or look.busy or look.leased:
                 raise TransitionRefused(
-                    RefusalRule.BUSY, "the GPU came into use; stop what uses it before MIG mode changes"
+                    RefusalRule.BUSY, "the GPU is now in use; stop what uses it before MIG mode changes"
                 )
             try:
                 self._control.set_mig_mode(uuid, enabled=enabled)
@@ -260,11 +263,11 @@ class TransitionRunner:
         if gpu.mig_pending:
             # A mode that nobody waits for would come true at some later reset.
             self._control.set_mig_mode(uuid, enabled=gpu.mig_enabled)
-        detail = said or "the driver says that the mode changed, and it did not"
-        raise TransitionRefused(RefusalRule.IN_USE, f"{detail}; stop other clients of the GPU, then ask again")
+        detail = said or "the driver reports that the mode changed, and it did not"
+        raise TransitionRefused(RefusalRule.IN_USE, f"{detail}; stop other clients of the GPU, then retry")
 
     def _destroy(self, uuid: str, instance_id: int, compute_id: int | None) -> None:
-        said = "the driver says that it is gone, and it is still listed"
+        said = "the driver reports that it was destroyed, and it is still listed"
         for pause in (0.0, *self._limits.pauses_s):
             self._sleep(pause)
             look = self.observe_device(uuid)
@@ -273,12 +276,12 @@ class TransitionRunner:
                 return
             if instance_id in look.foreign:
                 raise TransitionRefused(
-                    RefusalRule.FOREIGN, f"GPU instance {instance_id} was made by somebody else meanwhile"
+                    RefusalRule.FOREIGN, f"GPU instance {instance_id} was created by another program meanwhile"
                 )
             if instance_id in look.busy:
                 raise TransitionRefused(RefusalRule.BUSY, f"GPU instance {instance_id} came into use; drain it first")
             if compute_id is None and instance.compute_instances:
-                raise UnexpectedLayout(f"somebody made a compute instance in GPU instance {instance_id}")
+                raise UnexpectedLayout(f"another program created a compute instance in GPU instance {instance_id}")
             try:
                 if compute_id is None:
                     self._control.destroy_gpu_instance(uuid, instance_id)
@@ -302,7 +305,7 @@ class TransitionRunner:
         standing = [read_part(instance) for instance in self.observe_device(uuid).gpu.gpu_instances]
         taken = find_conflict(geometry, [*standing, part])
         if taken:
-            raise UnexpectedLayout(f"somebody was faster: {taken}")
+            raise UnexpectedLayout(f"another program was faster: {taken}")
         self._ledger.put(self._ledger.get(uuid).with_new_instance(part))
         number = self._call_driver(uuid, lambda: self._control.create_gpu_instance(uuid, profile_id, start), part)
         for pause in (0.0, *self._limits.pauses_s):
@@ -317,7 +320,7 @@ class TransitionRunner:
                 raise UnexpectedLayout(
                     f"the driver made {stray.profile} at {stray.start} instead of {profile.name} at {start}"
                 )
-        raise UnexpectedLayout(f"the driver says that it made {profile.name} at {start}, and it is not listed")
+        raise UnexpectedLayout(f"the driver reports that it created {profile.name} at {start}, and it is not listed")
 
     def _call_driver(self, uuid: str, call: Callable[[], int], part: InstancePart) -> int | None:
         """What the driver says; None where it did not answer in time and the instance stands nevertheless."""
@@ -339,10 +342,10 @@ class TransitionRunner:
         look = self.observe_device(uuid)
         instance = look.get_instance_at(start)
         if instance is None:
-            raise UnexpectedLayout(f"somebody removed the GPU instance at {start}")
+            raise UnexpectedLayout(f"another program removed the GPU instance at {start}")
         if instance.id in look.foreign:
             raise TransitionRefused(
-                RefusalRule.FOREIGN, f"GPU instance {instance.id} was made by somebody else meanwhile"
+                RefusalRule.FOREIGN, f"GPU instance {instance.id} was created by another program meanwhile"
             )
         # What this plan made itself is nobody's to lose, though somebody may use its first share already.
         if instance.id in look.busy and not risen:
@@ -359,7 +362,9 @@ class TransitionRunner:
             made = self.observe_device(uuid).get_instance_at(start)
             if made is not None and _count(made, profile_id) > before:
                 return
-        raise UnexpectedLayout(f"the driver says that it made a compute instance at {start}, and it is not listed")
+        raise UnexpectedLayout(
+            f"the driver reports that it created a compute instance at {start}, and it is not listed"
+        )
 
 
 def _has(instance: GpuInstance, compute_id: int | None) -> bool:

@@ -4,7 +4,7 @@ It takes the place of the module in the adapter. The part resembles an MI300X; `
 Numbers come from the data sheet and are assumed where it is silent.
 """
 
-# ruff: noqa: D102  # the functions are amdsmi's, and documented there
+# The functions are those of amdsmi and are documented there.
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum

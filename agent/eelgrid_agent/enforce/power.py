@@ -1,12 +1,15 @@
-"""Executes guard commands on devices: write, read back, report. Also reads boot and driver load ids.
+"""Executes guard commands on devices: journal, write, read back, report. Also reads boot and driver load ids.
 
-May block on driver and disk, so it runs on the driver thread. Commands run in order. If the journal cannot be
-written, later writes are skipped until one can; restores need no journal. A device that does not answer is not asked
-again in the batch. A module directory of the kernel is renumbered on each load, which identifies the driver load.
+May block on driver and disk, so it runs on the driver thread. Commands run in order. The journal holds every device
+that the agent changed and what it showed before; while it cannot be written, later writes are skipped, but restores
+need no journal. A device that does not answer is not called again in the same batch. The kernel renumbers the module
+directory of a driver on each load, which identifies the load.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from eelgrid_agent.devices.port import (
     ControlPort,
@@ -37,8 +40,89 @@ from eelgrid_agent.enforce.guard.events import (
     UnlockClocks,
     WriteJournal,
 )
-from eelgrid_agent.enforce.power.journal import PowerJournal, PowerJournalError
 from eelgrid_agent.enforce.rules import GuardLimits
+from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore
+
+# A record is under 1 kB and a node has 64 devices at most.
+_BYTES_MOST = 262_144
+_RECORDS_MOST = 256
+
+
+def _plain(record: DeviceRecord) -> dict[str, Any]:
+    return {
+        "gpu_uuid": record.gpu_uuid,
+        "boot_id": record.origin.boot_id,
+        "driver_start": record.origin.driver_start,
+        "found_w": record.found_w,
+        "found_profile": record.found_profile,
+        "limits_w": list(record.limits_w),
+        "clocks": None if record.clocks is None else list(record.clocks),
+        "profiles": list(record.profiles),
+    }
+
+
+def _decode(document: Mapping[str, Any]) -> tuple[DeviceRecord, ...]:
+    devices = document["devices"]
+    if not isinstance(devices, list) or len(devices) > _RECORDS_MOST:
+        raise ValueError(f"devices is not a list of at most {_RECORDS_MOST}")
+    records = tuple(_record(device) for device in devices)
+    if len({record.gpu_uuid for record in records}) < len(records):
+        raise ValueError("a device is listed twice")
+    return records
+
+
+def _record(plain: Any) -> DeviceRecord:
+    if not isinstance(plain, Mapping):
+        raise TypeError("a device is not an object")
+    lock = plain["clocks"]
+    clocks = None if lock is None else tuple(_whole(clock) for clock in lock)
+    if clocks is not None and len(clocks) != 2:
+        raise ValueError("clocks is not a pair")
+    return DeviceRecord(
+        gpu_uuid=_text(plain["gpu_uuid"]),
+        origin=DriverOrigin(boot_id=_text(plain["boot_id"]), driver_start=_text(plain["driver_start"])),
+        found_w=None if plain["found_w"] is None else _watts(plain["found_w"]),
+        found_profile=None if plain["found_profile"] is None else _whole(plain["found_profile"]),
+        limits_w=tuple(_watts(limit) for limit in plain["limits_w"]),
+        clocks=None if clocks is None else (clocks[0], clocks[1]),
+        profiles=tuple(_whole(profile) for profile in plain["profiles"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is not a non-negative integer")
+    return value
+
+
+def _watts(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0.0:
+        raise TypeError(f"{value!r} is not a power in watts")
+    return float(value)
+
+
+PowerJournal = StateStore[tuple[DeviceRecord, ...]]
+
+POWER_JOURNAL: StateFormat[tuple[DeviceRecord, ...]] = StateFormat(
+    title="journal of power settings",
+    schema=1,
+    encode=lambda records: {"devices": [_plain(record) for record in records]},
+    decode=_decode,
+    empty=tuple,
+    bytes_most=_BYTES_MOST,
+    damage_remedy=(
+        "look up in it which devices were changed, put their limits back by hand (nvidia-smi -pl, -rgc), "
+        "then start the agent again"
+    ),
+    write_consequence="nothing is set without it",
+)
+
 
 _FAILURES: tuple[tuple[type[DeviceError], CommandFailure], ...] = (
     (DriverUnavailable, CommandFailure.DRIVER),
@@ -57,7 +141,7 @@ def _failure(error: DeviceError) -> CommandFailure:
 
 
 class PowerExecutor:
-    """See the module."""
+    """Executes the commands of the guard on one node's devices."""
 
     def __init__(
         self,
@@ -113,13 +197,13 @@ class PowerExecutor:
         return tuple(outcomes)
 
     def load_journal(self) -> tuple[DeviceRecord, ...]:
-        """The journal, for the guard's start; raises JournalError."""
+        """The journal, for the guard's start; raises StateFileError."""
         return self._journal.load()
 
     def _store(self, records: tuple[DeviceRecord, ...]) -> str:
         try:
             self._journal.store(records)
-        except PowerJournalError as error:
+        except StateFileError as error:
             return str(error)
         return ""
 
@@ -185,9 +269,9 @@ def _untaken(command: SettingWrite, settings: PowerSettings, tolerance_w: float)
             abs(settings.requested_w - limit_w) > tolerance_w
         ):
             shown = "nothing" if settings.requested_w is None else f"{settings.requested_w:g} W"
-            return f"{limit_w:g} W were asked and the device shows {shown}"
+            return f"{limit_w:g} W were requested and the device shows {shown}"
         case SetPowerProfile(profile=profile) if settings.power_profile != profile:
-            return f"power profile {profile} was asked and the device shows {settings.power_profile}"
+            return f"power profile {profile} was requested and the device shows {settings.power_profile}"
         case _:
             return ""
 
@@ -197,7 +281,7 @@ _DRIVER = Path("/sys/module/nvidia")
 
 
 def read_driver_origin(*, boot_id: Path = _BOOT_ID, driver: Path = _DRIVER) -> DriverOrigin:
-    """As it is now; read it at every cycle, for a driver may be loaded anew while we run."""
+    """Reads the ids of the boot and of the driver load; call it in every cycle, since drivers can be reloaded."""
     try:
         boot = boot_id.read_text(encoding="ascii").strip()
     except OSError:
