@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 import click
 
-from eelgrid_controller.access_control import parse_bindings, parse_user_grants
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
+from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
 from eelgrid_controller.runtime.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr

@@ -1,19 +1,22 @@
-"""The clocks of the daemon as one argument, and a wall clock that ignores short jumps.
+"""Clocks and durations: the daemon's clocks as one argument, a wall clock that ignores short jumps, latency quantiles.
 
-Owns the names of times, and when a jump of the wall clock is followed. Wall time is for people and the journal,
-monotonic time for waiting and ages, performance time for durations. Only the shell gets a Clock; the core gets
-times. What comes first is a matter of sequence numbers, never of times.
+Wall time is for people and the journal, monotonic time for waiting and ages, performance time for durations. The core
+gets no Clock; it gets times. Order is a matter of sequence numbers, never of times.
 
-Theory. Wall time is read anew each time and no maximum is kept: a clock that was ten years ahead for a moment
+`WallClock` reads wall time anew each time and keeps no maximum: a clock that was ten years ahead for a moment
 would leave everything after it there. Between two reads the wall clock advances as the monotonic clock does,
 but for what NTP slews (half a millisecond a second). More than `JUMP_S` is a jump:
 somebody set the clock, or it failed. A jump is followed when it has lasted `FOLLOWED_S`, in either direction; until
 then time goes on by the monotonic clock. Both are logged.
+
+`RecentLatencies` keeps a window of durations rather than buckets, because the p99 of a 5 ms objective needs better
+resolution than the width of a bucket; Prometheus gets buckets besides.
 """
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -72,3 +75,27 @@ class WallClock:
                 self._log.warning("clock=followed jump_s=%.3f", self.jump_s)
             self._wall_ns, self._monotonic_s = wall_ns, now_s
             return wall_ns
+
+
+class RecentLatencies:
+    """The last `most` durations."""
+
+    def __init__(self, most: int) -> None:
+        self._window: deque[float] = deque(maxlen=most)
+        self._sorted: list[float] | None = None
+        self.count = 0
+
+    def add(self, latency_s: float) -> None:
+        """Take one duration; the oldest gives way."""
+        self._window.append(latency_s)
+        self._sorted = None
+        self.count += 1
+
+    def quantile(self, q: float) -> float:
+        """The smallest duration that a share `q` of the window does not exceed; 0 without any."""
+        if not self._window:
+            return 0.0
+        if self._sorted is None:
+            self._sorted = sorted(self._window)
+        rank = -(-q * len(self._sorted) // 1)
+        return self._sorted[max(0, int(rank) - 1)]

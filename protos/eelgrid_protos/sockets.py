@@ -1,19 +1,23 @@
-"""Sockets of this process: descriptor limit, addresses, and accepted connections by port.
+"""Addresses and sockets: HOST:PORT, the Host names that an endpoint answers to, open files, and accepted connections.
 
-gRPC has no call that ends one connection of a server, so it is ended beneath it, as if the other side had gone.
-Owns that, and the limit of descriptors. Must not know who deserves it.
-
-Theory. `/dev/fd` lists our descriptors. Each is duplicated before it is looked at, and a duplicate stays the same
+gRPC has no call that ends one connection of a server, so `end_accepted` ends it beneath gRPC, as if the other side had
+gone. `/dev/fd` lists our descriptors. Each is duplicated before it is looked at, and a duplicate stays the same
 socket whatever happens to the number it came from; so nothing is ended but what was looked at. shutdown(2) acts on
 the connection, not on the descriptor, which stays its owner's to close: the owner reads an end and clears up.
+
+`HttpHosts` guards against DNS rebinding: a page that a browser shows may have its own name point to another address
+while it is open, and then read what answers there as its own. The browser still sends the page's name as Host. A
+numeric address cannot be rebound, `localhost` and this machine's own name belong to no stranger, and other names under
+which an endpoint is scraped are the operator's to list. A request without a Host does not come from a browser.
 """
 
 import contextlib
+import ipaddress
 import os
 import resource
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -100,3 +104,37 @@ def end_accepted(port: int, chosen: Callable[[PeerAddress], bool]) -> int:
                 one.shutdown(socket.SHUT_RDWR)
                 ended += 1
     return ended
+
+
+# Names that an operator may list: a service has some aliases, not hundreds.
+NAMES_MOST = 64
+
+
+class HttpHosts:
+    """The names of one endpoint: of the address that it listens on, of this machine, and those that are listed."""
+
+    def __init__(self, listen: str, names: Iterable[str] = ()) -> None:
+        own = _name_of(listen)
+        known = {"localhost", socket.gethostname(), own, *names}
+        self._names = frozenset(name.strip().rstrip(".").lower() for name in known) - {""}
+
+    def allows(self, header: str) -> bool:
+        """Whether a request with this Host header is answered; `header` is empty where there was none."""
+        name = _name_of(header.strip()).rstrip(".").lower()
+        return not header.strip() or name in self._names or _is_address(name)
+
+
+def _name_of(host: str) -> str:
+    """The name or address without its port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, colon, port = host.rpartition(":")
+    return name if colon and (port.isdecimal() or not port) and ":" not in name else host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -82,9 +82,7 @@ def cli_error_for(error: Exception, settings: CliSettings) -> CliError | None:
     if (lines := modules.get("eelgrid_controller.replay.csv_reader")) and isinstance(error, lines.TraceError):
         kind = NameNotFound if isinstance(error, lines.TraceMissing) else RequestRefused
         return kind(f"{error.place}: {error.problem}", error.remedy)
-    if (libraries := modules.get("eelgrid_controller.optional_imports")) and isinstance(
-        error, libraries.LibraryMissing
-    ):
+    if (libraries := modules.get("eelgrid_controller.errors")) and isinstance(error, libraries.LibraryMissing):
         return CliError(error.problem, error.remedy)
     if (transport := modules.get("eelgrid_protos.transport")) and isinstance(error, transport.ListenError):
         what, _, remedy = str(error).partition("; ")

@@ -75,7 +75,7 @@ def _read(file: Any) -> Any:
 
 def _told(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """An outcome with its explanation field by field."""
-    from eelgrid_controller.state.journal_encoding import decode_explanation
+    from eelgrid_controller.state.journal import decode_explanation
 
     return {**outcome, "explanation": [to_plain(found) for found in decode_explanation(outcome["explanation"])]}
 

@@ -117,7 +117,7 @@ def _asked(settings: CliSettings, factor: float) -> Any:
 
 
 def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
-    from eelgrid_controller.optional_imports import import_library
+    from eelgrid_controller.errors import import_library
     from eelgrid_controller.profiles.errors import ServingError
     from eelgrid_controller.whatif.frontier.sweep import compute_frontier
 

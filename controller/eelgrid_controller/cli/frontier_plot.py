@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from eelgrid_controller.optional_imports import import_library
+from eelgrid_controller.errors import import_library
 from eelgrid_controller.whatif.frontier.sweep import Frontier
 
 _INSTALL = "'eelgrid[replay]'"

@@ -17,7 +17,7 @@ import click
 from eelgrid_controller.cli.errors import CliError, UsageMismatch
 from eelgrid_controller.cli.output import ProgressBar
 from eelgrid_controller.cli.settings import CliSettings
-from eelgrid_controller.optional_imports import LibraryMissing
+from eelgrid_controller.errors import LibraryMissing
 from eelgrid_controller.replay import results
 from eelgrid_controller.replay.openb_protocol import SEEDS, arrival_order, build_trace
 from eelgrid_controller.replay.openb_source import TraceSearch

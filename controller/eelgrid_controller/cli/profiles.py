@@ -99,7 +99,7 @@ def _read_measured_points(settings: CliSettings, file: Path | None) -> list[Poin
 
 
 def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration]) -> tuple[ProfilePrediction, ...]:
-    from eelgrid_controller.optional_imports import import_library
+    from eelgrid_controller.errors import import_library
     from eelgrid_controller.profiles.learning import learn_family
     from eelgrid_controller.profiles.profile_service import ProfileService
 

@@ -13,7 +13,7 @@ these and no others; where none are named, any free device that no external user
 adopted or none, or, for work whose replicas are independent, each for itself. Places are numbered by the caller:
 numbers that are no longer the next ones mean that something came in between, and nothing is done. Everything is
 tried on copies first: a step that is impossible changes nothing. Replicas that hold other devices than planned
-are corrected instead (core.device_correction).
+are corrected instead (core.nodes).
 """
 
 from dataclasses import replace

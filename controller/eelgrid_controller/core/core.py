@@ -16,15 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from eelgrid_controller.core.admission import check_feasibility, find_existing_workload, plan_adoption, validate_spec
-from eelgrid_controller.core.device_correction import plan_device_correction, plan_device_renaming
 from eelgrid_controller.core.migration import plan_migration
-from eelgrid_controller.core.node_removal import (
+from eelgrid_controller.core.nodes import (
     NodeRemoval,
+    PlanClaim,
+    compare_claim,
+    plan_device_correction,
+    plan_device_renaming,
     plan_node_removal,
     select_forgettable_nodes,
     select_longest_lost_nodes,
 )
-from eelgrid_controller.core.plan_claims import PlanClaim, compare_claim
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.scaling import plan_scaling
 from eelgrid_controller.errors import LostEntries
@@ -68,12 +70,10 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
     check_readable,
 )
-from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced
 from eelgrid_controller.state.policy_validation import revise_policy
-from eelgrid_controller.state.replica_changes import is_sliced
-from eelgrid_controller.state.spending import OverspentLimit
-from eelgrid_controller.state.spending_limits import spending_key
+from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted

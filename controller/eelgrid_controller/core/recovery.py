@@ -15,11 +15,11 @@ from eelgrid_controller.state.journal import (
     Checkpoint,
     Journal,
     JournalEntry,
+    JournalSanitizer,
     checkpoint_removal_command,
     digest_of,
     entry_removal_command,
 )
-from eelgrid_controller.state.journal_encoding import JournalSanitizer
 from eelgrid_protos.errors import ContractError
 
 # What reading plain values that are none of ours can raise; a CRC has already ruled out a damaged disk.

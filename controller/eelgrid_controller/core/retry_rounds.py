@@ -6,7 +6,7 @@ from eelgrid_controller.placement.explanations import describe_pending_reason, m
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.state.cluster_state import ClusterState, PendingTicket
 from eelgrid_controller.state.events import Event, PricesQuoted, WorkloadDeferred, WorkloadPlaced
-from eelgrid_controller.state.replica_changes import is_sliced
+from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_protos.messages import ResourceRequest
 

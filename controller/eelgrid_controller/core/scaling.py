@@ -19,8 +19,7 @@ from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadScaled
-from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.replica_changes import is_sliced
+from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced
 from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import node_power
 from eelgrid_protos.errors import Violation

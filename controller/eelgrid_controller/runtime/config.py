@@ -5,8 +5,8 @@ from pathlib import Path
 
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError
-from eelgrid_protos.http_hosts import NAMES_MOST
 from eelgrid_protos.roles import RoleRules
+from eelgrid_protos.sockets import NAMES_MOST
 
 # What a controller may do in a cluster beside placing gated pods; each needs rights of its own.
 ABILITIES = frozenset({"claims", "devices", "jobs", "moves", "policies", "services", "slices", "taints"})

@@ -53,28 +53,26 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
     WorkloadSubmitted,
 )
-from eelgrid_controller.state.journal_encoding import JournalSanitizer, decode_explanation, encode_explanation
+from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, encode_explanation
 from eelgrid_controller.state.node_allocations import (
     AheadOfJournal,
     ContradictoryEvent,
     InvariantBroken,
     NodeRecord,
-    apply_policy,
-    make_assignment,
-    reallocate_replicas,
-)
-from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
-from eelgrid_controller.state.profile_points import MeasuredPoints, make_job_profile_name
-from eelgrid_controller.state.replica_changes import (
     apply_device_correction,
     apply_move,
     apply_partition_plan,
+    apply_policy,
     apply_scaling,
     is_sliced,
     list_affected_workloads,
     list_involved_nodes,
+    make_assignment,
+    reallocate_replicas,
     reallocate_slices,
 )
+from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.profile_points import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.spending import SpendingState
 from eelgrid_protos.messages import Assignment, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain

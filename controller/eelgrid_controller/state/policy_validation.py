@@ -6,7 +6,7 @@ follows from it.
 
 from dataclasses import replace
 
-from eelgrid_controller.state.spending_limits import spending_key
+from eelgrid_controller.state.spending import spending_key
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, InvalidArgument

@@ -32,7 +32,7 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
         "RecommendPartitions ListPartitions QueryEnergy QueryEnergyReport ListEnergyExporters "
         "ListSpending ExportDecision"
     ),
-    # Of its own work alone: access_control.py.
+    # Of its own work alone: see check_owner and bind_spec.
     Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress ConfirmEnergyExport",
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.
     # The audit log says what others asked and from where.
