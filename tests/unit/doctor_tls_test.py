@@ -5,9 +5,9 @@ import datetime as dt
 import pytest
 import trustme
 
-from eelgrid_controller.cli import doctor_tls as checks
+from eelgrid_controller.cli import doctor as checks
+from eelgrid_controller.cli.doctor import TlsFilesState, read_tls_state
 from eelgrid_controller.cli.doctor_finding import FindingStatus
-from eelgrid_controller.cli.doctor_tls import TlsFilesState, read_tls_state
 from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
 from eelgrid_protos.messages import WhoAmIResponse
 

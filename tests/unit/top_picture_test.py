@@ -8,7 +8,7 @@ from rich.console import Console
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
 
-from eelgrid_controller.cli.top_view import TopSnapshot, render_top
+from eelgrid_controller.cli.terminal_rendering import TopSnapshot, render_top
 from eelgrid_protos.messages import (
     BudgetScope,
     BudgetStatus,

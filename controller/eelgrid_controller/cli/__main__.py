@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.connection import DEFAULT_CONTROLLER, OUTPUTS, CliSettings
 from eelgrid_controller.cli.errors import cli_error_for
-from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, OUTPUTS, CliSettings
 from eelgrid_protos import __version__
 
 # Command: (module, one-line help), in the order in which help lists them.

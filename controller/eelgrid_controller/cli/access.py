@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.energy import SPAN
 from eelgrid_controller.cli.output import TableColumn, print_list, print_plain
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, WhoAmIRequest, WhoAmIResponse
 
 _HOUR_NS = 3600 * 10**9

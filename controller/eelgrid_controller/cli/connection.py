@@ -1,19 +1,70 @@
-"""A connection of eelctl to the controller.
+"""How every command reaches the controller: shared settings, the options that set them, the channel, and paged listings.
 
-Owns opening and closing the channel and walking through pages; must not know
-what is asked. grpc is imported here, inside the function, because it takes
-longer than everything else that eelctl does.
+`-o` and `--no-headers` are accepted before and after the command's name, since people type both. grpc and the messages
+are imported inside the functions that need them, because they take longer to load than everything else that
+`eelctl --help` does. Knows nothing of what is asked.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from eelgrid_controller.cli.settings import CliSettings
-from eelgrid_protos.messages import PAGE_SIZE_MOST
+DEFAULT_CONTROLLER = "127.0.0.1:7443"
+OUTPUTS = ("table", "wide", "json", "yaml")
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CliSettings:
+    """How to reach the controller and how to print."""
+
+    controller: str = DEFAULT_CONTROLLER
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_authority: Path | None = None
+    insecure: bool = False
+    timeout_s: float = 10.0
+    output: str = "table"
+    headers: bool = True
+    # Where people see the live page; empty where nobody said.
+    page: str = ""
+
+
+def _change(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value is not None and parameter.name is not None:
+        context.obj = replace(context.obj, **{parameter.name: value})
+
+
+def output_option(command: _Command) -> _Command:
+    """Adds -o and --no-headers to a command that prints what it read."""
+    for option in (
+        click.option(
+            "--no-headers",
+            "headers",
+            flag_value=False,
+            default=None,
+            type=bool,
+            expose_value=False,
+            callback=_change,
+            help="Leave out the line of titles.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(OUTPUTS),
+            default=None,
+            expose_value=False,
+            callback=_change,
+            help="How to print.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def tls_files(settings: CliSettings) -> Any:
@@ -52,6 +103,8 @@ def iterate_pages(
     call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
 ) -> Iterator[Any]:
     """All items of a listing, page by page; ends early at the limit or at a page that repeats its token."""
+    from eelgrid_protos.messages import PAGE_SIZE_MOST
+
     left, token = limit, ""
     while left is None or left > 0:
         size = PAGE_SIZE_MOST if left is None else min(left, PAGE_SIZE_MOST)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import click
 
-from eelgrid_controller.cli.settings import CliSettings
+from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.safe_text import escape_text
 

@@ -12,10 +12,9 @@ from urllib.parse import quote
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import (

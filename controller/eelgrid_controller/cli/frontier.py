@@ -1,7 +1,7 @@
 """eelctl frontier: energy against latency and throughput of a described fleet, or of the running one.
 
-Owns the options, the table and the file of results. Reading is frontier_files' and
-frontier_running's, the computation frontier/'s, the picture frontier_picture's.
+Owns the options, the table, the file of results and the plot. Inputs are read by frontier_inputs, the computation is
+whatif.frontier's; both are imported when the command runs.
 """
 
 import csv
@@ -10,13 +10,72 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eelgrid_controller.cli.connection import CliSettings, output_option
 from eelgrid_controller.cli.errors import CliError, RequestRefused
 from eelgrid_controller.cli.output import ProgressBar, TableColumn, echo, print_plain, text_table, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.errors import import_library
 from eelgrid_protos.safe_text import escape_csv_cell
 
 if TYPE_CHECKING:
     from eelgrid_controller.whatif.frontier.sweep import Frontier, FrontierRow
+
+_INSTALL = "'eelgrid[replay]'"
+# Where a mark is written, in points from its own.
+_BESIDE = {"performance": (8, 8), "balanced": (10, 12), "energy": (-4, -20)}
+
+
+def load_pyplot() -> Any:
+    """The library that draws, without a screen; raises LibraryMissing."""
+    import_library("matplotlib", "--plot", _INSTALL).use("Agg")
+    return import_library("matplotlib.pyplot", "--plot", _INSTALL)
+
+
+def draw_frontier(path: Path, found: "Frontier") -> None:
+    """Joules per request over the objective; the line is what holds between two objectives."""
+    plt = load_pyplot()
+    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    rows = [(row, row.plan) for row in found.rows if row.plan is not None]
+    efficient = [(row, plan) for row, plan in rows if row.is_efficient]
+    if short := [row.latency_s for row in found.rows if row.plan is None]:
+        axes.axvspan(short[0], rows[0][0].latency_s if rows else short[-1], color="0.9", label="too few GPUs")
+    axes.step(
+        [row.latency_s for row, _ in rows],
+        [plan.power_w / found.rate_hz for _, plan in rows],
+        where="post",
+        color="0.6",
+        linewidth=1.0,
+        zorder=1,
+    )
+    points = axes.scatter(
+        [row.latency_s for row, _ in efficient],
+        [plan.power_w / found.rate_hz for _, plan in efficient],
+        c=[row.factor * found.rate_hz for row, _ in efficient],
+        cmap="viridis",
+        s=42,
+        zorder=2,
+    )
+    for row, plan in rows:
+        if row.mark:
+            at = row.latency_s, plan.power_w / found.rate_hz
+            offset = _BESIDE[row.mark.split(",")[-1]]
+            axes.plot(*at, "o", markersize=12, markerfacecolor="none", markeredgecolor="crimson", zorder=3)
+            axes.annotate(row.mark, at, xytext=offset, textcoords="offset points", fontsize=10, color="crimson")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(
+        import_library("matplotlib.ticker", "--plot", _INSTALL).LogLocator(subs=(1.0, 2.0, 5.0))
+    )
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.margins(x=0.1, y=0.12)
+    axes.set_xlabel("latency objective, s")
+    axes.set_ylabel("energy of the fleet, J per request")
+    axes.set_title(f"{found.rate_hz:g} requests a second; colour: the most that the fleet carries", fontsize=11)
+    axes.grid(alpha=0.3, which="both")
+    figure.colorbar(points, label="requests a second")
+    if short:
+        axes.legend(fontsize=9)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -90,7 +149,6 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _draw(path: Path, found: "Frontier") -> None:
-    from eelgrid_controller.cli.frontier_plot import draw_frontier
 
     try:
         draw_frontier(path, found)
@@ -100,7 +158,7 @@ def _draw(path: Path, found: "Frontier") -> None:
 
 
 def _described(points: Path | None, services: Path | None) -> Any:
-    from eelgrid_controller.cli.frontier_files import read_points, read_services
+    from eelgrid_controller.cli.frontier_inputs import read_points, read_services
 
     if points is None or services is None:
         raise click.UsageError("give --points and --services, or --running for the fleet that the controller has")
@@ -110,14 +168,13 @@ def _described(points: Path | None, services: Path | None) -> Any:
 
 def _asked(settings: CliSettings, factor: float) -> Any:
     from eelgrid_controller.cli.connection import connect_operators
-    from eelgrid_controller.cli.frontier_running import read_running_fleet
+    from eelgrid_controller.cli.frontier_inputs import read_running_fleet
 
     with connect_operators(settings) as client:
         return read_running_fleet(client, timeout_s=settings.timeout_s, factor=factor)
 
 
 def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
-    from eelgrid_controller.errors import import_library
     from eelgrid_controller.profiles.errors import ServingError
     from eelgrid_controller.whatif.frontier.sweep import compute_frontier
 
@@ -198,8 +255,6 @@ def frontier(
     Exits with 1 if the fleet carries the rates at no objective.
     """
     if plot is not None:
-        from eelgrid_controller.cli.frontier_plot import load_pyplot
-
         load_pyplot()  # that it lacks is said before the work
     settings: CliSettings = context.obj
     known = _asked(settings, rates) if running else _described(points, services)

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.formatting import format_gpu, format_power
 from eelgrid_protos.messages import (
     MOVES_MOST,

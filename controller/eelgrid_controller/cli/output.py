@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from eelgrid_controller.cli.settings import CliSettings
+from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.safe_text import escape_json, escape_text, escape_text_line
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, fetch_whole
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, output_option
 from eelgrid_controller.cli.errors import CliError
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
     ApplyPartitionsResponse,

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_controller.cli.errors import CliError, UsageMismatch
 from eelgrid_controller.cli.output import ProgressBar
-from eelgrid_controller.cli.settings import CliSettings
 from eelgrid_controller.errors import LibraryMissing
 from eelgrid_controller.replay import results
 from eelgrid_controller.replay.openb_protocol import SEEDS, arrival_order, build_trace

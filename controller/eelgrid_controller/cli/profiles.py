@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
@@ -23,7 +23,6 @@ from eelgrid_controller.cli.output import (
     text_table,
     use_colour,
 )
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Configuration, Point, ProfileEstimate, ProfilePrediction
 from eelgrid_controller.state.profile_points import make_profile_point
@@ -90,7 +89,7 @@ def _numbers(text: str, option: str, *, whole: bool) -> list[float]:
 
 def _read_measured_points(settings: CliSettings, file: Path | None) -> list[Point]:
     if file is not None:
-        from eelgrid_controller.cli.frontier_files import read_points
+        from eelgrid_controller.cli.frontier_inputs import read_points
 
         return list(read_points(file))
     with connect_operators(settings) as client:
@@ -250,7 +249,7 @@ profile.add_command(predict)
 @click.pass_obj
 def import_points(settings: CliSettings, points: Path) -> None:
     """Tell the controller the points of a CSV file; one of a configuration that is known replaces it."""
-    from eelgrid_controller.cli.frontier_files import read_points
+    from eelgrid_controller.cli.frontier_inputs import read_points
 
     told = [_told(point) for point in read_points(points)]
     recorded = 0

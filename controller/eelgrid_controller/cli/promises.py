@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, fetch_whole
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, output_option
 from eelgrid_controller.cli.output import TableColumn, echo, print_document, text_table, use_colour
 from eelgrid_controller.cli.policy import apply_budget_options
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import workload_lines
 from eelgrid_protos.messages import (
     BudgetStatus,

@@ -17,10 +17,9 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
 from eelgrid_protos.faults import NotFound

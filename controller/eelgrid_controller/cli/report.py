@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.energy import energy_document, format_per_unit, format_work, period_ns
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import EnergyGrouping, QueryEnergyReportRequest
 from eelgrid_protos.safe_text import escape_text
 

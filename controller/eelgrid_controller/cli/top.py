@@ -1,7 +1,7 @@
 """eelctl top: the cluster, live.
 
 Owns when the picture is drawn again and what is asked for it; how it looks is
-top_view.py's. A terminal gets a screen that follows the controller's watch
+terminal_rendering's. A terminal gets a screen that follows the controller's watch
 and survives its restart; anything else gets one plain snapshot, because a pipe
 is no screen.
 """
@@ -13,9 +13,8 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, fetch_whole, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, iterate_pages, output_option
 from eelgrid_controller.cli.output import print_document, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import (
     GetSummaryRequest,
     ListNodesRequest,
@@ -34,11 +33,11 @@ _DAY_S = 86_400
 
 
 def _picture(summary: Summary, rest: dict[str, Any], shown: int, note: str, console: Any) -> Any:
-    from eelgrid_controller.cli import top_view
+    from eelgrid_controller.cli import terminal_rendering
 
     size = console.size if console.is_terminal else None
-    return top_view.render_top(
-        top_view.TopSnapshot(summary=summary, **rest),
+    return terminal_rendering.render_top(
+        terminal_rendering.TopSnapshot(summary=summary, **rest),
         f"Eelgrid {note}",
         nodes_most=shown,
         width=console.width,

@@ -14,11 +14,10 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE, parse_cpu_milli, parse_gpu_milli, parse_memory_bytes
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, print_document, print_list, print_stream
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_milliseconds
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (

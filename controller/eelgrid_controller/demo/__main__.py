@@ -159,8 +159,7 @@ def _fail_to_write(error: OSError, out: Path) -> int:
 
 def _played(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
     from eelgrid_controller.demo.display import DemoView, NodeMap, make_console
-    from eelgrid_controller.demo.processes import DemoError
-    from eelgrid_controller.demo.run import DemoRun
+    from eelgrid_controller.demo.run import DemoError, DemoRun
     from eelgrid_controller.replay.submitter import SubmitError
     from eelgrid_protos.faults import Fault
 

@@ -1,8 +1,14 @@
 """One run of the demo: start, wait, submit, settle, report, end; more under --keep.
 
-Whatever happens, the child processes are ended. Prometheus, where installed, keeps its data in the demo's temporary
-folder. The sample node has an agent of its own, which shows all series of a real node (devices, MIG slices, owners);
-the agent that simulates a whole fleet shows none, or its metrics page would have millions.
+A child process runs in a session of its own, so that Ctrl-C reaches only the demo, which then ends its children in
+order: SIGTERM, some seconds, SIGKILL; by pid, never by name, and whatever happens. Prometheus, where installed, keeps
+its data in the demo's temporary folder. The sample node has an agent of its own, which shows all series of a real node
+(devices, MIG slices, owners); the agent that simulates a whole fleet shows none, or its metrics page would have
+millions.
+
+DemoError                   the demo cannot continue; the message says what to do
+├── ChildDied               a process ended by itself; carries its last log lines
+└── ProcessSilent           a process did not respond in time
 """
 
 import asyncio
@@ -10,6 +16,7 @@ import json
 import random
 import shutil
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -23,7 +30,6 @@ import yaml
 
 from eelgrid_controller.demo import display
 from eelgrid_controller.demo.display import DemoReport, DemoView, ProcessFigures, StartupTimes
-from eelgrid_controller.demo.processes import DemoProcess, ProcessSilent
 from eelgrid_controller.replay.openb import submission_of_task, write_fleet_file
 from eelgrid_controller.replay.openb_source import OpenbTrace
 from eelgrid_controller.replay.submitter import SubmitLimits, SubmitReport, Submitter
@@ -40,6 +46,102 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadSpec,
 )
+
+_TERM_S = 8.0
+_TAIL_BYTES = 16_384
+_TAIL_LINES = 15
+
+
+class DemoError(Exception):
+    """The demo cannot go on."""
+
+    def __init__(self, what: str, remedy: str, log: str = "") -> None:
+        self.what, self.remedy, self.log = what, remedy, log
+        super().__init__(f"{what}; {remedy}")
+
+
+class ChildDied(DemoError):
+    """A process ended by itself."""
+
+
+class ProcessSilent(DemoError):
+    """A process did not do its part in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """What a process has used since its start."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+class DemoProcess:
+    """One process and its log file."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(  # noqa: S603 - our own programs
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._handle: Any = None
+        self.peak_memory_bytes = 0
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises ChildDied where the process has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise ChildDied(
+                f"{self.name} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}",
+                f"its last words are above; the whole log is {self.log}",
+                self.tail(),
+            )
+
+    def tail(self) -> str:
+        """The last lines of the log."""
+        with suppress(OSError), self.log.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+            return "\n".join(lines[-_TAIL_LINES:])
+        return ""
+
+    def usage(self) -> ProcessUsage | None:
+        """CPU seconds and resident memory, or None once the process is gone."""
+        import psutil
+
+        try:
+            if self._handle is None:
+                self._handle = psutil.Process(self.pid)
+            times, memory_bytes = self._handle.cpu_times(), self._handle.memory_info().rss
+        except psutil.Error:
+            return None
+        self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes)
+        return ProcessUsage(cpu_s=times.user + times.system, memory_bytes=memory_bytes)
+
+    async def end(self) -> None:
+        """Ends the process if it runs, and waits until it is gone."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                await asyncio.to_thread(self._process.wait, _TERM_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Ends the process at once: the last resort, for when no loop runs any more."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
 
 # As dense as the agents' batches, so that graphs fill while somebody looks.
 SCRAPE_S = 5

@@ -1,20 +1,36 @@
-"""The two files of `eelctl frontier`: measured points in CSV, services and fleet in YAML.
+"""What `eelctl frontier` computes from: measured points in CSV, services and fleet in YAML, or the running fleet.
 
-Owns their formats (docs/how-to/frontier.md). Must not know what is computed from them.
-Every complaint names the line and column, or the field, and what to write instead.
+Owns the formats of the two files (docs/how-to/frontier.md): an error names the line and column, or the field, and what
+to write instead. Of the running fleet those services count that run with a promise, and the GPUs that they or nobody
+hold. Must not know what is computed.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eelgrid_controller.cli.connection import fetch_whole, iterate_pages
 from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
+from eelgrid_controller.state.profile_points import make_profile_point
 from eelgrid_controller.whatif.frontier.sweep import POINTS_MOST, FrontierPool, FrontierService
 from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.messages import (
+    GpuStatus,
+    LatencyMetric,
+    ListGpusRequest,
+    ListPointsRequest,
+    ListPromisesRequest,
+    ListWorkloadsRequest,
+    NodeState,
+    Workload,
+    WorkloadPhase,
+)
 
 _NEEDED = ("workload", "gpu_model", "throughput_hz")
 _OTHERS = (
@@ -181,3 +197,47 @@ def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str,
         )
     services = tuple(_service(value, f"{path}: service {number}") for number, value in enumerate(listed, 1))
     return services, {str(model): _gpus(model, value, path) for model, value in fleet.items()}
+
+
+def _running_service(workload: Workload, arrived_hz: float | None, factor: float) -> FrontierService | None:
+    promise = workload.spec.service
+    if promise is None:
+        return None
+    is_tokens = promise.objectives[0].metric is not LatencyMetric.RESPONSE
+    rate_hz = factor * (arrived_hz or promise.rate_hz) * (promise.output_tokens if is_tokens else 1.0)
+    if rate_hz <= 0.0:
+        return None
+    return FrontierService(workload.workload_id, promise.profile, rate_hz, promise.objectives[0].quantile)
+
+
+def _fleet(gpus: list[GpuStatus], services: set[str]) -> Mapping[str, FrontierPool]:
+    """GPUs that are there and held by services or by nobody, by model."""
+    power, counts, idle_w = PriorPowerModel(load_catalogue()), Counter[str](), dict[str, float]()
+    for one in gpus:
+        if one.node_state is NodeState.READY and not one.gpu.lost and set(one.workload_ids) <= services:
+            counts[one.gpu.model] += 1
+            idle_w[one.gpu.model] = power.gpu(one.gpu).idle_w
+    return {model: FrontierPool(count, idle_w[model]) for model, count in counts.items()}
+
+
+def read_running_fleet(
+    client: Any, *, timeout_s: float, factor: float = 1.0
+) -> tuple[tuple[Point, ...], tuple[FrontierService, ...], Mapping[str, FrontierPool]]:
+    """Points, services at `factor` times their present rates, and the GPUs that are theirs or free; raises Refused."""
+    told = iterate_pages(client.list_points, ListPointsRequest(), "points", timeout_s=timeout_s)
+    points = tuple(map(make_profile_point, told))
+    if not points:
+        raise RequestRefused("the controller knows no point", "tell what was measured with eelctl profile import FILE")
+    request = ListWorkloadsRequest(phases=(WorkloadPhase.PLACED,))
+    workloads = list(iterate_pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
+    known = fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)
+    arrived_hz = {one.workload_id: one.arrived_hz for one in known.services}
+    found = [_running_service(one, arrived_hz.get(one.workload_id), factor) for one in workloads]
+    services = tuple(one for one in found if one is not None)
+    if not services:
+        raise RequestRefused(
+            "no service runs with a promise and a rate",
+            "submit one with objectives and rate_hz: docs/how-to/promises.md",
+        )
+    gpus = list(iterate_pages(client.list_gpus, ListGpusRequest(), "gpus", timeout_s=timeout_s))
+    return points, services, _fleet(gpus, {one.name for one in services})
