@@ -27,7 +27,7 @@ FOLLOWED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Where times come from."""
+    """The sources of times, as one argument."""
 
     now_ns: Callable[[], int] = time.time_ns
     monotonic_s: Callable[[], float] = time.monotonic
@@ -35,7 +35,7 @@ class Clock:
 
 
 class WallClock:
-    """Unix time as the module says; may be read from any thread."""
+    """Unix time without short jumps; may be read from any thread."""
 
     def __init__(self, clock: Clock, *, log: logging.Logger) -> None:
         self.jumps = 0  # seen so far
@@ -49,11 +49,11 @@ class WallClock:
 
     @property
     def steady(self) -> Clock:
-        """The clock whose wall time is this one's."""
+        """A Clock whose wall time is this one's."""
         return replace(self._clock, now_ns=self.now_ns)
 
     def now_ns(self) -> int:
-        """Nanoseconds since 1970."""
+        """Returns nanoseconds since 1970."""
         with self._lock:
             wall_ns, now_s = self._clock.now_ns(), self._clock.monotonic_s()
             expected_ns = self._wall_ns + int((now_s - self._monotonic_s) * 1e9)
@@ -86,13 +86,13 @@ class RecentLatencies:
         self.count = 0
 
     def add(self, latency_s: float) -> None:
-        """Take one duration; the oldest gives way."""
+        """Adds one duration, which replaces the oldest."""
         self._window.append(latency_s)
         self._sorted = None
         self.count += 1
 
     def quantile(self, q: float) -> float:
-        """The smallest duration that a share `q` of the window does not exceed; 0 without any."""
+        """Returns the smallest duration that a share `q` of the window does not exceed; 0 if the window is empty."""
         if not self._window:
             return 0.0
         if self._sorted is None:

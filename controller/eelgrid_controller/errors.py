@@ -127,7 +127,7 @@ class JournalGone(JournalUnavailable):
 
 
 class LibraryMissing(Exception):
-    """A library that was asked for is not installed; the message names it and how to get it."""
+    """An optional library is not installed; the message names it and how to install it."""
 
     def __init__(self, name: str, purpose: str, install: str) -> None:
         self.name, self.problem = name, f"{purpose} needs {name}, which is not installed"
@@ -136,7 +136,7 @@ class LibraryMissing(Exception):
 
 
 def import_library(module: str, purpose: str, install: str) -> Any:
-    """The module; raises LibraryMissing."""
+    """Imports a module of an optional library; raises LibraryMissing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:

@@ -28,7 +28,7 @@ _DEVICES_MOST = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedDevice:
-    """One device that pods may be given; `numa_node` is None where nobody knows it."""
+    """A device that pods may be given; `numa_node` is None if unknown."""
 
     device_id: str
     is_healthy: bool = True
@@ -37,7 +37,7 @@ class OfferedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferredAllocationRequest:
-    """So many of the available devices are wanted for one container, those of `must` among them."""
+    """Asks which `size` of the available devices to prefer for one container, including all of `must`."""
 
     available: tuple[str, ...]
     must: tuple[str, ...]
@@ -46,7 +46,7 @@ class PreferredAllocationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerAllocation:
-    """What a container is started with."""
+    """Environment, annotations and CDI devices that a container is started with."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -54,24 +54,24 @@ class ContainerAllocation:
 
 
 def encode_empty() -> bytes:
-    """Requests and answers without any field."""
+    """Encodes a request or answer without fields."""
     return b""
 
 
 def encode_register_request(resource: str, endpoint: str) -> bytes:
-    """Makes a plugin known; `endpoint` is its socket's name within the kubelet's folder."""
+    """Encodes a plugin's registration; `endpoint` is the name of its socket in the kubelet's directory."""
     return device_plugin_pb2.RegisterRequest(
         version=DEVICE_PLUGIN_VERSION, endpoint=endpoint, resource_name=resource, options=_options()
     ).SerializeToString()
 
 
 def encode_plugin_options() -> bytes:
-    """What the plugin wants to be asked."""
+    """Encodes the plugin's options: it wants to be asked for preferred allocations."""
     return _options().SerializeToString()
 
 
 def encode_device_list(devices: Iterable[OfferedDevice]) -> bytes:
-    """All devices of a resource, in the stead of those that were told before."""
+    """Encodes the full list of devices of a resource, which replaces the previous one."""
     answer = device_plugin_pb2.ListAndWatchResponse()
     for one in devices:
         device = answer.devices.add(id=one.device_id, health="Healthy" if one.is_healthy else "Unhealthy")
@@ -81,7 +81,7 @@ def encode_device_list(devices: Iterable[OfferedDevice]) -> bytes:
 
 
 def parse_preferred_request(data: bytes) -> tuple[PreferredAllocationRequest, ...]:
-    """The containers of a GetPreferredAllocation call; raises MalformedMessage."""
+    """Parses the containers of a GetPreferredAllocation call; raises MalformedMessage."""
     request = device_plugin_pb2.PreferredAllocationRequest()
     _parse(request, data, _DEVICE_PLUGIN)
     asked = tuple(
@@ -97,7 +97,7 @@ def parse_preferred_request(data: bytes) -> tuple[PreferredAllocationRequest, ..
 
 
 def encode_preferred_response(chosen: Iterable[Iterable[str]]) -> bytes:
-    """Device ids by container, in the order in which they were asked for."""
+    """Encodes device ids by container, in the order of the request."""
     answer = device_plugin_pb2.PreferredAllocationResponse()
     for ids in chosen:
         answer.container_responses.add(device_ids=ids)
@@ -105,7 +105,7 @@ def encode_preferred_response(chosen: Iterable[Iterable[str]]) -> bytes:
 
 
 def parse_allocate_request(data: bytes) -> tuple[tuple[str, ...], ...]:
-    """The device ids of each container of an Allocate call; raises MalformedMessage."""
+    """Parses the device ids of each container of an Allocate call; raises MalformedMessage."""
     request = device_plugin_pb2.AllocateRequest()
     _parse(request, data, _DEVICE_PLUGIN)
     asked = tuple(tuple(one.device_ids) for one in request.container_requests)
@@ -114,7 +114,7 @@ def parse_allocate_request(data: bytes) -> tuple[tuple[str, ...], ...]:
 
 
 def encode_allocate_response(given: Iterable[ContainerAllocation]) -> bytes:
-    """What each container is started with, in the order in which they were asked for."""
+    """Encodes what each container is started with, in the order of the request."""
     answer = device_plugin_pb2.AllocateResponse()
     for one in given:
         container = answer.container_responses.add(envs=one.environment, annotations=one.annotations)
@@ -148,7 +148,7 @@ _ERROR_MOST = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimReference:
-    """A claim by its three names; the uid tells it from another of the same name."""
+    """Names of a claim; the uid distinguishes it from another of the same name."""
 
     namespace: str
     name: str
@@ -157,7 +157,7 @@ class ClaimReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedDevice:
-    """One device that stands ready for these requests of a claim."""
+    """A device that is ready for these requests of a claim."""
 
     requests: tuple[str, ...]
     pool: str
@@ -167,33 +167,33 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationStatus:
-    """What the kubelet made of the plugin; `error` where it did not take it."""
+    """Result of the plugin's registration; `error` is set if the kubelet refused it."""
 
     is_registered: bool
     error: str = ""
 
 
 def encode_plugin_info(driver: str, endpoint: str) -> bytes:
-    """What a plugin says of itself; `endpoint` is the path of its service's socket."""
+    """Encodes a plugin's description; `endpoint` is the path of its service's socket."""
     return registration.PluginInfo(
         type=_DRA_PLUGIN, name=driver, endpoint=endpoint, supported_versions=_VERSIONS
     ).SerializeToString()
 
 
 def parse_registration_status(data: bytes) -> RegistrationStatus:
-    """The kubelet's word on a registration; raises MalformedMessage."""
+    """Parses the kubelet's result of a registration; raises MalformedMessage."""
     told = registration.RegistrationStatus()
     _parse(told, data, _DRA_PLUGIN)
     return RegistrationStatus(is_registered=told.plugin_registered, error=told.error)
 
 
 def encode_registration_response() -> bytes:
-    """An answer without any field."""
+    """Encodes an answer without fields."""
     return b""
 
 
 def parse_claims(data: bytes) -> tuple[ClaimReference, ...]:
-    """The claims of a prepare or unprepare call; raises MalformedMessage."""
+    """Parses the claims of a prepare or unprepare call; raises MalformedMessage."""
     request = dra_pb2.ClaimsRequest()
     _parse(request, data, _DRA_PLUGIN)
     if len(request.claims) > _CLAIMS_MOST:
@@ -202,7 +202,7 @@ def parse_claims(data: bytes) -> tuple[ClaimReference, ...]:
 
 
 def encode_prepared_claims(claims: Mapping[str, tuple[PreparedDevice, ...] | str]) -> bytes:
-    """By uid the devices of a claim, or why it is not ready."""
+    """Encodes, by uid, the devices of a claim, or why it is not ready."""
     answer = dra_pb2.PrepareResponse()
     for uid, outcome in claims.items():
         claim = answer.claims[uid]
@@ -217,7 +217,7 @@ def encode_prepared_claims(claims: Mapping[str, tuple[PreparedDevice, ...] | str
 
 
 def encode_unprepared_claims(claims: Mapping[str, str]) -> bytes:
-    """By uid why a claim is not undone; empty where it is."""
+    """Encodes, by uid, why a claim was not unprepared; empty if it was."""
     answer = dra_pb2.UnprepareResponse()
     for uid, error in claims.items():
         answer.claims[uid].error = error[:_ERROR_MOST]
@@ -250,7 +250,7 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerDevices:
-    """What one container holds: (resource, device id) pairs of device plugins, and claimed devices."""
+    """Devices of one container: (resource, device id) pairs of device plugins, and claimed devices."""
 
     namespace: str
     pod: str
@@ -261,18 +261,18 @@ class ContainerDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatableDevices:
-    """What the kubelet could give to containers: (resource, device id) pairs."""
+    """Devices that the kubelet could give to containers: (resource, device id) pairs."""
 
     devices: tuple[tuple[str, str], ...] = ()
 
 
 def encode_list_request() -> bytes:
-    """Both calls ask without parameters."""
+    """Encodes the request of both calls, which has no fields."""
     return pod_resources_pb2.ListPodResourcesRequest().SerializeToString()
 
 
 def parse_containers(data: bytes) -> tuple[ContainerDevices, ...]:
-    """The containers of a List answer that hold any device; raises MalformedMessage."""
+    """Parses the containers of a List answer that hold any device; raises MalformedMessage."""
     answer = pod_resources_pb2.ListPodResourcesResponse()
     _parse_answer(answer, data)
     found: list[ContainerDevices] = []
@@ -295,7 +295,7 @@ def parse_containers(data: bytes) -> tuple[ContainerDevices, ...]:
 
 
 def parse_allocatable(data: bytes) -> AllocatableDevices:
-    """The devices of a GetAllocatableResources answer; raises MalformedMessage."""
+    """Parses the devices of a GetAllocatableResources answer; raises MalformedMessage."""
     answer = pod_resources_pb2.AllocatableResourcesResponse()
     _parse_answer(answer, data)
     return AllocatableDevices(devices=_devices(answer.devices))

@@ -85,7 +85,7 @@ def _shape(hint: Any, rule: Rule | None = None) -> ValueShape:
 
 @cache
 def fields_of(cls: Any) -> tuple[SchemaField, ...]:
-    """The fields of a message class, in order."""
+    """Returns the fields of a message class, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     result = []
     for entry in fields(cls):
@@ -122,7 +122,7 @@ def _text(value: Any, rule: Text) -> Iterator[Violation]:
 
 
 def list_value_violations(shape: ValueShape, value: Any) -> Iterator[Violation]:
-    """Every rule that one value breaks."""
+    """Yields every rule that one value breaks."""
     rule = shape.rule
     match shape.kind:
         case "int" | "float" if isinstance(rule, Range):
@@ -159,7 +159,7 @@ def _collection(shape: ValueShape, value: Any) -> Iterator[Violation]:
 
 
 def list_violations(message: Any) -> Iterator[Violation]:
-    """Every rule that a message breaks, with the path of the field."""
+    """Yields every rule that a message breaks, with the path of the field."""
     for entry in fields_of(_class(message)):
         value = getattr(message, entry.name)
         if value is None:
@@ -250,12 +250,12 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
 
 
 def is_valid_message(message: Any) -> bool:
-    """Whether a message breaks no rule; quick where it does not."""
+    """Returns whether a message breaks no rule; fast if it breaks none."""
     return _obeying(_class(message))(message) or next(list_violations(message), None) is None
 
 
 def check_message(message: Any) -> None:
-    """Raises InvalidMessage, naming broken rules, unless the message obeys them all."""
+    """Checks a message against its rules; raises InvalidMessage, which names the broken ones."""
     if _obeying(_class(message))(message):
         return
     found = tuple(itertools.islice(list_violations(message), VIOLATIONS_REPORTED_MOST))
@@ -265,7 +265,7 @@ def check_message(message: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What is left of an answer, None where that is nothing; how much was left out, and the first reasons."""
+    """What is left of an answer, None if nothing; how many parts were omitted, and the first reasons."""
 
     message: Any
     omitted: int
@@ -342,7 +342,7 @@ def _is(one: object, other: object) -> bool:
 
 
 def omit_broken(message: Any) -> Salvaged:
-    """The answer without the elements that break the contract: the innermost message of a list that is at fault.
+    """Omits the elements of an answer that break the contract: the innermost message of a list that is at fault.
 
     What is optional and broken counts as not known. Nothing is left where the fault is in the answer itself.
     """
@@ -352,7 +352,7 @@ def omit_broken(message: Any) -> Salvaged:
 
 
 def repair_text(value: str, rule: Text) -> str:
-    """The nearest text that the rule allows; a name keeps what told it apart by a hash of what it was."""
+    """Returns the nearest text that the rule allows; a repaired name has a hash of the original, so it stays distinct."""
     if not next(list_value_violations(ValueShape("str", str, rule), value), None):
         return value
     mark = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=_HASH_BYTES).hexdigest()
@@ -392,9 +392,9 @@ def _clamped(value: float, rule: Range, *, whole: bool) -> float:
 
 
 def repair_message(message: _Message) -> _Message:
-    """The message with each text and number brought inside its rule; equal messages are repaired alike.
+    """Returns the message with each text and number inside its rule; equal messages are repaired alike.
 
-    What cannot be repaired by itself, such as a list too long, stays as it is: whoever sends it leaves it out.
+    What cannot be repaired by itself, such as a list that is too long, stays as it is: the sender omits it.
     """
     if is_valid_message(message):
         return message

@@ -32,15 +32,15 @@ _KEPT_RATIO = 0.2
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, with or without brackets; raises ValueError."""
+    """Splits HOST:PORT, with or without brackets; raises ValueError."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"{address!r} is no address; write HOST:PORT, for example 127.0.0.1:9466")
+        raise ValueError(f"{address!r} is not an address; write HOST:PORT, for example 127.0.0.1:9466")
     return host.strip("[]"), int(port)
 
 
 def raise_descriptor_limit() -> int:
-    """Raises our soft limit of open files to the hard one; what it is now. Shells and units set it to 1,024 for select(2)."""
+    """Raises the soft limit of open files to the hard one, and returns it; shells and units set it to 1,024 for select(2)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS_MOST if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -50,14 +50,14 @@ def raise_descriptor_limit() -> int:
 
 
 def count_connections_most() -> int:
-    """Connections that one gRPC server may have, so that the other doors of this process can still be opened."""
+    """Returns how many connections one gRPC server may have, leaving descriptors for the rest of the process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS_MOST if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS_MOST)
     return int(most * (1.0 - _KEPT_RATIO))
 
 
 def parse_peer(text: str) -> PeerAddress:
-    """The other side as gRPC writes it: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`; ("", 0) where it has no port."""
+    """Parses a peer as gRPC writes it: `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`; ("", 0) if it has no port."""
     kind, _, rest = text.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if kind not in {"ipv4", "ipv6"} or not port.isdecimal():
@@ -66,7 +66,7 @@ def parse_peer(text: str) -> PeerAddress:
 
 
 def list_descriptors() -> list[Path]:
-    """Our descriptors, by number; that of this look is among them."""
+    """Lists the descriptors of this process; the one for reading the list is among them."""
     return list(Path(_FOLDER).iterdir())
 
 
@@ -91,12 +91,12 @@ def _connections(port: int) -> Iterator[tuple[PeerAddress, socket.socket]]:
 
 
 def list_accepted(port: int) -> list[PeerAddress]:
-    """Who is connected to our port."""
+    """Lists the peers that are connected to our port."""
     return [peer for peer, _ in _connections(port)]
 
 
 def end_accepted(port: int, chosen: Callable[[PeerAddress], bool]) -> int:
-    """Ends the connections to our port that are chosen; how many. May run in any thread."""
+    """Ends the chosen connections to our port and returns how many; may run in any thread."""
     ended = 0
     for peer, one in _connections(port):
         if chosen(peer):
@@ -111,7 +111,7 @@ NAMES_MOST = 64
 
 
 class HttpHosts:
-    """The names of one endpoint: of the address that it listens on, of this machine, and those that are listed."""
+    """The Host names that an endpoint answers to: of its address, of this machine, and those that are listed."""
 
     def __init__(self, listen: str, names: Iterable[str] = ()) -> None:
         own = _name_of(listen)
@@ -119,7 +119,7 @@ class HttpHosts:
         self._names = frozenset(name.strip().rstrip(".").lower() for name in known) - {""}
 
     def allows(self, header: str) -> bool:
-        """Whether a request with this Host header is answered; `header` is empty where there was none."""
+        """Returns whether a request with this Host header is answered; `header` is empty if there is none."""
         name = _name_of(header.strip()).rstrip(".").lower()
         return not header.strip() or name in self._names or _is_address(name)
 

@@ -31,7 +31,7 @@ class CliSettings:
     timeout_s: float = 10.0
     output: str = "table"
     headers: bool = True
-    # Where people see the live page; empty where nobody said.
+    # URL of the live page; empty if not given.
     page: str = ""
 
 
@@ -41,7 +41,7 @@ def _change(context: click.Context, parameter: click.Parameter, value: Any) -> N
 
 
 def output_option(command: _Command) -> _Command:
-    """Adds -o and --no-headers to a command that prints what it read."""
+    """Adds -o and --no-headers to a command that prints an answer."""
     for option in (
         click.option(
             "--no-headers",
@@ -51,7 +51,7 @@ def output_option(command: _Command) -> _Command:
             type=bool,
             expose_value=False,
             callback=_change,
-            help="Leave out the line of titles.",
+            help="Omit the header line.",
         ),
         click.option(
             "-o",
@@ -60,7 +60,7 @@ def output_option(command: _Command) -> _Command:
             default=None,
             expose_value=False,
             callback=_change,
-            help="How to print.",
+            help="Output format.",
         ),
     ):
         command = option(command)
@@ -68,7 +68,7 @@ def output_option(command: _Command) -> _Command:
 
 
 def tls_files(settings: CliSettings) -> Any:
-    """The transport's TlsFiles, or None; three files or none."""
+    """Returns the transport's TlsFiles, None without TLS; raises UsageError unless all three files are given or none."""
     from eelgrid_protos.transport import TlsFiles
 
     files = (settings.tls_certificate, settings.tls_key, settings.tls_authority)
@@ -76,13 +76,13 @@ def tls_files(settings: CliSettings) -> Any:
         return None
     certificate, key, authority = files
     if certificate is None or key is None or authority is None:
-        raise click.UsageError("give --tls-certificate, --tls-key and --tls-authority together")
+        raise click.UsageError("--tls-certificate, --tls-key and --tls-authority belong together: give all three")
     return TlsFiles(certificate, key, authority)
 
 
 @contextmanager
 def connect_operators(settings: CliSettings) -> Iterator[Any]:
-    """The operators' API as blocking calls, for the length of a `with`."""
+    """Connects to the operators' API and yields a client of blocking calls; closes the channel on exit."""
     from eelgrid_protos import rpc, transport
 
     channel = transport.open_blocking_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
@@ -93,16 +93,16 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
 
 
 def _tell_omitted(answer: Any) -> None:
-    """On standard error, so that a table or a document stays what it is."""
+    """Warns on standard error, so that a table or a document on standard output stays intact."""
     if answer.omitted:
         count = f"{answer.omitted} element{'' if answer.omitted == 1 else 's'}"
-        click.echo(f"warning: {count} left out that cannot be shown; the controller's log says why", err=True)
+        click.echo(f"warning: {count} omitted that cannot be shown; see the controller's log for the reason", err=True)
 
 
 def iterate_pages(
     call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
 ) -> Iterator[Any]:
-    """All items of a listing, page by page; ends early at the limit or at a page that repeats its token."""
+    """Yields all items of a paged listing; stops early at `limit`, or at a page that repeats its token."""
     from eelgrid_protos.messages import PAGE_SIZE_MOST
 
     left, token = limit, ""
@@ -119,7 +119,7 @@ def iterate_pages(
 
 
 def fetch_whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
-    """A listing of several lists as if it came in one answer; what is no list is the last page's."""
+    """Fetches all pages and joins their lists into one answer; fields that are not lists are the last page's."""
     lists: dict[str, tuple[Any, ...]] = {}
     token = ""
     while True:

@@ -73,7 +73,7 @@ _CHECKED = ("all", "machine", "controller")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What to look at besides the controller of the settings."""
+    """What to check besides the controller of the settings."""
 
     metrics: str
     agent: str
@@ -88,16 +88,18 @@ class DoctorOptions:
     default="",
     metavar="HOST:PORT",
     envvar="EELGRID_METRICS",
-    help=f"The controller's metrics, which tell more [default: {_CONTROLLER_METRICS} beside a local controller]",
+    help=f"Address of the controller's metrics, for more checks [default: {_CONTROLLER_METRICS} for a local controller]",
 )
-@click.option("--agent", default=_AGENT, show_default=True, metavar="HOST:PORT", help="This machine's agent.")
-@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The agent's state directory.")
+@click.option(
+    "--agent", default=_AGENT, show_default=True, metavar="HOST:PORT", help="Address of the agent on this machine."
+)
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="State directory of the agent.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("eelgrid-data"),
     show_default=True,
-    help="The controller's data directory, where it runs here.",
+    help="Data directory of the controller, if it runs on this machine.",
 )
 @click.option(
     "--nvml-limit",
@@ -105,16 +107,20 @@ class DoctorOptions:
     type=click.FloatRange(0.5, 120.0),
     default=10.0,
     show_default=True,
-    help="Seconds that the driver has to answer.",
+    help="Seconds to wait for the GPU driver.",
 )
 @click.option("--only", type=click.Choice(_CHECKED), default=_CHECKED[0], show_default=True, help="What to check.")
 @output_option
 @click.pass_context
 def doctor(context: click.Context, /, only: str, state: Path | None, **looks: Any) -> None:
-    """Say what is wrong with this installation and what to do; change nothing.
+    """Check this machine and the controller, and say how to repair what is wrong; changes nothing.
 
-    Checks this machine and the controller. Exit code 0: nothing failed (warnings may be there); 1: something did.
-    """
+    Exits with 1 if a check failed, with 0 otherwise, even with warnings.
+
+    \b
+    eelctl doctor --only machine
+    eelctl doctor --metrics http://controller:9464/metrics
+    """  # noqa: D301
     settings: CliSettings = context.obj
     where = state or doctor_machine.find_state_folder(os.environ, is_root=os.geteuid() == 0)
     chosen = DoctorOptions(state=where, **looks)
@@ -139,7 +145,7 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
     yield ""
     yield (
         f"{counts[FindingStatus.FAIL]} failed, {counts[FindingStatus.WARN]} to look at, {counts[FindingStatus.OK]} ok, "
-        f"{counts[FindingStatus.SKIPPED]} not checked (-o json says how to have them checked)"
+        f"{counts[FindingStatus.SKIPPED]} not checked (-o json says how to enable them)"
     )
 
 
@@ -169,7 +175,7 @@ def _machine(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
 
 
 def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[doctor_machine.DaemonPort]:
-    """Those that daemons of ours have by default on this machine, or were told to have."""
+    """Returns the ports that daemons have on this machine, by default or by option."""
     from eelgrid_protos import transport
 
     for purpose, flag, address, is_rpc in (
@@ -196,7 +202,7 @@ def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[doctor_machi
 
 
 def _answers(settings: CliSettings, address: str) -> bool:
-    """Whether gRPC is spoken there; a server with TLS shows its certificate instead."""
+    """Returns whether a gRPC server answers; one with TLS is recognized by its certificate."""
     import grpc
 
     with grpc.insecure_channel(address) as channel:
@@ -213,10 +219,10 @@ def _is_our_page(address: str, timeout_s: float) -> bool:
 
 
 def _page_text(address: str, timeout_s: float) -> str | Exception:
-    """The text of a page of metrics, or why it could not be had."""
+    """Fetches a metrics page; returns the error if that fails."""
     url = address if "://" in address else f"http://{address}/metrics"
     if not url.startswith(("http://", "https://")):
-        return ValueError(f"{url} is no address of http or https")
+        return ValueError(f"{url} is not an http or https URL")
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
             text: str = answer.read(_PAGE_BYTES_MOST).decode("utf-8", "replace")
@@ -235,7 +241,7 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
         is_loopback = False
     certificate, key, authority = files
     if any(files) and not (certificate and key and authority):
-        what = "only some of the three files are given"
+        what = "not all three files are given"
         yield report_failure("TLS", what, "give --tls-certificate, --tls-key and --tls-authority together")
         return
     state = read_tls_state(certificate, key, authority) if certificate and key and authority else None
@@ -248,7 +254,7 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
 
 
 def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> Any:
-    """What a call answered, or the finding that it did not."""
+    """Returns the answer of a call, or the finding that it failed."""
     from eelgrid_protos import faults
     from eelgrid_protos.transport import ListenError
 
@@ -256,10 +262,10 @@ def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> An
         return call()
     except (faults.Fault, ListenError, click.UsageError) as error:
         message = getattr(error, "message", str(error))
-        if isinstance(error, faults.Unavailable):  # gRPC tells of each address that it tried; the end is why
+        if isinstance(error, faults.Unavailable):  # gRPC names each address that it tried; the last part is the reason
             message = message.rpartition(": ")[2]
-        remedy = "see the check of the controller" if not optional else "nothing, unless an agent is to run here"
-        return report_skipped(check, f"was not answered: {message}", remedy)
+        remedy = "see the check of the controller" if not optional else "nothing, unless an agent should run here"
+        return report_skipped(check, f"the call failed: {message}", remedy)
 
 
 def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> Iterator[Finding]:
@@ -271,7 +277,7 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
         channel = transport.open_blocking_channel(looks.agent, tls=tls_files(settings), insecure=settings.insecure)
     except (transport.ListenError, click.UsageError) as error:
         yield report_skipped(
-            "agent", f"cannot be asked: {error}", "name it with --agent, and give the certificates that fit"
+            "agent", f"cannot be reached: {error}", "give its address with --agent, and matching certificates"
         )
         return
     client, timeout_s = rpc.build_client(rpc.NODE_SERVICE, channel), settings.timeout_s
@@ -279,8 +285,10 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
         found = _asked("agent", lambda: client.get_inventory(GetInventoryRequest(), timeout=timeout_s), optional=True)
         if isinstance(found, Finding):
             if has_gpus:
-                remedy = "start eelgrid-agent (systemctl status eelgrid-agent), or name its --listen with --agent"
-                found = report_warning("agent", f"none answers at {looks.agent}", remedy)
+                remedy = (
+                    "start eelgrid-agent (systemctl status eelgrid-agent), or give its --listen address with --agent"
+                )
+                found = report_warning("agent", f"no agent answers at {looks.agent}", remedy)
             yield found
             return
         yield from doctor_cluster.check_inventory(found.inventory)
@@ -299,7 +307,7 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
         yield plan if isinstance(plan, Finding) else doctor_cluster.check_lease(plan)
     except ContractError as error:
         yield report_warning(
-            "agent", f"speaks another release of the contract ({error})", "bring eelctl and the agent to one release"
+            "agent", f"uses another release of the API ({error})", "install eelctl and the agent of the same release"
         )
     finally:
         channel.close()
@@ -314,19 +322,19 @@ def _controller(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding
         with connect_operators(settings) as client:
             yield from _asks(client, settings, looks)
     except (ListenError, click.UsageError) as error:
-        yield report_failure("controller", f"cannot be asked: {error}", "correct --controller and the --tls options")
+        yield report_failure("controller", f"cannot be reached: {error}", "correct --controller and the --tls options")
     except faults.Unavailable as error:
-        what = f"none answers at {settings.controller} ({error.message.rpartition(': ')[2]})"
+        what = f"no controller answers at {settings.controller} ({error.message.rpartition(': ')[2]})"
         yield report_failure(
-            "controller", what, "start eelgrid-controller, or name another with --controller; see the checks of TLS"
+            "controller", what, "start eelgrid-controller, or give its address with --controller; see the TLS checks"
         )
     except faults.Fault as error:
         yield report_failure(
-            "controller", f"{settings.controller} refuses: {error.message}", "see the controller's log"
+            "controller", f"{settings.controller} refused the call: {error.message}", "see the controller's log"
         )
     except ContractError as error:
-        remedy = "install eelctl and the controller of one release"
-        yield report_failure("controller", f"speaks another release of the contract ({error})", remedy)
+        remedy = "install eelctl and the controller of the same release"
+        yield report_failure("controller", f"uses another release of the API ({error})", remedy)
 
 
 def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
@@ -386,36 +394,40 @@ def _role(client: Any, timeout_s: float) -> Finding:
     try:
         return check_role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
     except faults.Internal as error:
-        return report_skipped("role", f"was not answered: {error.message}", "a controller of this release tells it")
+        return report_skipped("role", f"the call failed: {error.message}", "upgrade the controller to this release")
 
 
 def _page(settings: CliSettings, looks: DoctorOptions) -> "doctor_cluster.MetricsAnswer | Finding":
-    """The controller's page of metrics, or why there is none."""
+    """Fetches the controller's metrics page; returns a finding if there is none."""
     is_guess = not looks.metrics
     if is_guess and settings.controller != DEFAULT_CONTROLLER:
-        what = "journal, drift, steward and Kubernetes are told by the controller's metrics alone"
-        return report_skipped("metrics", what, "name them with --metrics HOST:PORT or a URL")
+        what = "journal, drift, objectives and Kubernetes are checked from the controller's metrics only"
+        return report_skipped("metrics", what, "give their address with --metrics HOST:PORT or a URL")
     address = looks.metrics or _CONTROLLER_METRICS
     text = _page_text(address, settings.timeout_s)
     if isinstance(text, Exception):
         if is_guess:
             return report_skipped(
-                "metrics", f"nothing at {address} ({text})", "name them with --metrics HOST:PORT or a URL"
+                "metrics", f"nothing at {address} ({text})", "give their address with --metrics HOST:PORT or a URL"
             )
-        return report_failure("metrics", f"{address} cannot be read ({text})", "see the controller's --metrics")
+        return report_failure(
+            "metrics", f"{address} cannot be read ({text})", "check the address against the controller's --metrics"
+        )
     page = doctor_cluster.parse_metrics(text)
     if not page.is_ours:
         return report_failure(
-            "metrics", f"{address} is not a controller's page", "name the controller's, not an agent's"
+            "metrics",
+            f"{address} is not the metrics page of a controller",
+            "give the address of the controller, not of an agent",
         )
     return page
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFilesState:
-    """Of three files: whether all could be read, whether the key fits, whether the authority signed.
+    """State of the three TLS files: whether all are readable, the key matches, and the authority signed.
 
-    `unreadable` has a line for each file that could not be read; `mismatch` and `unsigned` are the reason or empty.
+    `unreadable` has a line for each unreadable file; `mismatch` and `unsigned` are the reason or empty.
     """
 
     unreadable: tuple[str, ...] = ()
@@ -427,7 +439,7 @@ class TlsFilesState:
 
 
 def covers_host(names: tuple[str, ...], host: str) -> bool:
-    """Whether one of a certificate's names is this host; a star stands for one label (RFC 9525)."""
+    """Returns whether a certificate's names cover a host; a wildcard stands for one label (RFC 9525)."""
     try:
         wanted = ipaddress.ip_address(host)
     except ValueError:
@@ -438,21 +450,21 @@ def covers_host(names: tuple[str, ...], host: str) -> bool:
 
 
 def check_certificate(check: str, found: Certificate, *, now_s: float, host: str = "") -> Finding:
-    """Its dates, and with a host its names."""
-    renew = "make a new certificate and put it in the place of the old one; daemons read it anew by themselves"
+    """Checks the validity of a certificate, and with `host` its names."""
+    renew = "replace it with a new certificate; the daemons reload it on change"
     if now_s >= found.ends_s:
         return report_failure(check, f"expired {_days(now_s - found.ends_s)} ago", renew)
     if now_s < found.begins_s:
-        what = f"holds only in {_days(found.begins_s - now_s)}"
-        return report_failure(check, what, "see that this machine's clock is right, or make a new certificate")
+        what = f"is not valid for another {_days(found.begins_s - now_s)}"
+        return report_failure(check, what, "check this machine's clock, or replace the certificate")
     if host and not covers_host(found.names, host):
-        what = f"is not for {host} but for {join_names(found.names) or 'no name at all'}"
+        what = f"is not valid for {host}, only for {join_names(found.names) or 'no name at all'}"
         return report_failure(
-            check, what, f"make one with the alternative name {host}, or name the controller as it does"
+            check, what, f"replace it with one for the alternative name {host}, or use a name that it has"
         )
-    left = f"holds for {_days(found.ends_s - now_s)}"
+    left = f"expires in {_days(found.ends_s - now_s)}"
     if found.ends_s - now_s < _SOON_S:
-        return report_warning(check, f"{left} only", renew)
+        return report_warning(check, left, renew)
     return report_ok(check, left)
 
 
@@ -462,38 +474,36 @@ def _days(span_s: float) -> str:
 
 
 def check_role(found: WhoAmIResponse) -> Finding:
-    """What the controller lets our certificate do."""
+    """Checks which roles the controller grants the client certificate."""
     if not found.not_after_ns:
         return report_skipped(
-            "role", "without TLS everybody may everything", "give the controller certificates to have roles"
+            "role", "without TLS every caller may do everything", "set up TLS on the controller to use roles"
         )
     if found.roles:
         return report_ok("role", f"{found.subject} has {', '.join(found.roles)}")
-    remedy = "make one with the organization eelgrid:ROLE, or have the controller grant this one a role (--grant)"
+    remedy = "use one with the organization eelgrid:ROLE, or have the controller grant this one a role (--grant)"
     if found.roles_demanded:
-        return report_failure("role", f"{found.subject} has none, and the controller demands one", remedy)
-    what = f"{found.subject} has none, and may everything like any certificate of its authority"
-    return report_warning("role", what, f"{remedy}; when all have one, start the controller with --roles require")
+        return report_failure("role", f"{found.subject} has none, and the controller requires one", remedy)
+    what = f"{found.subject} has none, so it may do everything, like every certificate of its authority"
+    return report_warning("role", what, f"{remedy}; once all have one, start the controller with --roles require")
 
 
 def check_tls_files(
     state: TlsFilesState | None, *, now_s: float, is_loopback: bool, insecure: bool
 ) -> tuple[Finding, ...]:
-    """All that can be said of our own three files; None where none are given."""
+    """Checks the client's three TLS files; `state` is None if none are given."""
     if state is None:
         if insecure and not is_loopback:
-            what = "TLS is off to another machine: whoever is between can command the cluster"
+            what = "TLS is off to another machine: anyone on the network path can control the cluster"
             return (
                 report_warning(
                     "TLS", what, "give --tls-certificate, --tls-key and --tls-authority instead of --insecure"
                 ),
             )
         what = "no certificates are given"
-        return (
-            report_skipped("TLS", what, "give --tls-certificate, --tls-key and --tls-authority to have them checked"),
-        )
+        return (report_skipped("TLS", what, "give --tls-certificate, --tls-key and --tls-authority to check them"),)
     if state.unreadable:
-        remedy = "name readable PEM files, or run this as their owner"
+        remedy = "give readable PEM files, or run this as their owner"
         return tuple(report_failure("TLS files", line, remedy) for line in state.unreadable)
     findings = []
     if state.ours is not None:
@@ -501,26 +511,26 @@ def check_tls_files(
     if state.authority is not None:
         findings.append(check_certificate("TLS authority", state.authority, now_s=now_s))
     if state.mismatch:
-        remedy = "name the key that the certificate was made with"
-        findings.append(report_failure("TLS key", f"does not fit the certificate ({state.mismatch})", remedy))
+        remedy = "give the key that belongs to the certificate"
+        findings.append(report_failure("TLS key", f"does not match the certificate ({state.mismatch})", remedy))
     elif state.key_open_to:
         findings.append(report_warning("TLS key", f"can be read by {state.key_open_to}", "chmod go-rwx the key"))
     else:
-        findings.append(report_ok("TLS key", "fits the certificate"))
+        findings.append(report_ok("TLS key", "matches the certificate"))
     if state.unsigned and not state.mismatch:
-        remedy = "name the authority that signed it, and the whole chain in --tls-certificate"
+        remedy = "give the authority that signed it, and the whole chain in --tls-certificate"
         findings.append(
-            report_failure("TLS chain", f"the authority does not vouch for the certificate ({state.unsigned})", remedy)
+            report_failure("TLS chain", f"the authority did not sign the certificate ({state.unsigned})", remedy)
         )
     return tuple(findings)
 
 
 _TURNS_MOST = 10
-_OPEN_TO = ((stat.S_IROTH, "everybody"), (stat.S_IRGRP, "its group"))
+_OPEN_TO = ((stat.S_IROTH, "everyone"), (stat.S_IRGRP, "its group"))
 
 
 def read_tls_state(certificate: Path, key: Path, authority: Path) -> TlsFilesState:
-    """All that can be read of three files."""
+    """Reads the three TLS files and checks that they belong together."""
     unreadable, texts = [], {}
     for path in (certificate, key, authority):
         try:
@@ -533,7 +543,7 @@ def read_tls_state(certificate: Path, key: Path, authority: Path) -> TlsFilesSta
             try:
                 found[path] = read_certificate(texts[path])
             except CertificateUnreadable as error:
-                unreadable.append(f"{path}: no certificate ({error})")
+                unreadable.append(f"{path}: not a certificate ({error})")
     if unreadable:
         return TlsFilesState(unreadable=tuple(unreadable))
     mismatch = _mismatch(certificate, key)
@@ -557,7 +567,7 @@ def _said(error: Exception) -> str:
 
 
 def _unsigned(certificate: Path, key: Path, authority: Path) -> str:
-    """Why a side with the authority would refuse one with the certificate; empty where it would not."""
+    """Returns why a peer with the authority would refuse the certificate; empty if it would not."""
     serving, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
     try:
@@ -587,10 +597,10 @@ def _unsigned(certificate: Path, key: Path, authority: Path) -> str:
 
 
 def fetch_certificate(address: str, timeout_s: float) -> Certificate | None:
-    """The certificate that a server shows to anybody; None where it shows none."""
+    """Fetches the certificate that a server presents; None if it presents none."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # It is looked at and not trusted: nothing is sent, and the call itself verifies.
+    # The certificate is read, not trusted: nothing is sent, and calls verify it themselves.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:

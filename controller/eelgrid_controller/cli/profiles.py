@@ -1,7 +1,7 @@
 """eelctl profile import, list and predict: measured points of workloads, and predictions.
 
-The file is that of `eelctl frontier --points` (docs/frontier.md). Predictions are learned here, so that no controller
-is slowed by it (eelgrid_controller.profiles has the theory, docs/profiles.md what the intervals are worth).
+The file format is that of `eelctl frontier --points` (docs/how-to/frontier.md). Models are fitted on this machine, so
+that no controller is slowed down (theory: eelgrid_controller.profiles; accuracy: docs/explanation/profiles.md).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,7 +77,7 @@ def _columns(quantiles: Iterable[float]) -> list[TableColumn[ProfilePrediction]]
 
 
 def _numbers(text: str, option: str, *, whole: bool) -> list[float]:
-    """`1,4,8` as numbers; raises BadParameter."""
+    """Parses `1,4,8` into numbers; raises BadParameter."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -106,13 +106,13 @@ def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration
 
     catalogue = load_catalogue()
     held = ProfileService(catalogue)
-    progress = ProgressBar("learning", "points told", len(points))
+    progress = ProgressBar("learning", "points read", len(points))
     try:
         for number, point in enumerate(points):
             try:
                 held.observe(point, float(number))
             except ControllerError as error:
-                echo(f"a point of {point.workload} is passed over: {error}", err=True)
+                echo(f"skipped a point of {point.workload}: {error}", err=True)
             progress(number + 1)
         for family in held.due():
             held.adopt(learn_family(held.snapshot(), family, catalogue))
@@ -144,18 +144,28 @@ def _plain(one: ProfilePrediction) -> dict[str, Any]:
 def _lines(settings: CliSettings, found: Sequence[ProfilePrediction]) -> Iterator[str]:
     quantiles = sorted({quantile for one in found for quantile in one.latency_s})
     yield from text_table(_columns(quantiles), found, headers=settings.headers, colour=use_colour())
-    yield "90 % intervals; measured, interpolated, borrowed from other profiles, or prior: docs/explanation/profiles.md"
+    yield "90 % intervals; FROM is measured, interpolated, borrowed (from other profiles) or prior: docs/explanation/profiles.md"
 
 
 @click.command("predict")
 @click.argument("name")
 @click.option("--gpu", "models", multiple=True, required=True, metavar="MODEL", help="GPU model; repeatable.")
-@click.option("--gpus", default="1", show_default=True, metavar="N,...", help="GPUs of a replica.")
-@click.option("--slice", "mig_profile", default="", help="MIG profile, such as 1g.10gb.")
-@click.option("--batch", default="1", show_default=True, metavar="N,...", help="Samples, or most sequences at once.")
-@click.option("--limit", "limits", default="", metavar="WATTS,...", help="Power limits; without them the default.")
+@click.option("--gpus", default="1", show_default=True, metavar="N,...", help="GPUs per replica.")
+@click.option("--slice", "mig_profile", default="", help="MIG profile, for example 1g.10gb.")
 @click.option(
-    "--points", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A file instead of the controller."
+    "--batch",
+    default="1",
+    show_default=True,
+    metavar="N,...",
+    help="Batch size: samples, or the maximum number of concurrent sequences.",
+)
+@click.option(
+    "--limit", "limits", default="", metavar="WATTS,...", help="Power limits; the default limit if not given."
+)
+@click.option(
+    "--points",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read points from this CSV file instead of from the controller.",
 )
 @output_option
 @click.pass_obj
@@ -171,7 +181,13 @@ def predict(
     limits: str,
     points: Path | None,
 ) -> None:
-    """Say what profile NAME would do in configurations, measured or not, with 90 % intervals."""
+    """Predict throughput, latency and power of profile NAME, with 90 % intervals.
+
+    The configurations need not have been measured.
+
+    \b
+    eelctl profile predict chat --gpu H100-SXM5-80GB --batch 8,16 --limit 400,500,700
+    """  # noqa: D301
     watts: list[float | None] = [*_numbers(limits, "--limit", whole=False)] if limits else [None]
     asked = [
         Configuration(gpu_model=model, mig_profile=mig_profile, gpus=int(count), batch=int(size), power_limit_w=limit_w)
@@ -180,10 +196,10 @@ def predict(
         )
     ]
     if len(asked) > _ASKED_MOST:
-        raise click.UsageError(f"these are {len(asked)} configurations; ask for at most {_ASKED_MOST}")
+        raise click.UsageError(f"{len(asked)} configurations are too many; ask for at most {_ASKED_MOST}")
     told = _read_measured_points(settings, points)
     if not told:
-        raise RequestRefused("no point is known", "tell what was measured with eelctl profile import FILE")
+        raise RequestRefused("no measured point is known", "import measurements with eelctl profile import FILE")
     found = _predicted(told, name, asked)
     if settings.output in {"json", "yaml"}:
         print_plain(settings, [_plain(one) for one in found], ())
@@ -195,7 +211,7 @@ def predict(
 
 
 def _told(point: Point) -> MeasuredPoint:
-    """A point of a file as the contract has it."""
+    """Converts a point of a file into the contract's message."""
     at = point.configuration
     return MeasuredPoint(
         profile=point.workload,
@@ -238,7 +254,7 @@ _COLUMNS: tuple[TableColumn[MeasuredPoint], ...] = (
 
 @click.group()
 def profile() -> None:
-    """Tell or list what was measured of workloads, or predict what was not."""
+    """Import or list measured points of workloads, or predict points that were not measured."""
 
 
 profile.add_command(predict)
@@ -248,7 +264,7 @@ profile.add_command(predict)
 @click.argument("points", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_obj
 def import_points(settings: CliSettings, points: Path) -> None:
-    """Tell the controller the points of a CSV file; one of a configuration that is known replaces it."""
+    """Import measured points from a CSV file; a point replaces the earlier one of its configuration."""
     from eelgrid_controller.cli.frontier_inputs import read_points
 
     told = [_told(point) for point in read_points(points)]
@@ -266,8 +282,10 @@ def import_points(settings: CliSettings, points: Path) -> None:
 @output_option
 @click.pass_obj
 def list_points(settings: CliSettings, name: str, limit: int | None) -> None:
-    """List the points of profile NAME, or all."""
+    """List the measured points of profile NAME, or of all profiles."""
     with connect_operators(settings) as client:
         request = ListPointsRequest(profile=name)
         found = iterate_pages(client.list_points, request, "points", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _COLUMNS, found, empty="no point matches; tell some with `eelctl profile import FILE`")
+        print_list(
+            settings, _COLUMNS, found, empty="no point matches; import measurements with `eelctl profile import FILE`"
+        )

@@ -43,14 +43,14 @@ _GREY = "grey62"
 
 
 def _level(share: float) -> int:
-    """0 for nothing at all, the last for all; what lies between is in equal steps."""
+    """Returns the shade of a share: 0 for none, the last for all, equal steps between."""
     if share <= 0.0:
         return 0
     return min(len(_BLOCKS) - 1, 1 + int(min(share, 1.0) * (len(_BLOCKS) - 2) + 1e-9))
 
 
 def _colour(share: float) -> str:
-    """The colour of a share, in steps, so that neighbours that look alike are drawn as one."""
+    """Returns the colour of a share, in steps, so that similar neighbours are drawn as one span."""
     place = round(max(0.0, min(1.0, share)) * _COLOUR_STEPS) / _COLOUR_STEPS * (len(_COLOURS) - 1)
     low = min(int(place), len(_COLOURS) - 2)
     mixed = (round(a + (b - a) * (place - low)) for a, b in zip(_COLOURS[low], _COLOURS[low + 1], strict=True))
@@ -58,7 +58,7 @@ def _colour(share: float) -> str:
 
 
 def render_bar(share: float, width: int) -> Text:
-    """A bar of `width` cells with eighths of a cell."""
+    """Draws a bar of `width` cells, with a resolution of an eighth of a cell."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     text = Text("█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else ""), style=_colour(share))
@@ -67,7 +67,7 @@ def render_bar(share: float, width: int) -> Text:
 
 
 def render_figures(summary: Summary) -> RenderableType:
-    """What there is, what is allocated and what it draws."""
+    """Draws a table of capacity, allocation and power."""
     capacity_milli = summary.gpus * 1000
     allocated = summary.allocated_gpu_milli / 1000
     per_gpu_w = summary.modelled_power_w / allocated if allocated else None
@@ -85,7 +85,7 @@ def render_figures(summary: Summary) -> RenderableType:
         ("CPUs allocated", format_percent(summary.allocated_cpu_milli, summary.cpu_milli)),
         (
             "power, modelled",
-            f"[bold]{format_power(summary.modelled_power_w)}[/], {format_power(per_gpu_w)} a GPU in use",
+            f"[bold]{format_power(summary.modelled_power_w)}[/], {format_power(per_gpu_w)} per GPU in use",
         ),
         ("power, measured", f"{format_power(summary.measured_power_w)}{coverage}"),
         (
@@ -103,7 +103,7 @@ def render_figures(summary: Summary) -> RenderableType:
 
 
 def render_models(summary: Summary, width: int = 16) -> RenderableType:
-    """A bar for each GPU model, the largest fleet first."""
+    """Draws a bar for each GPU model, the largest fleet first."""
     grid = Table.grid(padding=(0, 1))
     for right in (False, True, False, True, True):
         grid.add_column(justify="right" if right else "left")
@@ -120,7 +120,7 @@ def render_models(summary: Summary, width: int = 16) -> RenderableType:
 
 
 def render_pending_reasons(summary: Summary) -> RenderableType:
-    """Why workloads wait, the most frequent first; nothing where none waits."""
+    """Draws why workloads wait, the most frequent reason first."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="yellow")
     grid.add_column()
@@ -136,7 +136,7 @@ def render_pending_reasons(summary: Summary) -> RenderableType:
 
 
 def select_busiest_nodes(nodes: Iterable[Node], most: int) -> RenderableType:
-    """The nodes that draw most, or hold most where nothing is measured."""
+    """Draws a table of the nodes with the highest power draw, or the most allocated where nothing is measured."""
     table = Table(box=None, padding=(0, 1), header_style="grey62", pad_edge=False)
     for title, right in (("NODE", False), ("MODEL", False), ("GPUS", True), ("", False), ("POWER", True)):
         table.add_column(title, justify="right" if right else "left")
@@ -157,7 +157,7 @@ def select_busiest_nodes(nodes: Iterable[Node], most: int) -> RenderableType:
 
 
 def render_summary(summary: Summary, title: str, *others: RenderableType) -> RenderableType:
-    """Figures beside bars, and below them whatever else there is."""
+    """Draws figures beside bars, and below them the other parts."""
     top = Table.grid(expand=True, padding=(0, 3))
     top.add_column(ratio=3)
     top.add_column(ratio=2)
@@ -166,7 +166,7 @@ def render_summary(summary: Summary, title: str, *others: RenderableType) -> Ren
 
 
 def _cells(shares: Sequence[float], nodes_each: int) -> Text:
-    """The shaded cells of one model; neighbours that look alike share a span."""
+    """Draws the cells of one model; similar neighbours share a span."""
     groups = (shares[start : start + nodes_each] for start in range(0, len(shares), nodes_each))
     means = (sum(group) / len(group) for group in groups)
     text = Text()
@@ -176,7 +176,7 @@ def _cells(shares: Sequence[float], nodes_each: int) -> Text:
 
 
 def render_fleet_map(shares: Mapping[str, Sequence[float]], *, width: int, rows_most: int) -> RenderableType:
-    """Allocation of every node, model by model; each cell is as many nodes as the rows allow."""
+    """Draws the allocation of every node by model; a cell stands for as many nodes as the rows require."""
     label = max([len(model) for model in shares], default=0) + 6
     across = max(8, width - label - 1)
 
@@ -203,7 +203,7 @@ def render_fleet_map(shares: Mapping[str, Sequence[float]], *, width: int, rows_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopSnapshot:
-    """What is shown; a part is None with the reason in `missing`."""
+    """What the screen shows; a part that is None has its reason in `missing`."""
 
     summary: Summary
     nodes: Sequence[Node]
@@ -214,7 +214,7 @@ class TopSnapshot:
 
 
 def render_top(seen: TopSnapshot, title: str, *, nodes_most: int, width: int, height: int) -> RenderableType:
-    """The whole screen; `height` is what it may take, or 0 where it may be as long as it likes."""
+    """Draws the whole screen; `height` is its maximum number of lines, 0 for no limit."""
     summary = seen.summary
     is_wide = width >= _WIDE
     models = sorted(summary.models, key=lambda model: (-model.gpus, model.model))
@@ -290,7 +290,7 @@ def _figures(seen: TopSnapshot) -> list[tuple[str, Text]]:
                 f"{format_power(summary.modelled_power_w)} modelled"
             ),
         ),
-        ("", f"{format_power(per_gpu_w)} modelled for each GPU in use"),
+        ("", f"{format_power(per_gpu_w)} modelled per GPU in use"),
         ("energy today", _energy(seen)),
         ("promises", _promises(seen)),
         (
@@ -331,7 +331,7 @@ def _energy(seen: TopSnapshot) -> str:
 
 
 def _worst(budgets: Sequence[BudgetStatus]) -> BudgetStatus:
-    """The cluster's, else the one that is claimed most of."""
+    """Returns the cluster's budget, else the one with the highest claimed share."""
     whole = [one for one in budgets if one.budget.scope.name == "CLUSTER"]
     return max(whole or budgets, key=lambda one: one.claimed_w / one.budget.limit_w if one.budget.limit_w else 0.0)
 
@@ -355,7 +355,7 @@ def _promises(seen: TopSnapshot) -> str:
         return f"not known ({escape(escape_text(seen.missing)) or 'not asked yet'})"
     services, jobs = seen.promises.services, seen.promises.jobs
     if not services and not jobs:
-        return "nothing is promised"
+        return "nothing has an objective"
     told = [one for one in services if one.live_s is not None and one.objective_s]
     late = sum(one.live_s is not None and one.live_s > one.objective_s for one in told)
     phases = [*(one.phase for one in services), *(one.phase for one in jobs)]
@@ -378,7 +378,7 @@ def _reasons(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _tables(seen: TopSnapshot, shown: int) -> Table:
-    """Who spent most today, beside the nodes that draw most now."""
+    """Draws the owners with the most energy today beside the nodes with the highest power draw now."""
     grid = Table.grid(expand=True, padding=(0, 2))
     grid.add_column(ratio=1)
     grid.add_column()

@@ -53,7 +53,7 @@ _SHOWN_MOST = 3
 
 
 class NodeRemoval(NamedTuple):
-    """What removing a node does: the events in order, the workloads that end, and those that go on elsewhere."""
+    """Result of removing a node: the events in order, the workloads that end, and those that continue elsewhere."""
 
     events: tuple[Event, ...]
     ended: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class NodeRemoval(NamedTuple):
 def plan_node_removal(
     state: ClusterState, record: NodeRecord, *, force: bool, is_connected: bool, now_ns: int
 ) -> NodeRemoval:
-    """The events after which a node is forgotten; raises FailedPrecondition where it is in use, unless forced."""
+    """Returns the events that remove a node; raises FailedPrecondition if it is in use, unless forced."""
     name = record.inventory.node_name
     if is_connected and not force:
         raise FailedPrecondition(
@@ -88,7 +88,7 @@ def plan_node_removal(
 
 
 def _without(workload: Workload, node_name: str, now_ns: int) -> Event:
-    """The event after which a workload has nothing on a node."""
+    """Returns the event after which a workload has nothing on a node."""
     key = workload.workload_id
     left = tuple(item for item in workload.placements if item.node_name != node_name)
     if not left or workload.spec.kind is not WorkloadKind.INFERENCE_SERVICE:
@@ -100,7 +100,7 @@ def _without(workload: Workload, node_name: str, now_ns: int) -> Event:
 
 
 def _empty_lost(state: ClusterState) -> Iterator[tuple[int, str]]:
-    """Lost nodes that hold nothing, with the time since when they are lost; 0 where that is not known."""
+    """Yields lost nodes that hold nothing, with the time when they were lost; 0 if unknown."""
     for name, record in state.nodes.items():
         if _is_forgettable(record):
             yield record.lost_ns, name
@@ -111,26 +111,26 @@ def _is_forgettable(record: NodeRecord) -> bool:
 
 
 def select_forgettable_nodes(state: ClusterState, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names that are lost nodes that hold nothing, REMOVED_MOST at most."""
+    """Selects the names of lost nodes that hold nothing, at most REMOVED_MOST."""
     found = (name for name in names if (record := state.nodes.get(name)) is not None and _is_forgettable(record))
     return tuple(islice(found, REMOVED_MOST))
 
 
 def select_longest_lost_nodes(state: ClusterState, count: int = REMOVED_MOST) -> tuple[tuple[int, str], ...]:
-    """So many lost nodes that hold nothing, each with the time since when; those lost for longest first."""
+    """Selects `count` lost nodes that hold nothing, each with the time when it was lost, the longest lost first."""
     return tuple(nsmallest(min(count, REMOVED_MOST), _empty_lost(state)))
 
 
 class CorrectionRefused(FailedPrecondition):
-    """What is said of devices contradicts what else is held there."""
+    """The reported devices contradict other allocations."""
 
 
 def plan_device_correction(
     state: ClusterState, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int
 ) -> DevicesCorrected | None:
-    """The event after which these replicas hold these GPUs of the node, None if they do already.
+    """Returns the event that gives replicas the GPUs that they really hold, None if the journal has them already.
 
-    `held` is by workload and replica. Raises NotFound, and CorrectionRefused where it cannot be so.
+    `held` has GPU UUIDs by workload and replica. Raises NotFound and CorrectionRefused.
     """
     record = state.nodes.get(node_name)
     if record is None:
@@ -167,9 +167,9 @@ def plan_device_correction(
 def plan_device_renaming(
     state: ClusterState, record: NodeRecord, before: Inventory, *, now_ns: int
 ) -> DevicesCorrected | None:
-    """The event after which replicas hold the node's real devices at the indexes of made-up ones; None without any.
+    """Returns the event that renames made-up devices to the real ones at the same indexes, None without any.
 
-    `record` has the agent's inventory already. A replica whose devices are not all there keeps what it held.
+    `record` has the agent's inventory already. A replica whose devices are not all present keeps what it held.
     """
     inventory = record.inventory
     if before.agent_version or not inventory.agent_version:
@@ -201,7 +201,7 @@ def plan_device_renaming(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanClaim:
-    """The plan that an agent holds and what it holds by it, None where it cannot say."""
+    """The epoch of the plan that an agent holds, and the assignments under it, None if unknown."""
 
     epoch: int
     held: tuple[Assignment, ...] | None
@@ -210,9 +210,9 @@ class PlanClaim:
 def compare_claim(
     record: NodeRecord | None, node_name: str, claim: PlanClaim | None, *, now_ns: int
 ) -> tuple[NodeAhead | NodeHeard | NodeReconciled, ...]:
-    """What follows from an agent's claim; `record` is None for a node that the journal does not know.
+    """Compares an agent's claim with the journal; `record` is None for a node that the journal does not know.
 
-    Without a claim somebody else lists what runs there, and nothing is compared.
+    Returns the events that follow. Without a claim an engine lists what runs there, and nothing is compared.
     """
     ahead = None if record is None else record.ahead
     is_doubted = record is not None and not record.is_heard
@@ -234,7 +234,7 @@ def compare_claim(
 
 
 def known_epoch(record: NodeRecord | None) -> int:
-    """The highest epoch that the node's agent can have been given by this journal."""
+    """Returns the highest plan epoch that this journal can have sent to the node."""
     if record is None:
         return 0
     return record.plan_epoch if record.doubted_epoch is None else record.doubted_epoch

@@ -32,7 +32,7 @@ DecideReplicas = Callable[[WorkloadSpec], PlacementDecision]
 
 
 def list_healthy_replicas(state: ClusterState, workload: Workload) -> tuple[Placement, ...]:
-    """The replicas that can serve: their nodes are ready and their GPUs are there."""
+    """Returns the replicas that can serve: their nodes are ready and their GPUs are not lost."""
     return tuple(
         placement for placement in workload.placements if _is_healthy(state.nodes[placement.node_name], placement)
     )

@@ -53,7 +53,7 @@ _TAIL_LINES = 15
 
 
 class DemoError(Exception):
-    """The demo cannot go on."""
+    """The demo cannot continue."""
 
     def __init__(self, what: str, remedy: str, log: str = "") -> None:
         self.what, self.remedy, self.log = what, remedy, log
@@ -65,7 +65,7 @@ class ChildDied(DemoError):
 
 
 class ProcessSilent(DemoError):
-    """A process did not do its part in time."""
+    """A process did not respond in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +95,17 @@ class DemoProcess:
         return self._process.pid
 
     def check(self) -> None:
-        """Raises ChildDied where the process has ended."""
+        """Raises ChildDied if the process has ended."""
         code = self._process.poll()
         if code is not None:
             raise ChildDied(
                 f"{self.name} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}",
-                f"its last words are above; the whole log is {self.log}",
+                f"its last log lines are above; the whole log is {self.log}",
                 self.tail(),
             )
 
     def tail(self) -> str:
-        """The last lines of the log."""
+        """Returns the last lines of the log."""
         with suppress(OSError), self.log.open("rb") as stream:
             stream.seek(0, 2)
             stream.seek(max(0, stream.tell() - _TAIL_BYTES))
@@ -114,7 +114,7 @@ class DemoProcess:
         return ""
 
     def usage(self) -> ProcessUsage | None:
-        """CPU seconds and resident memory, or None once the process is gone."""
+        """Returns CPU seconds and resident memory, None once the process is gone."""
         import psutil
 
         try:
@@ -137,7 +137,7 @@ class DemoProcess:
         self._process.wait()
 
     def kill(self) -> None:
-        """Ends the process at once: the last resort, for when no loop runs any more."""
+        """Kills the process: the last resort, when the event loop no longer runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -265,7 +265,7 @@ _WINDOW_S = (5.0, 60.0)
 
 
 def _free_port() -> int:
-    """A port of the loopback that nobody has now."""
+    """Finds a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -294,7 +294,7 @@ class DemoRun:
     children: list[DemoProcess] = field(default_factory=list)
 
     async def run(self, afterwards: Callable[[DemoReport, str], Awaitable[None]]) -> DemoReport:
-        """Plays to the end; `afterwards` is awaited with everything still running."""
+        """Runs the demo; awaits `afterwards` while everything is still running."""
         begun_s = time.monotonic()
         self.address = f"127.0.0.1:{_free_port()}"
         async with AsyncExitStack() as stack:
@@ -353,14 +353,14 @@ class DemoRun:
         return child
 
     def _page_flags(self) -> tuple[str, ...]:
-        """The live page's address, where this controller has one."""
+        """Returns the flags for the live page, with --keep only."""
         if not self.keep or all(one.name != "page" for one in fields(ControllerConfig)):
             return ()
         self.page = f"127.0.0.1:{_free_port()}"
         return "--page", self.page
 
     async def _one_node(self, client: Any, stack: AsyncExitStack) -> None:
-        """Adds a node whose agent shows all its series, and work for it."""
+        """Adds a node whose agent shows all its series, and workloads for it."""
         write_sample_node(self.work / "node.json")
         agent = self._start(
             stack,
@@ -381,19 +381,19 @@ class DemoRun:
                     break
                 except faults.Fault as fault:
                     if time.monotonic() > deadline_s:
-                        self.notes.append(f"{request.workload_id} was not taken: {fault.message}")
+                        self.notes.append(f"{request.workload_id} was not accepted: {fault.message}")
                         break
                 await asyncio.sleep(5 * _POLL_S)
 
     async def _monitor(self, stack: AsyncExitStack) -> None:
-        """Adds Prometheus, last: the figures of the demo are without it. What keeps it away is a note."""
+        """Starts Prometheus last, so that the figures of the demo exclude it; adds a note if it cannot start."""
         program = find_prometheus()
         if program is None:
-            self.notes.append("no Prometheus is installed; on Debian: apt-get install prometheus")
+            self.notes.append("Prometheus is not installed; on Debian: apt-get install prometheus")
             return
         rules = alert_rules_file()
         if rules is None:
-            self.notes.append("Prometheus has no rules: they come with the sources, not with the package")
+            self.notes.append("Prometheus runs without rules: they are in the source tree, not in the package")
         agents = [address for name, address in self.metrics.items() if name != "controller"]
         jobs = {"controller": [self.metrics["controller"]], "agent": agents}
         configured, address = self.work / "prometheus.yaml", f"127.0.0.1:{_free_port()}"
@@ -421,7 +421,7 @@ class DemoRun:
             await asyncio.sleep(_POLL_S)
 
     async def _watch(self, client: Any) -> None:
-        """Keeps the newest summary in the scene, also across a restart of the controller."""
+        """Keeps the latest summary in the view, also across a restart of the controller."""
         while True:
             with suppress(faults.Fault):
                 async for answer in client.watch_summary(WatchSummaryRequest(interval_s=_SUMMARY_S)):
@@ -469,7 +469,7 @@ class DemoRun:
         return work.result()
 
     async def _settle(self, children: tuple[DemoProcess, ...]) -> dict[str, float]:
-        """Until the measured watts have caught up; the CPU share of each child meanwhile."""
+        """Waits until measured power has caught up; returns the CPU share of each child meanwhile."""
         self.scene.tell("measuring")
         before = {child.name: child.usage() for child in children}
         begun_s = time.monotonic()
@@ -525,7 +525,7 @@ class DemoRun:
         )
 
     async def _observe(self, client: Any, stack: AsyncExitStack) -> None:
-        """Adds this machine's own agent, last: the figures above are those of the trace alone."""
+        """Starts this machine's own agent last, so that the figures are those of the trace only."""
         agent = self._start(stack, "this-machine", "eelgrid_agent", "--node-name", _REAL_NODE)
         deadline_s = time.monotonic() + _GPU_S
         found: tuple[GpuStatus, ...] = ()

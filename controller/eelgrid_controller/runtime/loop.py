@@ -59,7 +59,7 @@ _EXPIRY_EVERY_S = 60.0
 
 
 class JournalWriter:
-    """Calls a journal from one event loop; one call at a time."""
+    """Calls a journal from one event loop, one call at a time."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
@@ -68,7 +68,7 @@ class JournalWriter:
         self._quick = 0
 
     async def append(self, events: tuple[Event, ...], audited: tuple[AuditEntry, ...] = ()) -> tuple[int, float]:
-        """Put events and the audit log's entries on disk; the number of the last event and the seconds taken.
+        """Writes events and audit entries to disk; returns the number of the last event and the seconds taken.
 
         Raises JournalError.
         """
@@ -84,21 +84,21 @@ class JournalWriter:
         return last, taken_s
 
     async def in_thread(self, call: Callable[[], _Result]) -> _Result:
-        """What `call` returns: for anything that takes longer than a commit."""
+        """Runs `call` in the journal's thread and returns its result: for anything longer than a commit."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def close(self) -> None:
-        """End the thread; the journal stays open."""
+        """Ends the thread; the journal stays open."""
         self._thread.shutdown()
 
 
 def journal_fault(error: JournalError) -> Fault:
-    """What callers hear of a disk that takes nothing."""
+    """Converts a journal error into the fault that callers get."""
     return ResourceExhausted(str(error)) if isinstance(error, JournalFull) else Unavailable(str(error))
 
 
 class CheckpointWriter:
-    """Of one journal."""
+    """Decides when to write a checkpoint of one journal, and writes it."""
 
     def __init__(
         self, journal: Journal, writer: JournalWriter, *, config: ControllerConfig, clock: Clock, log: logging.Logger
@@ -112,13 +112,13 @@ class CheckpointWriter:
         self._not_before_s = 0.0
 
     def is_due(self, *, idle_s: float) -> bool:
-        """At the hard bound, or when enough has gathered and nobody has waited for so long."""
+        """Returns whether to write now: at the hard bound, or after enough events once the loop has been idle this long."""
         if self._clock.monotonic_s() < self._not_before_s or self.events < self._config.checkpoint_events:
             return False
         return idle_s >= self._config.checkpoint_idle_s or self.events >= self._config.checkpoint_events_most
 
     async def write(self, state: ClusterState) -> None:
-        """Copy the state to disk; the owner waits here, so the state stands still, while readers go on."""
+        """Copies the state to disk; the loop waits, so the state does not change, while readers continue."""
 
         def write() -> None:
             plain = state.dump()
@@ -142,7 +142,7 @@ class CheckpointWriter:
 
 
 class ControllerLoop:
-    """Runs a core over a journal; see the module's theory. Used from one event loop."""
+    """Runs a core over a journal. Used from one event loop; its public methods are the commands of callers."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ControllerLoop:
     # Life
 
     async def start(self) -> RecoveredState:
-        """Bring the state back and begin; raises JournalError."""
+        """Recovers the state and starts the loop; raises JournalError."""
         recovered = await self._writer.in_thread(lambda: recover_state(self.journal, self._fresh_state))
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
@@ -216,7 +216,7 @@ class ControllerLoop:
         return recovered
 
     async def stop(self) -> None:
-        """Finish what was queued, checkpoint and stop; the journal stays open for its owner to close."""
+        """Finishes queued commands, writes a checkpoint and stops; the journal stays open for its owner to close."""
         self._stopping = True
         self._wake.set()
         if self._tasks:
@@ -229,12 +229,12 @@ class ControllerLoop:
 
     @property
     def queued(self) -> int:
-        """Commands that wait."""
+        """Number of commands in the queue."""
         return len(self._queue)
 
     @property
     def lag_s(self) -> float:
-        """How long the oldest command has waited that is not on disk yet; 0 if none waits."""
+        """Seconds that the oldest command has waited that is not on disk yet; 0 if none waits."""
         since_s = (
             self._under_way_s if self._under_way_s is not None else self._queue[0].asked_s if self._queue else None
         )
@@ -242,20 +242,20 @@ class ControllerLoop:
 
     @property
     def journal_fault(self) -> Fault | None:
-        """Why nothing is accepted now; None when all is well."""
+        """The fault with which commands are refused now; None if they are accepted."""
         return self._journal_fault
 
     # Reading
 
     async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """What `view` makes of the core at a moment when all that it shows is on disk."""
+        """Returns the result of `view` on the core, at a moment when everything that it shows is on disk."""
         while not self._settled.is_set():
             await self._settled.wait()
         return view(self.core)
 
     @property
     def core(self) -> Core:
-        """The core as it is at this moment; use `read` for anything that leaves this process."""
+        """The core as it is now; use `read` for anything that leaves this process."""
         assert self._core is not None, "start() comes first"
         return self._core
 
@@ -264,7 +264,7 @@ class ControllerLoop:
     async def submit(
         self, request: SubmitWorkloadRequest, origin: CommandOrigin | None = None, *, call: AuditedCall | None = None
     ) -> Workload:
-        """Accept a workload and place it if it can be placed now; raises RoleRefused for what the caller may not name."""
+        """Accepts a workload and places it if possible; raises RoleRefused for names that the caller may not use."""
         caller = None if call is None else call.caller
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
@@ -275,16 +275,16 @@ class ControllerLoop:
         return await self.command(apply, is_decision=True, origin=origin, call=None if request.dry_run else call)
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
-        """Take over work at the places where it stands, and let go those where it stands no more."""
+        """Takes over replicas that an engine runs, and releases those that it no longer runs."""
         return await self.command(lambda core, now_ns: core.adopt(request, adoption, now_ns=now_ns))
 
     def check_owner(self, core: Core, workload_id: str, call: AuditedCall | None) -> None:
-        """Whether the caller may change the workload; raises RoleRefused and NotFound."""
+        """Checks that the caller may change the workload; raises RoleRefused and NotFound."""
         if call is not None:
             check_owner(call.caller, core.workload(workload_id), call.method, self.config.roles)
 
     async def cancel(self, workload_id: str, *, call: AuditedCall | None = None) -> Workload:
-        """End a workload; raises RoleRefused where it is not the caller's."""
+        """Cancels a workload; raises RoleRefused if it is not the caller's."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
             self.check_owner(core, workload_id, call)
@@ -293,19 +293,19 @@ class ControllerLoop:
         return await self.command(apply, call=call)
 
     async def update_policy(self, policy: Policy, *, call: AuditedCall | None = None) -> Policy:
-        """Put a policy in force."""
+        """Puts a policy in force."""
         return await self.command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns), call=call)
 
     async def apply_moves(
         self, moves: Sequence[Move], *, is_back: bool = False, call: AuditedCall | None = None
     ) -> int:
-        """Move running work, all or nothing."""
+        """Moves running work, all or nothing."""
         return await self.command(
             lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns, is_back=is_back), call=call
         )
 
     async def scale(self, workload_id: str, replicas: int, *, call: AuditedCall | None = None) -> Workload:
-        """Bring running work to so many replicas, or as near as there is room; raises RoleRefused as `cancel` does."""
+        """Scales running work, or as near as there is capacity for; raises RoleRefused as `cancel` does."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
             self.check_owner(core, workload_id, call)
@@ -314,25 +314,25 @@ class ControllerLoop:
         return await self.command(apply, call=call)
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
-        """Ask each GPU of running work to keep a limit, or its default."""
+        """Sets the power limit of each GPU of running work, None for the default."""
         return await self.command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
 
     async def told_limits(self, highest_w: Mapping[str, float]) -> None:
-        """The highest limits that GPUs were read to have, by workload, where above the journal's."""
+        """Sets the highest power limits read back from GPUs, by workload, where above the journal's."""
         await self.command(lambda core, now_ns: core.told_limits(highest_w, now_ns=now_ns))
 
     async def apply_partitions(
         self, change: PartitionStage | Sequence[SurveyedGpu], *, call: AuditedCall | None = None
     ) -> None:
-        """Want other layouts and take services to other slices, all or nothing."""
+        """Changes MIG layouts and moves services to other slices, all or nothing."""
         await self.command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns), call=call)
 
     async def record_points(self, points: Sequence[MeasuredPoint], *, call: AuditedCall | None = None) -> int:
-        """Keep measured points; how many are new or changed."""
+        """Stores measured points; returns how many are new or changed."""
         return await self.command(lambda core, now_ns: core.record_points(points, now_ns=now_ns), call=call)
 
     async def audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Keep entries of calls that changed nothing in the journal; returns when they are on disk. Raises Fault."""
+        """Writes audit entries of calls that changed nothing in the journal; returns when on disk. Raises Fault."""
 
         def apply(_core: Core, _now_ns: int) -> CoreStep[None]:
             return CoreStep((), None, frozenset())
@@ -340,19 +340,19 @@ class ControllerLoop:
         await self.command(apply, entries=tuple(entries))
 
     async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
-        """A node is here, as it describes itself; its agent holds the plan of this epoch, and what it claims by it."""
+        """Registers a node with its inventory, and the plan that its agent claims to hold."""
         await self.command(
             lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
         )
 
     async def reconcile_node(self, node_name: str, *, call: AuditedCall | None = None) -> NodeRecord:
-        """Give up what a node holds beyond the journal."""
+        """Releases what a node holds beyond the journal."""
         return await self.command(lambda core, now_ns: core.reconcile_node(node_name, now_ns=now_ns), call=call)
 
     async def remove_node(
         self, node_name: str, *, force: bool, is_connected: Callable[[str], bool], call: AuditedCall | None = None
     ) -> NodeRemoval:
-        """Forget a node; where it is in use, only by force, and what it holds ends."""
+        """Removes a node; one in use only by force, which ends the work on it."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[NodeRemoval]:
             here = is_connected(node_name)
@@ -361,27 +361,27 @@ class ControllerLoop:
         return await self.command(apply, call=call)
 
     async def occupied(self, node_name: str, others: ExternalUsage) -> None:
-        """What others hold on a node, as its engine tells."""
+        """Sets the external usage of a node, as its engine reports it."""
         await self.command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
 
     async def expect_reports(self) -> None:
-        """Place nothing on any node before its engine has reported anew what stands there."""
+        """Places nothing on any node until its engine has reported again what runs there."""
         await self.command(lambda core, now_ns: core.expect_reports(now_ns=now_ns))
 
     async def reconsider(self) -> None:
-        """Try what waits again, since an engine's rules may answer otherwise by now."""
+        """Tries pending work again, since the rules of an engine may have changed."""
         await self.command(lambda core, now_ns: core.reconsider(now_ns=now_ns))
 
     async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
-        """Replicas hold these GPUs of their node, as its engine tells."""
+        """Records which GPUs replicas hold on a node, as its engine reports it."""
         await self.command(lambda core, now_ns: core.corrected(node_name, held, now_ns=now_ns))
 
     async def gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
-        """A device answers nothing any more."""
+        """Marks a device as lost."""
         await self.command(lambda core, now_ns: core.gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
 
     async def gpu_returned(self, node_name: str, gpu_uuid: str) -> None:
-        """A device answers again."""
+        """Marks a lost device as restored."""
         await self.command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
 
     async def command(
@@ -393,7 +393,7 @@ class ControllerLoop:
         call: AuditedCall | None = None,
         entries: tuple[AuditEntry, ...] = (),
     ) -> _Result:
-        """Change the core in turn with everybody else; returns when that is on disk. Raises Fault."""
+        """Queues a change of the core, and returns its result once that is on disk. Raises Fault."""
         if self._stopping or self.failed.done():
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:
