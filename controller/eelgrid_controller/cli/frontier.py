@@ -95,7 +95,7 @@ def _columns(rate_hz: float) -> tuple[TableColumn["FrontierRow"], ...]:
         TableColumn("WATTS", lambda row: "" if row.plan is None else f"{row.plan.power_w:,.1f}", right=True),
         TableColumn("J/REQUEST", energy, right=True),
         TableColumn("RATES", lambda row: f"x{row.factor:.4g}", right=True),
-        TableColumn("GPUS", lambda row: f"lacks {row.binds}" if row.plan is None else _of(row.plan.gpus)),
+        TableColumn("GPUS", lambda row: f"lacks {row.binding_constraint}" if row.plan is None else _of(row.plan.gpus)),
         TableColumn("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
         TableColumn("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
     )
@@ -157,7 +157,7 @@ def _draw(path: Path, found: "Frontier") -> None:
         raise CliError(f"{path}: {what}", "name another file with --plot, for example frontier.png") from None
 
 
-def _described(points: Path | None, services: Path | None) -> Any:
+def _read_described_inputs(points: Path | None, services: Path | None) -> Any:
     from eelgrid_controller.cli.frontier_inputs import read_points, read_services
 
     if points is None or services is None:
@@ -166,7 +166,7 @@ def _described(points: Path | None, services: Path | None) -> Any:
     return read_points(points), asked, fleet
 
 
-def _asked(settings: CliSettings, factor: float) -> Any:
+def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
     from eelgrid_controller.cli.connection import connect_operators
     from eelgrid_controller.cli.frontier_inputs import read_running_fleet
 
@@ -174,7 +174,7 @@ def _asked(settings: CliSettings, factor: float) -> Any:
         return read_running_fleet(client, timeout_s=settings.timeout_s, factor=factor)
 
 
-def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
+def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
     from eelgrid_controller.profiles.errors import ServingError
     from eelgrid_controller.whatif.frontier.sweep import compute_frontier
 
@@ -195,7 +195,7 @@ def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Fronti
             progress.stop()
 
 
-def _tell(settings: CliSettings, found: "Frontier") -> None:
+def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
     """Prints the table to stdout, and to stderr what it leaves out."""
     wide = settings.output == "wide"
     before = (None, *found.rows)
@@ -265,9 +265,9 @@ def frontier(
     if plot is not None:
         load_pyplot()  # fails before the computation if it is missing
     settings: CliSettings = context.obj
-    known = _asked(settings, rates) if running else _described(points, services)
+    known = _fetch_running_fleet(settings, rates) if running else _read_described_inputs(points, services)
     measured, asked, fleet = known
-    found = _computed(measured, asked, fleet, objectives)
+    found = _compute_frontier(measured, asked, fleet, objectives)
     rows = [_plain(row, found.rate_hz) for row in found.rows]
     if out is not None:
         _write(out, [_cells(row) for row in rows])
@@ -283,10 +283,10 @@ def frontier(
         }
         print_plain(settings, plain, ())
     else:
-        _tell(settings, found)
+        _print_frontier(settings, found)
     if found.rows[-1].plan is None:
         last = found.rows[-1]
         raise CliError(
             f"the fleet carries at most {last.factor:.4g} of the rates, at {last.latency_s:.4g} s",
-            f"add {last.binds}, or lower the rates",
+            f"add {last.binding_constraint}, or lower the rates",
         )

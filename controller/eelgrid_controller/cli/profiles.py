@@ -97,7 +97,9 @@ def _read_measured_points(settings: CliSettings, file: Path | None) -> list[Poin
         return [make_profile_point(one) for one in found]
 
 
-def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration]) -> tuple[ProfilePrediction, ...]:
+def _predict_configurations(
+    points: Sequence[Point], name: str, asked: Sequence[Configuration]
+) -> tuple[ProfilePrediction, ...]:
     from eelgrid_controller.errors import import_library
     from eelgrid_controller.profiles.learning import learn_family
     from eelgrid_controller.profiles.profile_service import ProfileService
@@ -114,8 +116,8 @@ def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration
             except ControllerError as error:
                 echo(f"skipped a point of {point.workload}: {error}", err=True)
             progress(number + 1)
-        for family in held.due():
-            held.adopt(learn_family(held.snapshot(), family, catalogue))
+        for family in held.families_due():
+            held.adopt_family(learn_family(held.snapshot(), family, catalogue))
         return held.predict_all(name, asked)
     except ControllerError as error:
         raise RequestRefused(error.problem, error.remedy) from None
@@ -200,7 +202,7 @@ def predict(
     told = _read_measured_points(settings, points)
     if not told:
         raise RequestRefused("no measured point is known", "import measurements with eelctl profile import FILE")
-    found = _predicted(told, name, asked)
+    found = _predict_configurations(told, name, asked)
     if settings.output in {"json", "yaml"}:
         print_plain(settings, [_plain(one) for one in found], ())
     else:
@@ -210,7 +212,7 @@ def predict(
                 echo(f"{one.configuration.gpu_model}, batch {one.configuration.batch}: no {quantity}: {why}", err=True)
 
 
-def _told(point: Point) -> MeasuredPoint:
+def _measured_point(point: Point) -> MeasuredPoint:
     """Converts a point of a file into the contract's message."""
     at = point.configuration
     return MeasuredPoint(
@@ -267,7 +269,7 @@ def import_points(settings: CliSettings, points: Path) -> None:
     """Import measured points from a CSV file; a point replaces the earlier one of its configuration."""
     from eelgrid_controller.cli.frontier_inputs import read_points
 
-    told = [_told(point) for point in read_points(points)]
+    told = [_measured_point(point) for point in read_points(points)]
     recorded = 0
     with connect_operators(settings) as client:
         for start in range(0, len(told), POINTS_A_CALL_MOST):

@@ -51,7 +51,7 @@ class CoreCommand:
     # When its turn came.
     turn_ns: int = 0
 
-    def audited(self, revision: int) -> tuple[AuditEntry, ...]:
+    def audit_entries(self, revision: int) -> tuple[AuditEntry, ...]:
         """Returns the audit entries of an accepted command; the authorizer records refusals."""
         if self.fault is not None:
             return ()
@@ -59,7 +59,7 @@ class CoreCommand:
             return self.entries
         return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
 
-    def tell(self, result: Any = None, *, fault: Exception | None = None) -> None:
+    def resolve(self, result: Any = None, *, fault: Exception | None = None) -> None:
         """Answers the caller, unless it has gone."""
         if self.answer.done():
             return

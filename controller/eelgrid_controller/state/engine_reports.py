@@ -36,7 +36,7 @@ class ExternalUsage:
     traits: Annotated[tuple[Label, ...], Many(256)] = ()
     closed: Sentence = ""
 
-    def leaves_more_than(self, before: "ExternalUsage") -> bool:
+    def frees_capacity_since(self, before: "ExternalUsage") -> bool:
         """Returns whether pending work could start because of this change."""
         return (
             self.cpu_milli < before.cpu_milli
@@ -46,15 +46,15 @@ class ExternalUsage:
             or (before.closed != "" and self.closed == "")
         )
 
-    def more(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
+    def add(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
         """Adds other amounts, or those of one replica."""
-        return self._shifted(amounts, 1)
+        return self._shift(amounts, 1)
 
-    def less(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
+    def subtract(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
         """Subtracts amounts; never below zero."""
-        return self._shifted(amounts, -1)
+        return self._shift(amounts, -1)
 
-    def _shifted(self, amounts: "ExternalUsage | ResourceRequest", sign: int) -> "ExternalUsage":
+    def _shift(self, amounts: "ExternalUsage | ResourceRequest", sign: int) -> "ExternalUsage":
         named = set(amounts.gpu_indexes) if isinstance(amounts, ExternalUsage) else set[int]()
         indexes = named.union(self.gpu_indexes) if sign > 0 else set(self.gpu_indexes) - named
         return replace(
@@ -94,7 +94,7 @@ class Adoption:
     released: tuple[int, ...] = ()
     in_parts: bool = False  # what cannot be held is left out, and does not keep the rest
 
-    def frees(self, request: ResourceRequest) -> bool:
+    def frees_capacity(self, request: ResourceRequest) -> bool:
         """Whether capacity becomes free, so that pending work could start."""
         return bool(self.released) or any(
             one.counted.cpu_milli > request.cpu_milli
@@ -107,10 +107,10 @@ class Adoption:
 class EligibilityRules(Protocol):
     """Eligibility rules of an engine, evaluated during a decision."""
 
-    def judges(self, workload_id: str) -> bool:
+    def has_rules_for(self, workload_id: str) -> bool:
         """Returns whether the engine's rules apply to a workload instead of its traits."""
 
-    def eligible(
+    def list_eligible_nodes(
         self, workload_id: str, placed: Mapping[int, str], workloads: Mapping[str, Workload]
     ) -> frozenset[str]:
         """Returns the nodes that the next replica may use, regardless of capacity, after those `placed` by number.
@@ -118,7 +118,7 @@ class EligibilityRules(Protocol):
         `workloads` are all that the core knows, with what it decided a moment ago.
         """
 
-    def alike(self, workload_id: str, node_name: str) -> frozenset[str]:
+    def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
         """Returns the nodes that restrict the following replicas in the same way as this one."""
 
 
@@ -145,7 +145,7 @@ class EngineOverrides:
     pages: dict[str, Mapping[int, str]] = field(default_factory=dict)  # where each replica's metrics are
     grown: dict[str, frozenset[int]] = field(default_factory=dict)  # replicas that served before they were told of
 
-    def forget(self, workload_id: str) -> None:
+    def forget_workload(self, workload_id: str) -> None:
         """Removes the settings of a workload that ended."""
         for words in (self.advised, self.bounds, self.pages, self.grown):
             words.pop(workload_id, None)

@@ -80,10 +80,10 @@ class Journal(Protocol):
     def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """Yields every entry after `seq`, in order and verified."""
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """Returns everything that is stored, verified; any thread may call it at any time."""
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Stores a checkpoint, and deletes what two checkpoints have made unnecessary."""
 
     def check_files(self) -> None:
@@ -182,7 +182,7 @@ class JournalSanitizer:
     lines: list[str] = field(default_factory=list)
     count: int = 0
 
-    def _say(self, line: str) -> None:
+    def _record_line(self, line: str) -> None:
         if line not in self.lines:
             self.count += 1
             if len(self.lines) < _LINES_MOST:
@@ -194,7 +194,7 @@ class JournalSanitizer:
             return message
         healed = repair_message(message)
         for found in list_violations(message):
-            self._say(f"{type(message).__name__}: {found.field} {found.problem}")
+            self._record_line(f"{type(message).__name__}: {found.field} {found.problem}")
         if (raw := getattr(message, "workload_id", None)) is not None:
             self.identifier(raw)
         return healed
@@ -207,12 +207,12 @@ class JournalSanitizer:
         """Returns the identifier inside the rules."""
         healed = repair_text(raw, _IDENTIFIER)
         if healed != raw:
-            self._say(f"the name {raw[:200]!r} is {healed!r} now")
+            self._record_line(f"the name {raw[:200]!r} is {healed!r} now")
         return healed
 
     def epoch(self, node_name: str, epoch: int) -> int:
         """Returns a node's plan epoch; 0 for one that cannot have been sent to an agent."""
         if epoch < PLAN_EPOCH_MOST:
             return epoch
-        self._say(f"the plan epoch of node {node_name} was {epoch}, which is no agent's; it begins anew")
+        self._record_line(f"the plan epoch of node {node_name} was {epoch}, which is no agent's; it begins anew")
         return 0
