@@ -43,10 +43,10 @@ from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_dev
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.exporters import EXPORTERS_MOST, Exporter
 from eelgrid_controller.energy.ledger import NamespaceSums
-from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.objectives.policy_budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
     BudgetControlStatus,

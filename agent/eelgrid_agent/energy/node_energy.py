@@ -36,8 +36,8 @@ from eelgrid_agent.energy.process_owners import ProcessOwner, ProcessOwnerResolv
 from eelgrid_agent.energy.report import NodeEnergyReport, build_report
 from eelgrid_agent.energy.shares import UsageOwner, UsageOwnerKind
 from eelgrid_protos.catalogue.loader import Catalogue
+from eelgrid_protos.kubelet_api import ContainerDevices
 from eelgrid_protos.messages import Assignment, Gpu, NodeEvent, NodeEventKind
-from eelgrid_protos.pod_resources_api import ContainerDevices
 
 FILES_MOST = 1024
 JOBS_PER_FILE_MOST = 256

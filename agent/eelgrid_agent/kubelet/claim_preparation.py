@@ -55,7 +55,7 @@ from eelgrid_agent.kubelet.resource_slices import (
 from eelgrid_agent.state_files import replace_file, set_file_aside
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
-from eelgrid_protos.dra_api import ClaimReference, PreparedDevice
+from eelgrid_protos.kubelet_api import ClaimReference, PreparedDevice
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuLayout
 
 CDI_KIND = "nvidia.com/gpu"

@@ -34,7 +34,8 @@ from eelgrid_agent.kubelet.plugin_devices import (
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient
 from eelgrid_agent.node.config import AgentConfig
 from eelgrid_agent.node.node import AgentNode
-from eelgrid_protos.device_plugin_api import (
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.kubelet_api import (
     PLUGIN_SERVICE,
     REGISTER_PATH,
     ContainerAllocation,
@@ -49,7 +50,6 @@ from eelgrid_protos.device_plugin_api import (
     parse_allocate_request,
     parse_preferred_request,
 )
-from eelgrid_protos.errors import ContractError
 
 _LOG = logging.getLogger("eelgrid.agent")
 _Context = grpc.aio.ServicerContext[bytes, bytes]

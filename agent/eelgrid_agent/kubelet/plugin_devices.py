@@ -26,7 +26,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eelgrid_protos.device_plugin_api import OfferedDevice, PreferredAllocationRequest
+from eelgrid_protos.kubelet_api import OfferedDevice, PreferredAllocationRequest
 from eelgrid_protos.messages import Assignment, Gpu, GpuInstance, GpuLink
 
 # Beyond so many sets of devices they are taken one by one, each the nearest to those before.

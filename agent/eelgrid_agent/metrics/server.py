@@ -28,7 +28,7 @@ from eelgrid_agent.metrics.exposition import MetricsRenderer, RenderedMetrics
 from eelgrid_agent.metrics.snapshot import AgentSnapshot
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
-from eelgrid_protos.http_hosts import HttpHosts
+from eelgrid_protos.sockets import HttpHosts
 from eelgrid_protos.transport import TlsFiles, is_loopback
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eelgrid_controller.optional_imports import import_library
+from eelgrid_controller.errors import import_library
 from eelgrid_controller.replay.policy_comparison import ArrivalRunResult, TimedRunResult
 from eelgrid_controller.replay.run_statistics import GRID, JOULES_PER_KWH, mean_curves, saving_mean_pct, value_at
 from eelgrid_protos.safe_text import escape_csv_cell

@@ -22,9 +22,9 @@ from eelgrid_controller.server.metrics.openmetrics import (
 )
 from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_protos import __version__
-from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.probes import PendingConnections
+from eelgrid_protos.sockets import HttpHosts
 from eelgrid_protos.transport import is_loopback
 
 _LAG_EVERY_S = 0.25
