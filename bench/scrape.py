@@ -48,9 +48,9 @@ from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_dev
 from eelgrid_agent.node.node import AgentNode, NoEngine
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import EXPORTERS_MOST, Exporter, NamespaceSums
-from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.objectives.policy_budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
     BudgetControlStatus,

@@ -13,7 +13,7 @@ import yaml
 from eelgrid_agent.kubelet.device_plugins import NodeDevices, choose_devices, planned_device_sets
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_controller.runtime.config import KubernetesConfig
-from eelgrid_protos.device_plugin_api import PreferredAllocationRequest
+from eelgrid_protos.kubelet_api import PreferredAllocationRequest
 from eelgrid_protos.messages import HeldDevices, NodePlan, PodDevices
 from tests.controller_rig import running, until
 

@@ -17,7 +17,7 @@ from eelgrid_agent.kubelet.dra_driver import LayoutDevices
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, build_resource_slices
 from eelgrid_agent.state_files import StateFile
 from eelgrid_protos.catalogue.loader import load_catalogue
-from eelgrid_protos.dra_api import ClaimReference
+from eelgrid_protos.kubelet_api import ClaimReference
 
 NODE = "gpu-7"
 GPUS = [{"product": "h100-sxm5-80gb"}, {"product": "a100-sxm4-40gb", "mig": ["3g@4", "1g@0"]}, {"product": "t4"}]

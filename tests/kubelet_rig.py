@@ -20,7 +20,7 @@ import grpc.aio
 from eelgrid_agent.kubelet.kube_client import ApiAddress, ApiConflict, ApiNotFound, KubeApiClient
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import ClusterAccess
-from eelgrid_protos.pod_resources_api import (
+from eelgrid_protos.kubelet_api import (
     ALLOCATABLE_PATH,
     LIST_PATH,
     encode_list_request,

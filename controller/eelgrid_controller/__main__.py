@@ -1,7 +1,7 @@
-"""eelgrid-controller: flags, signals, and how errors look.
+"""eelgrid-controller: the command line of the controller daemon, its signals and its exit codes.
 
-Owns the command line and the life of the process. Knows of the controller only
-how it is started and stopped (composition.py).
+Owns the options and the life of the process. Knows only how a controller is started
+and stopped (composition.py).
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 import click
 
-from eelgrid_controller.access_control import parse_bindings, parse_user_grants
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError, ControllerError
+from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
 from eelgrid_controller.runtime.config import ABILITIES, ControllerConfig, KubernetesConfig, WebhookConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.log_lines import log_to_stderr
@@ -30,7 +30,7 @@ from eelgrid_protos.transport import ListenError, TlsFiles
 
 
 async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bool) -> None:
-    # numba takes a second to import, which --help and a wrong flag need not wait for.
+    # numba takes a second to import; --help and a wrong flag should not wait for it.
     from eelgrid_controller.composition import Controller
 
     log = logging.getLogger("eelgrid.controller")
@@ -61,8 +61,8 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
             error
             if isinstance(error, ControllerError)
             else ControllerError(
-                f"a fault in the controller ({error})",
-                "its log has the details; start it again, nothing accepted is lost",
+                f"an internal error ({error})",
+                "see the log for details, and start the controller again; nothing that it accepted is lost",
             )
         )
 
@@ -71,7 +71,9 @@ def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> 
     if certificate is None and key is None and authority is None:
         return None
     if certificate is None or key is None or authority is None:
-        raise click.UsageError("give --tls-certificate, --tls-key and --tls-authority together, or none of them")
+        raise click.UsageError(
+            "--tls-certificate, --tls-key and --tls-authority belong together: give all three, or none"
+        )
     return TlsFiles(certificate, key, authority)
 
 
@@ -87,27 +89,29 @@ _RULES = GateRules()
 
 
 def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the flags of the webhook, and their value as `webhook`."""
+    """Adds the options of the webhook to a command, and passes their value as `webhook`."""
 
     @click.option(
         "--webhook-listen",
         default="",
         metavar="ADDRESS",
-        help="Gate new pods as a mutating webhook, for clusters without MutatingAdmissionPolicy.",
+        help="Serve a mutating webhook that gates new pods, for clusters without MutatingAdmissionPolicy.",
     )
-    @click.option("--webhook-certificate", type=click.Path(path_type=Path), help="Its certificate chain, PEM.")
-    @click.option("--webhook-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
+    @click.option(
+        "--webhook-certificate", type=click.Path(path_type=Path), help="Certificate chain of the webhook, PEM."
+    )
+    @click.option("--webhook-key", type=click.Path(path_type=Path), help="Private key of the webhook, PEM.")
     @click.option(
         "--webhook-resources",
         default=",".join(_RULES.prefixes),
         show_default=True,
-        help="How names of resources begin that count as devices in namespaces that opted in.",
+        help="Prefixes of the resource names that count as devices, in namespaces that opted in; comma-separated.",
     )
     @click.option(
         "--webhook-excluded",
         default=",".join(sorted(_RULES.excluded)),
         show_default=True,
-        help="Namespaces where it gates nothing.",
+        help="Namespaces in which no pod is gated; comma-separated.",
     )
     @click.option(
         "--webhook-toleration/--no-webhook-toleration",
@@ -130,7 +134,7 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
         webhook = None
         if webhook_listen:
             if webhook_certificate is None or webhook_key is None:
-                missing = "--webhook-listen needs --webhook-certificate and --webhook-key: API servers ask by TLS"
+                missing = "--webhook-listen needs --webhook-certificate and --webhook-key: API servers connect by TLS"
                 raise click.UsageError(missing)
             webhook = WebhookConfig(
                 listen=webhook_listen, certificate=webhook_certificate, key=webhook_key, rules=rules
@@ -141,28 +145,36 @@ def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command that knows its `webhook` the flags of a cluster, and their value as `kubernetes`."""
+    """Adds the options of a Kubernetes cluster to a command with a `webhook`, and passes their value as `kubernetes`."""
 
     @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
     @click.option(
-        "--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; else the pod's own service account."
+        "--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; the pod's service account by default."
     )
     @click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
     @click.option(
-        "--kubernetes-namespace", default="", metavar="NAME", help="Where the Lease lies, by which one leads."
+        "--kubernetes-namespace",
+        default="",
+        metavar="NAME",
+        help="Namespace of the Lease for leader election; the pod's own by default.",
     )
     @click.option(
-        "--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of the Lease."
+        "--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of that Lease."
     )
-    @click.option("--kubernetes-identity", default="", metavar="NAME", help="How the Lease names this process alone.")
+    @click.option(
+        "--kubernetes-identity",
+        default="",
+        metavar="NAME",
+        help="Unique name of this process in the Lease; the host's name and a random suffix by default.",
+    )
     @click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
-                  help="Seconds after which another may lead in the stead of one that is silent.")  # fmt: skip
+                  help="Seconds after which another controller may take over from a silent leader.")  # fmt: skip
     @click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
-                  help="Seconds after which a pinned pod that cannot be scheduled is made anew by its owner.")  # fmt: skip
+                  help="Seconds after which a pinned pod that cannot be scheduled is deleted, for its owner to recreate.")  # fmt: skip
     @click.option("--fail-open-after", type=float,
-                  help="Seconds without any leader after which gates are removed without a plan; never, if not given.")  # fmt: skip
+                  help="Seconds without a leader after which gates are removed without a placement; never by default.")  # fmt: skip
     @click.option("--kubernetes-abilities", default="", metavar="NAMES",
-                  help=f"What else it may do there, with commas: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
+                  help=f"Further Kubernetes features to enable, comma-separated: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
     @functools.wraps(function)
     def wrapped(
         *,
@@ -180,7 +192,7 @@ def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
         **others: Any,
     ) -> None:
         if webhook is not None and not kubernetes:
-            raise click.UsageError("--webhook-listen needs --kubernetes: nobody would take the gates off again")
+            raise click.UsageError("--webhook-listen needs --kubernetes: without it, nothing would remove the gates")
         try:
             cluster = KubernetesConfig(
                 kubeconfig=kubeconfig,
@@ -202,7 +214,7 @@ def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the flags of roles, and their value as `roles`."""
+    """Adds the options of roles to a command, and passes their value as `roles`."""
 
     @click.option(
         "--roles",
@@ -210,30 +222,30 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice(["permit", "require"]),
         default="permit",
         show_default=True,
-        help="Whether a certificate without a role may everything, or nothing.",
+        help="permit: a certificate without a role may do everything; require: it may do nothing.",
     )
     @click.option(
         "--grant",
         "grants",
         multiple=True,
         metavar="ROLE=KIND:NAME",
-        help="Give certificates of this name a role, for example viewer=DNS:grafana.example; those with the "
-        "organization eelgrid:ROLE have it by themselves. May be repeated.",
+        help="Grant a role to certificates with this name, for example viewer=DNS:grafana.example; certificates with "
+        "the organization eelgrid:ROLE have it without a grant. Repeatable.",
     )
     @click.option(
         "--bind",
         "binds",
         multiple=True,
         metavar="RIGHT=KIND:NAME",
-        help="Let submitters' certificates of this name use a namespace, queue or label, or be of a user, for "
-        "example namespace:research=CN:alice; those that name eelgrid:namespace:NAME may by themselves. "
-        "May be repeated.",
+        help="Allow submitters' certificates with this name to use a namespace, queue or label, or to act as a user, "
+        "for example namespace:research=CN:alice; certificates that name eelgrid:namespace:NAME may without it. "
+        "Repeatable.",
     )
     @functools.wraps(function)
     def wrapped(*, demand: str, grants: tuple[str, ...], binds: tuple[str, ...], **others: Any) -> None:
         if others["tls_authority"] is None and (demand == "require" or grants or binds):
             raise click.UsageError(
-                "--roles require, --grant and --bind need --tls-authority: roles are read of certificates"
+                "--roles require, --grant and --bind need --tls-authority: roles are read from client certificates"
             )
         try:
             rules = RoleRules(
@@ -248,62 +260,66 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
 @click.option("--listen", default=_DEFAULTS.listen, show_default=True, help="Address of the gRPC server.")
-@click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and probes.")
+@click.option("--metrics", default=_DEFAULTS.metrics, show_default=True, help="Address of /metrics and of the probes.")
 @click.option(
     "--probes",
     default=_DEFAULTS.probes,
     metavar="ADDRESS",
-    help="Address of /livez and /readyz alone, in a thread of their own; none, if not given.",
+    help="Separate address of /livez and /readyz, served by a thread of its own; none by default.",
 )
 @click.option(
     "--metrics-host",
     "metrics_hosts",
     multiple=True,
     metavar="NAME",
-    help="A name under which /metrics is scraped, beside addresses, localhost and this machine's name. May be "
-    "repeated.",
+    help="Host name under which /metrics is scraped, in addition to addresses, localhost and this machine's name. "
+    "Repeatable.",
 )
-@click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none, if not given.")
+@click.option("--page", default=_DEFAULTS.page, metavar="ADDRESS", help="Address of the live page; none by default.")
 @click.option(
     "--traces",
     default=_DEFAULTS.traces,
     metavar="[http[s]://]HOST:PORT",
-    help="Send traces of placements to this OTLP collector (gRPC); none, if neither this nor "
-    "OTEL_EXPORTER_OTLP_ENDPOINT is given.",
+    help="Send traces of placements to this OTLP collector (gRPC); by default to OTEL_EXPORTER_OTLP_ENDPOINT, "
+    "if that is set.",
 )
 @click.option(
-    "--data", type=click.Path(path_type=Path), default=_DEFAULTS.data, show_default=True, help="Journal's directory."
+    "--data",
+    type=click.Path(path_type=Path),
+    default=_DEFAULTS.data,
+    show_default=True,
+    help="Data directory: journal, audit log and energy ledger.",
 )
 @click.option(
     "--accept-journal-loss",
     is_flag=True,
-    help="Go on, this once, from a journal that has lost acknowledged entries, and record the loss in it.",
+    help="Start once from a journal that has lost acknowledged entries, and record the loss in it.",
 )
-@click.option("--tls-certificate", type=click.Path(path_type=Path), help="Our certificate chain, PEM.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key, PEM.")
-@click.option("--tls-authority", type=click.Path(path_type=Path), help="Whom to trust, PEM.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
+@click.option("--tls-certificate", type=click.Path(path_type=Path), help="Certificate chain of the controller, PEM.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Private key of that certificate, PEM.")
+@click.option("--tls-authority", type=click.Path(path_type=Path), help="CA that signs client certificates, PEM.")
+@click.option("--insecure", is_flag=True, help="Listen on other addresses than loopback without TLS.")
 @click.option(
     "--away-grace",
     type=float,
     default=_DEFAULTS.away_grace_s,
     show_default=True,
-    help="Seconds that an agent may be away before its node counts as lost.",
+    help="Seconds that an agent may be disconnected before its node counts as lost.",
 )
 @click.option(
     "--restart-grace",
     type=float,
     default=_DEFAULTS.restart_grace_s,
     show_default=True,
-    help="The same after a start of the controller.",
+    help="The same, after a start of the controller.",
 )
-@click.option("--policy", metavar="NAME", help="Placement policy to go over to: eelgrid, fgd, pwr, pwr200, ...")
+@click.option("--policy", metavar="NAME", help="Switch to this placement policy: eelgrid, fgd, pwr, pwr200, ...")
 @click.option(
     "--steer-interval",
     type=float,
     default=_DEFAULTS.steer_s,
     show_default=True,
-    help="Seconds between two looks at what was promised.",
+    help="Seconds between two cycles of the objectives loop.",
 )
 @click.option(
     "--scrape-interval",
@@ -315,28 +331,28 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--scrape-loopback/--no-scrape-loopback",
     default=None,
-    help="Whether a service may name a page on this machine's loopback; by default where --listen is on it.",
+    help="Whether a service may name a metrics address on loopback; by default only if --listen is on loopback.",
 )
 @click.option(
     "--scale-hold",
     type=float,
     default=_DEFAULTS.scale_hold_s,
     show_default=True,
-    help="Seconds for which fewer replicas must have been enough.",
+    help="Seconds for which fewer replicas must suffice before a service is scaled down.",
 )
 @click.option(
     "--job-window",
     type=float,
     default=_DEFAULTS.job_window_s,
     show_default=True,
-    help="Seconds for which a job is measured at a power limit.",
+    help="Seconds for which a job is measured at each power limit.",
 )
 @click.option(
     "--spend-interval",
     type=float,
     default=_DEFAULTS.spend_s,
     show_default=True,
-    help="Seconds between two looks at what is spent of spending limits.",
+    help="Seconds between two evaluations of spending limits.",
 )
 @click.option(
     "--ledger-limit",
@@ -344,7 +360,7 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     default=_DEFAULTS.ledger_bytes_most / 1e9,
     show_default=True,
     metavar="GB",
-    help="Size of the energy ledger beyond which its oldest hours go, whoever has them elsewhere.",
+    help="Maximum size of the energy ledger; beyond it the oldest hours are deleted, even if not exported.",
 )
 @click.option(
     "--lost-node-ttl",
@@ -352,7 +368,7 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     type=float,
     default=_DEFAULTS.lost_node_ttl_s,
     show_default=True,
-    help="Seconds after which a lost node that holds nothing is forgotten; 0 for never.",
+    help="Seconds after which a lost node that holds no work is removed; 0 for never.",
 )
 @click.option(
     "--registrations",
@@ -361,7 +377,7 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     default=_DEFAULTS.registrations_most,
     metavar="NODES",
-    help="New nodes that one certificate, or address, may register in an hour; all together twice that.",
+    help="New nodes that one certificate or address may register per hour; twice as many in total.",
 )
 @click.option(
     "--audit-limit",
@@ -370,20 +386,20 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     default=_DEFAULTS.audit_rows_most,
     metavar="ENTRIES",
-    help="Entries of the audit log, beyond which the oldest go.",
+    help="Maximum number of entries in the audit log; beyond it the oldest are deleted.",
 )
 @click.option(
     "--savings/--no-savings",
     default=_DEFAULTS.savings,
     show_default=True,
-    help="Tell what placement saves against plain best fit.",
+    help="Estimate what placement saves compared with plain best fit.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="Log to standard error from this level on.",
+    help="Minimum level of log records on standard error.",
 )
 @click.version_option(__version__, prog_name="eelgrid-controller")
 @_with_webhook
@@ -449,8 +465,28 @@ def main(
         _fail(error, 1)
 
 
+# Option by setting: an error of the configuration begins with the setting.
+_OPTIONS = {
+    "abilities": "--kubernetes-abilities",
+    "away_grace_s": "--away-grace",
+    "job_window_s": "--job-window",
+    "lease_s": "--kubernetes-lease",
+    "ledger_bytes_most": "--ledger-limit",
+    "lost_node_ttl_s": "--lost-node-ttl",
+    "metrics_hosts": "--metrics-host",
+    "open_s": "--fail-open-after",
+    "restart_grace_s": "--restart-grace",
+    "scale_hold_s": "--scale-hold",
+    "scrape_s": "--scrape-interval",
+    "spend_s": "--spend-interval",
+    "steer_s": "--steer-interval",
+    "unbound_s": "--unbound-after",
+}
+
+
 def _fail(error: Exception, code: int) -> NoReturn:
-    click.echo(f"eelgrid-controller: {error}", err=True)
+    setting, space, rest = str(error).partition(" ")
+    click.echo(f"eelgrid-controller: {_OPTIONS.get(setting, setting)}{space}{rest}", err=True)
     sys.exit(code)
 
 

@@ -1,19 +1,22 @@
-"""The clocks of the daemon as one argument, and a wall clock that ignores short jumps.
+"""Clocks and durations: the daemon's clocks as one argument, a wall clock that ignores short jumps, latency quantiles.
 
-Owns the names of times, and when a jump of the wall clock is followed. Wall time is for people and the journal,
-monotonic time for waiting and ages, performance time for durations. Only the shell gets a Clock; the core gets
-times. What comes first is a matter of sequence numbers, never of times.
+Wall time is for people and the journal, monotonic time for waiting and ages, performance time for durations. The core
+gets no Clock; it gets times. Order is a matter of sequence numbers, never of times.
 
-Theory. Wall time is read anew each time and no maximum is kept: a clock that was ten years ahead for a moment
+`WallClock` reads wall time anew each time and keeps no maximum: a clock that was ten years ahead for a moment
 would leave everything after it there. Between two reads the wall clock advances as the monotonic clock does,
 but for what NTP slews (half a millisecond a second). More than `JUMP_S` is a jump:
 somebody set the clock, or it failed. A jump is followed when it has lasted `FOLLOWED_S`, in either direction; until
 then time goes on by the monotonic clock. Both are logged.
+
+`RecentLatencies` keeps a window of durations rather than buckets, because the p99 of a 5 ms objective needs better
+resolution than the width of a bucket; Prometheus gets buckets besides.
 """
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -24,7 +27,7 @@ FOLLOWED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Where times come from."""
+    """The sources of times, as one argument."""
 
     now_ns: Callable[[], int] = time.time_ns
     monotonic_s: Callable[[], float] = time.monotonic
@@ -32,7 +35,7 @@ class Clock:
 
 
 class WallClock:
-    """Unix time as the module says; may be read from any thread."""
+    """Unix time without short jumps; may be read from any thread."""
 
     def __init__(self, clock: Clock, *, log: logging.Logger) -> None:
         self.jumps = 0  # seen so far
@@ -46,11 +49,11 @@ class WallClock:
 
     @property
     def steady(self) -> Clock:
-        """The clock whose wall time is this one's."""
+        """A Clock whose wall time is this one's."""
         return replace(self._clock, now_ns=self.now_ns)
 
     def now_ns(self) -> int:
-        """Nanoseconds since 1970."""
+        """Returns nanoseconds since 1970."""
         with self._lock:
             wall_ns, now_s = self._clock.now_ns(), self._clock.monotonic_s()
             expected_ns = self._wall_ns + int((now_s - self._monotonic_s) * 1e9)
@@ -72,3 +75,27 @@ class WallClock:
                 self._log.warning("clock=followed jump_s=%.3f", self.jump_s)
             self._wall_ns, self._monotonic_s = wall_ns, now_s
             return wall_ns
+
+
+class RecentLatencies:
+    """The last `most` durations."""
+
+    def __init__(self, most: int) -> None:
+        self._window: deque[float] = deque(maxlen=most)
+        self._sorted: list[float] | None = None
+        self.count = 0
+
+    def add(self, latency_s: float) -> None:
+        """Adds one duration, which replaces the oldest."""
+        self._window.append(latency_s)
+        self._sorted = None
+        self.count += 1
+
+    def quantile(self, q: float) -> float:
+        """Returns the smallest duration that a share `q` of the window does not exceed; 0 if the window is empty."""
+        if not self._window:
+            return 0.0
+        if self._sorted is None:
+            self._sorted = sorted(self._window)
+        rank = -(-q * len(self._sorted) // 1)
+        return self._sorted[max(0, int(rank) - 1)]

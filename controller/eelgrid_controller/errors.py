@@ -1,4 +1,4 @@
-"""Errors of the controller itself, in one tree; errors of a call are `eelgrid_protos.faults`.
+"""Errors of the controller itself, in one tree, and of optional libraries; errors of a call are `eelgrid_protos.faults`.
 
 ControllerError              this controller cannot do what it was asked; the message says what to do
 ├── ControllerConfigError    an option or a directory that cannot be used
@@ -19,8 +19,10 @@ ControllerError              this controller cannot do what it was asked; the me
         └── JournalGone      its files were removed or replaced while they were in use
 """
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +124,20 @@ class JournalUnavailable(JournalError):
 
 class JournalGone(JournalUnavailable):
     """The journal's files were removed or replaced while they were in use."""
+
+
+class LibraryMissing(Exception):
+    """An optional library is not installed; the message names it and how to install it."""
+
+    def __init__(self, name: str, purpose: str, install: str) -> None:
+        self.name, self.problem = name, f"{purpose} needs {name}, which is not installed"
+        self.remedy = f"install it with: pip install {install}"
+        super().__init__(f"{self.problem}; {self.remedy}")
+
+
+def import_library(module: str, purpose: str, install: str) -> Any:
+    """Imports a module of an optional library; raises LibraryMissing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise LibraryMissing(module.partition(".")[0], purpose, install) from None

@@ -7,17 +7,17 @@ import math
 
 
 def format_cpu(milli: int) -> str:
-    """Thousandths as CPUs: 2.5."""
+    """Formats thousandths of a CPU as CPUs: 2.5."""
     return f"{milli / 1000:.6g}"
 
 
 def format_gpu(milli: int) -> str:
-    """Thousandths as GPUs: 0.47."""
+    """Formats thousandths of a GPU as GPUs: 0.47."""
     return f"{milli / 1000:.6g}"
 
 
 def format_memory(amount_bytes: int) -> str:
-    """Bytes in the largest binary unit that leaves a number of at least 1."""
+    """Formats bytes in the largest binary unit that gives a number of at least 1."""
     power = min(4, int(math.log2(amount_bytes) // 10)) if amount_bytes else 0
     if not power:
         return f"{amount_bytes} B"
@@ -25,7 +25,7 @@ def format_memory(amount_bytes: int) -> str:
 
 
 def format_power(power_w: float | None) -> str:
-    """Watts with three or four digits; a missing reading is a dash."""
+    """Formats watts with three or four digits; a missing reading is a dash."""
     if power_w is None:
         return "-"
     for unit, size in (("MW", 1e6), ("kW", 1e3)):
@@ -35,7 +35,7 @@ def format_power(power_w: float | None) -> str:
 
 
 def format_energy(energy_j: float) -> str:
-    """Joules, or from a tenth of a kilowatt-hour on kWh and MWh, as bills have them."""
+    """Formats joules, from a tenth of a kilowatt-hour as kWh and MWh."""
     kwh = energy_j / 3.6e6
     if abs(kwh) >= 10_000.0:
         return f"{kwh / 1000.0:,.1f} MWh"
@@ -45,10 +45,10 @@ def format_energy(energy_j: float) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """A share in per cent; a dash where there is no whole."""
+    """Formats a share in per cent; a dash if the whole is zero."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def format_milliseconds(latency_s: float | None) -> str:
-    """Seconds as milliseconds; a dash where nothing was measured."""
+    """Formats seconds as milliseconds; a missing reading is a dash."""
     return "-" if latency_s is None else f"{1000 * latency_s:.2f} ms"

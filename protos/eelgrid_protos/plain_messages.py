@@ -1,10 +1,10 @@
 """Plain messages: conversion of messages to and from dictionaries for JSON, YAML and the journal.
 
-Owns the translation between frozen dataclasses of annotated fields and
-dictionaries of plain values: enumerations by lower-case name, tuples as lists,
-absent optional fields left out, fields at their default left out when asked.
-Reading is strict where the wire is lenient: an unknown key is a typing error
-of a person's, and is named. Knows no file and no format.
+Translates between frozen dataclasses of annotated fields and dictionaries of
+plain values: enumerations by lower-case name, tuples as lists, absent optional
+fields omitted, fields at their default omitted on request. Reading is strict
+where the wire is lenient: an unknown key is a typing error and is named. Knows
+no file and no format.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def _plain(shape: ValueShape, value: Any, *, brief: bool) -> Any:
 
 
 def to_plain(message: object, *, brief: bool = False) -> dict[str, Any]:
-    """The message as a dictionary; `brief` leaves out fields at their default."""
+    """Converts a message into a dictionary; `brief` omits fields at their default."""
     cls: Any = type(message)
     defaults = _defaults(cls) if brief else {}
     result: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def _read(cls: Any, plain: Any, path: str) -> Any:
 
 
 def from_plain(cls: type[_Message], plain: Mapping[str, Any], *, trusted: bool = False) -> _Message:
-    """The message in a dictionary; raises InvalidMessage naming the field.
+    """Converts a dictionary into a message; raises InvalidMessage, which names the field.
 
     `trusted` skips the ranges for what this program wrote itself and a checksum
     guards, such as journal records.

@@ -31,26 +31,26 @@ _STOP_WITHIN_S = 2.0
 
 
 class Heartbeat:
-    """Tells from another thread whether an event loop still turns."""
+    """Detects from another thread whether an event loop still runs."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
         self._beat_s = monotonic_s()
 
     async def run(self) -> None:
-        """In the loop that is meant, until cancelled."""
+        """Runs in the watched loop, until cancelled."""
         while True:
             self._beat_s = self._monotonic_s()
             await asyncio.sleep(_BEAT_S)
 
     def fault(self) -> str:
-        """Why the daemon should be ended; empty where it lives."""
+        """Returns why the daemon is not live; empty if it is."""
         silent_s = self._monotonic_s() - self._beat_s
         return f"the event loop has not turned for {silent_s:.0f} s" if silent_s > SILENCE_S_MOST else ""
 
 
 class PendingConnections:
-    """Connections of one server that have not asked yet: the oldest ends where there are too many."""
+    """Connections that have not sent their request yet: the oldest is closed if there are too many."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -130,7 +130,7 @@ class _Connection(asyncio.Protocol):
 
 
 class ProbeServer:
-    """Serves from `start` to `close`; `fault` and `unready` tell why not, or nothing, from any thread."""
+    """Serves the probes from `start` to `close`; `fault` and `unready` return the reason of a failure, or an empty text."""
 
     def __init__(self, *, fault: Callable[[], str], unready: Callable[[], str], log: logging.Logger) -> None:
         self._fault = fault
@@ -142,7 +142,7 @@ class ProbeServer:
         self._waiting = PendingConnections(CONNECTIONS_MOST)
 
     def start(self, address: str) -> int:
-        """Listens on HOST:PORT and returns the port; raises OSError, and ValueError for what is no address."""
+        """Listens on HOST:PORT and returns the port; raises OSError, and ValueError for an invalid address."""
         host, port = split_address(address)
         make = partial(_Connection, self._waiting, self._answer_path)
         self._thread.start()

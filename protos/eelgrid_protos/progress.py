@@ -1,4 +1,4 @@
-"""One line in a training loop: how far the job is.
+"""Reports the progress of a training job, with one line in its loop.
 
     from eelgrid_protos.progress import report
     for step, batch in enumerate(batches):
@@ -23,7 +23,7 @@ _CALL_S = 2.0
 
 
 class Reporter:
-    """Tells the controller how far one job is, from any thread."""
+    """Reports the progress of one job to the controller, from any thread."""
 
     def __init__(self, environment: Mapping[str, str], *, every_s: float = 5.0) -> None:
         self._controller = environment.get("EELGRID_CONTROLLER", "")
@@ -37,7 +37,7 @@ class Reporter:
         self.failed = 0
 
     def report(self, work_done: float) -> None:
-        """Units of work since the job began; costs under a microsecond when no call is due."""
+        """Reports the units of work since the job began; costs under a microsecond when no call is due."""
         now_s = time.monotonic()
         if now_s < self._next_s or not (self._controller and self._workload) or not self._busy.acquire(blocking=False):
             return
@@ -74,5 +74,5 @@ _REPORTER = Reporter(os.environ)
 
 
 def report(work_done: float) -> None:
-    """Units of work since the job began, told to the controller that the environment names."""
+    """Reports the units of work since the job began to the controller that the environment names."""
     _REPORTER.report(work_done)

@@ -32,7 +32,7 @@ from eelgrid_protos.faults import (
     fault_of_contract,
     status_details,
 )
-from eelgrid_protos.salvage import omit_broken
+from eelgrid_protos.schema import omit_broken
 
 # The stubs' ServicerContext is generic over messages, which are bytes here.
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"

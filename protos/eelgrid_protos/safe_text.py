@@ -32,14 +32,14 @@ def _is_unsafe(letter: str) -> bool:
 
 
 def escape_text(text: str) -> str:
-    """The text on one line, with everything escaped that a terminal would act upon, as in Python's literals."""
+    """Escapes a text for one line of a terminal, in the syntax of Python's literals."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape_letter(letter) if _is_unsafe(letter) else letter for letter in text)
 
 
 def escape_text_line(line: str) -> str:
-    """The same of a line that may have colours of ours; line breaks stay."""
+    """Escapes a text for a terminal, but keeps our own colours and line breaks."""
     if line.isascii() and line.isprintable():
         return line
     pieces = _COLOUR.split(line)
@@ -49,7 +49,7 @@ def escape_text_line(line: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    """The same of a JSON document, whose strings mean the same afterwards."""
+    """Escapes a JSON document for a terminal; its strings keep their meaning."""
     if text.isascii():
         return text  # what JSON writes of control characters is escaped already
 
@@ -66,7 +66,7 @@ def escape_json(text: str) -> str:
 
 
 def escape_csv_cell(value: _T) -> _T | str:
-    """A cell of a spreadsheet's file: text that would be a formula there is given an apostrophe before it.
+    """Escapes a cell for a spreadsheet: text that would be a formula gets an apostrophe before it.
 
     A carriage return would begin another row where the writer does not quote it, so it is escaped.
     """

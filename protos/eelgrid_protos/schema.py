@@ -1,26 +1,34 @@
-"""Shapes: what the type hints of a message say, read once and kept.
+"""Schemas of messages: reads type hints into shapes, checks values against them, and salvages broken messages.
 
-Owns the reading of dataclass fields (Annotated rules, optional, repeated,
-mapping, one-of) into `Shape` values, and the check of a value against its
-rules. codec.py and plain_messages.py both build on it, so that bytes, JSON and YAML obey
-the same rules. Knows nothing of protobuf.
+A `ValueShape` is what the type hint of a dataclass field says (Annotated rules, optional, repeated, mapping, one-of),
+read once and kept. codec.py and plain_messages.py both build on it, so that bytes, JSON and YAML obey the same rules.
+
+A message that breaks its rules is salvaged so that one bad element does not cost the others: `omit_broken` leaves bad
+elements out of an answer, and `repair_message` gives what an older version wrote the nearest value that is allowed,
+the same each time. The caller learns what was left out or changed. Knows nothing of protobuf, sockets or logs.
 """
 
+import hashlib
 import itertools
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import IntEnum
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.quantities import Many, Range, Rule, Text
 
+_Message = TypeVar("_Message")
 # A person reads a few, and the answer carries 64 (faults.status_details); a message may break as many as it has elements.
 VIOLATIONS_REPORTED_MOST = 64
+# Of the mark that tells a repaired name from others, and what it may not hold.
+_HASH_BYTES = 4
+_SPACED = re.compile(r"[^A-Za-z0-9._/-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ def _shape(hint: Any, rule: Rule | None = None) -> ValueShape:
 
 @cache
 def fields_of(cls: Any) -> tuple[SchemaField, ...]:
-    """The fields of a message class, in order."""
+    """Returns the fields of a message class, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     result = []
     for entry in fields(cls):
@@ -114,7 +122,7 @@ def _text(value: Any, rule: Text) -> Iterator[Violation]:
 
 
 def list_value_violations(shape: ValueShape, value: Any) -> Iterator[Violation]:
-    """Every rule that one value breaks."""
+    """Yields every rule that one value breaks."""
     rule = shape.rule
     match shape.kind:
         case "int" | "float" if isinstance(rule, Range):
@@ -151,7 +159,7 @@ def _collection(shape: ValueShape, value: Any) -> Iterator[Violation]:
 
 
 def list_violations(message: Any) -> Iterator[Violation]:
-    """Every rule that a message breaks, with the path of the field."""
+    """Yields every rule that a message breaks, with the path of the field."""
     for entry in fields_of(_class(message)):
         value = getattr(message, entry.name)
         if value is None:
@@ -242,14 +250,158 @@ def _obeying(cls: Any) -> Callable[[Any], bool]:
 
 
 def is_valid_message(message: Any) -> bool:
-    """Whether a message breaks no rule; quick where it does not."""
+    """Returns whether a message breaks no rule; fast if it breaks none."""
     return _obeying(_class(message))(message) or next(list_violations(message), None) is None
 
 
 def check_message(message: Any) -> None:
-    """Raises InvalidMessage, naming broken rules, unless the message obeys them all."""
+    """Checks a message against its rules; raises InvalidMessage, which names the broken ones."""
     if _obeying(_class(message))(message):
         return
     found = tuple(itertools.islice(list_violations(message), VIOLATIONS_REPORTED_MOST))
     if found:
         raise InvalidMessage(f"{type(message).__name__} breaks the contract", found)
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What is left of an answer, None if nothing; how many parts were omitted, and the first reasons."""
+
+    message: Any
+    omitted: int
+    reasons: tuple[Violation, ...]
+
+
+class _Omission:
+    """One answer being looked through."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.reasons: list[Violation] = []
+
+    def lose(self, found: Violation, path: str) -> None:
+        """One part is left out."""
+        self.count += 1
+        if len(self.reasons) < VIOLATIONS_REPORTED_MOST:
+            self.reasons.append(found.under(path) if path else found)
+
+    def message(self, message: Any, path: str) -> Any:
+        """The message without its broken parts; None where it is broken itself, which has then been told."""
+        if is_valid_message(message):
+            return message
+        changes: dict[str, Any] = {}
+        for entry in fields_of(_class(message)):
+            value, at = getattr(message, entry.name), f"{path}.{entry.name}" if path else entry.name
+            if value is None:
+                if not entry.optional:
+                    self.lose(Violation("", "is missing", "set it"), at)
+                    return None
+                continue
+            kept = self._value(entry.shape, value, at)
+            if kept is None and not entry.optional:
+                return None
+            if kept is not value:
+                changes[entry.name] = kept
+        left = replace(message, **changes) if changes else message
+        found = next(list_violations(left), None)
+        if found is None:
+            return left
+        self.lose(found, path)
+        return None
+
+    def _value(self, shape: ValueShape, value: Any, path: str) -> Any:
+        """The value without broken elements; None where the rest of it is broken."""
+        if shape.kind in ("message", "choice"):
+            if isinstance(value, shape.choices or shape.type):
+                return self.message(value, path)
+            self.lose(Violation("", f"is {type(value).__name__}", "give the message that the contract names"), path)
+            return None
+        if shape.kind == "many" and shape.item is not None and shape.item.kind in ("message", "choice"):
+            return self._elements(shape, shape.item, value, path)
+        found = next(list_value_violations(shape, value), None)
+        if found is None:
+            return value
+        self.lose(found, path)
+        return None
+
+    def _elements(self, shape: ValueShape, item: ValueShape, value: Any, path: str) -> Any:
+        kept = [
+            left
+            for index, element in enumerate(value)
+            if (left := self._value(item, element, f"{path}[{index}]")) is not None
+        ]
+        most = shape.rule.most if isinstance(shape.rule, Many) else len(kept)
+        for _ in kept[most:]:
+            self.lose(Violation("", f"holds {len(value)} items", f"send at most {most}"), path)
+        unchanged = len(kept) == len(value) <= most and all(map(_is, kept, value))
+        return value if unchanged else tuple(kept[:most])
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def omit_broken(message: Any) -> Salvaged:
+    """Omits the elements of an answer that break the contract: the innermost message of a list that is at fault.
+
+    What is optional and broken counts as not known. Nothing is left where the fault is in the answer itself.
+    """
+    omission = _Omission()
+    left = omission.message(message, "")
+    return Salvaged(left, omission.count, tuple(omission.reasons))
+
+
+def repair_text(value: str, rule: Text) -> str:
+    """Returns the nearest text that the rule allows; a repaired name has a hash of the original, so it stays distinct."""
+    if not next(list_value_violations(ValueShape("str", str, rule), value), None):
+        return value
+    mark = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=_HASH_BYTES).hexdigest()
+    readable = _SPACED.sub("-", value).strip("._/-")[: max(0, rule.longest - 1 - len(mark))].rstrip("._/-")
+    name = f"{readable}-{mark}" if readable else f"x-{mark}"
+    printable = "".join(letter if letter.isprintable() else "?" for letter in value)[: rule.longest]
+    allows_spaces = rule.pattern is None or rule.pattern.fullmatch("a b") is not None
+    for candidate in (printable if allows_spaces else name, name[: rule.longest], ""):
+        if not next(list_value_violations(ValueShape("str", str, rule), candidate), None):
+            return candidate
+    return value
+
+
+def _repaired(shape: ValueShape, value: Any) -> Any:
+    rule = shape.rule
+    match shape.kind:
+        case "str" if isinstance(rule, Text) and isinstance(value, str):
+            return repair_text(value, rule)
+        case "int" | "float" if isinstance(rule, Range) and isinstance(value, int | float):
+            return _clamped(value, rule, whole=shape.kind == "int")
+        case "message" | "choice" if isinstance(value, shape.choices or shape.type):
+            return repair_message(value)
+        case "many" if shape.item is not None:
+            item = shape.item
+            return tuple(_repaired(item, element) for element in value)
+        case "mapping" if shape.key is not None and shape.item is not None:
+            return {_repaired(shape.key, key): _repaired(shape.item, item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _clamped(value: float, rule: Range, *, whole: bool) -> float:
+    if not math.isfinite(value):
+        return rule.low if whole or rule.low > 0.0 else max(rule.low, 0.0)
+    bounded = min(max(value, rule.low), rule.high)
+    return value if bounded == value else int(bounded) if whole else bounded
+
+
+def repair_message(message: _Message) -> _Message:
+    """Returns the message with each text and number inside its rule; equal messages are repaired alike.
+
+    What cannot be repaired by itself, such as a list that is too long, stays as it is: the sender omits it.
+    """
+    if is_valid_message(message):
+        return message
+    changes = {}
+    for entry in fields_of(_class(message)):
+        value = getattr(message, entry.name)
+        if value is not None and (repaired := _repaired(entry.shape, value)) != value:
+            changes[entry.name] = repaired
+    left: Any = message
+    return replace(left, **changes) if changes else message

@@ -104,7 +104,7 @@ def test_to_the_end(start, tmp_path):
     assert all(process["cpu_s"] > 0 for process in summary["processes"])
     assert (tmp_path / "demo" / "demo.svg").read_text().startswith("<svg")
     assert "\x1b" not in out
-    assert "What happened" in out
+    assert "Result" in out
     assert not controller.is_running()
     assert not fleet.is_running()
 

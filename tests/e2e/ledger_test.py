@@ -119,7 +119,7 @@ def took_elsewhere(cluster, folder):
     )
     assert "confirmed: archive has everything" in cluster.eelctl(*words, "--since", "48h").stderr
     assert (folder / "two-days.csv").read_text().startswith("hour,title,namespace,energy_j")
-    assert "nothing is settled after" in cluster.eelctl(*words).stderr
+    assert "is settled that" in cluster.eelctl(*words).stderr
     now_ns = time.time_ns()
     with pytest.raises(faults.FailedPrecondition, match="not all nodes have reported"):
         cluster.operators.confirm_energy_export(

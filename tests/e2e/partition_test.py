@@ -43,7 +43,7 @@ def cluster(tmp_path):
         found.node = found.agent(fleet_of(tmp_path / "fleet.json", (NODE,)))
         found.until_ready(1)
         said = found.eelctl("policy", "set", "--pool-mode", "mig=enforce", "--partition", "mig=on").stdout
-        assert "enforce, its GPUs with MIG are the partition planner's" in said
+        assert "enforce, MIG GPUs managed by the partition planner" in said
         found.operators.record_points(RecordPointsRequest(points=tuple(points())), timeout=10.0)
         yield found
 
@@ -108,7 +108,7 @@ def test_a_service_is_served_by_slices_that_its_plan_made(cluster):
     assert mine.assignments == plan.assignments
     # Once applied it is gone.
     cluster.eelctl("partition", "apply", key, code=4)
-    assert "Nothing is to be changed" in cluster.eelctl("partition", "apply", "--yes").stdout
+    assert "Nothing to change" in cluster.eelctl("partition", "apply", "--yes").stdout
     # All of it comes back with the controller.
     (controller,) = [child for child in cluster.children if child.name.startswith("controller")]
     controller.kill()

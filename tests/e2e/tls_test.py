@@ -165,7 +165,7 @@ def test_an_address_that_others_reach_demands_certificates_or_a_word(cluster, pa
     )
     refusals = (
         (open_door, 2, "0.0.0.0:0 can be reached from other machines; give --tls-certificate"),
-        (half, 2, "give --tls-certificate, --tls-key and --tls-authority together"),
+        (half, 2, "--tls-certificate, --tls-key and --tls-authority belong together: give all three"),
         (absent, 2, "absent.pem: No such file or directory; name a readable PEM file"),
         (agent, 1, "0.0.0.0:0 can be reached from other machines; give --tls-certificate"),
     )

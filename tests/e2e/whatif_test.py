@@ -29,7 +29,7 @@ def live(tmp_path_factory):
 def test_a_what_if_leaves_the_cluster_as_it_was(live):
     before = live.eelctl("workloads", "-o", "json").stdout
     table = live.eelctl("whatif", "--drain", "big-0", "--add", "2:H100-SXM5-80GB:8").stdout
-    assert "2 workloads would get a place" in table or "1 workload would get a place" in table
+    assert "2 workloads would be placed" in table or "1 workload would be placed" in table
     plain = json.loads(live.eelctl("whatif", "--add-like", "1:big-0", "-o", "json").stdout)
     assert (plain["before"]["pending"], plain["after"]["pending"]) == (1, 0)
     assert (
@@ -52,11 +52,11 @@ def test_a_decision_replays_without_the_controller(live):
     for key in ("one", "three"):
         file = live.folder / f"{key}.json"
         live.eelctl("decision", "export", key, "--file", file)
-        assert live.eelctl("decision", "replay", file).stdout.endswith("equal to the last bit\n")
+        assert live.eelctl("decision", "replay", file).stdout.endswith("identical to the last bit\n")
     document = json.loads((live.folder / "one.json").read_text())
     document["weights"]["power"] = 2.0
     (live.folder / "other.json").write_text(json.dumps(document))
-    assert "different in" in live.eelctl("decision", "replay", live.folder / "other.json", code=1).stdout
+    assert "differences:" in live.eelctl("decision", "replay", live.folder / "other.json", code=1).stdout
 
 
 def test_a_shadow_follows(live):

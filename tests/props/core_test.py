@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.clusters import decided, node, request
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.core.device_correction import CorrectionRefused
+from eelgrid_controller.core.nodes import CorrectionRefused
 from eelgrid_controller.core.scaling import list_healthy_replicas
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.server.grpc.resource_views import ClusterTotals

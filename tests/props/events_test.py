@@ -21,8 +21,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.quantities import Identifier, Name, Text
-from eelgrid_protos.salvage import omit_broken, repair_message, repair_text
-from eelgrid_protos.schema import is_valid_message
+from eelgrid_protos.schema import is_valid_message, omit_broken, repair_message, repair_text
 
 RELAXED = settings(
     max_examples=25, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], deadline=None
@@ -36,7 +35,7 @@ ANYTHING = st.text(st.characters(), max_size=300)
 def test_an_event_that_obeys_comes_back_as_it_was(cls, data):
     event = data.draw(strategies.message(cls))
     if "explanation" in {entry.name for entry in fields(cls)}:
-        # Rows of one shape, as the planner makes them; journal_encoding.py keeps no others.
+        # Rows of one shape, as the planner makes them; state/journal.py keeps no others.
         event = replace(event, explanation=())
     if isinstance(event, events.NodeJoined):
         # The core refuses higher ones; what an old journal has of them is healed when it is read.

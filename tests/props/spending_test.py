@@ -16,8 +16,7 @@ from tests.clusters import node, request
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadPlaced, event_from_plain, event_to_plain
-from eelgrid_controller.state.spending import judge_limits, limit_statuses
-from eelgrid_controller.state.spending_limits import spending_key
+from eelgrid_controller.state.spending import judge_limits, limit_statuses, spending_key
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     EnergyPrices,

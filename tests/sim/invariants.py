@@ -20,7 +20,7 @@ is what takes a look at everything at once.
 import math
 
 from eelgrid_agent.simulation.gpu import SimHealth
-from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import InvariantBroken

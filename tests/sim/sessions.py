@@ -8,7 +8,7 @@ command waits for its commit, what follows waits behind it.
 from collections import deque
 from typing import Any
 
-from eelgrid_controller.core.plan_claims import PlanClaim
+from eelgrid_controller.core.nodes import PlanClaim
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledgement, cadence_of
 from eelgrid_protos.codec import decode_message, encode_message

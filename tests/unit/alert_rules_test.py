@@ -12,7 +12,7 @@ import yaml
 from tests.deploy_rig import CHART, ROOT, needs_helm, objects_of, pick, render
 
 from eelgrid_controller.cli.__main__ import cli
-from eelgrid_controller.cli.settings import CliSettings
+from eelgrid_controller.cli.connection import CliSettings
 
 RULES = CHART / "files" / "rules.yaml"
 PAGES = ROOT / "docs" / "how-to" / "runbooks"

@@ -73,8 +73,8 @@ def test_a_removal_says_what_becomes_of_the_work(eelctl, fake):
     assert done.splitlines() == [
         "n1 would be removed",
         "  2 workloads would be ended: w-1, w-2",
-        "  1 workloads would be left with the replicas that they have elsewhere: chat",
-        "  its agent is connected: stop it, or the node comes back",
+        "  1 workloads would be reduced to their replicas on other nodes: chat",
+        "  its agent is connected: stop it, or the node registers again",
     ]
     (asked,) = fake.audited.asked
     assert (asked.node_name, asked.force, asked.dry_run) == ("n1", True, True)

@@ -50,7 +50,7 @@ def test_without_a_stretch_it_is_what_the_exporter_does_not_have(eelctl, spent, 
     assert (spent.asked[0].begin_ns, spent.asked[0].end_ns) == (begin_ns, SETTLED_NS)
     (tmp_path / "new.csv").unlink()
     again = eelctl(*command)
-    assert "nothing is settled after" in again.stderr
+    assert "is settled that" in again.stderr
     assert not list(tmp_path.iterdir())
     assert len(spent.confirmed) == 1
 
@@ -59,11 +59,11 @@ def test_without_a_stretch_it_is_what_the_exporter_does_not_have(eelctl, spent, 
     ("words", "code", "said"),
     [
         (("--since", "7d"), 2, "add --csv FILE or --parquet FILE"),
-        (("--csv", "x.csv"), 2, "archive has no mark yet; say from when"),
+        (("--csv", "x.csv"), 2, "archive has confirmed nothing yet; give the start"),
         (("--csv", "x.csv", "--since", "7d", "--where", "namespace=ml"), 2, "leave one of them out"),
-        (("--csv", "/dev/null", "--since", "7d"), 2, "/dev/null is no file on a disk"),
+        (("--csv", "/dev/null", "--since", "7d"), 2, "/dev/null is not a regular file"),
         (("--csv", "x.csv", "--month", "2099-01"), 5, "hours are settled until"),
-        (("--csv", "nowhere/x.csv", "--since", "7d"), 2, "name a file that can be written"),
+        (("--csv", "nowhere/x.csv", "--since", "7d"), 2, "name a writable file"),
     ],
 )
 def test_what_would_not_be_all_is_neither_written_nor_confirmed(
@@ -79,7 +79,7 @@ def test_what_would_not_be_all_is_neither_written_nor_confirmed(
 def test_a_gap_is_refused_before_anything_is_written(eelctl, spent, tmp_path):
     spent.exporters["archive"] = EnergyExporter(name="archive", since_ns=0, until_ns=SETTLED_NS - 40 * HOUR_NS)
     command = ("energy", "--csv", str(tmp_path / "x.csv"), "--confirm-export", "archive", "--since")
-    assert "archive has rows until" in eelctl(*command, "24h", code=5).stderr
+    assert "archive has rows up to" in eelctl(*command, "24h", code=5).stderr
     assert not list(tmp_path.iterdir())
     eelctl(*command, "2d")
     assert len(spent.confirmed) == 1
@@ -89,7 +89,7 @@ def test_rows_that_found_no_room_are_not_confirmed(eelctl, spent, tmp_path):
     spent.answer = replace(spent.answer, left_out_groups=3)
     path = tmp_path / "x.csv"
     refused = eelctl("energy", "--since", "7d", "--csv", str(path), "--confirm-export", "archive", code=5)
-    assert "3 rows found no room" in refused.stderr
+    assert "3 rows exceed the limit" in refused.stderr
     assert "--rows 10000" in refused.stderr
     assert not path.exists()
     assert not spent.confirmed
@@ -116,5 +116,5 @@ def test_exporters_are_listed_and_removed(eelctl, spent):
     ]
     (told,) = json.loads(eelctl("exporters", "-o", "json").stdout)
     assert (told["name"], told["changed_hours"]) == ("archive", 2)
-    assert eelctl("exporters", "remove", "archive").stdout == "archive is no exporter any more\n"
+    assert eelctl("exporters", "remove", "archive").stdout == "archive is removed from the exporters\n"
     assert "no exporter archive" in eelctl("exporters", "remove", "archive", code=4).stderr

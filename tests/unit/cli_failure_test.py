@@ -29,9 +29,9 @@ def run(address, *arguments, **extra):
     [
         (faults.NotFound("no workload x"), 4, "no workload x", "eelctl workloads"),
         (faults.AlreadyExists("x is taken"), 5, "x is taken", "--id"),
-        (faults.FailedPrecondition("not now"), 5, "not now", "change the state"),
+        (faults.FailedPrecondition("not now"), 5, "not now", "resolve the condition"),
         (faults.Aborted("revision 3 is in force"), 5, "revision 3 is in force", "repeat"),
-        (faults.ResourceExhausted("queue is full"), 5, "queue is full", "wait or cancel"),
+        (faults.ResourceExhausted("queue is full"), 5, "queue is full", "wait, or cancel"),
         (faults.PermissionDenied("not you"), 5, "not you", "certificate"),
         (faults.Internal("oh"), 1, "oh", "controller's log"),
         (faults.Unavailable("restarting"), 3, "no controller answers", "EELGRID_CONTROLLER"),
@@ -58,7 +58,7 @@ def test_commands_help_where_the_controller_names_its_calls():
         said = run(address, "get", "x").stderr.splitlines()
     assert said == [
         "eelctl: there is no node x",
-        "  next: list what there is with `eelctl workloads` or `eelctl nodes`",
+        "  next: list names with `eelctl workloads` or `eelctl nodes`",
     ]
 
 
@@ -115,7 +115,7 @@ def test_a_slow_controller():
         (("nodes", "-o", "xml"), "is not one of"),
         (("--timeout", "0", "nodes"), "not in the range"),
         (("nodess",), "No such command"),
-        (("policy", "set"), "name what to change"),
+        (("policy", "set"), "name a setting to change"),
         (("policy", "set", "--weight", "speed=1"), "fragmentation_w"),
         (("policy", "set", "--weight", "power"), "NAME=VALUE"),
         (("nodes", "--limit", "0"), "not in the range"),
@@ -151,8 +151,8 @@ def test_a_fault_of_ours_keeps_its_traceback():
         fake.nodes = []
         result = run(address, "get", "x")
         assert result.exit_code == 4
+    from eelgrid_controller.cli.connection import CliSettings
     from eelgrid_controller.cli.errors import cli_error_for
-    from eelgrid_controller.cli.settings import CliSettings
 
     assert cli_error_for(ZeroDivisionError(), CliSettings()) is None
 

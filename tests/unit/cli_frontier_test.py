@@ -44,8 +44,8 @@ def test_the_table(folder):
         "    0.1 s  552.0       27.6     x2  2xH200  performance,balanced",
         "    0.2 s  528.0       26.4     x4  1xH200  energy",
     ]  # two of 76 W idle beside 400 W, three beside 300 W
-    assert "below 0.1 s: s has no point so fast" in done.stderr
-    assert "1 points passed over: X9: not in the fleet" in done.stderr
+    assert "below 0.1 s: s has no measured point that fast" in done.stderr
+    assert "1 points skipped: X9: not in the fleet" in done.stderr
 
 
 def test_json_yaml_and_the_file_of_results(folder):
@@ -74,7 +74,7 @@ def test_a_fleet_that_is_short(folder):
         (False, None, {"H200": 6}),
         (False, None, {"H200": 1}),
     ]
-    assert "carries 0.8 of the rates at best, at 0.2 s" in done.stderr
+    assert "carries at most 0.8 of the rates, at 0.2 s" in done.stderr
     assert "next: add 1 more H200" in done.stderr
     assert "lacks 6 more H200" in run().stdout
 
@@ -130,12 +130,12 @@ def test_help_loads_no_arithmetic():
     ("line", "complaint"),
     [
         ("chat,H200,,1,1,1,,,200,,0.1,,\n", "line 3, column throughput_hz: is empty"),
-        ("chat,H200,,1,1,1,,ten,200,,0.1,,\n", "line 3, column throughput_hz: holds 'ten'"),
-        ("chat,H200,,1,1,1,,10,-5,,0.1,,\n", "line 3, column power_w: holds '-5'"),
-        ("chat,H200,,1,1,1,,10,nan,,0.1,,\n", "line 3, column power_w: holds 'nan'"),
-        ("chat,H200,,1,1,1,,10,200,,0,,\n", "line 3, column latency_p95_s: holds '0'"),
-        ("chat,H200,,1,1,1,,10,200,,0.2,0.1,\n", "line 3, column latency_p99_s: holds 0.1, less than a lower quantile"),
-        ("chat,H200,,0,1,1,,10,200,,0.1,,\n", "line 3, column gpus: holds 0"),
+        ("chat,H200,,1,1,1,,ten,200,,0.1,,\n", "line 3, column throughput_hz: is 'ten'"),
+        ("chat,H200,,1,1,1,,10,-5,,0.1,,\n", "line 3, column power_w: is '-5'"),
+        ("chat,H200,,1,1,1,,10,nan,,0.1,,\n", "line 3, column power_w: is 'nan'"),
+        ("chat,H200,,1,1,1,,10,200,,0,,\n", "line 3, column latency_p95_s: is '0'"),
+        ("chat,H200,,1,1,1,,10,200,,0.2,0.1,\n", "line 3, column latency_p99_s: is 0.1, less than a lower quantile"),
+        ("chat,H200,,0,1,1,,10,200,,0.1,,\n", "line 3, column gpus: is 0"),
         ("chat,H200,,1,1.5,1,,10,200,,0.1,,\n", "line 3, column batch: holds '1.5', not a whole number"),
         ("chat,,,1,1,1,,10,200,,0.1,,\n", "line 3, column gpu_model: is empty"),
         ("chat,H200,,1\n", "line 3, column batch: 4 cells under 13 columns"),
@@ -155,7 +155,7 @@ def test_points_that_are_refused(folder, line, complaint):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (TITLES, "holds no point"),
+        (TITLES, "contains no point"),
         (TITLES.replace("gpu_model", "gpu") + TIGHT, "line 1, column gpu_model: is missing"),
         (TITLES.replace("source", "sauce") + TIGHT, "line 1, column 'sauce': is unknown"),
     ],
@@ -189,7 +189,7 @@ def test_columns_that_nobody_measured_may_be_left_out(folder):
         ("H200: 4", "H2000: 4", "fleet: H2000: the catalogue has no such model"),
         ("H200: 4", "H200: {gpus: 1, idle_w: -3}", "fleet: H200: idle_w: is -3"),
         ("H200: 4", "H200: 1000000", "fleet H200: 1000000 GPUs"),
-        ("  H200: 4", "  []", "fleet is no mapping"),
+        ("  H200: 4", "  []", "fleet is not a mapping"),
         ("workload: chat", "workload: talk", "no point of talk on a model of the fleet"),
         ("{name", "{{name", "services.yaml, line 4, column 1"),
         ("services:", "services: 3\nx:", "services.yaml: x is unknown"),

@@ -61,7 +61,7 @@ n  ready  a  -  -  0/32  0 B/128 GiB  2  -  -  0/0  0  0  580.1  -  no  -  -
 def test_a_node_that_is_ahead_of_the_journal_shows_until_it_is_reconciled(eelctl, fake):
     fake.nodes = [replace(a_node("n", gpus=0), ahead_epoch=9, unknown_workload_ids=("lost",))]
     assert "ready, ahead of journal" in eelctl("nodes").stdout
-    assert "n: nothing beyond the journal" in eelctl("reconcile", "n").stdout
+    assert "n: holds only what the journal knows" in eelctl("reconcile", "n").stdout
     assert "ahead" not in eelctl("nodes").stdout
 
 
@@ -79,14 +79,14 @@ node n at zone-a/rack-7
 GPU0  X     NV2   SYS   0     0:0
 GPU1  NV2   X     -     0     0:1
 GPU2  SYS   -     X     -     0:2
-NV2 two NVLinks, PSB one board, PIX one PCIe switch, PXB several switches, PHB a host bridge, NODE a processor, SYS between processors
+NV2 two NVLinks, PSB same board, PIX one PCIe switch, PXB several switches, PHB host bridge, NODE same processor, SYS across processors
 """)
     assert (
         eelctl("--no-headers", "nodes", "-o", "wide", "--name", "n")
         .stdout.splitlines()[1]
         .endswith("zone-a/rack-7  NV0-2")
     )
-    assert "the driver tells no links" in eelctl("topology", "n-1").stdout
+    assert "the driver reports no links" in eelctl("topology", "n-1").stdout
     assert "no node is called 'm'" in eelctl("topology", "m", code=4).output
 
 
@@ -169,10 +169,10 @@ bert-1 (inference_service bert) is placed.
 It belongs to ada, in the namespace default.
 It asks for 1 x 8 CPU, 32 GiB, 0.5 GPU (A10|T4).
 
-Replica 0 is on node-0, GPU 0. It fitted on 2 nodes.
+Replica 0 is on node-0, GPU 0. Feasible: 2 nodes.
        3 nodes ruled out by gpu model
         1 node ruled out by cpu
-  Cost in watts-equivalent, least first (* chosen):
+  Cost in watts-equivalent, lowest first (* chosen):
      NODE    GPU      COST      POWER  FRAGMENTATION  WORSE BY  BECAUSE OF
   *  node-0    0   57.50 W   +60.00 W        -2.50 W    0.00 W  -
      node-1    1  121.00 W  +120.00 W        +1.00 W   63.50 W  power +60.00 W, fragmentation +3.50 W
@@ -191,7 +191,7 @@ def test_explain_what_waits(eelctl, fake):
     eelctl("submit", "--id", "w", "--name", "w", "--gpus", "1")
     text = eelctl("explain", "w").stdout
     assert text.startswith("w (batch_job w) is pending: no free GPU\n")
-    assert "Replica 0 has no place. It fitted on 0 nodes." in text
+    assert "Replica 0 is not placed. Feasible: 0 nodes." in text
     assert text.endswith("What would help: free 1 T4, or let gpu_models name A10 too\n")
 
 
@@ -252,7 +252,7 @@ def test_energy_is_a_table_whose_parts_add_up(eelctl, fake):
     fake.spent.answer = replace(NOTHING_SPENT, groups=(group,), unallocated=EnergySpent(bare_idle_mj=500_000))
     lines = eelctl("energy").stdout.splitlines()
     assert [line.split()[:2] for line in lines[:2]] == [["TITLE", "NAMESPACE"], ["bert", "ml"]]
-    assert [line.split("  ")[0] for line in lines[2:4]] == ["(held by nobody)", "TOTAL"]
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["(unallocated)", "TOTAL"]
     assert "2.0 kJ" in lines[3]
 
 

@@ -47,8 +47,8 @@ def test_a_plan_is_a_table_of_gpus_and_of_services_and_changes_nothing(eelctl, f
     assert ["n:1", "MIG off", "stays: job runs on it", "-"] in cells
     assert ["bert", "20/s", "nothing", "23.5/s", "0 -> 1", "50 %", "-"] in cells
     assert ["t5", "20/s", "nothing", "nothing", "0 -> 0", "-", "nothing is quick enough"] in cells
-    assert "0 GPUs in use become 1, in 2 stages; over 3600 s it gains -3,600 GPU-seconds and costs 91 once." in lines
-    assert lines[-1] == "Nothing was changed. To change it: eelctl partition apply partitions-7-abc"
+    assert "0 GPUs in use become 1, in 2 stages; over 3600 s this gains -3,600 GPU-seconds and costs 91 once." in lines
+    assert lines[-1] == "Nothing was changed. To apply the plan: eelctl partition apply partitions-7-abc"
     assert (fake.partitioned.horizons, fake.partitioned.applied) == ([60.0], [])
 
 
@@ -58,7 +58,7 @@ def test_apply_names_a_plan_or_takes_what_is_found(eelctl, fake):
         ListPartitionsResponse(gpus=(STATUS,), stages_left=1, waits_for="GPU 0 of node n: busy: drain it"),
         ListPartitionsResponse(gpus=(PartitionStatus(node_name="n", gpu_index=0, model="A", wanted=CUT, stands=True),)),
     ]
-    assert "1 follow as the GPUs come to stand" in eelctl("partition", "apply", "partitions-7-abc").output
+    assert "1 follow when the GPUs are ready" in eelctl("partition", "apply", "partitions-7-abc").output
     assert "yes" in eelctl("partition", "apply", "--yes", "--wait", "20").output
     assert fake.partitioned.applied == ["partitions-7-abc"] * 2
     eelctl("partition", "apply", code=2)
@@ -86,9 +86,9 @@ def test_show_says_what_stands_and_what_is_refused(eelctl, fake):
 
 def test_where_nothing_is_to_be_done_it_says_why(eelctl, fake):
     fake.partitioned.found = PartitionRecommendation(recommendation_id="p", revision=1, horizon_s=60.0, gpus_ready=4)
-    assert "no change of 4 GPUs is worth its cost" in eelctl("partition", "apply", "--yes").output
+    assert "no change of the 4 GPUs is worth its cost" in eelctl("partition", "apply", "--yes").output
     fake.partitioned.found = PartitionRecommendation(recommendation_id="p", revision=1, horizon_s=60.0)
-    assert "No GPU is the partition planner's" in eelctl("partition", "plan").output
+    assert "The partition planner manages no GPU" in eelctl("partition", "plan").output
     assert fake.partitioned.applied == []
 
 
@@ -100,7 +100,7 @@ def test_a_pool_is_handed_over_and_keeps_its_mode(eelctl, fake):
         PoolMode(pool="a", mode=EnforcementMode.OBSERVE, partitioned=True),
         PoolMode(pool="b", mode=EnforcementMode.OBSERVE, partitioned=True),
     )
-    assert "observe, its GPUs with MIG are the partition planner's" in said
+    assert "observe, MIG GPUs managed by the partition planner" in said
     eelctl("policy", "set", "--partition", "b=off")
     assert not fake.policy.pools[1].partitioned
     eelctl("policy", "set", "--partition", "b=perhaps", code=2)

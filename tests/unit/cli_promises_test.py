@@ -61,9 +61,9 @@ def test_what_is_promised_comes_from_yaml_and_is_shown(eelctl, fake):
     spec = fake.workloads["chat"].spec
     assert (spec.service.profile, spec.service.objectives[0].latency_s) == ("chat", 0.5)
     assert "promised   response p95 within 0.5 s" in eelctl("get", "chat").stdout
-    assert "promised   at most 5 % more time" in eelctl("get", "train").stdout
+    assert "promised   at most 5 % slower" in eelctl("get", "train").stdout
     fake.workloads["train"] = replace(fake.workloads["train"], power_limit_w=250.0)
-    assert "limit      250 W each GPU" in eelctl("get", "train").stdout
+    assert "limit      250 W per GPU" in eelctl("get", "train").stdout
     # What is printed can be submitted again.
     eelctl("submit", "-f", "-", input=eelctl("get", "train", "-o", "yaml").stdout)
 
@@ -95,7 +95,7 @@ def test_a_job_has_one_promise(eelctl, training):
 
 
 def test_promises(eelctl, fake):
-    assert "nothing is promised" in eelctl("promises").stdout
+    assert "nothing has an objective" in eelctl("promises").stdout
     fake.promised.answer = ListPromisesResponse(
         services=(
             ServiceStatus(
@@ -138,7 +138,7 @@ train  searching  250 W  +1.2 %  +18.5 %  would: 250 W saves most
 
 BUDGET      LIMIT   CLAIMED  SHORT
 cluster  20,000 W  18,500 W  120 W
-energy costs 1.30 of the mean of the coming day
+energy now costs 1.30 times the mean of the coming day
 """)
     assert json.loads(eelctl("promises", "-o", "json").stdout)["services"][0]["live_s"] == 0.62
 
@@ -148,7 +148,7 @@ def test_scale(eelctl, fake):
     assert "replica 2" in eelctl("scale", "chat", "3").stdout
     fake.promised.room = 4
     found = eelctl("scale", "chat", "6")
-    assert "there is room for 4 of 6" in found.stderr
+    assert "there is capacity for 4 of 6" in found.stderr
     assert "Invalid value" in eelctl("scale", "chat", "0", code=2).stderr
 
 

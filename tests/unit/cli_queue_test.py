@@ -132,7 +132,7 @@ def test_an_empty_queue_says_so(eelctl):
 def test_where_nothing_matches_it_is_not_said_that_nothing_waits(eelctl, crowd, sums):
     done = eelctl("queue", "--reason", "sunshine", *sums)
     assert done.stdout == ""
-    assert re.fullmatch(r"nothing that waits matches; without filters \d+ wait\n", done.stderr)
+    assert re.fullmatch(r"no pending workload matches; without filters there are \d+\n", done.stderr)
 
 
 def test_one_that_went_meanwhile_is_passed_over(eelctl, crowd, fake):

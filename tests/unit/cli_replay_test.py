@@ -60,7 +60,7 @@ def test_nodes_that_the_controller_lacks(trace):
     with serving(fake) as address:
         done = replay(address, "--nodes", "nodes.csv", "--pods", "pods.csv", cwd=trace)
     assert done.returncode == 4
-    assert "lacks 1 of the trace's 2 nodes, such as n1" in done.stderr
+    assert "lacks 1 of the trace's 2 nodes, for example n1" in done.stderr
     assert "--fleet-out" in done.stderr
     assert fake.submitted == []
 

@@ -63,7 +63,7 @@ def test_limits_are_set_changed_shown_and_taken_away(eelctl, fake):
         ("namespace=research kwh=0 per month", "write a number above 0"),
         ("namespace=research kwh=5 per month, softly", "write observe, enforce or warn at 90%"),
         ("namespace=research kwh=5 per month, warn at 101%", "write observe, enforce or warn at 90%"),
-        ("namespace=research kwh=none per month", "takes away a limit that is not there"),
+        ("namespace=research kwh=none per month", "removes a limit that does not exist"),
     ],
 )
 def test_what_is_no_limit_is_told_with_the_remedy(eelctl, fake, text, said):
@@ -75,13 +75,13 @@ def test_what_is_no_limit_is_told_with_the_remedy(eelctl, fake, text, said):
 def test_no_more_limits_than_are_kept(eelctl, fake):
     words = [word for number in range(257) for word in ("--spend", f"user=u{number} kwh=1 per day")]
     refused = eelctl("policy", "set", *words, code=2)
-    assert "256 are kept at the most" in refused.stderr
+    assert "at most 256 are allowed" in refused.stderr
     eelctl("policy", "set", *words[2:])
     assert len(fake.policy.spending) == 256
 
 
 def test_what_is_spent_is_a_table_or_a_document(eelctl, fake):
-    assert "nothing is limited; eelctl policy set --spend" in eelctl("spending").stdout
+    assert "no spending limit is set; set one with eelctl policy set --spend" in eelctl("spending").stdout
     fake.limited.answer = ListSpendingResponse(
         limits=(
             SpendingStatus(

@@ -114,10 +114,10 @@ def test_a_file_holds_any_sequence(eelctl, fake, tmp_path):
 def test_the_answer_as_table_json_and_yaml(eelctl):
     table = eelctl.run("whatif", "--drain", "a").output
     for line in (
-        "On a copy of revision 11; the cluster itself is as it was.",
+        "Tried on a copy of revision 11; the cluster is unchanged.",
         "nodes ready 2 1 -1",
         "workloads waiting 1 2 +1",
-        " 1 workload would be displaced and wait",
+        " 1 workload would lose its place and wait",
         "w-1 displaced a - gpu_count: no node has enough whole GPUs free",
     ):
         assert line in re.sub(" +", " ", table)
@@ -132,9 +132,9 @@ def test_a_capacity_plan(eelctl):
     assert "1 node is needed for 1 workload; with one less, 1 would wait." in result.output
     result = eelctl.run("capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 3)
     assert "4 nodes are needed for 3 workloads; with one less, 1 would wait." in result.output
-    assert "1 that wait already were tried first" in result.output
+    assert "1 pending workloads were tried first" in result.output
     assert (
-        "Even 2 such nodes leave 1 workload"
+        "Even with 2 such nodes, 1 workload"
         in eelctl.run("capacity", "--node", "openb-g2:2", "--gpus", 2, "--copies", 2, "--most", 2).output
     )
     plain = json.loads(eelctl.run("-o", "json", "capacity", "--node-like", "a").output)
@@ -146,12 +146,12 @@ def test_a_capacity_plan(eelctl):
     [
         (("whatif",), 2, "name at least one change"),
         (("whatif", "--budget", "5kW"), 2, "try budgets with eelctl promises --budget"),
-        (("whatif", "--add", "3:T4"), 2, "write GPU:EACH such as H100-SXM5-80GB:8"),
+        (("whatif", "--add", "3:T4"), 2, "write MODEL:COUNT, for example H100-SXM5-80GB:8"),
         (("whatif", "--add", "T4:8"), 2, "begin with the number of nodes"),
         (("whatif", "--add-like", "0:a"), 2, "begin with the number of nodes"),
         (("whatif", "--weight", "speed=2"), 2, "use one of power, fragmentation_w, stranding_w"),
-        (("capacity",), 2, "either --node GPU:EACH or --node-like NODE"),
-        (("capacity", "--node", "T4:1", "--node-like", "a"), 2, "either --node GPU:EACH or --node-like NODE"),
+        (("capacity",), 2, "either --node MODEL:COUNT or --node-like NODE"),
+        (("capacity", "--node", "T4:1", "--node-like", "a"), 2, "either --node MODEL:COUNT or --node-like NODE"),
         (("whatif", "--drain", "z"), None, "no node is called 'z'"),
         (("whatif", "--add", "1:T5:8"), None, "use one of a10, "),
     ],
@@ -166,10 +166,10 @@ def test_mistakes(eelctl, arguments, code, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no YAML"),
-        ("a: 1", "is no list"),
+        ("{", "is not YAML"),
+        ("a: 1", "is not a list"),
         ("- MoveBudget: {rack: r1}", "use one of DrainNodes, AddNodes"),
-        ("- 5", "a change is no mapping"),
+        ("- 5", "a change is not a mapping"),
         ("- DrainNodes: {node: a}", "is no field here"),
     ],
 )

@@ -12,26 +12,26 @@ YEAR_NS = 365 * 86_400 * 10**9
 @pytest.mark.parametrize(
     ("caller", "lines"),
     [
-        (WhoAmIResponse(roles=("viewer",)), ["certificate  none: without TLS everybody may everything"]),
+        (WhoAmIResponse(roles=("viewer",)), ["certificate  none: without TLS every caller may do everything"]),
         (
             WhoAmIResponse(subject="CN=a", roles=("viewer", "submitter"), not_after_ns=YEAR_NS),
-            ["certificate  CN=a", "roles        viewer, submitter", "holds until  1971-01-01 00:00 UTC"],
+            ["certificate  CN=a", "roles        viewer, submitter", "valid until  1971-01-01 00:00 UTC"],
         ),
         (
             WhoAmIResponse(roles=("agent",), node_names=("n1", "n2"), not_after_ns=2**63 - 1),
-            ["certificate  (no name)", "roles        agent", "nodes        n1, n2", "holds until  for ever"],
+            ["certificate  (no name)", "roles        agent", "nodes        n1, n2", "valid until  for ever"],
         ),
         (
             WhoAmIResponse(subject="CN=a", not_after_ns=YEAR_NS),
             [
                 "certificate  CN=a",
                 "roles        none: everything is allowed (--roles permit)",
-                "holds until  1971-01-01 00:00 UTC",
+                "valid until  1971-01-01 00:00 UTC",
             ],
         ),
         (
             WhoAmIResponse(subject="CN=a", roles_demanded=True, not_after_ns=YEAR_NS),
-            ["certificate  CN=a", "roles        none: nothing is allowed", "holds until  1971-01-01 00:00 UTC"],
+            ["certificate  CN=a", "roles        none: nothing is allowed", "valid until  1971-01-01 00:00 UTC"],
         ),
     ],
 )

@@ -253,11 +253,25 @@ def test_a_webhook_needs_a_certificate_and_somebody_who_ungates(flags, told):
         ),
         (
             ["--tls-authority", "a", "--roles", "require"],
-            "give --tls-certificate, --tls-key and --tls-authority together",
+            "--tls-certificate, --tls-key and --tls-authority belong together: give all three",
         ),
     ],
 )
 def test_roles_need_certificates_and_sense(flags: list[str], told: str) -> None:
+    done = CliRunner().invoke(main, flags)
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--steer-interval", "0"], "--steer-interval is 0.0; give seconds between 0.1 and 86400"),
+        (["--ledger-limit", "0"], "--ledger-limit is 0 bytes; give at least 0.01 GB"),
+        (["--kubernetes", "--kubernetes-abilities", "fly"], "--kubernetes-abilities contain 'fly'; use only claims, "),
+    ],
+)
+def test_an_error_of_the_configuration_names_the_option(flags: list[str], told: str) -> None:
     done = CliRunner().invoke(main, flags)
     assert done.exit_code == 2
     assert told in done.output

@@ -210,7 +210,7 @@ def test_the_command_says_equal_or_shows_the_difference(tmp_path):
     document = busy().exported("one")
     file.write_text(json.dumps(document))
     done = CliRunner().invoke(cli, ["decision", "replay", str(file)])
-    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "equal to the last bit")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "identical to the last bit")
     document["weights"]["power"] = 0.0
     file.write_text(json.dumps(document))
     done = CliRunner().invoke(cli, ["decision", "replay", str(file), "-o", "json"])
@@ -221,7 +221,7 @@ def test_the_command_says_equal_or_shows_the_difference(tmp_path):
     file.write_text("[")
     done = CliRunner().invoke(cli, ["decision", "replay", str(file)])
     assert done.exit_code == 5
-    assert "is no JSON" in done.stderr
+    assert "is not JSON" in done.stderr
 
 
 def test_the_command_writes_a_file(tmp_path):

@@ -28,7 +28,7 @@ from tests.deploy_rig import (
 )
 
 from eelgrid_controller.__main__ import main as controller
-from eelgrid_controller.access_control import parse_bindings, parse_user_grants
+from eelgrid_controller.runtime.access_control import parse_bindings, parse_user_grants
 from eelgrid_protos.certificate import Certificate, read_certificate
 from eelgrid_protos.roles import Role, RoleRules, build_caller
 

@@ -13,9 +13,8 @@ from eelgrid_agent.kubelet.pod_resources import (
     PodResourcesLimits,
     build_held_devices,
 )
-from eelgrid_protos.device_plugin_api import PreferredAllocationRequest
+from eelgrid_protos.kubelet_api import ContainerDevices, PreferredAllocationRequest
 from eelgrid_protos.messages import ComputeInstance, ConnectRequest, Gpu, GpuInstance, HeldDevices, PodDevices, Welcome
-from eelgrid_protos.pod_resources_api import ContainerDevices
 
 SLICE = GpuInstance(
     id=3, profile_id=19, profile="1g.10gb", start=0, size=1, compute_instances=(ComputeInstance(id=0, uuid="MIG-a"),)

@@ -181,7 +181,7 @@ def test_ledger(spent_mj, gpus, status):
 
 def test_queue(fake):
     waits = replace(fake.summary(), pending=3, pending_reasons=(ReasonCount(reason="no free GPU", workloads=3),))
-    assert checks.check_waiting_work(fake.summary()).what == "nothing waits"
+    assert checks.check_waiting_work(fake.summary()).what == "nothing is pending"
     assert checks.check_waiting_work(waits).what == "3 workloads wait, most of it for: no free GPU"
 
 
@@ -219,7 +219,7 @@ def test_a_page_that_is_well():
     by_name = {one.check: one.what for one in pages.check_metrics(page)}
     assert by_name["kubernetes"] == "leads"
     standby = pages.check_metrics(pages.parse_metrics(WELL + "eelgrid_kubernetes_leading 0.0\n"))
-    assert {one.check: one.what for one in standby}["kubernetes"].startswith("stands by")
+    assert {one.check: one.what for one in standby}["kubernetes"].startswith("standby")
 
 
 @pytest.mark.parametrize("line", FAULTS)
@@ -300,7 +300,7 @@ def test_nobody_answers(eelctl, tmp_path):
     findings = {one["check"]: one for one in json.loads(said)}
     assert findings["controller"]["status"] == "fail"
     assert "start eelgrid-controller" in findings["controller"]["remedy"]
-    assert findings["agent"]["what"] == "was not answered: Connection refused"
+    assert findings["agent"]["what"] == "the call failed: Connection refused"
     assert findings["state directory"]["what"] == f"{tmp_path} can be written"
     assert list(tmp_path.iterdir()) == []
 

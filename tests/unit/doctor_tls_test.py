@@ -5,9 +5,9 @@ import datetime as dt
 import pytest
 import trustme
 
-from eelgrid_controller.cli import doctor_tls as checks
+from eelgrid_controller.cli import doctor as checks
+from eelgrid_controller.cli.doctor import TlsFilesState, read_tls_state
 from eelgrid_controller.cli.doctor_finding import FindingStatus
-from eelgrid_controller.cli.doctor_tls import TlsFilesState, read_tls_state
 from eelgrid_protos.certificate import Certificate, read_certificate
 from eelgrid_protos.messages import WhoAmIResponse
 
@@ -59,12 +59,12 @@ def test_names(names, host, is_covered):
 @pytest.mark.parametrize(
     ("now_s", "host", "status", "said"),
     [
-        (50 * DAY_S, "", OK, "holds for 50 days"),
-        (80 * DAY_S, "", WARN, "20 days only"),
+        (50 * DAY_S, "", OK, "expires in 50 days"),
+        (80 * DAY_S, "", WARN, "expires in 20 days"),
         (103 * DAY_S, "", FAIL, "expired 3 days ago"),
-        (-2 * DAY_S, "", FAIL, "holds only in 2 days"),
-        (50 * DAY_S, "a", OK, "holds"),
-        (50 * DAY_S, "b", FAIL, "is not for b but for a"),
+        (-2 * DAY_S, "", FAIL, "is not valid for another 2 days"),
+        (50 * DAY_S, "a", OK, "expires in 50 days"),
+        (50 * DAY_S, "b", FAIL, "is not valid for b, only for a"),
     ],
 )
 def test_dates_and_names(now_s, host, status, said):
@@ -95,10 +95,10 @@ def test_each_fault_of_the_files_is_found(files):
     assert statuses(files, "ours.pem", "ours.key", "other-ca.pem")["TLS chain"] is FAIL
     missing = findings(files, "none.pem")["TLS files"]
     assert (missing.status, "none.pem: No such file" in missing.what) == (FAIL, True)
-    assert "no certificate" in findings(files, "ours.key")["TLS files"].what
+    assert "not a certificate" in findings(files, "ours.key")["TLS files"].what
     (files / "open.key").write_bytes((files / "ours.key").read_bytes())
     (files / "open.key").chmod(0o644)
-    assert findings(files, "ours.pem", "open.key")["TLS key"].what == "can be read by everybody"
+    assert findings(files, "ours.pem", "open.key")["TLS key"].what == "can be read by everyone"
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_no_files(is_loopback, insecure, status):
     [
         (WhoAmIResponse(roles=("viewer",)), SKIPPED, "without TLS"),
         (WhoAmIResponse(subject="CN=a", roles=("viewer",), not_after_ns=1), OK, "CN=a has viewer"),
-        (WhoAmIResponse(subject="CN=a", not_after_ns=1), WARN, "may everything like any certificate"),
-        (WhoAmIResponse(subject="CN=a", not_after_ns=1, roles_demanded=True), FAIL, "the controller demands one"),
+        (WhoAmIResponse(subject="CN=a", not_after_ns=1), WARN, "may do everything, like every certificate"),
+        (WhoAmIResponse(subject="CN=a", not_after_ns=1, roles_demanded=True), FAIL, "the controller requires one"),
     ],
 )
 def test_the_role_of_our_certificate(answer, status, said):

@@ -31,8 +31,8 @@ from eelgrid_agent.kubelet.kube_client import (
 )
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, GpuConditionTracker
 from eelgrid_agent.node.config import BadEnforcement, parse_flags
-from eelgrid_protos.dra_api import parse_claims, parse_registration_status
 from eelgrid_protos.errors import MalformedMessage
+from eelgrid_protos.kubelet_api import parse_claims, parse_registration_status
 from eelgrid_protos.messages import AbsenceReason, Reading
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"

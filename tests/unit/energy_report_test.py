@@ -129,7 +129,7 @@ async def test_the_page_has_every_number_and_nothing_of_others_runs_in_it(docume
     assert total_kwh == pytest.approx(whole["measured_j"] / 3.6e6, rel=0.01)
     by_namespace = {row[0]: row for row in found.rows[: 2 + len(TEAMS) + 2]}
     assert set(TEAMS) < set(by_namespace)
-    assert {"held by nobody", "nobody known", "Total"} < set(by_namespace)
+    assert {"unallocated", "unattributed", "Total"} < set(by_namespace)
     (chat,) = [row for row in found.rows if row[:2] == ["ml-0", "ml"]]
     assert chat[5] == "31,000 requests1.98 M tokens"  # in two lines
     (job,) = [row for row in found.rows if row[:2] == ["vision-0", "vision"]]
@@ -145,7 +145,7 @@ async def test_the_page_says_where_energy_went_before_its_tables(document):
         r"The largest namespaces: ml \d+\.\d %, &lt;script&gt;alert\(1\)&lt;/script&gt; \d+\.\d %, vision", text
     )
     assert re.search(
-        r"A day took [\d.]+ kWh in the mean, the most [\d.]+ kWh on 2026-10-31, the least [\d.]+ on 2026-10-01\.</p>",
+        r"A day took [\d.]+ kWh on average, at most [\d.]+ kWh on 2026-10-31, at least [\d.]+ on 2026-10-01\.</p>",
         text,
     )
     money = float(re.search(r"<b>([\d,.]+) EUR</b>cost", text)[1].replace(",", ""))
@@ -155,7 +155,7 @@ async def test_the_page_says_where_energy_went_before_its_tables(document):
 
 async def test_a_month_that_is_not_over_says_so_and_ends_where_it_is(document):
     text = await page(document, made="2026-10-20 12:00 UTC")
-    assert "This month is not over: the figures are those until 2026-10-20 12:00 UTC." in text
+    assert "This month is not over: the figures are up to 2026-10-20 12:00 UTC." in text
 
 
 async def test_a_day_without_a_row_keeps_its_place_in_the_chart(document):
@@ -163,7 +163,7 @@ async def test_a_day_without_a_row_keeps_its_place_in_the_chart(document):
     del days["groups"][3:6]
     text = render_report("t", "2026-11-01 06:00 UTC", [ReportSection("Namespaces", ("namespace",), whole)], days)
     assert text.count("<rect") == 2 * 31
-    assert "On 3 days nobody was charged." in text
+    assert "On 3 days no energy was attributed." in text
     assert re.search(r"<title>2026-10-04: 0\.0 kWh", text)
 
 
@@ -177,7 +177,7 @@ async def test_a_page_without_prices_or_energy_says_what_is_missing(document):
         "t", "2026-11-01 06:00 UTC", [ReportSection("Namespaces", ("namespace",), whole)], days | {"groups": []}
     )
     assert "No prices are set" in text
-    assert "No energy was charged to an owner." in text
+    assert "No energy was attributed to an owner." in text
 
 
 async def test_joules_for_each_unit_are_of_those_who_tell_it(document):
@@ -226,7 +226,7 @@ async def test_parquet_has_the_same_rows(document, tmp_path):
 @pytest.mark.parametrize(("option", "write"), [("--csv", write_csv), ("--parquet", write_parquet)])
 def test_a_file_that_cannot_be_written_is_named(option, write, tmp_path):
     path = tmp_path / "nowhere" / "x"
-    with pytest.raises(click.UsageError, match=f"{option}: {path}: .*name a file that can be written"):
+    with pytest.raises(click.UsageError, match=f"{option}: {path}: .*name a writable file"):
         write_groups(option, path, write, {"groups": []}, ("title",))
 
 

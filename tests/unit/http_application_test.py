@@ -10,7 +10,7 @@ from aiohttp import web
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
-from eelgrid_protos.http_hosts import HttpHosts, names_loopback
+from eelgrid_protos.sockets import HttpHosts, names_loopback
 
 LOG = logging.getLogger("test.http")
 

@@ -28,7 +28,7 @@ from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     select_fullest,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
-from eelgrid_protos.device_plugin_api import PreferredAllocationRequest
+from eelgrid_protos.kubelet_api import PreferredAllocationRequest
 
 SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 GIB = 1024**3

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from tests.controller_rig import LOG, MemoryJournal, inventory, until, wanted
 
-from eelgrid_controller.clock import Clock
+from eelgrid_controller.clock import Clock, RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalCorrupt, JournalFull, JournalTooNew, JournalUnavailable
-from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.sqlite_journal import open_journal

@@ -6,9 +6,15 @@ import pytest
 from tests.certificates_rig import Authority
 from tests.controller_rig import inventory, wanted
 
-from eelgrid_controller.access_control import bind_spec, check_owner, owner_of, parse_bindings, parse_user_grants
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.runtime.access_control import (
+    bind_spec,
+    check_owner,
+    owner_of,
+    parse_bindings,
+    parse_user_grants,
+)
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadSubmitted, event_from_plain, event_to_plain
 from eelgrid_protos import catalogue

@@ -20,8 +20,8 @@ from eelgrid_agent.energy.allocations import (
 from eelgrid_agent.energy.node_energy import list_jobs, read_slurm_allocations
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient, PodResourcesError, PodResourcesLimits
 from eelgrid_protos.errors import MalformedMessage
+from eelgrid_protos.kubelet_api import ANSWER_BYTES_MOST, ClaimedDevice, parse_containers
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
-from eelgrid_protos.pod_resources_api import ANSWER_BYTES_MOST, ClaimedDevice, parse_containers
 from eelgrid_protos.wire import pod_resources_pb2 as wire
 
 ZERO = "GPU-a4f34abc-7715-3560-dcea-7238b9611a45"

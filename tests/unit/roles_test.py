@@ -8,8 +8,8 @@ from cryptography.x509.oid import NameOID
 from tests.certificates_rig import Authority
 
 from eelgrid_agent.node.node_service import METHOD_ROLES as NODE_NEEDS
-from eelgrid_controller.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role, parse_user_grants
 from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.runtime.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role, parse_user_grants
 from eelgrid_protos import codec
 from eelgrid_protos.certificate import SUBJECT_SHOWN_MOST, read_certificate
 from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, build_caller, check_node

@@ -12,7 +12,7 @@ from tests.clusters import core_with, decided, node, request
 from tests.controller_rig import Agent, MemoryJournal, inventory, running, until, wanted
 
 from eelgrid_controller.cli import doctor_cluster
-from eelgrid_controller.core.plan_claims import PlanClaim
+from eelgrid_controller.core.nodes import PlanClaim
 from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.errors import JournalLost, LostEntries
 from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, open_journal

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from eelgrid_controller.cli import output, top_view
+from eelgrid_controller.cli import output, terminal_rendering
+from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_controller.cli.energy import write_csv
 from eelgrid_controller.cli.errors import CliError
 from eelgrid_controller.cli.frontier import _write as write_frontier
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table
 from eelgrid_controller.cli.report import ReportSection, render_report
-from eelgrid_controller.cli.settings import CliSettings
 from eelgrid_controller.replay.results import ResultTable, TableFormat, table_writer
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import EnergyGroup, EnergySpent, QueryEnergyResponse, ReasonCount, Summary
@@ -97,7 +97,7 @@ def test_an_error_shows_names_escaped(capsys):
 
 
 def test_top_shows_names_escaped():
-    seen = top_view.TopSnapshot(
+    seen = terminal_rendering.TopSnapshot(
         summary=Summary(time_ns=0, pending_reasons=(ReasonCount(reason=EVIL, workloads=3),)),
         nodes=(),
         energy=QueryEnergyResponse(
@@ -111,7 +111,7 @@ def test_top_shows_names_escaped():
         ),
     )
     console = Console(width=200, height=60, record=True, file=io.StringIO(), color_system=None)
-    console.print(top_view.render_top(seen, "t", nodes_most=5, width=200, height=0))
+    console.print(terminal_rendering.render_top(seen, "t", nodes_most=5, width=200, height=0))
     shown = console.export_text()
     assert "a\\u202eb" in shown
     assert not UNSAFE.search(shown)

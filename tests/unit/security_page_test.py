@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from eelgrid_agent.node.node_service import METHOD_ROLES as NODE_NEEDS
-from eelgrid_controller.access_control import REQUIRED_ROLES
 from eelgrid_controller.core import core
 from eelgrid_controller.runtime import audit_table
+from eelgrid_controller.runtime.access_control import REQUIRED_ROLES
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state import agent_liveness
 from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST

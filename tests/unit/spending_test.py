@@ -11,12 +11,13 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import SpendingJudged, WorkloadDeferred, event_to_plain
 from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory
-from eelgrid_controller.state.spending import judge_limits, limit_statuses
-from eelgrid_controller.state.spending_limits import (
+from eelgrid_controller.state.spending import (
     PeriodBounds,
     describe_moment,
     describe_period,
     format_limit,
+    judge_limits,
+    limit_statuses,
     period_bounds_at,
     spending_key,
 )

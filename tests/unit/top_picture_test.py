@@ -8,7 +8,7 @@ from rich.console import Console
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
 
-from eelgrid_controller.cli.top_view import TopSnapshot, render_top
+from eelgrid_controller.cli.terminal_rendering import TopSnapshot, render_top
 from eelgrid_protos.messages import (
     BudgetScope,
     BudgetStatus,
@@ -120,12 +120,12 @@ def test_what_is_not_known_is_said_and_no_number():
     said = drawn(TopSnapshot(summary=SUMMARY, nodes=[], missing="the ledger is closed"))
     assert said.count("not known (the ledger is closed)") == 2
     assert "oldest sample -" in said
-    assert "225.4 W modelled for each GPU in use" in said
+    assert "225.4 W modelled per GPU in use" in said
 
 
 def test_an_empty_cluster_is_drawn_too():
     said = drawn(
         TopSnapshot(summary=Summary(time_ns=0), nodes=[], promises=ListPromisesResponse(), energy=NOTHING_SPENT)
     )
-    for piece in ("nothing waits", "nothing is promised", "0 J, - of it idle"):
+    for piece in ("nothing waits", "nothing has an objective", "0 J, - of it idle"):
         assert piece in said

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
+from eelgrid_protos.kubelet_api import ContainerDevices
 from eelgrid_protos.messages import Assignment, Gpu, GpuInstance
-from eelgrid_protos.pod_resources_api import ContainerDevices
 
 _REPLICA = re.compile(r"^(.+)::\d+$")
 _OLD_MIG = re.compile(r"^MIG-(GPU-[0-9a-f-]+)/(\d+)/(\d+)$")

@@ -40,9 +40,9 @@ from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore, StateUnwritable
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import InvalidMessage
+from eelgrid_protos.kubelet_api import ContainerDevices
 from eelgrid_protos.messages import Assignment, EnergyWindow, Gpu, NodeEvent, NodeEventKind
 from eelgrid_protos.plain_messages import from_plain, to_plain
-from eelgrid_protos.pod_resources_api import ContainerDevices
 from eelgrid_protos.safe_text import escape_text
 
 FILES_MOST = 1024

@@ -58,7 +58,7 @@ from eelgrid_agent.state_files import (
 )
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
-from eelgrid_protos.dra_api import ClaimReference, PreparedDevice
+from eelgrid_protos.kubelet_api import ClaimReference, PreparedDevice
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Gpu, GpuInstance, GpuLayout, WantedInstance
 
 _RESULTS_MOST = 32

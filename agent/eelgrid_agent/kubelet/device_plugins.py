@@ -37,7 +37,8 @@ import grpc.aio
 from eelgrid_agent.kubelet.pod_resources import PodResourcesClient
 from eelgrid_agent.node.config import AgentConfig
 from eelgrid_agent.node.node import AgentNode
-from eelgrid_protos.device_plugin_api import (
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.kubelet_api import (
     PLUGIN_SERVICE,
     REGISTER_PATH,
     ContainerAllocation,
@@ -52,7 +53,6 @@ from eelgrid_protos.device_plugin_api import (
     parse_allocate_request,
     parse_preferred_request,
 )
-from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import Assignment, Gpu, GpuInstance, GpuLink
 
 # Beyond so many sets of devices they are taken one by one, each the nearest to those before.

@@ -48,7 +48,8 @@ from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.state_files import StateFileError
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.catalogue.products import MigGeometry
-from eelgrid_protos.dra_api import (
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.kubelet_api import (
     DRA_SERVICE,
     REGISTRATION_SERVICE,
     ClaimReference,
@@ -60,7 +61,6 @@ from eelgrid_protos.dra_api import (
     parse_claims,
     parse_registration_status,
 )
-from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import ApplyResult, Gpu, GpuLayout
 
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"

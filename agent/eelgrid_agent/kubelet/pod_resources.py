@@ -30,8 +30,7 @@ import grpc.aio
 
 from eelgrid_agent.energy.allocations import DeviceReference, find_device
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.messages import PODS_WITH_DEVICES_MOST, Gpu, HeldDevices, PodDevices
-from eelgrid_protos.pod_resources_api import (
+from eelgrid_protos.kubelet_api import (
     ALLOCATABLE_PATH,
     ANSWER_BYTES_MOST,
     LIST_PATH,
@@ -41,6 +40,7 @@ from eelgrid_protos.pod_resources_api import (
     parse_allocatable,
     parse_containers,
 )
+from eelgrid_protos.messages import PODS_WITH_DEVICES_MOST, Gpu, HeldDevices, PodDevices
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 # A path in the name of a UNIX socket; the kernel takes no longer one.

@@ -28,8 +28,8 @@ from eelgrid_agent.metrics.exposition import MetricsRenderer, RenderedMetrics
 from eelgrid_agent.metrics.snapshot import AgentSnapshot
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
-from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, accepts_gzip, prefers_openmetrics
+from eelgrid_protos.sockets import HttpHosts
 from eelgrid_protos.transport import TlsFiles, is_loopback
 
 # The event loop is taken for dead when nothing was sampled for this long and four intervals.

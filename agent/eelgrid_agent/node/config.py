@@ -19,9 +19,9 @@ from typing import Any
 
 from eelgrid_protos import __version__
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.http_hosts import NAMES_MOST
 from eelgrid_protos.messages import TOPOLOGY_PARTS_MOST
 from eelgrid_protos.roles import BadGrant, RoleRules, parse_grants
+from eelgrid_protos.sockets import NAMES_MOST
 from eelgrid_protos.transport import TlsFiles
 
 SPOOL_TICKS = 600

@@ -1,8 +1,8 @@
 """The entry point of eelctl: global options and the list of commands.
 
-Owns the composition: commands are named here with their one-line help and are
-imported when they are run, so that help, the version and a usage error cost no
-import of theirs. Must not know any command's options.
+Names the commands with their one-line help and imports a command's module when
+it is run, so that help, the version and a usage error import none of them.
+Must not know any command's options.
 """
 
 import importlib
@@ -12,52 +12,52 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.connection import DEFAULT_CONTROLLER, OUTPUTS, CliSettings
 from eelgrid_controller.cli.errors import cli_error_for
-from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, OUTPUTS, CliSettings
 from eelgrid_protos import __version__
 
 # Command: (module, one-line help), in the order in which help lists them.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "nodes": ("nodes", "List nodes, what is allocated on them and what they draw."),
+    "nodes": ("nodes", "List nodes with their allocations and power draw."),
     "node": ("nodes", "Remove a node that is gone for good."),
-    "gpus": ("nodes", "List GPUs with their newest readings."),
-    "reconcile": ("nodes", "Give up what nodes hold beyond the journal, after it lost entries."),
+    "gpus": ("nodes", "List GPUs with their latest readings."),
+    "reconcile": ("nodes", "Release work that nodes hold but the journal has lost."),
     "topology": ("nodes", "Show how the GPUs of a node are linked."),
     "workloads": ("workloads", "List workloads, or watch them change."),
-    "queue": ("queue", "Show what waits, in which order, since when and for what."),
+    "queue": ("queue", "Show pending workloads in scheduling order, and why they wait."),
     "get": ("workloads", "Show one workload."),
-    "submit": ("workloads", "Submit a workload, from flags or YAML."),
-    "cancel": ("workloads", "End workloads."),
-    "scale": ("promises", "Give a workload another number of replicas."),
-    "promises": ("promises", "Show how services and jobs keep what they were promised."),
-    "progress": ("promises", "Tell how far a job is."),
-    "profile": ("profiles", "Tell or list what was measured of workloads."),
-    "explain": ("explain", "Say where a workload went and why, or what it waits for."),
+    "submit": ("workloads", "Submit workloads, from flags or a YAML file."),
+    "cancel": ("workloads", "Cancel workloads."),
+    "scale": ("promises", "Change the number of replicas of a workload."),
+    "promises": ("promises", "Show whether services and jobs meet their objectives."),
+    "progress": ("promises", "Report the progress of a job."),
+    "profile": ("profiles", "Import, list or predict measurements of workloads."),
+    "explain": ("explain", "Explain why a workload was placed where it is, or why it waits."),
     "whatif": ("whatif", "Try changes on a copy: drain, add nodes, other weights, more work."),
-    "capacity": ("whatif", "Say how many more nodes are needed."),
-    "shadow": ("whatif", "Let a second policy follow the cluster on a copy, and compare."),
-    "decision": ("explain", "Export a decision with all that it depended on, or replay one."),
-    "plan": ("nodes", "Show what the controller wants of its nodes."),
-    "policy": ("policy", "Show or change what to aim for."),
+    "capacity": ("whatif", "Compute how many more nodes are needed."),
+    "shadow": ("whatif", "Run a second policy on a copy of the cluster, and compare."),
+    "decision": ("explain", "Export a placement decision with all its inputs, or replay one."),
+    "plan": ("nodes", "Show the plans that the controller sends to its nodes."),
+    "policy": ("policy", "Show or change the policy."),
     "partition": ("partition", "Show, plan or change the MIG layouts of partitioned pools."),
-    "moves": ("moves", "Recommend moves of running work, or execute them."),
-    "energy": ("energy", "Say who spent how many joules, and what they cost."),
-    "spending": ("policy", "Show what is spent of spending limits, and what waits for them."),
-    "exporters": ("energy", "Show who takes energy's rows elsewhere, and until when they have them."),
-    "report": ("report", "Write a month of energy, cost and carbon as a page of HTML or PDF."),
+    "moves": ("moves", "Recommend or execute moves of running workloads."),
+    "energy": ("energy", "Show energy, cost and carbon by owner."),
+    "spending": ("policy", "Show spending limits, what is spent, and what waits for them."),
+    "exporters": ("energy", "Show who exports energy rows, and up to when."),
+    "report": ("report", "Write a monthly report of energy, cost and carbon as HTML or PDF."),
     "top": ("top", "Watch the cluster live."),
-    "audit": ("access", "Show who asked to change what, when, and what came of it."),
-    "whoami": ("access", "Say whose our certificate is and what it may."),
-    "doctor": ("doctor", "Say what is wrong with this installation and what to do."),
+    "audit": ("access", "Show who requested which change, when, and with what result."),
+    "whoami": ("access", "Show the identity, roles and rights of your certificate."),
+    "doctor": ("doctor", "Check this installation and say how to repair it."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
-    "frontier": ("frontier", "Energy against latency and throughput, of a described fleet or the running one."),
+    "frontier": ("frontier", "Compute energy against latency and throughput of a fleet."),
     "demo": ("shell", "Start a controller and a simulated fleet, and replay a trace."),
     "completion": ("shell", "Print the shell completion script."),
 }
 
 
 class _Commands(click.Group):
-    """A group whose commands are imported when they are asked for."""
+    """A group that imports a command when it is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -72,7 +72,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command; of one that is not there the names that are nearest."""
+        """Returns the command; for an unknown name, fails with the closest names."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             from difflib import get_close_matches
 
@@ -115,14 +115,17 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
     default=DEFAULT_CONTROLLER,
     show_default=True,
     metavar="HOST:PORT",
-    help="The controller's address. [env EELGRID_CONTROLLER]",
+    help="Address of the controller. [env EELGRID_CONTROLLER]",
 )
-@click.option("--tls-certificate", envvar="EELGRID_TLS_CERTIFICATE", type=_PEM, help="Our certificate chain, PEM.")
-@click.option("--tls-key", envvar="EELGRID_TLS_KEY", type=_PEM, help="The certificate's key, PEM.")
+@click.option("--tls-certificate", envvar="EELGRID_TLS_CERTIFICATE", type=_PEM, help="Client certificate chain, PEM.")
+@click.option("--tls-key", envvar="EELGRID_TLS_KEY", type=_PEM, help="Private key of the client certificate, PEM.")
 @click.option(
-    "--tls-authority", envvar="EELGRID_TLS_AUTHORITY", type=_PEM, help="Who the controller must be from, PEM."
+    "--tls-authority",
+    envvar="EELGRID_TLS_AUTHORITY",
+    type=_PEM,
+    help="CA that signed the controller's certificate, PEM.",
 )
-@click.option("--insecure", is_flag=True, help="Talk to another machine without TLS.")
+@click.option("--insecure", is_flag=True, help="Connect to another machine without TLS.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -130,20 +133,20 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long one call may take.",
+    help="Time limit of one call.",
 )
 @click.option(
     "--page",
     envvar="EELGRID_PAGE",
     default="",
     metavar="URL",
-    help="Where you see the live page; `explain` then prints a link. [env EELGRID_PAGE]",
+    help="URL of the live page, for the link that `explain` prints. [env EELGRID_PAGE]",
 )
-@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="How to print.")
-@click.option("--no-headers", is_flag=True, help="Leave out the line of titles.")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format.")
+@click.option("--no-headers", is_flag=True, help="Omit the header line.")
 @click.pass_context
 def cli(context: click.Context, /, no_headers: bool, **values: Any) -> None:
-    """Place and power GPU work: ask and command an Eelgrid controller."""
+    """Query and control an Eelgrid controller, which places and powers GPU work."""
     context.obj = CliSettings(headers=not no_headers, **values)
 
 

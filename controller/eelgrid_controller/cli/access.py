@@ -1,6 +1,6 @@
-"""eelctl audit and whoami: who requested which change, and what our own certificate permits.
+"""eelctl audit and whoami: who requested which change, and what the caller's certificate permits.
 
-whoami reads no certificates: the controller's view of the caller counts.
+whoami does not read the certificate files: what counts is how the controller sees the caller.
 """
 
 import time
@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.energy import SPAN
 from eelgrid_controller.cli.output import TableColumn, print_list, print_plain
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, WhoAmIRequest, WhoAmIResponse
 
 _HOUR_NS = 3600 * 10**9
@@ -54,25 +53,32 @@ _COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
 
 
 @click.command()
-@click.option("--since", type=SPAN, default="24h", show_default=True, help="How far back: 24h, 7d, 4w.")
-@click.option("--user", default="", help="Only calls of this user.")
-@click.option("--call", default="", help="Only this call, as in CancelWorkload.")
-@click.option("--denied", is_flag=True, help="Only calls that were refused for their caller's rights.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Entries to show at most.")
+@click.option("--since", type=SPAN, default="24h", show_default=True, help="How far to look back: 24h, 7d, 4w.")
+@click.option("--user", default="", help="Only calls by this user.")
+@click.option("--call", default="", help="Only this call, for example CancelWorkload.")
+@click.option("--denied", is_flag=True, help="Only calls that were denied because the caller lacked the right.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries to show."
+)
 @output_option
 @click.pass_obj
 def audit(settings: CliSettings, /, since: int, limit: int, **filters: str | bool) -> None:
-    """Show who asked to change what, newest first (UTC); needs the role admin.
+    """Show who requested which change and with what result, newest first (UTC); requires the role admin.
 
-    An entry with more than one call stands for refused calls that were alike, or for reports, within a minute.
-    """
+    An entry with more than one call sums up identical denied calls, or reports, within a minute.
+
+    \b
+    eelctl audit --since 7d --denied
+    """  # noqa: D301
     request = ListAuditEntriesRequest(since_ns=max(0, time.time_ns() - since * _HOUR_NS), **filters)  # type: ignore[arg-type]
     with connect_operators(settings) as client:
         found = iterate_pages(client.list_audit_entries, request, "entries", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _COLUMNS, found, empty="nobody asked to change anything; look further back with --since")
+        print_list(
+            settings, _COLUMNS, found, empty="no change was requested in this time; look further back with --since"
+        )
 
 
-# The end of the calendar; a certificate that never ends is told as the last nanosecond of the contract.
+# The end of the calendar: a certificate that never expires has the last nanosecond of the contract.
 _SECONDS_MOST = 9_223_372_036
 
 
@@ -80,7 +86,7 @@ _SECONDS_MOST = 9_223_372_036
 @output_option
 @click.pass_obj
 def whoami(settings: CliSettings, /) -> None:
-    """Say whose our certificate is and what it may here."""
+    """Show the identity, roles and rights that the controller grants your certificate."""
     with connect_operators(settings) as client:
         found: WhoAmIResponse = client.who_am_i(WhoAmIRequest(), timeout=settings.timeout_s)
     print_plain(settings, asdict(found), _lines(found))
@@ -88,7 +94,7 @@ def whoami(settings: CliSettings, /) -> None:
 
 def _lines(found: WhoAmIResponse) -> Iterator[str]:
     if not found.not_after_ns:
-        yield "certificate  none: without TLS everybody may everything"
+        yield "certificate  none: without TLS every caller may do everything"
         return
     yield f"certificate  {found.subject or '(no name)'}"
     yield f"roles        {_roles(found)}"
@@ -100,9 +106,9 @@ def _lines(found: WhoAmIResponse) -> Iterator[str]:
         yield f"nodes        {', '.join(found.node_names)}"
     ends_s = found.not_after_ns // 10**9
     yield (
-        f"holds until  {datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d %H:%M} UTC"
+        f"valid until  {datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d %H:%M} UTC"
         if ends_s < _SECONDS_MOST
-        else ("holds until  for ever")
+        else ("valid until  for ever")
     )
 
 

@@ -1,7 +1,7 @@
-"""Amounts as people write them on a command line or in a file.
+"""Parses amounts as people write them on a command line or in a file: CPUs, memory and GPU shares.
 
-Owns the reading of CPUs, memory and GPU shares; formatting.py is the way back.
-Knows nothing of requests. Inside, amounts are thousandths and bytes.
+formatting.py writes them. Internally, amounts are thousandths of a CPU or GPU, and bytes.
+Knows nothing of requests.
 """
 
 import re
@@ -19,33 +19,33 @@ _BYTES: dict[str, float] = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb"
 def _number(text: str, what: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no {what}")
+        raise ValueError(f"{text!r} is not {what}")
     return float(match[1]), match[2].lower()
 
 
 def parse_cpu_milli(text: str) -> int:
-    """`2.5` or `2500m` as thousandths of a CPU; raises ValueError."""
-    number, unit = _number(text, "number of CPUs: write 2.5 or 2500m")
+    """Parses `2.5` or `2500m` into thousandths of a CPU; raises ValueError."""
+    number, unit = _number(text, "a number of CPUs: write 2.5 or 2500m")
     if unit not in {"", "m"}:
         raise ValueError(f"{text!r} has an unknown unit: write 2.5 or 2500m")
     return round(number if unit == "m" else number * 1000)
 
 
 def parse_memory_bytes(text: str) -> int:
-    """`16GiB`, `16Gi`, `16GB` or bytes; raises ValueError."""
-    number, unit = _number(text, "amount of memory: write 16GiB, 16GB or bytes")
+    """Parses `16GiB`, `16Gi`, `16GB` or a number of bytes into bytes; raises ValueError."""
+    number, unit = _number(text, "an amount of memory: write 16GiB, 16GB or bytes")
     if unit not in _BYTES:
         raise ValueError(f"{text!r} has an unknown unit: write 16GiB, 16GB or bytes")
     return round(number * _BYTES[unit])
 
 
 def parse_gpu_milli(text: str) -> int:
-    """`0.5` or `50%` of a GPU as thousandths; raises ValueError."""
+    """Parses `0.5` or `50%` of a GPU into thousandths; raises ValueError."""
     percent = text.strip().endswith("%")
-    number, unit = _number(text.strip().removesuffix("%"), "share of a GPU: write 0.5 or 50%")
+    number, unit = _number(text.strip().removesuffix("%"), "a share of a GPU: write 0.5 or 50%")
     milli = round(number * (10 if percent else 1000))
     if unit or not 1 <= milli <= 1000:
-        raise ValueError(f"{text!r} is no share of a GPU: write more than 0 and at most 1, such as 0.5 or 50%")
+        raise ValueError(f"{text!r} is not a share of a GPU: write more than 0 and at most 1, such as 0.5 or 50%")
     return milli
 
 
@@ -57,14 +57,14 @@ else:
 
 
 class AmountType(_IntType):
-    """An amount on the command line."""
+    """A click parameter type for an amount."""
 
     def __init__(self, name: str, read: Callable[[str], int]) -> None:
         self.name = name
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The amount, or a usage error that shows how to write one."""
+        """Returns the amount; fails with a usage error that shows how to write one."""
         if isinstance(value, int):
             return value
         try:

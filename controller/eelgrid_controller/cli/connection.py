@@ -1,23 +1,74 @@
-"""A connection of eelctl to the controller.
+"""How every command reaches the controller: shared settings, the options that set them, the channel, and paged listings.
 
-Owns opening and closing the channel and walking through pages; must not know
-what is asked. grpc is imported here, inside the function, because it takes
-longer than everything else that eelctl does.
+`-o` and `--no-headers` are accepted before and after the command's name, since people type both. grpc and the messages
+are imported inside the functions that need them, because they take longer to load than everything else that
+`eelctl --help` does. Knows nothing of what is asked.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
-from eelgrid_controller.cli.settings import CliSettings
-from eelgrid_protos.messages import PAGE_SIZE_MOST
+DEFAULT_CONTROLLER = "127.0.0.1:7443"
+OUTPUTS = ("table", "wide", "json", "yaml")
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CliSettings:
+    """How to reach the controller and how to print."""
+
+    controller: str = DEFAULT_CONTROLLER
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_authority: Path | None = None
+    insecure: bool = False
+    timeout_s: float = 10.0
+    output: str = "table"
+    headers: bool = True
+    # URL of the live page; empty if not given.
+    page: str = ""
+
+
+def _change(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value is not None and parameter.name is not None:
+        context.obj = replace(context.obj, **{parameter.name: value})
+
+
+def output_option(command: _Command) -> _Command:
+    """Adds -o and --no-headers to a command that prints an answer."""
+    for option in (
+        click.option(
+            "--no-headers",
+            "headers",
+            flag_value=False,
+            default=None,
+            type=bool,
+            expose_value=False,
+            callback=_change,
+            help="Omit the header line.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(OUTPUTS),
+            default=None,
+            expose_value=False,
+            callback=_change,
+            help="Output format.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def tls_files(settings: CliSettings) -> Any:
-    """The transport's TlsFiles, or None; three files or none."""
+    """Returns the transport's TlsFiles, None without TLS; raises UsageError unless all three files are given or none."""
     from eelgrid_protos.transport import TlsFiles
 
     files = (settings.tls_certificate, settings.tls_key, settings.tls_authority)
@@ -25,13 +76,13 @@ def tls_files(settings: CliSettings) -> Any:
         return None
     certificate, key, authority = files
     if certificate is None or key is None or authority is None:
-        raise click.UsageError("give --tls-certificate, --tls-key and --tls-authority together")
+        raise click.UsageError("--tls-certificate, --tls-key and --tls-authority belong together: give all three")
     return TlsFiles(certificate, key, authority)
 
 
 @contextmanager
 def connect_operators(settings: CliSettings) -> Iterator[Any]:
-    """The operators' API as blocking calls, for the length of a `with`."""
+    """Connects to the operators' API and yields a client of blocking calls; closes the channel on exit."""
     from eelgrid_protos import rpc, transport
 
     channel = transport.open_blocking_channel(settings.controller, tls=tls_files(settings), insecure=settings.insecure)
@@ -42,16 +93,18 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
 
 
 def _print_omitted(answer: Any) -> None:
-    """On standard error, so that a table or a document stays what it is."""
+    """Warns on standard error, so that a table or a document on standard output stays intact."""
     if answer.omitted:
         count = f"{answer.omitted} element{'' if answer.omitted == 1 else 's'}"
-        click.echo(f"warning: {count} left out that cannot be shown; the controller's log says why", err=True)
+        click.echo(f"warning: {count} omitted that cannot be shown; see the controller's log for the reason", err=True)
 
 
 def iterate_pages(
     call: Callable[..., Any], request: Any, items: str, *, timeout_s: float, limit: int | None = None
 ) -> Iterator[Any]:
-    """All items of a listing, page by page; ends early at the limit or at a page that repeats its token."""
+    """Yields all items of a paged listing; stops early at `limit`, or at a page that repeats its token."""
+    from eelgrid_protos.messages import PAGE_SIZE_MOST
+
     left, token = limit, ""
     while left is None or left > 0:
         size = PAGE_SIZE_MOST if left is None else min(left, PAGE_SIZE_MOST)
@@ -66,7 +119,7 @@ def iterate_pages(
 
 
 def fetch_whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> Any:
-    """A listing of several lists as if it came in one answer; what is no list is the last page's."""
+    """Fetches all pages and joins their lists into one answer; fields that are not lists are the last page's."""
     lists: dict[str, tuple[Any, ...]] = {}
     token = ""
     while True:

@@ -1,11 +1,15 @@
 """eelctl doctor: what is wrong with this installation, and what to do.
 
-Owns the order of the checks, the calls, and how findings are printed. What is
-thought of an answer is in doctor_checks*.py, what is read of the machine in
-doctor_machine.py and doctor_tls.py. It changes nothing anywhere.
+Owns the order of the checks, the calls, how findings are printed, and the checks of certificates. The checks of answers
+are in doctor_cluster.py, those of the machine in doctor_machine.py. It changes nothing anywhere. Whether a certificate
+chain holds is decided by TLS itself: a handshake in memory between both sides with the same files.
 """
 
+import ipaddress
 import os
+import socket
+import ssl
+import stat
 import time
 import urllib.error
 import urllib.request
@@ -17,20 +21,28 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli import doctor_cluster, doctor_machine, doctor_tls
-from eelgrid_controller.cli.connection import connect_operators, fetch_whole, iterate_pages
+from eelgrid_controller.cli import doctor_cluster, doctor_machine
+from eelgrid_controller.cli.connection import (
+    DEFAULT_CONTROLLER,
+    CliSettings,
+    connect_operators,
+    fetch_whole,
+    iterate_pages,
+    output_option,
+)
 from eelgrid_controller.cli.doctor_finding import (
     Finding,
     FindingStatus,
     exit_code,
+    join_names,
     report_failure,
     report_ok,
     report_skipped,
     report_warning,
 )
 from eelgrid_controller.cli.output import print_plain, use_colour
-from eelgrid_controller.cli.settings import DEFAULT_CONTROLLER, CliSettings, output_option
 from eelgrid_protos import __version__
+from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
 from eelgrid_protos.messages import (
     GetInventoryRequest,
     GetNodePlanRequest,
@@ -42,11 +54,14 @@ from eelgrid_protos.messages import (
     ListPromisesRequest,
     QueryEnergyRequest,
     WhoAmIRequest,
+    WhoAmIResponse,
 )
 
 _AGENT, _CONTROLLER_METRICS, _AGENT_METRICS = "127.0.0.1:7444", "127.0.0.1:9464", "127.0.0.1:9465"
 _PAGE_BYTES_MOST = 32 * 1024**2
 _HOUR_NS = 3600 * 10**9
+_DAY_S = 86_400.0
+_SOON_S = 30 * _DAY_S
 _COLOURS = {
     FindingStatus.OK: "green",
     FindingStatus.WARN: "yellow",
@@ -58,7 +73,7 @@ _CHECKED = ("all", "machine", "controller")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What to look at besides the controller of the settings."""
+    """What to check besides the controller of the settings."""
 
     metrics: str
     agent: str
@@ -73,16 +88,18 @@ class DoctorOptions:
     default="",
     metavar="HOST:PORT",
     envvar="EELGRID_METRICS",
-    help=f"The controller's metrics, which tell more [default: {_CONTROLLER_METRICS} beside a local controller]",
+    help=f"Address of the controller's metrics, for more checks [default: {_CONTROLLER_METRICS} for a local controller]",
 )
-@click.option("--agent", default=_AGENT, show_default=True, metavar="HOST:PORT", help="This machine's agent.")
-@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The agent's state directory.")
+@click.option(
+    "--agent", default=_AGENT, show_default=True, metavar="HOST:PORT", help="Address of the agent on this machine."
+)
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="State directory of the agent.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("eelgrid-data"),
     show_default=True,
-    help="The controller's data directory, where it runs here.",
+    help="Data directory of the controller, if it runs on this machine.",
 )
 @click.option(
     "--nvml-limit",
@@ -90,16 +107,20 @@ class DoctorOptions:
     type=click.FloatRange(0.5, 120.0),
     default=10.0,
     show_default=True,
-    help="Seconds that the driver has to answer.",
+    help="Seconds to wait for the GPU driver.",
 )
 @click.option("--only", type=click.Choice(_CHECKED), default=_CHECKED[0], show_default=True, help="What to check.")
 @output_option
 @click.pass_context
 def doctor(context: click.Context, /, only: str, state: Path | None, **looks: Any) -> None:
-    """Say what is wrong with this installation and what to do; change nothing.
+    """Check this machine and the controller, and say how to repair what is wrong; changes nothing.
 
-    Checks this machine and the controller. Exit code 0: nothing failed (warnings may be there); 1: something did.
-    """
+    Exits with 1 if a check failed, with 0 otherwise, even with warnings.
+
+    \b
+    eelctl doctor --only machine
+    eelctl doctor --metrics http://controller:9464/metrics
+    """  # noqa: D301
     settings: CliSettings = context.obj
     where = state or doctor_machine.find_state_folder(os.environ, is_root=os.geteuid() == 0)
     chosen = DoctorOptions(state=where, **looks)
@@ -124,7 +145,7 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
     yield ""
     yield (
         f"{counts[FindingStatus.FAIL]} failed, {counts[FindingStatus.WARN]} to look at, {counts[FindingStatus.OK]} ok, "
-        f"{counts[FindingStatus.SKIPPED]} not checked (-o json says how to have them checked)"
+        f"{counts[FindingStatus.SKIPPED]} not checked (-o json says how to enable them)"
     )
 
 
@@ -154,7 +175,7 @@ def _machine(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
 
 
 def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[doctor_machine.DaemonPort]:
-    """Those that daemons of ours have by default on this machine, or were told to have."""
+    """Returns the ports that daemons have on this machine, by default or by option."""
     from eelgrid_protos import transport
 
     for purpose, flag, address, is_rpc in (
@@ -181,10 +202,8 @@ def _ports(settings: CliSettings, looks: DoctorOptions) -> Iterator[doctor_machi
 
 
 def _answers(settings: CliSettings, address: str) -> bool:
-    """Whether gRPC is spoken there; a server with TLS shows its certificate instead."""
+    """Returns whether a gRPC server answers; one with TLS is recognized by its certificate."""
     import grpc
-
-    from eelgrid_controller.cli.doctor_tls import fetch_certificate
 
     with grpc.insecure_channel(address) as channel:
         try:
@@ -200,10 +219,10 @@ def _is_our_page(address: str, timeout_s: float) -> bool:
 
 
 def _page_text(address: str, timeout_s: float) -> str | Exception:
-    """The text of a page of metrics, or why it could not be had."""
+    """Fetches a metrics page; returns the error if that fails."""
     url = address if "://" in address else f"http://{address}/metrics"
     if not url.startswith(("http://", "https://")):
-        return ValueError(f"{url} is no address of http or https")
+        return ValueError(f"{url} is not an http or https URL")
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
             text: str = answer.read(_PAGE_BYTES_MOST).decode("utf-8", "replace")
@@ -213,7 +232,6 @@ def _page_text(address: str, timeout_s: float) -> str | Exception:
 
 
 def _certificates(settings: CliSettings) -> Iterator[Finding]:
-    from eelgrid_controller.cli.doctor_tls import fetch_certificate, read_tls_state
     from eelgrid_protos import transport
 
     files = (settings.tls_certificate, settings.tls_key, settings.tls_authority)
@@ -223,20 +241,20 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
         is_loopback = False
     certificate, key, authority = files
     if any(files) and not (certificate and key and authority):
-        what = "only some of the three files are given"
+        what = "not all three files are given"
         yield report_failure("TLS", what, "give --tls-certificate, --tls-key and --tls-authority together")
         return
     state = read_tls_state(certificate, key, authority) if certificate and key and authority else None
-    yield from doctor_tls.check_tls_files(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
+    yield from check_tls_files(state, now_s=time.time(), is_loopback=is_loopback, insecure=settings.insecure)
     if state is not None:
         shown = fetch_certificate(settings.controller, settings.timeout_s)
         if shown is not None:
             host = settings.controller.rpartition(":")[0].strip("[]")
-            yield doctor_tls.check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
+            yield check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
 
 
 def _call_or_finding(check: str, call: Callable[[], Any], *, optional: bool = False) -> Any:
-    """What a call answered, or the finding that it did not."""
+    """Returns the answer of a call, or the finding that it failed."""
     from eelgrid_protos import faults
     from eelgrid_protos.transport import ListenError
 
@@ -244,10 +262,10 @@ def _call_or_finding(check: str, call: Callable[[], Any], *, optional: bool = Fa
         return call()
     except (faults.Fault, ListenError, click.UsageError) as error:
         message = getattr(error, "message", str(error))
-        if isinstance(error, faults.Unavailable):  # gRPC tells of each address that it tried; the end is why
+        if isinstance(error, faults.Unavailable):  # gRPC names each address that it tried; the last part is the reason
             message = message.rpartition(": ")[2]
-        remedy = "see the check of the controller" if not optional else "nothing, unless an agent is to run here"
-        return report_skipped(check, f"was not answered: {message}", remedy)
+        remedy = "see the check of the controller" if not optional else "nothing, unless an agent should run here"
+        return report_skipped(check, f"the call failed: {message}", remedy)
 
 
 def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> Iterator[Finding]:
@@ -259,7 +277,7 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
         channel = transport.open_blocking_channel(looks.agent, tls=tls_files(settings), insecure=settings.insecure)
     except (transport.ListenError, click.UsageError) as error:
         yield report_skipped(
-            "agent", f"cannot be asked: {error}", "name it with --agent, and give the certificates that fit"
+            "agent", f"cannot be reached: {error}", "give its address with --agent, and matching certificates"
         )
         return
     client, timeout_s = rpc.build_client(rpc.NODE_SERVICE, channel), settings.timeout_s
@@ -269,8 +287,10 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
         )
         if isinstance(found, Finding):
             if has_gpus:
-                remedy = "start eelgrid-agent (systemctl status eelgrid-agent), or name its --listen with --agent"
-                found = report_warning("agent", f"none answers at {looks.agent}", remedy)
+                remedy = (
+                    "start eelgrid-agent (systemctl status eelgrid-agent), or give its --listen address with --agent"
+                )
+                found = report_warning("agent", f"no agent answers at {looks.agent}", remedy)
             yield found
             return
         yield from doctor_cluster.check_inventory(found.inventory)
@@ -291,7 +311,7 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
         yield plan if isinstance(plan, Finding) else doctor_cluster.check_lease(plan)
     except ContractError as error:
         yield report_warning(
-            "agent", f"speaks another release of the contract ({error})", "bring eelctl and the agent to one release"
+            "agent", f"uses another release of the API ({error})", "install eelctl and the agent of the same release"
         )
     finally:
         channel.close()
@@ -306,19 +326,19 @@ def _controller(settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding
         with connect_operators(settings) as client:
             yield from _asks(client, settings, looks)
     except (ListenError, click.UsageError) as error:
-        yield report_failure("controller", f"cannot be asked: {error}", "correct --controller and the --tls options")
+        yield report_failure("controller", f"cannot be reached: {error}", "correct --controller and the --tls options")
     except faults.Unavailable as error:
-        what = f"none answers at {settings.controller} ({error.message.rpartition(': ')[2]})"
+        what = f"no controller answers at {settings.controller} ({error.message.rpartition(': ')[2]})"
         yield report_failure(
-            "controller", what, "start eelgrid-controller, or name another with --controller; see the checks of TLS"
+            "controller", what, "start eelgrid-controller, or give its address with --controller; see the TLS checks"
         )
     except faults.Fault as error:
         yield report_failure(
-            "controller", f"{settings.controller} refuses: {error.message}", "see the controller's log"
+            "controller", f"{settings.controller} refused the call: {error.message}", "see the controller's log"
         )
     except ContractError as error:
-        remedy = "install eelctl and the controller of one release"
-        yield report_failure("controller", f"speaks another release of the contract ({error})", remedy)
+        remedy = "install eelctl and the controller of the same release"
+        yield report_failure("controller", f"uses another release of the API ({error})", remedy)
 
 
 def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[Finding]:
@@ -378,28 +398,223 @@ def _role(client: Any, timeout_s: float) -> Finding:
     from eelgrid_protos import faults
 
     try:
-        return doctor_tls.check_role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
+        return check_role(client.who_am_i(WhoAmIRequest(), timeout=timeout_s))
     except faults.Internal as error:
-        return report_skipped("role", f"was not answered: {error.message}", "a controller of this release tells it")
+        return report_skipped("role", f"the call failed: {error.message}", "upgrade the controller to this release")
 
 
 def _page(settings: CliSettings, looks: DoctorOptions) -> "doctor_cluster.MetricsAnswer | Finding":
-    """The controller's page of metrics, or why there is none."""
+    """Fetches the controller's metrics page; returns a finding if there is none."""
     is_guess = not looks.metrics
     if is_guess and settings.controller != DEFAULT_CONTROLLER:
-        what = "journal, drift, steward and Kubernetes are told by the controller's metrics alone"
-        return report_skipped("metrics", what, "name them with --metrics HOST:PORT or a URL")
+        what = "journal, drift, objectives and Kubernetes are checked from the controller's metrics only"
+        return report_skipped("metrics", what, "give their address with --metrics HOST:PORT or a URL")
     address = looks.metrics or _CONTROLLER_METRICS
     text = _page_text(address, settings.timeout_s)
     if isinstance(text, Exception):
         if is_guess:
             return report_skipped(
-                "metrics", f"nothing at {address} ({text})", "name them with --metrics HOST:PORT or a URL"
+                "metrics", f"nothing at {address} ({text})", "give their address with --metrics HOST:PORT or a URL"
             )
-        return report_failure("metrics", f"{address} cannot be read ({text})", "see the controller's --metrics")
+        return report_failure(
+            "metrics", f"{address} cannot be read ({text})", "check the address against the controller's --metrics"
+        )
     page = doctor_cluster.parse_metrics(text)
     if not page.is_ours:
         return report_failure(
-            "metrics", f"{address} is not a controller's page", "name the controller's, not an agent's"
+            "metrics",
+            f"{address} is not the metrics page of a controller",
+            "give the address of the controller, not of an agent",
         )
     return page
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFilesState:
+    """State of the three TLS files: whether all are readable, the key matches, and the authority signed.
+
+    `unreadable` has a line for each unreadable file; `mismatch` and `unsigned` are the reason or empty.
+    """
+
+    unreadable: tuple[str, ...] = ()
+    ours: Certificate | None = None
+    authority: Certificate | None = None
+    mismatch: str = ""
+    unsigned: str = ""
+    key_open_to: str = ""
+
+
+def covers_host(names: tuple[str, ...], host: str) -> bool:
+    """Returns whether a certificate's names cover a host; a wildcard stands for one label (RFC 9525)."""
+    try:
+        wanted = ipaddress.ip_address(host)
+    except ValueError:
+        low = host.lower().rstrip(".")
+        rest = low.partition(".")[2]
+        return any(name.lower() == low or (rest and name.lower() == f"*.{rest}") for name in names)
+    return str(wanted) in names
+
+
+def check_certificate(check: str, found: Certificate, *, now_s: float, host: str = "") -> Finding:
+    """Checks the validity of a certificate, and with `host` its names."""
+    renew = "replace it with a new certificate; the daemons reload it on change"
+    if now_s >= found.ends_s:
+        return report_failure(check, f"expired {_days(now_s - found.ends_s)} ago", renew)
+    if now_s < found.begins_s:
+        what = f"is not valid for another {_days(found.begins_s - now_s)}"
+        return report_failure(check, what, "check this machine's clock, or replace the certificate")
+    if host and not covers_host(found.names, host):
+        what = f"is not valid for {host}, only for {join_names(found.names) or 'no name at all'}"
+        return report_failure(
+            check, what, f"replace it with one for the alternative name {host}, or use a name that it has"
+        )
+    left = f"expires in {_days(found.ends_s - now_s)}"
+    if found.ends_s - now_s < _SOON_S:
+        return report_warning(check, left, renew)
+    return report_ok(check, left)
+
+
+def _days(span_s: float) -> str:
+    days = int(span_s // _DAY_S)
+    return f"{days} days" if days > 1 else f"{span_s / 3600.0:.0f} hours"
+
+
+def check_role(found: WhoAmIResponse) -> Finding:
+    """Checks which roles the controller grants the client certificate."""
+    if not found.not_after_ns:
+        return report_skipped(
+            "role", "without TLS every caller may do everything", "set up TLS on the controller to use roles"
+        )
+    if found.roles:
+        return report_ok("role", f"{found.subject} has {', '.join(found.roles)}")
+    remedy = "use one with the organization eelgrid:ROLE, or have the controller grant this one a role (--grant)"
+    if found.roles_demanded:
+        return report_failure("role", f"{found.subject} has none, and the controller requires one", remedy)
+    what = f"{found.subject} has none, so it may do everything, like every certificate of its authority"
+    return report_warning("role", what, f"{remedy}; once all have one, start the controller with --roles require")
+
+
+def check_tls_files(
+    state: TlsFilesState | None, *, now_s: float, is_loopback: bool, insecure: bool
+) -> tuple[Finding, ...]:
+    """Checks the client's three TLS files; `state` is None if none are given."""
+    if state is None:
+        if insecure and not is_loopback:
+            what = "TLS is off to another machine: anyone on the network path can control the cluster"
+            return (
+                report_warning(
+                    "TLS", what, "give --tls-certificate, --tls-key and --tls-authority instead of --insecure"
+                ),
+            )
+        what = "no certificates are given"
+        return (report_skipped("TLS", what, "give --tls-certificate, --tls-key and --tls-authority to check them"),)
+    if state.unreadable:
+        remedy = "give readable PEM files, or run this as their owner"
+        return tuple(report_failure("TLS files", line, remedy) for line in state.unreadable)
+    findings = []
+    if state.ours is not None:
+        findings.append(check_certificate("TLS certificate", state.ours, now_s=now_s))
+    if state.authority is not None:
+        findings.append(check_certificate("TLS authority", state.authority, now_s=now_s))
+    if state.mismatch:
+        remedy = "give the key that belongs to the certificate"
+        findings.append(report_failure("TLS key", f"does not match the certificate ({state.mismatch})", remedy))
+    elif state.key_open_to:
+        findings.append(report_warning("TLS key", f"can be read by {state.key_open_to}", "chmod go-rwx the key"))
+    else:
+        findings.append(report_ok("TLS key", "matches the certificate"))
+    if state.unsigned and not state.mismatch:
+        remedy = "give the authority that signed it, and the whole chain in --tls-certificate"
+        findings.append(
+            report_failure("TLS chain", f"the authority did not sign the certificate ({state.unsigned})", remedy)
+        )
+    return tuple(findings)
+
+
+_TURNS_MOST = 10
+_OPEN_TO = ((stat.S_IROTH, "everyone"), (stat.S_IRGRP, "its group"))
+
+
+def read_tls_state(certificate: Path, key: Path, authority: Path) -> TlsFilesState:
+    """Reads the three TLS files and checks that they belong together."""
+    unreadable, texts = [], {}
+    for path in (certificate, key, authority):
+        try:
+            texts[path] = path.read_text(encoding="ascii", errors="replace")
+        except OSError as error:
+            unreadable.append(f"{path}: {error.strerror or error}")
+    found: dict[Path, Certificate] = {}
+    for path in (certificate, authority):
+        if path in texts:
+            try:
+                found[path] = read_certificate(texts[path])
+            except CertificateUnreadable as error:
+                unreadable.append(f"{path}: not a certificate ({error})")
+    if unreadable:
+        return TlsFilesState(unreadable=tuple(unreadable))
+    mismatch = _mismatch(certificate, key)
+    unsigned = "" if mismatch else _unsigned(certificate, key, authority)
+    mode = key.stat().st_mode
+    open_to = next((who for bit, who in _OPEN_TO if mode & bit), "")
+    return TlsFilesState((), found[certificate], found[authority], mismatch, unsigned, open_to)
+
+
+def _mismatch(certificate: Path, key: Path) -> str:
+    try:
+        # A key with a passphrase would be asked for at the terminal; none of ours may have one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        return _said(error)
+    return ""
+
+
+def _said(error: Exception) -> str:
+    return str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error).lower().replace("_", " ")
+
+
+def _unsigned(certificate: Path, key: Path, authority: Path) -> str:
+    """Returns why a peer with the authority would refuse the certificate; empty if it would not."""
+    serving, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname = False
+    try:
+        serving.load_cert_chain(certificate, key, password="")
+        asking.load_verify_locations(authority)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        return _said(error)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [asking.wrap_bio(back, there), serving.wrap_bio(there, back, server_side=True)]
+    for _ in range(_TURNS_MOST):
+        for side in tuple(sides):
+            try:
+                side.do_handshake()
+                sides.remove(side)
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                # Dates have findings of their own.
+                return (
+                    "" if "expired" in error.verify_message or "not yet valid" in error.verify_message else _said(error)
+                )
+            except ssl.SSLError as error:
+                return _said(error)
+        if not sides:
+            break
+    return ""
+
+
+def fetch_certificate(address: str, timeout_s: float) -> Certificate | None:
+    """Fetches the certificate that a server presents; None if it presents none."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # The certificate is read, not trusted: nothing is sent, and calls verify it themselves.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=host.strip("[]")) as secured,
+        ):
+            der = secured.getpeercert(binary_form=True)
+        return read_certificate(der) if der else None
+    except (OSError, ValueError):
+        return None

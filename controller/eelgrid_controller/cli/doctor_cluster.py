@@ -1,7 +1,7 @@
 """Checks of `eelctl doctor` on answers of the controller, the local agent and the metrics page.
 
-Each check takes one answer and returns findings with a remedy; nothing is called here, and a failed call is reported by
-the command as skipped. A series that is not on the metrics page is None: an older controller has fewer of them.
+Each check takes one answer and returns findings with remedies; it makes no calls. The command reports a failed call as
+skipped. A series that is missing from the metrics page is None: an older controller has fewer of them.
 """
 
 import re
@@ -46,30 +46,30 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 def check_agents(summary: Summary) -> Finding:
-    """Agents that are connected, of the nodes that are known."""
+    """Checks how many of the known nodes have a connected agent."""
     known = summary.nodes_ready + summary.nodes_lost
     if not known:
-        remedy = "start eelgrid-agent on the nodes with --controller HOST:PORT; see their logs where they run"
-        return report_warning("agents", "no agent ever connected", remedy)
+        remedy = "start eelgrid-agent on the nodes with --controller HOST:PORT; if it runs, see its log"
+        return report_warning("agents", "no agent has ever connected", remedy)
     said = f"{summary.nodes_ready:,} of {count_noun(known, 'known node')} connected"
     if summary.nodes_lost:
-        remedy = "`eelctl nodes --state lost` names them; look at eelgrid-agent there (journalctl, kubectl logs)"
+        remedy = "`eelctl nodes --state lost` lists the others; check eelgrid-agent there (journalctl, kubectl logs)"
         return (report_warning if summary.nodes_ready else report_failure)("agents", said, remedy)
     return report_ok("agents", said)
 
 
 def check_samples(summary: Summary) -> Finding:
-    """Ticks that never came."""
+    """Checks how many samples were lost."""
     lost, came = summary.samples_lost, summary.samples_received
     said = f"{came:,} received, {lost:,} lost"
     if lost and lost > _LOST_SHARE * (came + lost):
-        remedy = "raise --spool-ticks of the agents, or see why they were away: `eelctl nodes -o wide` tells where"
+        remedy = "raise --spool-ticks of the agents, or find out why they were disconnected: `eelctl nodes -o wide` shows which"
         return report_warning("samples", said, remedy)
     return report_ok("samples", said)
 
 
 def check_freshness(nodes: Sequence[Node], send_interval_s: float) -> Finding:
-    """Nodes that are connected and send nothing."""
+    """Checks for nodes that are connected but send no samples."""
     most_s = max(_STALE_LEAST_S, _STALE_BATCHES * send_interval_s)
     ready = [node for node in nodes if node.state is NodeState.READY]
     if not ready:
@@ -78,25 +78,25 @@ def check_freshness(nodes: Sequence[Node], send_interval_s: float) -> Finding:
     silent = [name for name, age_s in ages.items() if age_s is None or age_s > most_s]
     if silent:
         what = f"no sample in {most_s:.0f} s from {count_noun(len(silent), 'node')} ({join_names(silent)})"
-        return report_failure("telemetry", what, "see the agents' logs: a driver that hangs, or a clock that is off")
+        return report_failure("telemetry", what, "see the agents' logs: a GPU driver may hang, or a clock may be wrong")
     oldest_s = max((age_s for age_s in ages.values() if age_s is not None), default=0.0)
-    return report_ok("telemetry", f"the oldest newest sample is {oldest_s:.0f} s old")
+    return report_ok("telemetry", f"the latest sample of every node is at most {oldest_s:.0f} s old")
 
 
 def check_versions(nodes: Sequence[Node], controller: str, eelctl: str) -> tuple[Finding, ...]:
-    """Whether the three speak of the same release; `controller` is empty where nobody told."""
+    """Checks that eelctl, controller and agents are of the same release; `controller` is empty if unknown."""
     findings = []
     if not controller:
-        remedy = "name its metrics with --metrics HOST:PORT"
+        remedy = "give the address of its metrics with --metrics HOST:PORT"
         findings.append(
-            report_skipped("version, controller", f"eelctl is {eelctl}; the controller's is not known", remedy)
+            report_skipped("version, controller", f"eelctl is {eelctl}; the controller's version is not known", remedy)
         )
     elif _release(controller) == _release(eelctl):
         findings.append(
             report_ok("version, controller", controller if controller == eelctl else f"{controller}, eelctl {eelctl}")
         )
     else:
-        remedy = "install eelctl and the controller of one release"
+        remedy = "install eelctl and the controller of the same release"
         findings.append(report_warning("version, controller", f"{controller}, but eelctl is {eelctl}", remedy))
     measure = controller or eelctl
     others: dict[str, list[str]] = {}
@@ -105,7 +105,7 @@ def check_versions(nodes: Sequence[Node], controller: str, eelctl: str) -> tuple
             others.setdefault(node.inventory.agent_version or "unknown", []).append(node.inventory.node_name)
     if others:
         said = "; ".join(f"{version} on {join_names(names)}" for version, names in sorted(others.items()))
-        remedy = f"bring these agents to {measure}: the controller first, then its agents"
+        remedy = f"upgrade to {measure}: first the controller, then its agents"
         findings.append(report_warning("version, agents", f"{said}, not {measure}", remedy))
     elif nodes:
         findings.append(report_ok("version, agents", f"{count_noun(len(nodes), 'agent')} of {measure}"))
@@ -118,7 +118,7 @@ def _release(version: str) -> tuple[str, ...]:
 
 
 def check_journal_loss(nodes: Sequence[Node]) -> Finding:
-    """Nodes that hold more than the journal knows: it has lost entries."""
+    """Checks for nodes that hold more than the journal knows, which means that it has lost entries."""
     these = [node for node in nodes if node.ahead_epoch is not None]
     if not these:
         return report_ok("journal, nodes", "no node holds more than the journal knows")
@@ -128,23 +128,23 @@ def check_journal_loss(nodes: Sequence[Node]) -> Finding:
     return report_failure(
         "journal, nodes",
         what + (f", with {join_names(lost)}" if lost else ""),
-        "the journal lost entries, so nothing new is placed there: see what runs there, then `eelctl reconcile NODE`",
+        "the journal lost entries, so no new work is placed there: check what runs there, then `eelctl reconcile NODE`",
     )
 
 
 def check_gpus(nodes: Sequence[Node]) -> tuple[Finding, ...]:
-    """Devices that are lost, and those that take no new work."""
+    """Checks for GPUs that are lost or cordoned."""
     every = [(node.inventory.node_name, gpu) for node in nodes for gpu in node.inventory.gpus]
     lost = [f"{name}/{gpu.index}" for name, gpu in every if gpu.lost]
     held = [f"{name}/{gpu.index} ({gpu.cordon})" for name, gpu in every if gpu.cordon and not gpu.lost]
     findings = []
     if lost:
-        remedy = "look for XIDs in `dmesg` there; drain the node, reset the GPU or boot the machine"
+        remedy = "look for XIDs in `dmesg` there; drain the node, reset the GPU or reboot the machine"
         findings.append(
-            report_failure("GPUs lost", f"{count_noun(len(lost), 'GPU')} answer nothing: {join_names(lost)}", remedy)
+            report_failure("GPUs lost", f"{count_noun(len(lost), 'GPU')} do not respond: {join_names(lost)}", remedy)
         )
     if held:
-        remedy = "see the node's log for what befell them; they return when they have behaved for a while"
+        remedy = "see the node's log for the cause; they take work again after a while without errors"
         findings.append(
             report_warning(
                 "GPUs cordoned", f"{count_noun(len(held), 'GPU')} take no new work: {join_names(held)}", remedy
@@ -154,10 +154,10 @@ def check_gpus(nodes: Sequence[Node]) -> tuple[Finding, ...]:
 
 
 def check_layouts(nodes: Sequence[Node]) -> Finding:
-    """MIG modes that wait for a reset."""
+    """Checks for MIG mode changes that wait for a reset."""
     stuck = [f"{n.inventory.node_name}/{gpu.index}" for n in nodes for gpu in n.inventory.gpus if gpu.mig_pending]
     if stuck:
-        remedy = "drain these nodes and reset the GPUs, or boot the machines"
+        remedy = "drain these nodes and reset the GPUs, or reboot the machines"
         return report_warning(
             "MIG mode", f"{count_noun(len(stuck), 'GPU')} wait for a reset: {join_names(stuck)}", remedy
         )
@@ -165,10 +165,10 @@ def check_layouts(nodes: Sequence[Node]) -> Finding:
 
 
 def check_enforcement(nodes: Iterable[Node], policy: Policy) -> Finding:
-    """Whether agents of enforced pools may change what the controller wants changed."""
+    """Checks that agents of enforced pools have the rights to change settings."""
     enforced = {pool.pool for pool in policy.pools if pool.mode is EnforcementMode.ENFORCE}
     if not enforced:
-        return report_ok("enforcement", "no pool is enforced: nothing on any GPU is changed")
+        return report_ok("enforcement", "no pool is enforced: no GPU setting is changed")
     of_these = [n for n in nodes if n.inventory.pool in enforced and n.inventory.gpus]
     unable = [
         n.inventory.node_name for n in of_these if n.inventory.access < AccessLevel.ROOT and not n.inventory.simulated
@@ -176,7 +176,9 @@ def check_enforcement(nodes: Iterable[Node], policy: Policy) -> Finding:
     if unable:
         what = f"{count_noun(len(unable), 'agent')} of enforced pools may not set limits: {join_names(unable)}"
         return report_failure(
-            "enforcement", what, "run these agents with CAP_SYS_ADMIN (chart: agent.enforce), or observe"
+            "enforcement",
+            what,
+            "run these agents with CAP_SYS_ADMIN (chart: agent.enforce), or set the pools to observe",
         )
     return report_ok(
         "enforcement",
@@ -185,18 +187,20 @@ def check_enforcement(nodes: Iterable[Node], policy: Policy) -> Finding:
 
 
 def check_limit_reach(nodes: Iterable[Node], policy: Policy) -> Finding:
-    """Whether power limits reach the GPUs of enforced pools: a part that tells no range of limits cannot be lowered."""
+    """Checks that GPUs of enforced pools accept power limits: one that reports no range cannot be lowered."""
     enforced = {pool.pool for pool in policy.pools if pool.mode is EnforcementMode.ENFORCE}
     every = [(n.inventory.node_name, gpu) for n in nodes if n.inventory.pool in enforced for gpu in n.inventory.gpus]
     silent = [f"{name}/{gpu.index}" for name, gpu in every if not gpu.lost and gpu.power_limit_min_w is None]
     if silent:
-        what = f"{count_noun(len(silent), 'GPU')} of enforced pools tell no power limits that they take: {join_names(silent)}"
-        return report_warning("power limits", what, "no plan and no budget can lower these: count them as they draw")
+        what = (
+            f"{count_noun(len(silent), 'GPU')} of enforced pools report no range of power limits: {join_names(silent)}"
+        )
+        return report_warning("power limits", what, "no plan or budget can lower these: budget for what they draw")
     return report_ok("power limits", f"{count_noun(len(every), 'GPU')} of enforced pools can be limited")
 
 
 def check_plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:
-    """Plans that nodes refused, could not carry out, or did not answer."""
+    """Checks for plans that nodes refused, failed to apply, or did not answer."""
     refused, broken, waiting = [], [], []
     for status in found:
         plan, applied, name = status.plan, status.applied, status.plan.node_name
@@ -214,7 +218,9 @@ def check_plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:
     if broken:
         findings.append(
             report_failure(
-                "plans failed", f"{count_noun(len(broken), 'node')} could not do their plan: {join_names(broken)}", see
+                "plans failed",
+                f"{count_noun(len(broken), 'node')} failed to apply their plan: {join_names(broken)}",
+                see,
             )
         )
     if refused:
@@ -222,17 +228,17 @@ def check_plans(found: Sequence[PlanStatus]) -> tuple[Finding, ...]:
             report_warning("plans refused", f"{count_noun(len(refused), 'node')} refused: {join_names(refused)}", see)
         )
     if waiting:
-        remedy = "run this again in some seconds; a node that stays here is away or its agent hangs"
+        remedy = "run this again in a few seconds; a node that stays listed is disconnected, or its agent hangs"
         findings.append(
             report_warning("plans unanswered", f"{count_noun(len(waiting), 'node')}: {join_names(waiting)}", remedy)
         )
-    return tuple(findings) or (report_ok("plans", f"{count_noun(len(found), 'plan')}, all answered as asked"),)
+    return tuple(findings) or (report_ok("plans", f"{count_noun(len(found), 'plan')}, all applied"),)
 
 
 def check_budgets(
     found: Sequence[BudgetStatus], drawn_w: float, measured_gpus: int, gpus_known: int
 ) -> tuple[Finding, ...]:
-    """Power budgets that are over or nearly so; what is drawn is known of the cluster's."""
+    """Checks for power budgets that are exceeded or nearly so; the draw is known for the cluster's only."""
     if not found:
         return (report_ok("budgets", "no power budget is set"),)
     findings = []
@@ -242,26 +248,30 @@ def check_budgets(
         check = f"budget, {name}"
         is_whole = budget.scope.name == "CLUSTER" and measured_gpus == gpus_known
         if is_whole and drawn_w > budget.limit_w:
-            what = f"{format_power(drawn_w)} are drawn of {format_power(budget.limit_w)}"
+            what = f"{format_power(drawn_w)} drawn of {format_power(budget.limit_w)}"
             findings.append(
-                report_failure(check, what, "see `eelctl promises`: enforce more pools, drain nodes, or raise it")
+                report_failure(
+                    check, what, "see `eelctl promises`: enforce more pools, drain nodes, or raise the budget"
+                )
             )
         elif status.shortfall_w > 0:
-            what = f"{format_power(status.shortfall_w)} of what was promised have no room in {format_power(budget.limit_w)}"
+            what = f"{format_power(status.shortfall_w)} needed for objectives exceed the budget of {format_power(budget.limit_w)}"
             findings.append(
-                report_warning(check, what, "see `eelctl promises`: promise less, or raise it (eelctl policy set)")
+                report_warning(
+                    check, what, "see `eelctl promises`: relax objectives, or raise the budget (eelctl policy set)"
+                )
             )
         elif status.claimed_w > _NEAR * budget.limit_w:
             what = f"{format_power(status.claimed_w)} claimed of {format_power(budget.limit_w)}"
-            findings.append(report_warning(check, what, "nothing yet; new work will wait for watts"))
+            findings.append(report_warning(check, what, "nothing yet; new work will wait for power"))
     return tuple(findings) or (report_ok("budgets", f"{count_noun(len(found), 'budget')}, none near its limit"),)
 
 
 def check_promises(found: ListPromisesResponse) -> tuple[Finding, ...]:
-    """Promises that nobody can keep, for nobody can watch or steer."""
+    """Checks for objectives that cannot be controlled or are missed."""
     every: list[ServiceStatus | JobStatus] = [*found.services, *found.jobs]
     if not every:
-        return (report_ok("promises", "nothing is promised"),)
+        return (report_ok("promises", "nothing has an objective"),)
     unsteered = [one for one in every if one.phase == _UNSTEERED]
     late = [
         one.name or one.workload_id
@@ -271,25 +281,29 @@ def check_promises(found: ListPromisesResponse) -> tuple[Finding, ...]:
     findings = []
     if unsteered:
         names = join_names(f"{one.name or one.workload_id} ({one.reason.partition(';')[0]})" for one in unsteered)
-        remedy = "measure a profile (`eelctl profile`) or correct the metrics' address; `eelctl promises` says which"
+        remedy = (
+            "measure a profile (`eelctl profile`) or correct the address of the metrics; `eelctl promises` shows which"
+        )
         findings.append(
-            report_warning("promises", f"{count_noun(len(unsteered), 'promise')} nobody steers: {names}", remedy)
+            report_warning("promises", f"{count_noun(len(unsteered), 'promise')} not controlled: {names}", remedy)
         )
     if late:
-        what = f"{count_noun(len(late), 'service')} slower than promised: {join_names(late)}"
+        what = f"{count_noun(len(late), 'service')} slower than their objective: {join_names(late)}"
         findings.append(
-            report_warning("latency", what, "`eelctl promises` tells what is done for them, or what stands against it")
+            report_warning("latency", what, "`eelctl promises` shows what is done for them, or what prevents it")
         )
-    return tuple(findings) or (report_ok("promises", f"{count_noun(len(every), 'promise')}, all steered, none late"),)
+    return tuple(findings) or (
+        report_ok("promises", f"{count_noun(len(every), 'promise')}, all controlled, none late"),
+    )
 
 
 def check_ledger(found: QueryEnergyResponse, measured_gpus: int) -> Finding:
-    """Whether joules of the last hours came; an answer covers this hour and the one before."""
+    """Checks that energy of the last hours was recorded; an answer covers this hour and the one before."""
     said = f"{format_energy(found.measured_mj / 1000.0)} in this hour and the one before"
     if not found.measured_mj and measured_gpus:
-        what = "GPUs are measured, but the ledger has no joule of this hour and the one before"
+        what = "GPUs are measured, but the ledger has no energy for this hour and the one before"
         return report_warning(
-            "ledger", what, "wait a minute after a start; then see `ledger` in the controller's log and its disk"
+            "ledger", what, "wait a minute after a start; then check `ledger` in the controller's log, and its disk"
         )
     if not found.measured_mj:
         return report_skipped("ledger", "no GPU is measured", "see the checks of agents and telemetry")
@@ -297,9 +311,9 @@ def check_ledger(found: QueryEnergyResponse, measured_gpus: int) -> Finding:
 
 
 def check_waiting_work(summary: Summary) -> Finding:
-    """Work that waits, and why."""
+    """Reports how much work is pending, and the most frequent reason."""
     if not summary.pending:
-        return report_ok("queue", "nothing waits")
+        return report_ok("queue", "nothing is pending")
     most = max(summary.pending_reasons, key=lambda reason: reason.workloads, default=None)
     why = f", most of it for: {most.reason}" if most else ""
     return report_ok("queue", f"{count_noun(summary.pending, 'workload')} wait{why}")
@@ -314,33 +328,33 @@ _SILENCE_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class MetricsAnswer:
-    """Values by name and labels."""
+    """Values of a metrics page by name and labels."""
 
     series: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
     def value(self, name: str, **labels: str) -> float | None:
-        """One series; None where it is not on the page."""
+        """Returns the value of one series; None if it is missing."""
         return self.series.get((name, frozenset(labels.items())))
 
     def all_of(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
-        """Every series of a name, by labels."""
+        """Returns all series of a name, by labels."""
         return {labels: value for (found, labels), value in self.series.items() if found == name}
 
     @property
     def version(self) -> str:
-        """The controller's; empty where the page does not tell."""
+        """Version of the controller; empty if the page lacks it."""
         for labels in self.all_of("eelgrid_controller_info"):
             return dict(labels).get("version", "")
         return ""
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is a controller's page at all."""
+        """Whether this is the metrics page of a controller."""
         return self.value("eelgrid_state_revision") is not None
 
 
 def parse_metrics(text: str) -> MetricsAnswer:
-    """Prometheus' text format; a line that is none of it is passed over."""
+    """Parses Prometheus' text format; skips lines that do not match it."""
     series = {}
     for line in text.splitlines():
         match = _SERIES.fullmatch(line) if line and line[0] != "#" else None
@@ -355,7 +369,7 @@ def parse_metrics(text: str) -> MetricsAnswer:
 
 
 def check_metrics(page: MetricsAnswer) -> tuple[Finding, ...]:
-    """All that the page tells."""
+    """Checks everything that the metrics page shows."""
     return (
         check_journal(page),
         *check_changed_settings(page),
@@ -367,97 +381,97 @@ def check_metrics(page: MetricsAnswer) -> tuple[Finding, ...]:
 
 
 def check_journal(page: MetricsAnswer) -> Finding:
-    """Whether the controller can put on disk what it accepts."""
+    """Checks that the controller can write its journal to disk."""
     writable, lag_s = page.value("eelgrid_journal_writable"), page.value("eelgrid_journal_lag_seconds")
     if writable is None:
-        return report_skipped("journal", "the page tells nothing of it", "name the controller's page, not another's")
+        return report_skipped(
+            "journal", "the metrics page does not show it", "give the address of the controller's metrics"
+        )
     if not writable:
-        remedy = "look at the disk of its --data (df, dmesg): it accepts nothing until it can write again"
+        remedy = "check the disk of its --data (df, dmesg): it accepts nothing until it can write again"
         return report_failure("journal", "cannot be written", remedy)
     if lag_s is not None and lag_s > _LAG_S:
         return report_warning(
-            "journal", f"commands wait {lag_s:.0f} s for the disk", "look at the disk of its --data (iostat)"
+            "journal", f"commands wait {lag_s:.0f} s for the disk", "check the disk of its --data (iostat)"
         )
     return report_ok("journal", "can be written")
 
 
 def check_changed_settings(page: MetricsAnswer) -> tuple[Finding, ...]:
-    """Limits and clocks that somebody else changed, counted since the controller began."""
+    """Checks for limits and clocks that another program changed since the controller started."""
     drifts = page.value("eelgrid_agent_events_total", kind="setting_drift") or 0.0
     given_up = page.value("eelgrid_agent_events_total", kind="enforcement_suspended") or 0.0
     findings = []
     if given_up:
-        what = f"agents gave up {count_noun(int(given_up), 'time')} on a setting that somebody else keeps changing"
-        remedy = "find who else sets limits there (nvidia-smi in a cron job, DCGM, a tuning daemon) and end it"
+        what = f"agents gave up {count_noun(int(given_up), 'time')} on a setting that another program keeps changing"
+        remedy = "find what else sets limits there (nvidia-smi in a cron job, DCGM, a tuning daemon) and stop it"
         findings.append(report_failure("caps suspended", what, remedy))
     if drifts:
-        what = (
-            f"somebody else changed what an agent had set, {count_noun(int(drifts), 'time')} since the controller began"
-        )
-        remedy = "the agent set it anew; the node's log names the GPU (event=setting_drift): find who else sets it"
+        what = f"another program changed what an agent had set, {count_noun(int(drifts), 'time')} since the controller started"
+        remedy = "the agent set it again; the node's log names the GPU (event=setting_drift): find what else sets it"
         findings.append(report_warning("caps drifted", what, remedy))
-    return tuple(findings) or (report_ok("caps", "no setting drifted since the controller began"),)
+    return tuple(findings) or (report_ok("caps", "no setting drifted since the controller started"),)
 
 
 def check_control_loop(page: MetricsAnswer) -> Finding:
-    """Whether promises are looked after."""
+    """Checks that the objectives loop runs without errors."""
     cycles, failures = page.value("eelgrid_steward_cycles_total"), page.value("eelgrid_steward_failures_total")
     faults = page.value("eelgrid_steward_faults_total") or 0.0
     if cycles is None:
-        return report_skipped("steward", "the page tells nothing of it", "bring the controller to this release")
+        return report_skipped("steward", "the metrics page does not show it", "upgrade the controller to this release")
     if failures:
-        what = f"{count_noun(int(failures), 'cycle')} of {int(cycles):,} failed as a whole"
-        return report_failure("steward", what, "its log has the reason (steward); tell us, with the log")
+        what = f"{count_noun(int(failures), 'cycle')} of {int(cycles):,} failed"
+        return report_failure("steward", what, "its log has the reason (steward); please report it, with the log")
     if faults:
-        what = f"{count_noun(int(faults), 'workload')} were passed over for an error"
+        what = f"{count_noun(int(faults), 'workload')} were skipped because of an error"
         return report_warning("steward", what, "its log names them (steward)")
     return report_ok("steward", f"{count_noun(int(cycles), 'cycle')}, none failed")
 
 
 def check_ledger_age(page: MetricsAnswer) -> tuple[Finding, ...]:
-    """Whether the ledger keeps up; nothing where this controller does not tell."""
+    """Checks that the ledger keeps up; returns nothing if the page does not show it."""
     age_s = page.value("eelgrid_ledger_newest_window_age_seconds")
     failures = page.value("eelgrid_ledger_failures_total") or 0.0
     damaged = page.value("eelgrid_ledger_damaged_parts") or 0.0
     if damaged:
-        what = f"{count_noun(int(damaged), 'part')} of it do not agree with their checksums and are left out of answers"
-        remedy = "its log and `eelctl energy` name them; check the disk, and put a backup back (EelgridLedgerFailing)"
+        what = f"{count_noun(int(damaged), 'part')} of it do not match their checksums and are omitted from answers"
+        remedy = "its log and `eelctl energy` name them; check the disk, and restore a backup (EelgridLedgerFailing)"
         return (report_failure("ledger, damage", what, remedy),)
     refused = page.value("eelgrid_ledger_windows_total", result="refused") or 0.0
     if refused and not failures:
-        what = f"{count_noun(int(refused), 'window')} of agents were refused, as no boards can have drawn that"
+        what = f"{count_noun(int(refused), 'window')} from agents were refused: their GPUs cannot have drawn that much"
         return (report_warning("ledger, refused", what, "the controller's log names the nodes (ledger=refused)"),)
     if failures:
         what = f"could not write {count_noun(int(failures), 'time')}"
-        remedy = "look at the disk of its --data; agents keep their windows until they are taken"
+        remedy = "check the disk of its --data; agents keep their windows until they are accepted"
         return (report_warning("ledger, writing", what, remedy),)
     if age_s is None:
         return ()
     if age_s > _LEDGER_S:
         what = f"the newest window ended {age_s / 60.0:.0f} minutes ago"
-        remedy = "see that agents are connected and their clocks right; they send what they kept when they come back"
+        remedy = "check that agents are connected and their clocks right; they send what they kept when they reconnect"
         return (report_warning("ledger, age", what, remedy),)
     return (report_ok("ledger, age", f"the newest window ended {age_s:.0f} s ago"),)
 
 
 def check_clock_jumps(page: MetricsAnswer) -> tuple[Finding, ...]:
-    """Whether the controller's clock was set while it ran; nothing where this controller does not tell."""
+    """Checks for jumps of the controller's clock; returns nothing if the page does not show it."""
     jumps = page.value("eelgrid_clock_jumps_total")
     if jumps is None:
         return ()
     if not jumps:
-        return (report_ok("clock, jumps", "none since the controller began"),)
+        return (report_ok("clock, jumps", "none since the controller started"),)
     last_s = page.value("eelgrid_clock_jump_seconds") or 0.0
-    what = f"{count_noun(int(jumps), 'jump')} since the controller began, the last by {last_s:+,.1f} s"
+    what = f"{count_noun(int(jumps), 'jump')} since the controller started, the last by {last_s:+,.1f} s"
     return (report_warning("clock, jumps", what, "synchronise its machine by NTP (timedatectl set-ntp true)"),)
 
 
 def check_kubernetes(page: MetricsAnswer) -> tuple[Finding, ...]:
-    """Who leads, and whether the API server talks; nothing without a Kubernetes part."""
+    """Checks leadership and watches of Kubernetes; returns nothing without Kubernetes."""
     leading = page.value("eelgrid_kubernetes_leading")
     if leading is None:
         return ()
-    findings = [report_ok("kubernetes", "leads" if leading else "stands by: another holds the Lease")]
+    findings = [report_ok("kubernetes", "leads" if leading else "standby: another controller holds the Lease")]
     silence = {
         dict(labels).get("kind", "?"): value
         for labels, value in page.all_of("eelgrid_kubernetes_silence_seconds").items()
@@ -467,13 +481,15 @@ def check_kubernetes(page: MetricsAnswer) -> tuple[Finding, ...]:
         what = f"the API server has said nothing of {', '.join(mute)} for {max(silence.values()):.0f} s"
         findings.append(
             report_failure(
-                "kubernetes, watches", what, "see that it answers and that our account may list and watch them"
+                "kubernetes, watches",
+                what,
+                "check that it answers, and that the controller's account may list and watch them",
             )
         )
     stuck = page.value("eelgrid_kubernetes_pods_unschedulable") or 0.0
     if stuck:
-        what = f"kube-scheduler cannot put {count_noun(int(stuck), 'pinned pod')} where they are to be"
-        remedy = "`kubectl describe pod` names the taint, quota or volume; free it, or let the pod go elsewhere"
+        what = f"kube-scheduler cannot bind {count_noun(int(stuck), 'pinned pod')} to their nodes"
+        remedy = "`kubectl describe pod` names the taint, quota or volume; resolve it, or let the pod go elsewhere"
         findings.append(report_warning("kubernetes, pods", what, remedy))
     return tuple(findings)
 
@@ -483,45 +499,45 @@ _LEASE_WARN_S = 5.0
 
 
 def check_inventory(found: Inventory) -> tuple[Finding, ...]:
-    """What the agent is, what it may do, and the devices that it lost."""
+    """Checks the agent's version, its rights and its GPUs."""
     name = found.node_name + (" (simulated)" if found.simulated else "")
     findings = [report_ok("agent", f"{name}: version {found.agent_version}, {count_noun(len(found.gpus), 'GPU')}")]
     may = {
         AccessLevel.ROOT: "limits, clocks and MIG",
         AccessLevel.MIG_CONFIG: "MIG instances",
-        AccessLevel.MIG_MONITOR: "nothing; it sees MIG instances",
-        AccessLevel.READ_ONLY: "nothing; it reads",
-    }.get(found.access, "nothing that it tells of")
+        AccessLevel.MIG_MONITOR: "nothing; it can read MIG instances",
+        AccessLevel.READ_ONLY: "nothing; it can read",
+    }.get(found.access, "nothing that it reports")
     findings.append(report_ok("agent, rights", f"may change {may}"))
     silent = [str(gpu.index) for gpu in found.gpus if not gpu.lost and gpu.power_limit_min_w is None]
     if silent:
-        what = f"GPU {join_names(silent)} tells no power limits that it takes"
-        remedy = "no plan and no --power-budget can lower it; see `nvidia-smi -q -d POWER`"
+        what = f"GPU {join_names(silent)} reports no range of power limits"
+        remedy = "no plan or --power-budget can lower it; see `nvidia-smi -q -d POWER`"
         findings.append(report_warning("agent, power limits", what, remedy))
     lost = [str(gpu.index) for gpu in found.gpus if gpu.lost]
     if lost:
-        remedy = "look for XIDs in `dmesg`; reset the GPU or boot the machine"
-        findings.append(report_failure("agent, GPUs", f"GPU {join_names(lost)} answers nothing", remedy))
+        remedy = "look for XIDs in `dmesg`; reset the GPU or reboot the machine"
+        findings.append(report_failure("agent, GPUs", f"GPU {join_names(lost)} does not respond", remedy))
     return tuple(findings)
 
 
 def check_newest_sample(found: GetSamplesResponse) -> Finding:
-    """Whether the agent reads its sensors."""
+    """Checks that the agent reads its sensors."""
     if found.age_s > _STALE_S or found.samples is None or not found.samples.time_ns:
-        what = f"the newest sample is {found.age_s:,.0f} s old"
+        what = f"the latest sample is {found.age_s:,.0f} s old"
         return report_failure("agent, sampling", what, "a call into the driver hangs: see the agent's log, and `dmesg`")
-    return report_ok("agent, sampling", f"the newest sample is {found.age_s:.1f} s old")
+    return report_ok("agent, sampling", f"the latest sample is {found.age_s:.1f} s old")
 
 
 def check_lease(found: GetNodePlanResponse) -> Finding:
-    """Whether the plan in force is being renewed."""
+    """Checks that the lease of the plan in force is being renewed."""
     if found.plan is None or not found.plan.epoch:
         return report_warning(
-            "agent, plan", "no plan came", "see that the agent reaches its controller (its log: event=connected)"
+            "agent, plan", "no plan received", "check that the agent reaches its controller (its log: event=connected)"
         )
     if found.lease_left_s < _LEASE_WARN_S:
         what = f"the lease of plan {found.plan.epoch} ends in {found.lease_left_s:.0f} s or has ended"
         return report_warning(
-            "agent, plan", what, "the controller is away: what the agent changed is put back; see its log"
+            "agent, plan", what, "the controller is unreachable, so the agent restores what it changed; see its log"
         )
-    return report_ok("agent, plan", f"plan {found.plan.epoch}, leased for {found.lease_left_s:.0f} s more")
+    return report_ok("agent, plan", f"plan {found.plan.epoch}, lease ends in {found.lease_left_s:.0f} s")

@@ -1,9 +1,9 @@
-"""What a check of `eelctl doctor` found: one line what, one line what to do.
+"""Findings of `eelctl doctor`: one line for what was found, one line for the remedy.
 
-Owns the form of a finding and the exit code that follows from many. Must not
-know any check. A finding that is not ok says what to do; one that is ok has
-nothing to add. A check that could not be made is skipped, with the reason and
-how to have it made: silence is never taken for health.
+Owns the form of a finding and the exit code of a list of them. Must not know any
+check. A finding that is not ok has a remedy. A check that could not be made is
+skipped, with the reason and how to enable it: a missing answer never counts as
+healthy.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _NAMES_SHOWN = 3
 
 
 class FindingStatus(StrEnum):
-    """How a check ended, the worst first."""
+    """Outcome of a check, the worst first."""
 
     FAIL = "fail"
     WARN = "warn"
@@ -24,7 +24,7 @@ class FindingStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: its name, how it ended, what was seen and what to do."""
+    """One check: its name, outcome, what was found and the remedy."""
 
     check: str
     status: FindingStatus
@@ -49,29 +49,29 @@ def report_warning(check: str, what: str, remedy: str) -> Finding:
 
 
 def report_failure(check: str, what: str, remedy: str) -> Finding:
-    """Something does not work."""
+    """Returns a finding that something does not work."""
     return Finding(check, FindingStatus.FAIL, _line(what), _line(remedy))
 
 
 def report_skipped(check: str, what: str, remedy: str) -> Finding:
-    """The check could not be made; the remedy says how to have it made."""
+    """Returns a finding that the check could not be made; the remedy says how to enable it."""
     return Finding(check, FindingStatus.SKIPPED, _line(what), _line(remedy))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """1 where any check failed; warnings and checks that were skipped are 0."""
+    """Returns 1 if any check failed, else 0, even with warnings and skipped checks."""
     return int(any(finding.status is FindingStatus.FAIL for finding in findings))
 
 
 def join_names(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
+    """Joins the first names, and says how many more there are."""
     every = list(names)
     more = f" and {len(every) - _NAMES_SHOWN:,} more" if len(every) > _NAMES_SHOWN else ""
     return ", ".join(every[:_NAMES_SHOWN]) + more
 
 
 def count_noun(count: int, one: str, many: str = "") -> str:
-    """A number with its noun."""
+    """Formats a number with its noun, in singular or plural."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 

@@ -1,10 +1,11 @@
 """Checks of `eelctl doctor` on the local machine: packages, driver, rights, clocks, ports, kubelet.
 
-Functions named read_* gather plain values (None where something is missing) and change nothing; check_* judge them.
-NVML is queried in a child process with a time limit, since a call into a hanging driver cannot be cancelled.
+Functions named read_* gather plain values (None where something is missing) and change nothing; functions named check_*
+turn them into findings. NVML is queried in a child process with a time limit, since a call into a hanging driver cannot
+be cancelled.
 
-Drivers: MIG came with 450, `nvidia-smi` fields of instant power and the units of hardware activity that we read with
-525 (docs/energy.md). An older one is no failure, for the agent runs with what there is.
+Drivers: MIG came with 450; instant power and the hardware activity counters that the agent reads came with 525
+(docs/explanation/energy-attribution.md). An older driver is not a failure: the agent uses what there is.
 """
 
 import json
@@ -46,7 +47,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 
 
 def check_python(version: tuple[int, int, int]) -> Finding:
-    """Whether this interpreter is one that is supported."""
+    """Checks that this Python is supported."""
     said = f"Python {'.'.join(map(str, version))}"
     if PYTHON_LEAST <= version[:2] < PYTHON_BELOW:
         return report_ok("python", said)
@@ -55,7 +56,7 @@ def check_python(version: tuple[int, int, int]) -> Finding:
 
 
 def parse_requirements(lines: Iterable[str], extra: str) -> dict[str, tuple[int, ...]]:
-    """Least versions of what an extra needs, from a package's own requirements; () where any will do."""
+    """Parses the minimum versions that an extra needs from a package's requirements; () where any version will do."""
     found = {}
     for line in lines:
         match = _REQUIREMENT.fullmatch(line.strip())
@@ -72,7 +73,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_packages(extra: str, wanted: Mapping[str, tuple[int, ...]], present: Mapping[str, str | None]) -> Finding:
-    """Whether all that a part needs is installed, and new enough."""
+    """Checks that the packages of an extra are installed and recent enough."""
     check = f"packages, {extra}"
     missing = sorted(name for name in wanted if present.get(name) is None)
     old = sorted(
@@ -82,9 +83,11 @@ def check_packages(extra: str, wanted: Mapping[str, tuple[int, ...]], present: M
     )
     remedy = f'pip install "eelgrid[{extra}]"'
     if not wanted:
-        return report_skipped(check, "Eelgrid is not installed as a package", f"{remedy}, so that its needs are known")
+        return report_skipped(
+            check, "Eelgrid is not installed as a package", f"{remedy}, so that its requirements are known"
+        )
     if missing and extra == "agent":
-        return report_warning(check, f"lacks {join_names(missing)}", f"{remedy}, if an agent is to run here")
+        return report_warning(check, f"lacks {join_names(missing)}", f"{remedy}, if an agent should run here")
     if missing or old:
         lacks = "; ".join(
             filter(
@@ -97,7 +100,7 @@ def check_packages(extra: str, wanted: Mapping[str, tuple[int, ...]], present: M
 
 @dataclass(frozen=True, slots=True)
 class DriverAnswer:
-    """What a child process heard of NVML; `problem` is none, binding, library, driver, hung or error."""
+    """Answer of NVML to a child process; `problem` is empty, binding, library, driver, hung or error."""
 
     problem: str
     detail: str = ""
@@ -107,56 +110,58 @@ class DriverAnswer:
 
 
 def check_nvml(answer: DriverAnswer, gpus_on_bus: int | None) -> Finding:
-    """Whether NVML is there and answers; `gpus_on_bus` is None where the bus cannot be looked at."""
+    """Checks that NVML is installed and answers; `gpus_on_bus` is None if the bus cannot be read."""
     check, has_gpus = "nvml", bool(gpus_on_bus)
-    there = f"{count_noun(gpus_on_bus, 'NVIDIA GPU')} on the bus" if gpus_on_bus else "no NVIDIA GPU is seen on the bus"
+    there = f"{count_noun(gpus_on_bus, 'NVIDIA GPU')} on the bus" if gpus_on_bus else "no NVIDIA GPU on the bus"
     match answer.problem:
         case "hung":
             what = f"the driver did not answer in {answer.took_s:.0f} s"
             return report_failure(
-                check, what, "look for XIDs in `dmesg`; end what hangs, reset the GPU or boot the machine"
+                check, what, "look for XIDs in `dmesg`; end the hanging process, reset the GPU or reboot the machine"
             )
         case "binding":
-            remedy = 'pip install "eelgrid[agent]", if an agent is to run here'
+            remedy = 'pip install "eelgrid[agent]", if an agent should run here'
             return (report_failure if has_gpus else report_skipped)(
                 check, f"the binding nvidia-ml-py is missing; {there}", remedy
             )
         case "library" | "driver" if not has_gpus:
             return report_skipped(
-                check, f"{answer.detail}; {there}", "run it on a node with GPUs to have its driver checked"
+                check, f"{answer.detail}; {there}", "run this on a node with GPUs to check its driver"
             )
         case "library":
-            remedy = "install NVIDIA's driver; in a container, let its runtime mount libnvidia-ml.so.1"
+            remedy = "install the NVIDIA driver; in a container, have its runtime mount libnvidia-ml.so.1"
             return report_failure(check, f"{answer.detail}; {there}", remedy)
         case "driver":
             return report_failure(
-                check, f"{answer.detail}; {there}", "load the driver (modprobe nvidia); see that nvidia-smi works"
+                check, f"{answer.detail}; {there}", "load the driver (modprobe nvidia); check that nvidia-smi works"
             )
         case "error":
-            return report_failure(check, f"NVML says: {answer.detail}", "see what nvidia-smi says, and `dmesg`")
+            return report_failure(check, f"NVML says: {answer.detail}", "check nvidia-smi and `dmesg`")
     said = f"{count_noun(answer.devices, 'GPU')}, driver {answer.version}, answered in {answer.took_s:.1f} s"
     if gpus_on_bus and answer.devices < gpus_on_bus:
         what = f"{said}, but {gpus_on_bus} on the bus"
-        return report_failure(check, what, "a GPU is lost or given to another: see `nvidia-smi -L` and XIDs in `dmesg`")
+        return report_failure(
+            check, what, "a GPU is lost or passed to a virtual machine: see `nvidia-smi -L` and XIDs in `dmesg`"
+        )
     if answer.took_s > _SLOW_S:
         return report_warning(
-            check, said, "turn persistence mode on (nvidia-persistenced), or look for a GPU that hangs"
+            check, said, "turn on persistence mode (nvidia-persistenced), or look for a GPU that hangs"
         )
     return report_ok(check, said)
 
 
 def check_driver(version: str) -> Finding:
-    """What the driver is too old for."""
+    """Checks which readings the driver is too old for."""
     check, numbers = "driver", _numbers(version)
     if not numbers:
-        return report_skipped(check, "no driver told its version", "see the check of nvml")
+        return report_skipped(check, "the driver version is not known", "see the check of nvml")
     if numbers[0] < _DRIVER_MIG:
         what = f"{version}: no MIG, no instant power"
         return report_failure(check, what, f"install driver {_DRIVER_INSTANT} or newer")
     if numbers[0] < _DRIVER_INSTANT:
-        what = f"{version}: power is a mean over a second, and there are no hardware counters of activity"
+        what = f"{version}: power is a mean over a second, and there are no hardware activity counters"
         return report_warning(check, what, f"install driver {_DRIVER_INSTANT} or newer")
-    return report_ok(check, f"{version}: has all that is read")
+    return report_ok(check, f"{version}: supports all readings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,24 +176,26 @@ class ProcessRights:
 
 
 def check_rights(found: ProcessRights) -> tuple[Finding, ...]:
-    """What this user could change on the GPUs, and whether containers could open every MIG instance."""
+    """Checks what this user may change on the GPUs, and whether containers can open every MIG instance."""
     who = "root" if found.is_root else "this user"
     findings = []
     if found.has_sys_admin:
-        findings.append(report_ok("rights, limits", f"{who} has CAP_SYS_ADMIN: may set limits, clocks and MIG mode"))
+        findings.append(report_ok("rights, limits", f"{who} has CAP_SYS_ADMIN and may set limits, clocks and MIG mode"))
     else:
-        remedy = "run the agent as root or with CAP_SYS_ADMIN where a pool is to be enforced; observing needs nothing"
+        remedy = "run the agent as root or with CAP_SYS_ADMIN to enforce a pool; observing needs no rights"
         findings.append(
-            report_warning("rights, limits", f"{who} lacks CAP_SYS_ADMIN: may read, but set no limits", remedy)
+            report_warning("rights, limits", f"{who} lacks CAP_SYS_ADMIN: may read, but not set limits", remedy)
         )
     if found.may_configure is None:
         where = "the driver shows no MIG capabilities (/proc/driver/nvidia/capabilities/mig)"
-        findings.append(report_skipped("rights, MIG", where, "nothing, unless this node has MIG; then load the driver"))
+        findings.append(
+            report_skipped("rights, MIG", where, "nothing, unless this node uses MIG; then load the driver")
+        )
     elif found.has_sys_admin or found.may_configure:
-        findings.append(report_ok("rights, MIG", f"{who} may make and remove instances"))
+        findings.append(report_ok("rights, MIG", f"{who} may create and remove instances"))
     elif found.may_monitor:
-        remedy = "run the agent as root, or let it read mig/config, where layouts are to be changed"
-        findings.append(report_warning("rights, MIG", f"{who} may see instances and change none", remedy))
+        remedy = "to change layouts, run the agent as root or let it read mig/config"
+        findings.append(report_warning("rights, MIG", f"{who} may read instances but not change them", remedy))
     else:
         remedy = "run the agent as root, or let it read mig/monitor below /proc/driver/nvidia/capabilities"
         findings.append(report_warning("rights, MIG", f"{who} sees only instances that a process can open", remedy))
@@ -203,7 +210,7 @@ def check_rights(found: ProcessRights) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """A folder that a daemon writes; `holder` is whoever has its lock."""
+    """A directory that a daemon writes, and the space of its file system."""
 
     path: str
     exists: bool
@@ -213,25 +220,27 @@ class FolderState:
 
 
 def check_folder(check: str, found: FolderState, flag: str, *, here: bool) -> Finding:
-    """Whether a daemon could write there; `here` says that it is to run on this machine."""
+    """Checks that a daemon could write to a directory; `here` says that it should run on this machine."""
     if not found.exists and not here:
         return report_skipped(
-            check, f"{found.path} is not there", f"nothing, unless it is to run here; else name it with {flag}"
+            check,
+            f"{found.path} does not exist",
+            f"nothing, unless it should run here; else give its directory with {flag}",
         )
     if not found.writable:
         what = f"{found.path} cannot be written by this user"
         return (report_failure if here else report_warning)(
-            check, what, f"run it as its owner, or name a folder of yours with {flag}"
+            check, what, f"run it as the owner, or give a writable directory with {flag}"
         )
     return report_ok(check, f"{found.path} can be {'written' if found.exists else 'made'}")
 
 
 def check_disk_room(check: str, found: FolderState) -> Finding:
-    """Room for the journal and the ledger."""
+    """Checks the disk space for the journal and the ledger."""
     if found.free_bytes is None or not found.total_bytes:
-        return report_skipped(check, f"{found.path}: the file system tells no size", "see `df`")
+        return report_skipped(check, f"{found.path}: the file system reports no size", "check `df`")
     said = f"{format_memory(found.free_bytes)} of {format_memory(found.total_bytes)} free below {found.path}"
-    remedy = "make room, or move the folder: the controller accepts nothing that it cannot put on disk"
+    remedy = "free some space, or move the directory: the controller accepts nothing that it cannot write to disk"
     if found.free_bytes < _DISK_FAIL_BYTES:
         return report_failure(check, said, remedy)
     if found.free_bytes < _DISK_WARN_BYTES:
@@ -240,21 +249,21 @@ def check_disk_room(check: str, found: FolderState) -> Finding:
 
 
 def check_clock_synchronised(synchronised: bool | None, detail: str = "") -> Finding:
-    """What the machine itself says of its clock; None where nobody tells."""
+    """Checks whether the clock is synchronised; None if that is not known."""
     if synchronised is None:
         return report_skipped(
             "clock",
-            detail or "nobody tells whether the clock is synchronised",
-            "see that chrony or systemd-timesyncd runs: `timedatectl` tells where systemd is",
+            detail or "it is not known whether the clock is synchronised",
+            "check that chrony or systemd-timesyncd runs: with systemd, `timedatectl` shows it",
         )
     if not synchronised:
-        what = "the clock is not synchronised: joules may be counted in the wrong hour"
+        what = "the clock is not synchronised: energy may be counted in the wrong hour"
         return report_warning("clock", what, "start chrony or systemd-timesyncd (timedatectl set-ntp true)")
     return report_ok("clock", "synchronised")
 
 
 def check_clocks_agree(whose: str, ahead_s: float, within_s: float) -> Finding:
-    """Whether another's clock agrees with ours; `within_s` is how far our look may be off."""
+    """Checks that another machine's clock agrees; `within_s` is the uncertainty of the comparison."""
     check, off_s = f"clock, {whose}", abs(ahead_s)
     side = "ahead of" if ahead_s > 0 else "behind"
     if off_s <= _SKEW_WARN_S + within_s:
@@ -265,7 +274,7 @@ def check_clocks_agree(whose: str, ahead_s: float, within_s: float) -> Finding:
 
 
 class PortState(Enum):
-    """Who has a port."""
+    """State of a port."""
 
     FREE = "free"
     OURS = "ours"
@@ -275,7 +284,7 @@ class PortState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DaemonPort:
-    """A port that a daemon of ours has, or would listen on."""
+    """A port that an Eelgrid daemon uses or would use."""
 
     address: str
     purpose: str
@@ -284,17 +293,17 @@ class DaemonPort:
 
 
 def check_ports(found: Iterable[DaemonPort]) -> tuple[Finding, ...]:
-    """One finding for each port that others have; one for all that are well."""
+    """Checks ports: one finding for each that another program uses, one for all others."""
     every = tuple(found)
     bad, well = [], []
     for port in every:
         check = f"port, {port.purpose}"
         if port.state is PortState.OTHER:
-            what = f"{port.address} is held by a program that is not Eelgrid's"
-            bad.append(report_failure(check, what, f"end it, or choose another with {port.flag}"))
+            what = f"{port.address} is in use by another program"
+            bad.append(report_failure(check, what, f"stop it, or choose another port with {port.flag}"))
         elif port.state is PortState.REFUSED:
             what = f"this user may not listen on {port.address}"
-            bad.append(report_warning(check, what, f"choose another with {port.flag}"))
+            bad.append(report_warning(check, what, f"choose another port with {port.flag}"))
         else:
             well.append(f"{port.address} {'answers' if port.state is PortState.OURS else 'free'} ({port.purpose})")
     return (*bad, *((report_ok("ports", ", ".join(well)),) if well else ()))
@@ -302,24 +311,24 @@ def check_ports(found: Iterable[DaemonPort]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KubeletSockets:
-    """The kubelet's folder, and for each socket below it whether it is there and takes a connection."""
+    """The kubelet's directory, and for each socket whether it accepts a connection; None if it does not exist."""
 
     folder_exists: bool
     answers: Mapping[str, bool | None]
 
 
 def check_kubelet(found: KubeletSockets) -> Finding:
-    """Whether the kubelet tells which pods hold which devices; None is a socket that is not there."""
+    """Checks that the kubelet reports which pods hold which devices."""
     if not found.folder_exists:
-        return report_skipped("kubelet", "no kubelet on this machine", "nothing, unless this is a node of Kubernetes")
+        return report_skipped("kubelet", "no kubelet on this machine", "nothing, unless this is a Kubernetes node")
     missing = [path for path, answers in found.answers.items() if answers is None]
     silent = [path for path, answers in found.answers.items() if answers is False]
     if silent:
-        what = f"nobody who lets this user in listens on {join_names(silent)}"
-        return report_failure("kubelet", what, "see that the kubelet runs, and run this as root")
+        what = f"no connection is possible to {join_names(silent)}"
+        return report_failure("kubelet", what, "check that the kubelet runs, and run this as root")
     if missing:
-        remedy = "see that the kubelet runs; in a container, mount the socket and name it with --kubelet"
-        return report_warning("kubelet", f"lacks {join_names(missing)}: pods stay without names", remedy)
+        remedy = "check that the kubelet runs; in a container, mount the socket and give its path with --kubelet"
+        return report_warning("kubelet", f"lacks {join_names(missing)}: energy is not attributed to pods", remedy)
     return report_ok("kubelet", f"listens on {count_noun(len(found.answers), 'socket')}")
 
 
@@ -330,7 +339,7 @@ _TIMEDATECTL_S = 5.0
 _SOCKET_S = 1.0
 _STARTING_S = 3.0
 _ENDING_S = 1.0
-# Its last line is JSON; what the driver prints before it is passed over.
+# Its last line is JSON; output of the driver before it is ignored.
 _ASK_NVML = """
 import json, time
 start = time.monotonic()
@@ -364,7 +373,7 @@ def read_python_version() -> tuple[int, int, int]:
 
 
 def read_own_requirements() -> tuple[str, ...]:
-    """What Eelgrid says it needs; empty where it runs from a folder."""
+    """Reads the requirements of the eelgrid package; empty if it is not installed."""
     try:
         return tuple(metadata.requires("eelgrid") or ())
     except metadata.PackageNotFoundError:
@@ -372,7 +381,7 @@ def read_own_requirements() -> tuple[str, ...]:
 
 
 def read_installed_versions(names: Iterable[str]) -> dict[str, str | None]:
-    """Versions by package; None where one is not there."""
+    """Reads installed versions by package; None if one is missing."""
     found: dict[str, str | None] = {}
     for name in names:
         try:
@@ -383,7 +392,7 @@ def read_installed_versions(names: Iterable[str]) -> dict[str, str | None]:
 
 
 def query_driver(limit_s: float, program: str = _ASK_NVML) -> DriverAnswer:
-    """What NVML says to a child that is ended at its limit."""
+    """Queries NVML in a child process, which is ended at the limit."""
     begin_s = time.monotonic()
     # Not run(): a child that hangs in the driver may survive SIGKILL for long, and nobody waits for it then.
     child = subprocess.Popen(  # noqa: S603 - our own interpreter and text
@@ -400,12 +409,12 @@ def query_driver(limit_s: float, program: str = _ASK_NVML) -> DriverAnswer:
         return DriverAnswer("hung", took_s=time.monotonic() - begin_s)
     lines = said.decode("utf-8", "replace").splitlines()
     if child.returncode or not lines:
-        return DriverAnswer("error", detail=f"the program that asked ended with {child.returncode}")
+        return DriverAnswer("error", detail=f"the query ended with exit code {child.returncode}")
     return DriverAnswer(**json.loads(lines[-1]))
 
 
 def count_bus_gpus(devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """NVIDIA's display devices on the bus; None where the kernel shows no bus."""
+    """Counts NVIDIA's display devices on the PCI bus; None if the kernel shows no bus."""
     if not devices.is_dir():
         return None
     return sum(
@@ -422,7 +431,7 @@ def _text(path: Path) -> str:
 
 
 def read_rights(proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> ProcessRights:
-    """What this process may do."""
+    """Reads the rights of this process."""
     status = _text(proc / "self/status").splitlines()
     held = next((line.split()[1] for line in status if line.startswith("CapEff:")), "0")
     mig = proc / "driver/nvidia/capabilities/mig"
@@ -444,7 +453,7 @@ def read_rights(proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> Pro
 
 
 def find_state_folder(environ: Mapping[str, str], *, is_root: bool) -> Path:
-    """Where an agent of this user keeps its state (docs/reference/agent.md, State directory)."""
+    """Returns the state directory of an agent of this user (docs/reference/agent.md, State directory)."""
     told = environ.get("STATE_DIRECTORY", "").split(":")[0]
     if told:
         return Path(told)
@@ -455,7 +464,7 @@ def find_state_folder(environ: Mapping[str, str], *, is_root: bool) -> Path:
 
 
 def read_folder(path: Path) -> FolderState:
-    """Whether it, or the nearest folder above it, can be written, and what room is there."""
+    """Reads whether a directory, or the nearest existing parent, is writable, and its free space."""
     above = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
     try:
         usage = shutil.disk_usage(above)
@@ -467,22 +476,22 @@ def read_folder(path: Path) -> FolderState:
 
 
 def read_clock_synchronised(program: str = "timedatectl") -> tuple[bool | None, str]:
-    """What systemd says of the clock; None with the reason where it does not."""
+    """Asks systemd whether the clock is synchronised; None and the reason if that is not known."""
     words = [program, "show", "--property=NTPSynchronized", "--value"]
     try:
         done = subprocess.run(words, capture_output=True, timeout=_TIMEDATECTL_S, check=False)  # noqa: S603
     except FileNotFoundError:
         return None, f"{program} is not installed"
     except (OSError, subprocess.TimeoutExpired):
-        return None, f"{program} cannot be asked"
+        return None, f"{program} failed"
     said = done.stdout.decode("ascii", "replace").strip()
     if said not in {"yes", "no"}:
-        return None, f"{program} does not tell"
+        return None, f"{program} does not report it"
     return said == "yes", ""
 
 
 def port_is_free(address: str) -> bool | None:
-    """Whether somebody could listen there; None where this user may not."""
+    """Returns whether the address is free to listen on; None if this user may not."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -497,7 +506,7 @@ def port_is_free(address: str) -> bool | None:
 
 
 def read_kubelet_sockets(home: Path = Path("/var/lib/kubelet")) -> KubeletSockets:
-    """Those that the agent uses; a connection is opened and closed."""
+    """Probes the sockets that the agent uses, by opening and closing a connection."""
     paths = (home / "pod-resources/kubelet.sock", home / "device-plugins/kubelet.sock")
     return KubeletSockets(home.is_dir(), {str(path): _connects(path) for path in paths} if home.is_dir() else {})
 

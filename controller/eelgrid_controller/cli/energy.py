@@ -1,7 +1,7 @@
 """eelctl energy and exporters: energy by owner and time, CSV and Parquet exports, and who has confirmed them.
 
-A file is complete and on the disk or does not exist. `energy --confirm-export` reports an exported interval to
-the controller, which then may delete old rows.
+An export file is complete and on disk, or does not exist. `energy --confirm-export` reports an exported interval to
+the controller, which may then delete rows by age.
 """
 
 import csv
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.output import TableColumn, print_list, print_plain, text_table, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.formatting import format_energy
 from eelgrid_protos.messages import (
     ConfirmEnergyExportRequest,
@@ -36,7 +35,7 @@ from eelgrid_protos.safe_text import escape_csv_cell
 
 
 def flatten_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows for files: work in columns of its own for each unit that any of them tells; None where one does not."""
+    """Flattens rows for files: each unit of work gets its own columns; None where a row does not report the unit."""
     units = sorted({one["unit"] for row in rows for one in row["work"]})
     found = []
     for row in rows:
@@ -57,7 +56,7 @@ def _columns(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> list[str]:
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
-    """Writes rows with a line of titles."""
+    """Writes rows to a CSV file with a header line."""
     rows = flatten_rows(rows)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, _columns(rows, by))
@@ -66,7 +65,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> 
 
 
 def parquet_library() -> tuple[Any, Any]:
-    """The library of Arrow and of Parquet; asked for before anything else, since it may not be there."""
+    """Imports pyarrow; called before anything else, since it may be missing. Raises UsageError."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -76,11 +75,11 @@ def parquet_library() -> tuple[Any, Any]:
 
 
 def write_parquet(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str]) -> None:
-    """Writes rows in columns of text and of 64-bit floats."""
+    """Writes rows to a Parquet file, in columns of text and of 64-bit floats."""
     arrow, parquet = parquet_library()
     rows = flatten_rows(rows)
     names = _columns(rows, by)
-    # Said, not guessed from the values, of which there may be none.
+    # Declared, not inferred from the values, of which there may be none.
     kinds = arrow.schema([(name, arrow.string() if name in by else arrow.float64()) for name in names])
     parquet.write_table(arrow.table({name: [row[name] for row in rows] for name in names}, schema=kinds), path)
 
@@ -88,7 +87,7 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]], by: Sequence[str])
 def write_groups(
     option: str, path: Path | None, write: Callable[..., None], document: dict[str, Any], by: Sequence[str]
 ) -> None:
-    """Writes the groups with `write`, where a path was given; the file is whole and on the disk on return."""
+    """Writes the groups with `write` if a path was given; on return the file is complete and on disk."""
     if path is None:
         return
     try:
@@ -98,19 +97,17 @@ def write_groups(
         else:
             write(path, document["groups"], by)
     except OSError as error:
-        raise click.UsageError(
-            f"{option}: {path}: {error.strerror or error}; name a file that can be written"
-        ) from None
+        raise click.UsageError(f"{option}: {path}: {error.strerror or error}; name a writable file") from None
 
 
 def is_durable(path: Path) -> bool:
-    """Whether there is, or will be, a file of that name: not a pipe nor a device, which nothing can replace."""
+    """Returns whether the path is or can become a regular file: a pipe or a device cannot be replaced."""
     return path.is_file() or not path.exists()
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A path beside, whose file takes the name in the end, when it is on the disk; else it goes."""
+    """Yields a draft path beside `path`; on success the draft replaces it, synced to disk; otherwise it is removed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield draft
@@ -150,17 +147,19 @@ def export_period(
     paths: Sequence[Path | None],
     is_filtered: bool,
 ) -> tuple[int, int]:
-    """What is to be exported: what was said, as far as it is settled, else what the exporter does not have yet.
+    """Returns begin and end of the export: the given period as far as it is settled, or all that the exporter lacks.
 
-    Raises UsageError and Refused; ends the command where there is nothing.
+    Raises UsageError and RequestRefused; ends the command if there is nothing to export.
     """
     if not any(paths):
-        raise click.UsageError("--confirm-export: nothing is exported; add --csv FILE or --parquet FILE")
+        raise click.UsageError("--confirm-export needs an export: add --csv FILE or --parquet FILE")
     if is_filtered:
-        raise click.UsageError("--confirm-export: with --where some rows would be nowhere; leave one of them out")
+        raise click.UsageError(
+            "--confirm-export cannot be combined with --where, which would omit rows; leave one of them out"
+        )
     for path in filter(None, paths):
         if not is_durable(path):
-            raise click.UsageError(f"--confirm-export: {path} is no file on a disk; name one")
+            raise click.UsageError(f"--confirm-export: {path} is not a regular file; name one")
     found = client.list_energy_exporters(ListEnergyExportersRequest(), timeout=settings.timeout_s)
     settled_ns = found.settled_ns
     marks = {one.name: one.until_ns for one in found.exporters}
@@ -168,29 +167,31 @@ def export_period(
         begin_ns, end_ns = said_ns
         if begin_ns // _HOUR_NS * _HOUR_NS > marks.get(name, begin_ns):
             raise RequestRefused(
-                f"{name} has rows until {_time(marks[name])} UTC, and would lack those up to {_time(begin_ns)}",
-                "begin there, or leave --since and --month out, which takes all that is new",
+                f"{name} has rows up to {_time(marks[name])} UTC and would lack those until {_time(begin_ns)}",
+                "begin there, or leave out --since and --month to export everything new",
             )
         if is_month and end_ns > settled_ns:
             raise RequestRefused(
-                f"--month: not all nodes have told that month; hours are settled until {_time(settled_ns)} UTC",
-                "repeat it later, or take --since",
+                f"--month: not all nodes have reported that month; hours are settled until {_time(settled_ns)} UTC",
+                "repeat it later, or use --since",
             )
     else:
         if name not in marks:
-            raise click.UsageError(f"--confirm-export: {name} has no mark yet; say from when, with --since or --month")
+            raise click.UsageError(
+                f"--confirm-export: {name} has confirmed nothing yet; give the start with --since or --month"
+            )
         begin_ns, end_ns = marks[name], settled_ns
     end_ns = min(end_ns, settled_ns)
     if end_ns <= begin_ns:
         click.echo(
-            f"nothing is settled after {_time(begin_ns)} UTC that {name} could have; nothing was written", err=True
+            f"nothing after {_time(begin_ns)} UTC is settled that {name} could export; nothing was written", err=True
         )
         raise click.exceptions.Exit(0)
     return begin_ns, end_ns
 
 
 def confirm_export(client: Any, settings: CliSettings, name: str, found: QueryEnergyResponse) -> None:
-    """Tells the controller that an answer is on the disk, and a person what follows."""
+    """Confirms an export to the controller and prints what the exporter has now."""
     request = ConfirmEnergyExportRequest(
         name=name, begin_ns=found.begin_ns, end_ns=found.end_ns, revision=found.revision
     )
@@ -198,7 +199,7 @@ def confirm_export(client: Any, settings: CliSettings, name: str, found: QueryEn
     click.echo(f"confirmed: {name} has everything from {_time(mark.since_ns)} to {_time(mark.until_ns)} UTC", err=True)
     if mark.changed_hours:
         click.echo(
-            f"  but for hours that changed since: {_format_changed_hours(mark)}; export their stretch again", err=True
+            f"  except hours that changed since: {_format_changed_hours(mark)}; export that period again", err=True
         )
 
 
@@ -215,10 +216,10 @@ _COLUMNS = (
 @output_option
 @click.pass_context
 def exporters(context: click.Context) -> None:
-    """Show who takes energy's rows elsewhere, and until when they have them (UTC).
+    """Show who exports energy rows, and up to when they have confirmed them (UTC).
 
-    Rows that one of them does not have stay, whatever their age. Hours that changed after they were confirmed have to
-    be exported again; what is exported then replaces what was.
+    The controller keeps rows that an exporter lacks, whatever their age. Hours that changed after they were confirmed
+    must be exported again; the new rows replace the old ones.
     """
     if context.invoked_subcommand is not None:
         return
@@ -229,7 +230,7 @@ def exporters(context: click.Context) -> None:
         settings,
         _COLUMNS,
         found.exporters,
-        empty="no exporter; `eelctl energy --csv FILE --confirm-export NAME --since 7d` makes one",
+        empty="no exporter; add one with `eelctl energy --csv FILE --confirm-export NAME --since 7d`",
     )
 
 
@@ -237,10 +238,10 @@ def exporters(context: click.Context) -> None:
 @click.argument("name")
 @click.pass_obj
 def remove(settings: CliSettings, name: str) -> None:
-    """Forget an exporter: rows that it does not have go for their age again."""
+    """Remove an exporter; rows that it lacks are deleted by age again."""
     with connect_operators(settings) as client:
         client.remove_energy_exporter(RemoveEnergyExporterRequest(name=name), timeout=settings.timeout_s)
-    click.echo(f"{name} is no exporter any more")
+    click.echo(f"{name} is removed from the exporters")
 
 
 # click's ParamType takes a type argument for the checker alone; older releases refuse one when run.
@@ -254,7 +255,7 @@ _MONTH = re.compile(r"(\d{4})-(\d{2})")
 
 
 class _Span(_IntType):
-    """A stretch back from now, in hours."""
+    """A click parameter type: a time span back from now, in hours."""
 
     name = "span"
 
@@ -263,7 +264,7 @@ class _Span(_IntType):
             return value
         found = _SPAN.fullmatch(str(value).strip())
         if found is None:
-            self.fail(f"{value!r} is no stretch of time: write one such as 24h, 7d or 4w", param, ctx)
+            self.fail(f"{value!r} is not a time span: write for example 24h, 7d or 4w", param, ctx)
         return int(found[1]) * _HOURS[found[2]]
 
 
@@ -271,12 +272,12 @@ SPAN = _Span()
 
 
 def period_ns(since_h: int, month: str | None, *, now_ns: int) -> tuple[int, int]:
-    """Begin and end of what is asked for: the hours before now, or a calendar month in UTC."""
+    """Returns begin and end of the hours before now, or of a calendar month in UTC; raises BadParameter."""
     if month is None:
         return now_ns - since_h * 3600 * _NANO, now_ns
     found = _MONTH.fullmatch(month)
     if found is None or not 1 <= int(found[2]) <= 12:
-        raise click.BadParameter(f"{month!r} is no month: write one such as 2026-10", param_hint="--month")
+        raise click.BadParameter(f"{month!r} is not a month: write for example 2026-10", param_hint="--month")
     year, number = int(found[1]), int(found[2])
     first = datetime(year, number, 1, tzinfo=UTC)
     after = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
@@ -288,7 +289,9 @@ def _filters(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{pair!r} is no NAME=VALUE, such as namespace=ml", param_hint="--where")
+            raise click.BadParameter(
+                f"{pair!r} is not NAME=VALUE: write for example namespace=ml", param_hint="--where"
+            )
         found[name] = value
     return found
 
@@ -310,7 +313,7 @@ def _shown(name: str, value: str) -> str:
 
 
 def group_rows(found: QueryEnergyResponse, by: Sequence[str]) -> list[dict[str, Any]]:
-    """The groups with their names, in joules."""
+    """Returns the groups as rows, with their names and joules."""
     return [
         {name: _shown(name, value) for name, value in zip(by, group.values, strict=True)}
         | _amounts(group.spent)
@@ -348,12 +351,12 @@ def _joules(value_j: float) -> str:
 
 
 def format_work(work: Sequence[dict[str, Any]]) -> str:
-    """How much was done; at least so much where not all was counted."""
+    """Formats how much work was done, as a lower bound where not all was counted."""
     return ", ".join(f"{'>= ' if one['missed_s'] else ''}{_number(one['amount'])} {_unit(one)}s" for one in work)
 
 
 def format_per_unit(work: Sequence[dict[str, Any]]) -> str:
-    """Joules for each unit; at most so many where not all was counted."""
+    """Formats joules per unit of work, as an upper bound where not all was counted."""
     return ", ".join(
         f"{'<= ' if one['missed_s'] else ''}{_joules(one['energy_per_unit_j'])}/{_unit(one)}"
         for one in work
@@ -373,7 +376,7 @@ def _amounts(spent: EnergySpent) -> dict[str, Any]:
 
 
 def energy_document(found: QueryEnergyResponse, by: Sequence[str]) -> dict[str, Any]:
-    """The answer in joules, as it is printed."""
+    """Returns the answer in joules, as it is printed."""
     owned = _sum(found.left_out, *(group.spent for group in found.groups))
     return {
         "begin": datetime.fromtimestamp(found.begin_ns / _NANO, UTC).isoformat(),
@@ -404,8 +407,8 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
         {by[0]: title} | document[part]
         for title, part in (
             ("(others)", "left_out"),
-            ("(held by nobody)", "unallocated"),
-            ("(nobody known)", "unattributed"),
+            ("(unallocated)", "unallocated"),
+            ("(unattributed)", "unattributed"),
             ("TOTAL", "total"),
         )
         if document[part]["energy_j"] or part == "total"
@@ -428,33 +431,51 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
     yield (
         f"{_minute(document['begin'])} to {_minute(document['end'])} UTC; measured {format_energy(document['measured_j'])} "
         f"± {format_energy(document['uncertainty_j'])}"
-        + (f"; {document['uncounted_s']:,.0f} device-seconds nobody measured" if document["uncounted_s"] else "")
+        + (f"; {document['uncounted_s']:,.0f} device-seconds not measured" if document["uncounted_s"] else "")
     )
     for part in document["damaged"]:
-        yield f"DAMAGED, in no sum: {part}"
+        yield f"DAMAGED, not counted: {part}"
 
 
 @click.command()
-@click.option("--since", type=SPAN, default="24h", show_default=True, help="How far back: 24h, 7d, 4w.")
-@click.option("--month", metavar="YYYY-MM", help="A calendar month (UTC) instead.")
+@click.option("--since", type=SPAN, default="24h", show_default=True, help="How far to look back: 24h, 7d, 4w.")
+@click.option("--month", metavar="YYYY-MM", help="A calendar month (UTC) instead of --since.")
 @click.option(
     "--by",
     default="title,namespace",
     show_default=True,
     metavar="NAMES",
-    help="Grouped by some of kind, namespace, name, workload, title, user, queue, node, pool, gpu_model, "
+    help="Group by one or more of kind, namespace, name, workload, title, user, queue, node, pool, gpu_model, "
     "hour, day, label:KEY.",
 )
-@click.option("--where", multiple=True, metavar="NAME=VALUE", help="Only these; NAME as for --by.")
-@click.option("--rows", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The largest groups.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the groups there, too.")
-@click.option("--parquet", "parquet_path", type=click.Path(path_type=Path, dir_okay=False), help="The same as Parquet.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Count only matching rows, for example namespace=ml; NAME as for --by. Repeatable.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="Show this many groups, the largest first.",
+)
+@click.option(
+    "--csv", "csv_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the groups to a CSV file."
+)
+@click.option(
+    "--parquet",
+    "parquet_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the groups to a Parquet file.",
+)
 @click.option(
     "--confirm-export",
     "exporter",
     metavar="NAME",
-    help="When the file is on the disk, tell the controller that NAME has these rows, which may then go for their "
-    "age. Without --since and --month: the rows that NAME does not have yet.",
+    help="Once the file is on disk, confirm to the controller that NAME has these rows, which it may then delete by "
+    "age. Without --since and --month: export the rows that NAME lacks.",
 )
 @output_option
 @click.pass_context
@@ -470,14 +491,18 @@ def energy(
     parquet_path: Path | None,
     exporter: str | None,
 ) -> None:
-    """Say who spent how many joules, and what they cost.
+    """Show energy, cost and carbon by owner.
 
-    The rows, what nobody held, and what was used by somebody who could not be named add up to what the devices
+    The rows, the unallocated energy and the energy that could not be attributed to an owner add up to what the devices
     measured. Times are whole hours in UTC.
-    """
+
+    \b
+    eelctl energy --since 7d --by namespace,day
+    eelctl energy --month 2026-10 --by user --csv october.csv
+    """  # noqa: D301
     names = tuple(filter(None, by.replace(" ", "").split(",")))
     if not names:
-        raise click.BadParameter("names nothing to group by; write one such as workload", param_hint="--by")
+        raise click.BadParameter("names nothing to group by; write for example workload", param_hint="--by")
     if parquet_path is not None:
         parquet_library()
     settings: CliSettings = context.obj
@@ -505,13 +530,13 @@ def energy(
         found = client.query_energy(request, timeout=settings.timeout_s)
         if exporter is not None and found.left_out_groups:
             raise RequestRefused(
-                f"{found.left_out_groups} rows found no room, so {exporter} would not have everything",
-                "give --rows 10000, or take a shorter stretch; nothing was written nor confirmed",
+                f"{found.left_out_groups} rows exceed the limit, so the export for {exporter} would be incomplete",
+                "give --rows 10000, or a shorter period; nothing was written or confirmed",
             )
         if exporter is not None and found.damaged:
             raise RequestRefused(
-                f"parts of the ledger are damaged, so {exporter} would not have everything: {found.damaged[0]}",
-                "put a backup back (docs/how-to/runbooks/EelgridLedgerFailing.md); nothing was written nor confirmed",
+                f"parts of the ledger are damaged, so the export for {exporter} would be incomplete: {found.damaged[0]}",
+                "restore a backup (docs/how-to/runbooks/EelgridLedgerFailing.md); nothing was written or confirmed",
             )
         document = energy_document(found, names)
         write_groups("--csv", csv_path, write_csv, document, names)

@@ -1,15 +1,15 @@
 """Errors of eelctl: what a person is told when a command fails, and the exit code.
 
-Maps errors to two lines on stderr (what happened; what to do next) and a code for scripts: 0 ok, 1 the call failed,
-2 usage, 3 unreachable, 4 not found, 5 refused or invalid.
+Maps errors to two lines on stderr (what happened; what to do next) and an exit code for scripts: 0 success, 1 the call
+failed, 2 usage, 3 unreachable, 4 not found, 5 refused or invalid.
 
 CliError                   1  the call failed
-├── UsageMismatch          2  the options do not fit together (click's own usage errors too)
-├── ControllerUnreachable  3  nobody answers
-├── NameNotFound           4  nothing has this name
+├── UsageMismatch          2  the options contradict each other (and click's own usage errors)
+├── ControllerUnreachable  3  the controller does not answer
+├── NameNotFound           4  no such object
 └── RequestRefused         5  the request is invalid or refused
 
-An error without a branch here is a bug and keeps its traceback.
+An error without a case here is a bug and keeps its traceback.
 """
 
 import sys
@@ -17,13 +17,13 @@ from typing import IO, Any
 
 import click
 
-from eelgrid_controller.cli.settings import CliSettings
+from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.safe_text import escape_text
 
 
 class CliError(click.ClickException):
-    """The end of a command that failed: what happened, and what to do next."""
+    """Ends a command that failed, with what happened and what to do next."""
 
     exit_code = 1
 
@@ -33,7 +33,7 @@ class CliError(click.ClickException):
         self.violations = violations
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Prints to stderr, a line for each broken rule."""
+        """Prints the error to stderr, with a line for each violation."""
         out = file or sys.stderr
         click.echo(f"eelctl: {escape_text(_line(self.message))}", file=out)
         for violation in self.violations:
@@ -42,19 +42,19 @@ class CliError(click.ClickException):
 
 
 class UsageMismatch(CliError):
-    """The options do not fit together."""
+    """The options contradict each other."""
 
     exit_code = 2
 
 
 class ControllerUnreachable(CliError):
-    """Nobody answers."""
+    """The controller does not answer."""
 
     exit_code = 3
 
 
 class NameNotFound(CliError):
-    """Nothing has this name."""
+    """There is no object with this name."""
 
     exit_code = 4
 
@@ -71,10 +71,10 @@ def _line(text: str) -> str:
 
 
 def cli_error_for(error: Exception, settings: CliSettings) -> CliError | None:
-    """The stop behind an error, or None for a fault of ours."""
+    """Returns the CliError for an error that is expected, None for a bug."""
     if isinstance(error, ContractError):
-        return RequestRefused(error.message, "correct what is named above; nothing was sent", error.violations)
-    # Looked up only where they are loaded: an error of a module that nobody imported cannot have been raised.
+        return RequestRefused(error.message, "correct the fields named above; nothing was sent", error.violations)
+    # Only modules that are loaded: a module that was not imported cannot have raised anything.
     modules = sys.modules
     if (submit := modules.get("eelgrid_controller.replay.submitter")) and isinstance(error, submit.SubmitError):
         what, _, remedy = str(error).partition("; ")
@@ -82,9 +82,7 @@ def cli_error_for(error: Exception, settings: CliSettings) -> CliError | None:
     if (lines := modules.get("eelgrid_controller.replay.csv_reader")) and isinstance(error, lines.TraceError):
         kind = NameNotFound if isinstance(error, lines.TraceMissing) else RequestRefused
         return kind(f"{error.place}: {error.problem}", error.remedy)
-    if (libraries := modules.get("eelgrid_controller.optional_imports")) and isinstance(
-        error, libraries.LibraryMissing
-    ):
+    if (libraries := modules.get("eelgrid_controller.errors")) and isinstance(error, libraries.LibraryMissing):
         return CliError(error.problem, error.remedy)
     if (transport := modules.get("eelgrid_protos.transport")) and isinstance(error, transport.ListenError):
         what, _, remedy = str(error).partition("; ")
@@ -102,31 +100,33 @@ def _of_fault(fault: Any, settings: CliSettings) -> CliError:
         case faults.Unavailable():
             return ControllerUnreachable(
                 f"no controller answers at {settings.controller} ({message.rpartition(': ')[2]})",
-                "start eelgrid-controller, or name another with --controller or EELGRID_CONTROLLER",
+                "start eelgrid-controller, or name its address with --controller or EELGRID_CONTROLLER",
             )
         case faults.DeadlineExceeded():
             what = f"no answer from {settings.controller} in {settings.timeout_s:g} s"
-            return ControllerUnreachable(what, "raise --timeout, or look into the controller's log")
+            return ControllerUnreachable(what, "raise --timeout, or check the controller's log")
         case faults.NotFound():
-            # The controller names the calls of its API; here it is commands that help.
-            return NameNotFound(
-                message.partition("; list ")[0], "list what there is with `eelctl workloads` or `eelctl nodes`"
-            )
+            # The controller names the calls of its API; an operator needs the command.
+            return NameNotFound(message.partition("; list ")[0], "list names with `eelctl workloads` or `eelctl nodes`")
         case faults.InvalidArgument():
             return RequestRefused(message, "correct it and run the command again", violations)
         case faults.AlreadyExists():
             return RequestRefused(
-                message, "choose another --id, or look at the present one with `eelctl get`", violations
+                message, "choose another --id, or see the existing workload with `eelctl get`", violations
             )
         case faults.Aborted():
-            return RequestRefused(message, "somebody else was faster: look at what is in force and repeat", violations)
+            return RequestRefused(
+                message, "somebody else changed it first: read the current state, then repeat", violations
+            )
         case faults.PermissionDenied():
             return RequestRefused(
-                message, "use a certificate that may do this; `eelctl whoami` says what yours may", violations
+                message,
+                "use a certificate with the right to do this; `eelctl whoami` shows the rights of yours",
+                violations,
             )
         case faults.ResourceExhausted():
-            return RequestRefused(message, "wait or cancel what is not needed, then repeat", violations)
+            return RequestRefused(message, "wait, or cancel work that is not needed, then repeat", violations)
         case faults.FailedPrecondition():
-            return RequestRefused(message, "change the state that it names, then repeat", violations)
+            return RequestRefused(message, "resolve the condition named above, then repeat", violations)
         case _:
-            return CliError(message, "look into the controller's log", violations)
+            return CliError(message, "check the controller's log", violations)

@@ -1,7 +1,7 @@
 """eelctl explain and decision: why a workload was placed where it is, and export and replay of that decision.
 
-The terms of a cost and their names are the controller's. `decision replay` needs no controller: it decides here, with
-the planner of this installation.
+The controller names the terms of a cost. `decision replay` needs no controller: it runs the planner of this
+installation.
 """
 
 import json
@@ -12,10 +12,9 @@ from urllib.parse import quote
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import (
@@ -37,7 +36,7 @@ _SHOWN = 40
 
 @click.group()
 def decision() -> None:
-    """Export a decision with all that it depended on, or replay one."""
+    """Export a placement decision with all its inputs, or replay one."""
 
 
 @decision.command()
@@ -46,11 +45,11 @@ def decision() -> None:
     "-f",
     "--file",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    help="Where to write it; - is stdout.  [default: WORKLOAD.decision.json]",
+    help="File to write; - is stdout.  [default: WORKLOAD.decision.json]",
 )
 @click.pass_obj
 def export(settings: CliSettings, workload: str, file: Path | None) -> None:
-    """Write the last decision on a workload into a file."""
+    """Write the latest decision on WORKLOAD, with all its inputs, to a file."""
     with connect_operators(settings) as client:
         request = ExportDecisionRequest(workload_id=workload)
         parts = client.export_decision(request, timeout=max(settings.timeout_s, _TIMEOUT_LEAST_S))
@@ -62,7 +61,7 @@ def export(settings: CliSettings, workload: str, file: Path | None) -> None:
     try:
         target.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise RequestRefused(f"{target}: {error.strerror}", "name a file that can be written with --file") from None
+        raise RequestRefused(f"{target}: {error.strerror}", "name a writable file with --file") from None
     click.echo(f"{target}: {len(text):,} bytes; replay it with `eelctl decision replay {target}`")
 
 
@@ -70,12 +69,12 @@ def _read(file: Any) -> Any:
     try:
         return json.loads(file.read(_FILE_BYTES_MOST))
     except ValueError:
-        raise RequestRefused(f"{file.name}: is no JSON", "give a file that `eelctl decision export` wrote") from None
+        raise RequestRefused(f"{file.name}: is not JSON", "give a file that `eelctl decision export` wrote") from None
 
 
 def _outcome_document(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """An outcome with its explanation field by field."""
-    from eelgrid_controller.state.journal_encoding import decode_explanation
+    """Returns an outcome with its explanation decoded field by field."""
+    from eelgrid_controller.state.journal import decode_explanation
 
     return {**outcome, "explanation": [to_plain(found) for found in decode_explanation(outcome["explanation"])]}
 
@@ -85,7 +84,7 @@ def _outcome_document(outcome: Mapping[str, Any]) -> dict[str, Any]:
 @output_option
 @click.pass_context
 def replay(context: click.Context, file: Any) -> None:
-    """Decide anew on what a file holds; exit code 1 if it comes out otherwise."""
+    """Repeat the decision in FILE with this installation's planner; exit code 1 if the result differs."""
     from eelgrid_controller.whatif.decision_record import DecisionUnreadable, replay_decision
 
     try:
@@ -94,12 +93,12 @@ def replay(context: click.Context, file: Any) -> None:
         raise RequestRefused(f"{file.name}: {error}", "give a file that `eelctl decision export` wrote") from None
     lines = [f"{found.workload_id}, decided at revision {found.revision} by version {found.made_by}"]
     if found.made_by != __version__:
-        lines.append(f"this is version {__version__}: a difference may be the planner's")
+        lines.append(f"this is version {__version__}: a difference may come from the planner")
     if found.differences:
-        lines.append(f"different in {len(found.differences)}:")
+        lines.append(f"{len(found.differences)} differences:")
         lines.extend(f"  {line}" for line in found.differences[:_SHOWN])
     else:
-        lines.append("equal to the last bit")
+        lines.append("identical to the last bit")
     plain = {
         "workload_id": found.workload_id,
         "revision": found.revision,
@@ -118,7 +117,7 @@ _SEEN_W = 0.005
 
 
 def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) -> list[TableColumn[Candidate]]:
-    """Columns for the terms that any candidate has, in the order of the first that has them."""
+    """Builds a column for each term that any candidate has, in order of first appearance."""
     terms = list(dict.fromkeys(term.name for candidate in replica.candidates for term in candidate.terms))
     best = replica.candidates[0].cost_w
 
@@ -132,13 +131,13 @@ def _candidate_columns(replica: ReplicaExplanation, chosen: Placement | None) ->
         )
 
     def because(candidate: Candidate) -> str:
-        """The terms that tell this candidate from the best, the greatest first."""
+        """Returns the terms in which this candidate differs from the best, the largest first."""
         least = {entry.name: entry.cost_w for entry in replica.candidates[0].terms}
         gaps = [(entry.cost_w - least.get(entry.name, 0.0), entry.name) for entry in candidate.terms]
         told = [f"{name} {gap_w:+.2f} W" for gap_w, name in sorted(gaps, reverse=True) if abs(gap_w) >= _SEEN_W]
         if candidate is replica.candidates[0]:
             return ""
-        return ", ".join(told) or "equal: the name decides"
+        return ", ".join(told) or "equal: ordered by name"
 
     return [
         TableColumn(" ", mark),
@@ -157,21 +156,21 @@ def _nodes(count: int) -> str:
 
 def _replica(replica: ReplicaExplanation, chosen: Placement | None) -> Iterator[str]:
     yield ""
-    place = "has no place"
+    place = "is not placed"
     if chosen:
         gpus = f", GPU {','.join(map(str, chosen.gpu_indexes))}" if chosen.gpu_indexes else ""
         place = f"is on {chosen.node_name}{gpus}"
-    yield f"Replica {replica.replica} {place}. It fitted on {_nodes(replica.feasible_nodes)}."
+    yield f"Replica {replica.replica} {place}. Feasible: {_nodes(replica.feasible_nodes)}."
     for removal in replica.removals:
         yield f"  {_nodes(removal.nodes):>12} ruled out by {removal.constraint.replace('_', ' ')}"
     if replica.candidates:
-        yield "  Cost in watts-equivalent, least first (* chosen):"
+        yield "  Cost in watts-equivalent, lowest first (* chosen):"
         for line in text_table(_candidate_columns(replica, chosen), replica.candidates):
             yield f"  {line}"
 
 
 def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -> Iterator[str]:
-    """The explanation in lines, with the first `replicas` replicas in full; `page` is where the live page is seen."""
+    """Formats an explanation, with the first `replicas` replicas in full; `page` is the URL of the live page."""
     workload = explanation.workload
     spec, phase = workload.spec, workload.phase
     yield f"{workload.workload_id} ({spec.kind.name.lower()} {spec.name}) is {phase.name.lower()}" + (
@@ -184,12 +183,12 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
     for replica in explanation.replicas[:replicas]:
         yield from _replica(replica, chosen.get(replica.replica))
     if len(explanation.replicas) > replicas:
-        yield f"... and {len(explanation.replicas) - replicas} replicas more; show them with --replicas."
+        yield f"... and {len(explanation.replicas) - replicas} more replicas; show them with --replicas."
     if explanation.remedy:
         yield ""
         yield f"What would help: {explanation.remedy}"
     elif phase is WorkloadPhase.PLACED and not explanation.replicas:
-        yield "The candidates of this decision are no longer kept."
+        yield "The candidates of this decision are no longer stored."
     if page:
         yield ""
         yield f"On the live page: {page.rstrip('/')}/#/workload/{quote(workload.workload_id, safe='')}"
@@ -197,13 +196,15 @@ def explanation_lines(explanation: Explanation, replicas: int, page: str = "") -
 
 @click.command()
 @click.argument("workload")
-@click.option("--replicas", type=click.IntRange(1), default=4, show_default=True, help="Replicas to show in full.")
+@click.option(
+    "--replicas", type=click.IntRange(1), default=4, show_default=True, help="Number of replicas to show in full."
+)
 @output_option
 @click.pass_obj
 def explain(settings: CliSettings, workload: str, replicas: int) -> None:
-    """Say where a workload went and why, or what it waits for.
+    """Explain why a workload was placed where it is, or why it waits and what would help.
 
-    Costs are watts-equivalent: added power, and what the choice takes from later arrivals.
+    Costs are in watts-equivalent: the added power, and the capacity that the choice takes from later arrivals.
     """
     with connect_operators(settings) as client:
         request = ExplainWorkloadRequest(workload_id=workload)

@@ -1,7 +1,7 @@
 """eelctl frontier: energy against latency and throughput of a described fleet, or of the running one.
 
-Owns the options, the table and the file of results. Reading is frontier_files' and
-frontier_running's, the computation frontier/'s, the picture frontier_picture's.
+Owns the options, the table, the file of results and the plot. Inputs are read by frontier_inputs, the computation is
+whatif.frontier's; both are imported when the command runs.
 """
 
 import csv
@@ -10,13 +10,72 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eelgrid_controller.cli.connection import CliSettings, output_option
 from eelgrid_controller.cli.errors import CliError, RequestRefused
 from eelgrid_controller.cli.output import ProgressBar, TableColumn, echo, print_plain, text_table, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
+from eelgrid_controller.errors import import_library
 from eelgrid_protos.safe_text import escape_csv_cell
 
 if TYPE_CHECKING:
     from eelgrid_controller.whatif.frontier.sweep import Frontier, FrontierRow
+
+_INSTALL = "'eelgrid[replay]'"
+# Where a mark is written, in points from its own.
+_BESIDE = {"performance": (8, 8), "balanced": (10, 12), "energy": (-4, -20)}
+
+
+def load_pyplot() -> Any:
+    """Imports matplotlib for drawing without a display; raises LibraryMissing."""
+    import_library("matplotlib", "--plot", _INSTALL).use("Agg")
+    return import_library("matplotlib.pyplot", "--plot", _INSTALL)
+
+
+def draw_frontier(path: Path, found: "Frontier") -> None:
+    """Draws energy per request over the latency objective; the steps show what holds between objectives."""
+    plt = load_pyplot()
+    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    rows = [(row, row.plan) for row in found.rows if row.plan is not None]
+    efficient = [(row, plan) for row, plan in rows if row.is_efficient]
+    if short := [row.latency_s for row in found.rows if row.plan is None]:
+        axes.axvspan(short[0], rows[0][0].latency_s if rows else short[-1], color="0.9", label="too few GPUs")
+    axes.step(
+        [row.latency_s for row, _ in rows],
+        [plan.power_w / found.rate_hz for _, plan in rows],
+        where="post",
+        color="0.6",
+        linewidth=1.0,
+        zorder=1,
+    )
+    points = axes.scatter(
+        [row.latency_s for row, _ in efficient],
+        [plan.power_w / found.rate_hz for _, plan in efficient],
+        c=[row.factor * found.rate_hz for row, _ in efficient],
+        cmap="viridis",
+        s=42,
+        zorder=2,
+    )
+    for row, plan in rows:
+        if row.mark:
+            at = row.latency_s, plan.power_w / found.rate_hz
+            offset = _BESIDE[row.mark.split(",")[-1]]
+            axes.plot(*at, "o", markersize=12, markerfacecolor="none", markeredgecolor="crimson", zorder=3)
+            axes.annotate(row.mark, at, xytext=offset, textcoords="offset points", fontsize=10, color="crimson")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(
+        import_library("matplotlib.ticker", "--plot", _INSTALL).LogLocator(subs=(1.0, 2.0, 5.0))
+    )
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.margins(x=0.1, y=0.12)
+    axes.set_xlabel("latency objective, s")
+    axes.set_ylabel("energy of the fleet, J per request")
+    axes.set_title(f"{found.rate_hz:g} requests a second; colour: the most that the fleet carries", fontsize=11)
+    axes.grid(alpha=0.3, which="both")
+    figure.colorbar(points, label="requests a second")
+    if short:
+        axes.legend(fontsize=9)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -43,7 +102,7 @@ def _columns(rate_hz: float) -> tuple[TableColumn["FrontierRow"], ...]:
 
 
 def _plain(row: "FrontierRow", rate_hz: float) -> dict[str, Any]:
-    """The row in SI units; null where the rates are not carried."""
+    """Returns the row in SI units, with None where the fleet cannot carry the rates."""
     plan = row.plan
     return {
         "latency_s": row.latency_s,
@@ -72,7 +131,7 @@ def _plain(row: "FrontierRow", rate_hz: float) -> dict[str, Any]:
 
 
 def _cells(plain: dict[str, Any]) -> dict[str, Any]:
-    """The same as cells of a CSV file; empty where there is nothing."""
+    """Returns the row as cells of a CSV file."""
     flat = {key: value for key, value in plain.items() if key != "instances"}
     for key in ("carried", "efficient"):
         flat[key] = int(flat[key])
@@ -90,34 +149,32 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _draw(path: Path, found: "Frontier") -> None:
-    from eelgrid_controller.cli.frontier_plot import draw_frontier
 
     try:
         draw_frontier(path, found)
     except (OSError, ValueError) as error:  # ValueError: an ending that is no format of pictures
         what = (getattr(error, "strerror", None) or str(error)).partition("(")[0].strip()
-        raise CliError(f"{path}: {what}", "name another file with --plot, such as frontier.png") from None
+        raise CliError(f"{path}: {what}", "name another file with --plot, for example frontier.png") from None
 
 
 def _read_described_inputs(points: Path | None, services: Path | None) -> Any:
-    from eelgrid_controller.cli.frontier_files import read_points, read_services
+    from eelgrid_controller.cli.frontier_inputs import read_points, read_services
 
     if points is None or services is None:
-        raise click.UsageError("give --points and --services, or --running for the fleet that the controller has")
+        raise click.UsageError("give --points and --services, or --running for the fleet of the controller")
     asked, fleet = read_services(services)
     return read_points(points), asked, fleet
 
 
 def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
     from eelgrid_controller.cli.connection import connect_operators
-    from eelgrid_controller.cli.frontier_running import read_running_fleet
+    from eelgrid_controller.cli.frontier_inputs import read_running_fleet
 
     with connect_operators(settings) as client:
         return read_running_fleet(client, timeout_s=settings.timeout_s, factor=factor)
 
 
 def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
-    from eelgrid_controller.optional_imports import import_library
     from eelgrid_controller.profiles.errors import ServingError
     from eelgrid_controller.whatif.frontier.sweep import compute_frontier
 
@@ -139,7 +196,7 @@ def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) ->
 
 
 def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
-    """The table on stdout, and beside it what it does not show."""
+    """Prints the table to stdout, and to stderr what it leaves out."""
     wide = settings.output == "wide"
     before = (None, *found.rows)
     shown = [
@@ -151,29 +208,33 @@ def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
     for line in text_table(columns, shown, headers=settings.headers, colour=use_colour()):
         echo(line)
     service, latency_s = found.tightest
-    echo(f"below {latency_s:.4g} s: {service} has no point so fast", err=True)
+    echo(f"below {latency_s:.4g} s: {service} has no measured point that fast", err=True)
     if found.objectives > len(found.rows):
-        echo(f"{len(found.rows)} of {found.objectives} objectives, taken evenly", err=True)
+        echo(f"{len(found.rows)} of {found.objectives} objectives, evenly spaced", err=True)
     if hidden := len(found.rows) - len(shown):
-        echo(f"{hidden} objectives that gain nothing left out: -o wide shows them", err=True)
+        echo(f"{hidden} objectives without a gain are hidden: -o wide shows them", err=True)
     for reason, count in found.passed_over.items():
-        echo(f"{count} points passed over: {reason}", err=True)
+        echo(f"{count} points skipped: {reason}", err=True)
 
 
 @click.command()
-@click.option("--points", type=_FILE, help="CSV of measured points (docs/how-to/frontier.md).")
-@click.option("--services", type=_FILE, help="YAML: services with their rates, and the fleet.")
-@click.option("--running", is_flag=True, help="Of the fleet that the controller has, at the rates of now.")
+@click.option("--points", type=_FILE, help="CSV file of measured points (docs/how-to/frontier.md).")
+@click.option("--services", type=_FILE, help="YAML file of services with their rates, and of the fleet.")
+@click.option("--running", is_flag=True, help="Use the fleet of the controller, at its current rates.")
 @click.option(
     "--rates",
     type=click.FloatRange(0.001, 1000.0),
     default=1.0,
-    help="With --running: what if rates were so many times.",
+    help="With --running: multiply all rates by this factor.",
 )
 @click.option("--out", type=_WRITTEN, help="Write all rows to a CSV file.")
-@click.option("--plot", type=_WRITTEN, help="Draw energy against latency; needs matplotlib.")
+@click.option("--plot", type=_WRITTEN, help="Draw energy against latency; requires matplotlib.")
 @click.option(
-    "--objectives", type=click.IntRange(2, 200), default=200, show_default=True, help="At most so many objectives."
+    "--objectives",
+    type=click.IntRange(2, 200),
+    default=200,
+    show_default=True,
+    help="Maximum number of latency objectives.",
 )
 @output_option
 @click.pass_context
@@ -189,18 +250,20 @@ def frontier(
     plot: Path | None,
     objectives: int,
 ) -> None:
-    """Energy against latency and throughput, of a described fleet or the running one, computed on this machine.
+    """Compute energy against latency and throughput, of a described fleet or of the running one.
 
-    For each latency objective at which the choice can change: the least watts of the fleet that keep
-    all services at their rates, and the largest factor on all rates that it can carry. Marked are what
-    the weightings performance, balanced (the knee) and energy would take.
+    For each latency objective at which the choice can change, shows the lowest power at which the fleet keeps all
+    services at their rates, and the largest factor on all rates that it can carry. MARK names what the objectives
+    performance, balanced (the knee) and energy would choose. Everything is computed on this machine.
 
-    Exits with 1 if the fleet carries the rates at no objective.
-    """
+    Exits with 1 if the fleet cannot carry the rates at any objective.
+
+    \b
+    eelctl frontier --points points.csv --services services.yaml --plot frontier.png
+    eelctl frontier --running --rates 1.5
+    """  # noqa: D301
     if plot is not None:
-        from eelgrid_controller.cli.frontier_plot import load_pyplot
-
-        load_pyplot()  # that it lacks is said before the work
+        load_pyplot()  # fails before the computation if it is missing
     settings: CliSettings = context.obj
     known = _fetch_running_fleet(settings, rates) if running else _read_described_inputs(points, services)
     measured, asked, fleet = known
@@ -224,6 +287,6 @@ def frontier(
     if found.rows[-1].plan is None:
         last = found.rows[-1]
         raise CliError(
-            f"the fleet carries {last.factor:.4g} of the rates at best, at {last.latency_s:.4g} s",
-            f"add {last.binding_constraint}, or ask for lower rates",
+            f"the fleet carries at most {last.factor:.4g} of the rates, at {last.latency_s:.4g} s",
+            f"add {last.binding_constraint}, or lower the rates",
         )

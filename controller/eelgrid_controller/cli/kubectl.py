@@ -1,12 +1,12 @@
-"""kubectl eelgrid: eelctl against the controller that the present kube context has.
+"""kubectl eelgrid: eelctl against the controller of the current kube context.
 
-Owns the way there: `kubectl port-forward` to the controller's Service on a free loopback port, the
-client's certificate out of a Secret where the account may read it, and both gone at the end. Must not
-know eelctl's commands; what is not one of the options here is handed on.
+Forwards a free loopback port to the controller's Service with `kubectl port-forward`, reads the client
+certificate from a Secret if the account may read it, and removes both at the end. Must not know eelctl's
+commands; arguments that are not options of its own are passed on.
 
-Theory. A kubectl plugin is a program named kubectl-NAME, which gets every argument after the name. It
-speaks to the cluster through kubectl alone, so that contexts, credentials and proxies are kubectl's.
-With --controller in the arguments or EELGRID_CONTROLLER set nothing is forwarded.
+A kubectl plugin is a program named kubectl-NAME, which gets every argument after the name. It talks to
+the cluster through kubectl only, so that contexts, credentials and proxies are kubectl's. With
+--controller in the arguments or EELGRID_CONTROLLER set, nothing is forwarded.
 """
 
 import base64
@@ -38,19 +38,19 @@ _OPTIONS = {
     "--secret": "secret",
 }
 _FILES = {"tls.crt": "--tls-certificate", "tls.key": "--tls-key", "ca.crt": "--tls-authority"}
-_HELP = f"""kubectl eelgrid [options] COMMAND ...: eelctl against this cluster's controller.
+_HELP = f"""kubectl eelgrid [options] COMMAND ...: run eelctl against the controller of this cluster.
 
-  -n, --namespace NAME   of the controller (default eelgrid)
-  --context NAME         of the kubeconfig
-  --kubeconfig FILE
-  --service NAME         of the controller (default {_SERVICE})
-  --secret NAME          with our certificate (default {_SECRET}; empty: none)
+  -n, --namespace NAME   namespace of the controller (default eelgrid)
+  --context NAME         context of the kubeconfig
+  --kubeconfig FILE      kubeconfig to use
+  --service NAME         Service of the controller (default {_SERVICE})
+  --secret NAME          Secret with the client certificate (default {_SECRET}; empty for none)
 
 """
 
 
 class KubectlTarget(NamedTuple):
-    """Where the controller is, as kubectl finds it."""
+    """Names by which kubectl finds the controller."""
 
     namespace: str = "eelgrid"
     context: str = ""
@@ -59,14 +59,14 @@ class KubectlTarget(NamedTuple):
     secret: str = _SECRET
 
     def kubectl(self, program: str) -> list[str]:
-        """The command's beginning."""
+        """Returns the start of a kubectl command line."""
         chosen = [program, "--namespace", self.namespace]
         chosen += ["--context", self.context] if self.context else []
         return [*chosen, *(["--kubeconfig", self.kubeconfig] if self.kubeconfig else [])]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[KubectlTarget, list[str]]:
-    """Our options, which stand before the command, and eelctl's arguments; raises click.UsageError."""
+    """Splits the plugin's own options, which precede the command, from eelctl's arguments; raises UsageError."""
     told: dict[str, str] = {}
     rest = list(arguments)
     while rest:
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def _wants_controller(rest: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a controller is to be found: not for help, nor where the user names one."""
+    """Returns whether to find a controller: not for help, nor if the user names one."""
     if not rest or "EELGRID_CONTROLLER" in environment or rest[0] in {"completion", "--version"}:
         return False
     return not any(one in {"-h", "--help"} or one.split("=")[0] == "--controller" for one in rest)
@@ -108,31 +108,31 @@ def _wants_controller(rest: Sequence[str], environment: Mapping[str, str]) -> bo
 
 @contextmanager
 def _open_target(way: KubectlTarget) -> Iterator[list[str]]:
-    """Eelctl's options for the way, open as long as the `with`."""
+    """Yields eelctl's options for the forwarded port, which stays open until exit."""
     program = shutil.which(os.environ.get("KUBECTL", "kubectl"))
     if program is None:
-        raise click.ClickException("no kubectl on the PATH; install it, or name the controller with --controller")
+        raise click.ClickException("kubectl is not on the PATH; install it, or name the controller with --controller")
     command = way.kubectl(program)
     with tempfile.TemporaryDirectory(prefix="eelgrid-") as folder, _forward_port(command, way.service) as address:
         yield ["--controller", address, *_certificate(command, way.secret, Path(folder))]
 
 
 def _certificate(command: Sequence[str], secret: str, folder: Path) -> list[str]:
-    """Options that name the Secret's files, which are ours alone; none where there is no such Secret."""
+    """Writes the Secret to private files and returns the options that name them; none without such a Secret."""
     if not secret or "EELGRID_TLS_KEY" in os.environ:
         return []
     asked = [*command, "get", "secret", secret, "--output", "json", "--ignore-not-found"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=_ANSWER_WITHIN_S)  # noqa: S603
     if done.returncode != 0:
         raise click.ClickException(
-            f"secret {secret} cannot be read: {done.stderr.strip()}; ask for it, "
+            f"secret {secret} cannot be read: {done.stderr.strip()}; have access to it granted, "
             "or give --tls-certificate, --tls-key and --tls-authority after --secret ''"
         )
     if not done.stdout.strip():
         return []
     held = json.loads(done.stdout).get("data", {})
     if missing := sorted(_FILES.keys() - held.keys()):
-        raise click.ClickException(f"secret {secret} lacks {', '.join(missing)}; write tls.crt, tls.key and ca.crt")
+        raise click.ClickException(f"secret {secret} lacks {', '.join(missing)}; it needs tls.crt, tls.key and ca.crt")
     options = []
     for name, option in _FILES.items():
         path = folder / name
@@ -144,11 +144,11 @@ def _certificate(command: Sequence[str], secret: str, folder: Path) -> list[str]
 
 @contextmanager
 def _forward_port(command: Sequence[str], service: str) -> Iterator[str]:
-    """A loopback address that leads to the Service; raises ClickException as kubectl says."""
+    """Yields a loopback address that leads to the Service; raises ClickException with kubectl's reason."""
     asked = [*command, "port-forward", f"service/{service}", f":{_PORT}", "--address", "127.0.0.1"]
     with tempfile.TemporaryFile("w+") as complaints:
         running = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=complaints, text=True)  # noqa: S603
-        # A cluster that says nothing must not hold the user for ever: ending kubectl ends the reading below.
+        # A cluster that does not answer must not block the user for ever: ending kubectl ends the loop below.
         limit = threading.Timer(_FORWARD_WITHIN_S, running.terminate)
         limit.start()
         try:
@@ -158,8 +158,10 @@ def _forward_port(command: Sequence[str], service: str) -> Iterator[str]:
             if found is None:
                 running.wait()
                 complaints.seek(0)
-                said = complaints.read().strip() or f"nothing within {_FORWARD_WITHIN_S:g} s"
-                raise click.ClickException(f"no way to service/{service}: {said}; see --namespace and --service")
+                said = complaints.read().strip() or f"no answer within {_FORWARD_WITHIN_S:g} s"
+                raise click.ClickException(
+                    f"cannot forward a port to service/{service}: {said}; check --namespace and --service"
+                )
             yield found[1]
         finally:
             limit.cancel()

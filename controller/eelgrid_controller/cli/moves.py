@@ -1,8 +1,8 @@
-"""eelctl moves: what running work would better stand elsewhere, and the word to move it.
+"""eelctl moves: recommends moves of running workloads, and executes them.
 
-Owns the options, the table of moves and the summary under it. Must not know how
-moves are found. Nothing is executed but by `apply`, which names a recommendation,
-or with --yes takes the one that it asks for and shows.
+Owns the options, the table of moves and the summary below it. Must not know how
+moves are found. Only `apply` executes moves: those of a recommendation by its id,
+or with --yes those of a new one.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.formatting import format_gpu, format_power
 from eelgrid_protos.messages import (
     MOVES_MOST,
@@ -39,14 +38,14 @@ def _format_signed_watts(power_w: float) -> str:
 
 
 class _Line:
-    """One replica of a move, with the move's number and the sum so far on its first line."""
+    """One replica of a move; the first line of a move has its number and the sum so far."""
 
     def __init__(self, number: int, move: Move, index: int, total_w: float) -> None:
         self.move, self.replica, self.is_first = move, move.replicas[index], index == 0
         self.number, self.total_w = number, total_w
 
     def once(self, text: str) -> str:
-        """Text of the whole move: on its first line alone."""
+        """Returns a text about the whole move, on its first line only."""
         return text if self.is_first else " "
 
 
@@ -78,7 +77,7 @@ def _class_text(task: ClassFit) -> str:
 
 
 def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
-    """What, before, after, change."""
+    """Yields quantity, before, after and change."""
 
     def row(what: str, before: float, after: float, unit: str = "", digits: int = 0) -> tuple[str, str, str, str]:
         form = f",.{digits}f"
@@ -105,7 +104,7 @@ def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     if not found.moves:
         yield (
             f"No move within the budget is worth its restart: {found.running} replicas run, {found.movable} may move, "
-            f"at most {found.moves_most} of them."
+            f"at most {found.moves_most} at once."
         )
         return
     yield from text_table(shown, list(_lines(found)), headers=settings.headers)
@@ -121,10 +120,10 @@ def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     budget = f"{found.moving:,} of {found.running:,} replicas move (at most {found.moves_most:,})"
     yield f"{budget}, with {format_gpu(found.moving_gpu_milli)} GPUs."
     yield (
-        f"Net gain {format_power(found.gain_w)}-equivalent by the goal {found.goal.name.lower()}, after "
-        f"{format_power(found.restart_w)} for restarts ({found.restart_s:g} s each, to be earned in {found.horizon_s:g} s)."
+        f"Net gain {format_power(found.gain_w)}-equivalent for the goal {found.goal.name.lower()}, after "
+        f"{format_power(found.restart_w)} for restarts ({found.restart_s:g} s each, to be recovered within {found.horizon_s:g} s)."
     )
-    yield f"Nothing was moved. To move: eelctl moves apply {found.recommendation_id}"
+    yield f"Nothing was moved. To execute the moves: eelctl moves apply {found.recommendation_id}"
 
 
 def _build_request(goal: str, budget: str, gpu_budget: str, restart_s: float | None, horizon_s: float | None) -> Any:
@@ -143,7 +142,7 @@ def _build_request(goal: str, budget: str, gpu_budget: str, restart_s: float | N
 
 
 def _budget(text: str, option: str) -> tuple[int, float]:
-    """A count, or a share; the other is 0."""
+    """Parses a count or a share; returns both, the other as 0. Raises BadParameter."""
     try:
         if text.endswith("%"):
             ratio = float(text[:-1]) / 100
@@ -153,7 +152,9 @@ def _budget(text: str, option: str) -> tuple[int, float]:
             return int(text), 0.0
     except ValueError:
         pass
-    raise click.BadParameter(f"{text!r}; write a number from 1 to {MOVES_MOST}, or such as 5%", param_hint=option)
+    raise click.BadParameter(
+        f"{text!r}; write a number from 1 to {MOVES_MOST}, or a percentage such as 5%", param_hint=option
+    )
 
 
 def _search(client: Any, settings: CliSettings, asked: RecommendMovesRequest) -> Recommendation:
@@ -163,11 +164,26 @@ def _search(client: Any, settings: CliSettings, asked: RecommendMovesRequest) ->
 
 def _options(command: Any) -> Any:
     for option in (
-        click.option("--horizon", "horizon_s", type=click.FloatRange(1.0), help="Seconds in which a move must pay."),
+        click.option(
+            "--horizon", "horizon_s", type=click.FloatRange(1.0), help="Seconds within which a move must pay off."
+        ),
         click.option("--restart", "restart_s", type=click.FloatRange(0.0), help="Seconds that a restart takes."),
-        click.option("--gpu-budget", default="100%", show_default=True, help="GPU share to move, of what is held."),
-        click.option("--budget", default="5%", show_default=True, help="Replicas to move: a number or a share."),
-        click.option("--goal", type=click.Choice(_GOALS), default="balanced", show_default=True, help="What to gain."),
+        click.option(
+            "--gpu-budget",
+            default="100%",
+            show_default=True,
+            help="Most GPUs to move, as a share of the allocated GPUs.",
+        ),
+        click.option(
+            "--budget", default="5%", show_default=True, help="Most replicas to move, as a number or a share."
+        ),
+        click.option(
+            "--goal",
+            type=click.Choice(_GOALS),
+            default="balanced",
+            show_default=True,
+            help="What the moves should improve.",
+        ),
     ):
         command = option(command)
     return command
@@ -178,10 +194,14 @@ def _options(command: Any) -> Any:
 @output_option
 @click.pass_context
 def moves(context: click.Context, /, **asked: Any) -> None:
-    """Recommend moves of running work, each with a place and a gain; `apply` executes them.
+    """Recommend moves of running workloads, each with its target and gain; `apply` executes them.
 
-    Moves empty GPUs, CPU packages and nodes, and join what is free, in an order in which each is possible.
-    """
+    Moves empty GPUs, CPU packages and nodes and join free capacity. They are listed in an order in which each is
+    possible.
+
+    \b
+    eelctl moves --goal power --budget 10
+    """  # noqa: D301
     if context.invoked_subcommand:
         return
     settings: CliSettings = context.obj
@@ -192,14 +212,16 @@ def moves(context: click.Context, /, **asked: Any) -> None:
 
 @moves.command()
 @click.argument("recommendation", default="")
-@click.option("--yes", is_flag=True, help="Without an id: ask for moves now and execute them.")
+@click.option("--yes", is_flag=True, help="Without RECOMMENDATION: compute moves now and execute them.")
 @_options
 @output_option
 @click.pass_obj
 def apply(settings: CliSettings, /, recommendation: str, yes: bool, **asked: Any) -> None:
-    """Execute a recommendation, all of it or nothing."""
+    """Execute all moves of RECOMMENDATION, or none."""
     if bool(recommendation) == yes:
-        raise click.UsageError("name a recommendation of `eelctl moves`, or give --yes to take what is found now")
+        raise click.UsageError(
+            "name a recommendation from `eelctl moves`, or give --yes to compute and execute moves now"
+        )
     with connect_operators(settings) as client:
         if yes:
             found = _search(client, settings, _build_request(**asked))
@@ -208,5 +230,5 @@ def apply(settings: CliSettings, /, recommendation: str, yes: bool, **asked: Any
                 return
             recommendation = found.recommendation_id
         answer = client.apply_moves(ApplyMovesRequest(recommendation_id=recommendation), timeout=settings.timeout_s)
-        words = f"moved {answer.moved} replica{'' if answer.moved == 1 else 's'}; the model now gives the cluster {format_power(answer.modelled_power_w)}"
+        words = f"moved {answer.moved} replica{'' if answer.moved == 1 else 's'}; modelled power of the cluster is now {format_power(answer.modelled_power_w)}"
         print_document(settings, answer, [words])

@@ -1,6 +1,6 @@
 """eelctl nodes, node, gpus, plan, topology and reconcile: the cluster's nodes, their GPUs, links and plans.
 
-Links are spelled as `nvidia-smi topo -m` does.
+Links are written as `nvidia-smi topo -m` writes them.
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.amounts import SHARE
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.errors import NameNotFound
 from eelgrid_controller.cli.output import TableColumn, print_document, print_list, text_table
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_percent, format_power
 from eelgrid_protos.messages import (
     ApplyStatus,
@@ -34,8 +33,8 @@ from eelgrid_protos.messages import (
 # NVML's nearest common ancestors.
 _ANCESTORS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _LEGEND = (
-    "NV2 two NVLinks, PSB one board, PIX one PCIe switch, PXB several switches, PHB a host bridge, NODE a processor, "
-    "SYS between processors"
+    "NV2 two NVLinks, PSB same board, PIX one PCIe switch, PXB several switches, PHB host bridge, NODE same processor, "
+    "SYS across processors"
 )
 
 
@@ -46,7 +45,7 @@ def _link_text(link: GpuLink | None) -> str:
 
 
 def format_links(inventory: Inventory) -> str:
-    """The links of a node in a word: of NVLinks the fewest and the most between two GPUs."""
+    """Formats the links of a node in one word: the fewest and the most NVLinks between two GPUs."""
     if not inventory.links:
         return ""
     lanes = [link.nvlinks for link in inventory.links]
@@ -64,7 +63,7 @@ def _topology_lines(inventory: Inventory) -> Iterator[str]:
 
         return TableColumn(f"GPU{other.index}", cell)
 
-    yield f"node {inventory.node_name} at {'/'.join(inventory.topology) or 'an unknown place (eelgrid-agent --topology)'}"
+    yield f"node {inventory.node_name} at {'/'.join(inventory.topology) or 'an unknown location (set eelgrid-agent --topology)'}"
     if not gpus:
         yield "no GPU"
         return
@@ -74,7 +73,7 @@ def _topology_lines(inventory: Inventory) -> Iterator[str]:
         TableColumn("PCI", lambda gpu: gpu.pci_bus_id),
     ]
     yield from text_table(columns, gpus)
-    yield _LEGEND if told else "the driver tells no links; GPUs are taken in the order of their index"
+    yield _LEGEND if told else "the driver reports no links; GPUs are allocated in order of their index"
 
 
 @click.command()
@@ -82,17 +81,17 @@ def _topology_lines(inventory: Inventory) -> Iterator[str]:
 @output_option
 @click.pass_obj
 def topology(settings: CliSettings, node: str) -> None:
-    """Show how the GPUs of NODE are linked, and where it stands."""
+    """Show how the GPUs of NODE are linked, and where it is in the cluster topology."""
     with connect_operators(settings) as client:
         request = ListNodesRequest(name_contains=node)
         found = iterate_pages(client.list_nodes, request, "nodes", timeout_s=settings.timeout_s)
         exact: Node | None = next((one for one in found if one.inventory.node_name == node), None)
         if exact is None:
-            raise NameNotFound(f"no node is called {node!r}", "list them with eelctl nodes")
+            raise NameNotFound(f"no node is called {node!r}", "list nodes with eelctl nodes")
         print_document(settings, exact.inventory, _topology_lines(exact.inventory))
 
 
-limit_option = click.option("--limit", type=click.IntRange(1), help="Stop after this many; without it, all pages.")
+limit_option = click.option("--limit", type=click.IntRange(1), help="Show at most this many; all by default.")
 
 
 def _models(node: Node) -> str:
@@ -208,30 +207,36 @@ _PLAN_COLUMNS: tuple[TableColumn[PlanStatus], ...] = (
 
 
 @click.command()
-@click.option("--state", "states", multiple=True, type=click.Choice(["ready", "lost"]), help="Only these; repeatable.")
-@click.option("--pool", default="", help="Only this pool.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(["ready", "lost"]),
+    help="Only nodes in this state; repeatable.",
+)
+@click.option("--pool", default="", help="Only nodes in this pool.")
 @click.option("--gpu-model", default="", help="Only nodes with this GPU model.")
-@click.option("--name", "name_contains", default="", help="Only names that contain this.")
+@click.option("--name", "name_contains", default="", help="Only nodes whose name contains this text.")
 @limit_option
 @output_option
 @click.pass_obj
 def nodes(settings: CliSettings, /, states: tuple[str, ...], limit: int | None, **filters: Any) -> None:
-    """List nodes, what is allocated on them and what they draw."""
+    """List nodes with their allocations and power draw."""
     request = ListNodesRequest(states=tuple(NodeState[state.upper()] for state in states), **filters)
     with connect_operators(settings) as client:
         found = iterate_pages(client.list_nodes, request, "nodes", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, NODE_COLUMNS, found, empty="no node matches; start an agent with eelgrid-agent")
+        print_list(settings, NODE_COLUMNS, found, empty="no node matches; nodes join when eelgrid-agent runs on them")
 
 
 @click.command()
-@click.option("--node", "node_name", default="", help="Only this node.")
-@click.option("--gpu-model", default="", help="Only this model.")
+@click.option("--node", "node_name", default="", help="Only GPUs of this node.")
+@click.option("--gpu-model", default="", help="Only GPUs of this model.")
 @click.option("--free", "min_free_milli", type=SHARE, default=0, help="Only GPUs with at least this share free: 0.5.")
 @limit_option
 @output_option
 @click.pass_obj
 def gpus(settings: CliSettings, node_name: str, gpu_model: str, min_free_milli: int, limit: int | None) -> None:
-    """List GPUs with their newest readings."""
+    """List GPUs with their latest readings."""
     request = ListGpusRequest(node_name=node_name, gpu_model=gpu_model, min_free_milli=min_free_milli)
     with connect_operators(settings) as client:
         found = iterate_pages(client.list_gpus, request, "gpus", timeout_s=settings.timeout_s, limit=limit)
@@ -244,11 +249,11 @@ def gpus(settings: CliSettings, node_name: str, gpu_model: str, min_free_milli: 
 @output_option
 @click.pass_obj
 def plan(settings: CliSettings, node: str, limit: int | None) -> None:
-    """Show what the controller wants of its nodes, or of NODE alone."""
+    """Show the plans that the controller sends to its nodes, or to NODE only."""
     with connect_operators(settings) as client:
         request = ListPlansRequest(node_name=node)
         found = iterate_pages(client.list_plans, request, "plans", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _PLAN_COLUMNS, found, empty="no plan yet; plans follow placements")
+        print_list(settings, _PLAN_COLUMNS, found, empty="no plan yet; a node gets one with its first placement")
 
 
 _SHOWN_MOST = 10
@@ -261,16 +266,18 @@ def node() -> None:
 
 @node.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Also where it holds work, which ends, or where its agent is connected.")
-@click.option("--dry-run", is_flag=True, help="Say what would become of its work, and change nothing.")
+@click.option(
+    "--force", is_flag=True, help="Remove it even if it holds work, which then ends, or if its agent is connected."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would happen to its work, and change nothing.")
 @output_option
 @click.pass_obj
 def remove(settings: CliSettings, name: str, *, force: bool, dry_run: bool) -> None:
-    """Forget a node; needs the role admin.
+    """Remove a node; requires the role admin.
 
-    Without --force a node that holds work or whose agent is connected stays. With it, services go on with the replicas
-    that they have elsewhere, and every other workload with a replica there ends. Where an agent still runs, stop it
-    first: it would register the node anew, and what runs there runs on until the lease of its plan ends.
+    Without --force, a node that holds work or whose agent is connected is not removed. With --force, services continue
+    with their replicas on other nodes, and every other workload with a replica on the node ends. If the agent still
+    runs, stop it first: it would register the node again, and its work would run on until the lease of its plan ends.
     """
     request = RemoveNodeRequest(node_name=name, force=force, dry_run=dry_run)
     with connect_operators(settings) as client:
@@ -281,13 +288,13 @@ def remove(settings: CliSettings, name: str, *, force: bool, dry_run: bool) -> N
 def _lines(name: str, found: RemoveNodeResponse, *, dry_run: bool) -> Iterator[str]:
     would = "would be" if dry_run else "is"
     yield f"{name} {would} removed"
-    for keys, words in ((found.ended, "ended"), (found.shrunk, "left with the replicas that they have elsewhere")):
+    for keys, words in ((found.ended, "ended"), (found.shrunk, "reduced to their replicas on other nodes")):
         if keys:
             more = f" and {len(keys) - _SHOWN_MOST} more" if len(keys) > _SHOWN_MOST else ""
             were = "would be" if dry_run else "were"
             yield f"  {len(keys)} workloads {were} {words}: {', '.join(keys[:_SHOWN_MOST])}{more}"
     if found.connected:
-        yield "  its agent is connected: stop it, or the node comes back"
+        yield "  its agent is connected: stop it, or the node registers again"
 
 
 @click.command()
@@ -295,12 +302,12 @@ def _lines(name: str, found: RemoveNodeResponse, *, dry_run: bool) -> Iterator[s
 @output_option
 @click.pass_obj
 def reconcile(settings: CliSettings, node: tuple[str, ...]) -> None:
-    """Give up what nodes hold beyond the journal, after it lost entries.
+    """Release work that nodes hold but the journal has lost.
 
-    Their next plan is without that work, and its GPUs are free for other work. See first what runs there: `eelctl
+    The next plan of each NODE leaves that work out, and its GPUs become free. First check what runs there: `eelctl
     doctor` and `eelctl nodes -o json` (unknown_workload_ids) name it. Stop it, or submit it again afterwards.
     """
     with connect_operators(settings) as client:
         for name in node:
             found = client.reconcile_node(ReconcileNodeRequest(node_name=name), timeout=settings.timeout_s).node
-            print_document(settings, found, [f"{name}: nothing beyond the journal, plan {found.plan_epoch}"])
+            print_document(settings, found, [f"{name}: holds only what the journal knows, plan {found.plan_epoch}"])

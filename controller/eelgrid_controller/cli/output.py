@@ -1,9 +1,9 @@
 """Output of commands: aligned columns, JSON or YAML on stdout, and progress bars on stderr.
 
-Escapes text from elsewhere. Columns are plain text with two blanks between them, so that awk and grep work on them; no
-library is loaded to print them. JSON is one array for a list and one object for a single thing, in the contract's plain
-shape; a watch prints one object a line. Progress is a bar on a terminal and an occasional line elsewhere; work of under
-two seconds shows nothing in a pipe. rich and yaml are imported inside the functions that need them.
+Escapes text that came from elsewhere. Columns are plain text separated by two spaces, so that awk and grep work on them;
+printing them loads no library. A list is one JSON array and a single object is one JSON object, in the plain form of the
+contract; a watch prints one object per line. Progress is a bar on a terminal and an occasional line elsewhere; work that
+takes under two seconds prints nothing to a pipe. rich and yaml are imported inside the functions that need them.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from eelgrid_controller.cli.settings import CliSettings
+from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.safe_text import escape_json, escape_text, escape_text_line
 
@@ -25,7 +25,7 @@ _LINE_EVERY_S = 2.0
 
 
 class ProgressBar:
-    """Begins when it is made; `verb` is what is being done."""
+    """Shows progress from its construction on; `verb` names the activity, `done_verb` the result."""
 
     def __init__(self, verb: str, done_verb: str, total: int) -> None:
         self._live: Any = None
@@ -48,7 +48,7 @@ class ProgressBar:
             self._live.start()
 
     def __call__(self, done: int, note: str = "") -> None:
-        """So much of the total is done."""
+        """Reports that `done` of the total are done."""
         if self._live:
             self._live.update(self._task, completed=done, note=note)
         elif time.monotonic() - self._printed_s >= _LINE_EVERY_S:
@@ -56,7 +56,7 @@ class ProgressBar:
             click.echo(f"{done}/{self._total} {self._done_verb}{note and ', '}{note}", err=True)
 
     def stop(self) -> None:
-        """Leaves the terminal as it was."""
+        """Ends the bar and restores the terminal."""
         if self._live:
             self._live.stop()
 
@@ -67,24 +67,24 @@ _Row = TypeVar("_Row")
 # Without slots: Column[Row](...) of a frozen class with them fails on Python 3.11, where typing notes the Row on it.
 @dataclass(frozen=True)
 class TableColumn(Generic[_Row]):
-    """One column: its title, the text of a cell, and whether it shows only with `-o wide`."""
+    """One column: its title, the text of a cell, and whether it is shown only with `-o wide`."""
 
     title: str
     cell: Callable[[_Row], str]
     right: bool = False
     wide: bool = False
     colour: Callable[[_Row], str | None] | None = None
-    # The least width, for a watch, which prints rows before it knows the widest.
+    # Minimum width, for a watch, which prints rows before it knows the widest.
     width: int = 0
 
 
 def use_colour() -> bool:
-    """Whether stdout is a terminal whose user did not refuse colour."""
+    """Returns whether stdout is a terminal whose user has not turned colour off."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def display_width(text: str) -> int:
-    """Columns that a text takes on a terminal: East Asian wide characters take two, combining ones none (UAX 11)."""
+    """Counts the terminal columns of a text: East Asian wide characters take two, combining characters none (UAX 11)."""
     if text.isascii():
         return len(text)
     return sum(
@@ -110,7 +110,7 @@ def text_table(
     colour: bool = False,
     steady: bool = False,
 ) -> list[str]:
-    """The lines of a table; `steady` keeps to the columns' least widths, for rows that come one by one."""
+    """Formats the lines of a table; `steady` uses the columns' minimum widths, for rows that arrive one by one."""
     cells = [[escape_text(column.cell(row)) or "-" for column in columns] for row in rows]
     widths = [
         max(
@@ -137,7 +137,7 @@ def text_table(
 
 
 def echo(line: str, *, err: bool = False) -> None:
-    """Prints a line for people, in which names from elsewhere can do nothing to their terminal."""
+    """Prints a line for people, with names escaped so that they cannot control the terminal."""
     click.echo(escape_text_line(line), err=err)
 
 
@@ -148,7 +148,7 @@ def _shown(settings: CliSettings, columns: Sequence[TableColumn[_Row]]) -> list[
 def print_list(
     settings: CliSettings, columns: Sequence[TableColumn[_Row]], rows: Iterable[_Row], *, empty: str
 ) -> None:
-    """A list of things; where a table would be empty, `empty` says so on stderr."""
+    """Prints a list in the chosen format; prints `empty` to stderr instead of an empty table."""
     every = list(rows)
     if settings.output == "json":
         click.echo(escape_json(json.dumps([to_plain(row) for row in every], indent=2, ensure_ascii=False)))
@@ -162,7 +162,7 @@ def print_list(
 
 
 def print_document(settings: CliSettings, thing: object, lines: Iterable[str]) -> None:
-    """One thing: its plain shape, or the lines that a person reads."""
+    """Prints one message: its plain form, or the lines for people."""
     if settings.output in {"json", "yaml"}:
         print_plain(settings, to_plain(thing), ())
     else:
@@ -170,7 +170,7 @@ def print_document(settings: CliSettings, thing: object, lines: Iterable[str]) -
 
 
 def print_plain(settings: CliSettings, plain: Any, lines: Iterable[str]) -> None:
-    """Plain values, or the lines that a person reads."""
+    """Prints plain values, or the lines for people."""
     if settings.output == "json":
         click.echo(escape_json(json.dumps(plain, indent=2, ensure_ascii=False)))
     elif settings.output == "yaml":
@@ -181,7 +181,7 @@ def print_plain(settings: CliSettings, plain: Any, lines: Iterable[str]) -> None
 
 
 def print_stream(settings: CliSettings, columns: Sequence[TableColumn[_Row]], rows: Iterable[_Row]) -> None:
-    """Things as they come, each on its own line."""
+    """Prints messages as they arrive, each on its own line."""
     shown, headers = _shown(settings, columns), settings.headers
     for row in rows:
         if settings.output == "json":

@@ -1,8 +1,7 @@
-"""eelctl partition: the MIG layouts of partitioned pools as they are, as they would better be, and the word to make them.
+"""eelctl partition: shows the MIG layouts of partitioned pools, recommends better ones, and applies them.
 
-Owns the options and the tables. Must not know how plans are found. Nothing is changed
-but by `apply`, which names a recommendation, or with --yes takes the one that it asks for
-and shows.
+Owns the options and the tables. Must not know how plans are found. Only `apply` changes
+anything: it carries out a recommendation by its id, or with --yes a new one.
 """
 
 import time
@@ -11,10 +10,9 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, fetch_whole
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, output_option
 from eelgrid_controller.cli.errors import CliError
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
     ApplyPartitionsResponse,
@@ -104,21 +102,21 @@ def _plan(found: PartitionRecommendation, settings: CliSettings) -> Iterator[str
         yield from text_table(_shown(_SERVICES, settings), list(found.services), headers=settings.headers)
         yield ""
     if not found.gpus_ready:
-        yield "No GPU is the partition planner's. To hand a pool over: eelctl policy set --partition POOL=on"
+        yield "The partition planner manages no GPU. To give it a pool: eelctl policy set --partition POOL=on"
     elif not found.stages:
-        yield f"Nothing is to be changed: no change of {found.gpus_ready} GPUs is worth its cost."
+        yield f"Nothing to change: no change of the {found.gpus_ready} GPUs is worth its cost."
     else:
         yield (
             f"{found.gpus_before:g} GPUs in use become {found.gpus_after:g}, in {found.stages} "
-            f"stage{'' if found.stages == 1 else 's'}; over {found.horizon_s:g} s it gains {found.gain:+,.0f} GPU-seconds "
+            f"stage{'' if found.stages == 1 else 's'}; over {found.horizon_s:g} s this gains {found.gain:+,.0f} GPU-seconds "
             f"and costs {found.cost:,.0f} once."
         )
-        yield f"Nothing was changed. To change it: eelctl partition apply {found.recommendation_id}"
+        yield f"Nothing was changed. To apply the plan: eelctl partition apply {found.recommendation_id}"
 
 
 def _standing(found: ListPartitionsResponse, settings: CliSettings) -> Iterator[str]:
     if not found.gpus:
-        yield "No GPU is the partition planner's. To hand a pool over: eelctl policy set --partition POOL=on"
+        yield "The partition planner manages no GPU. To give it a pool: eelctl policy set --partition POOL=on"
         return
     yield from text_table(_shown(_STATUS, settings), list(found.gpus), headers=settings.headers)
     if found.stages_left or found.waits_for:
@@ -135,14 +133,17 @@ def partition() -> None:
 @output_option
 @click.pass_obj
 def show(settings: CliSettings) -> None:
-    """Show partitioned GPUs: what is wanted, whether it stands, who sits there, what the agents refuse."""
+    """Show partitioned GPUs: the planned layout, whether it is in place, who uses it, and what agents refuse."""
     with connect_operators(settings) as client:
         found = fetch_whole(client.list_partitions, ListPartitionsRequest(), timeout_s=settings.timeout_s)
         print_document(settings, found, _standing(found, settings))
 
 
 _HORIZON = click.option(
-    "--horizon", "horizon_s", type=click.FloatRange(1.0), help="Seconds in which a change must pay; an hour."
+    "--horizon",
+    "horizon_s",
+    type=click.FloatRange(1.0),
+    help="Seconds within which a change must pay off; an hour by default.",
 )
 
 
@@ -159,7 +160,7 @@ def _search(client: Any, settings: CliSettings, horizon_s: float | None) -> Part
 @output_option
 @click.pass_obj
 def plan(settings: CliSettings, horizon_s: float | None) -> None:
-    """Recommend layouts and places for all services with slices; `apply` carries them out."""
+    """Recommend layouts and placements for all services with slices; `apply` carries them out."""
     with connect_operators(settings) as client:
         found = _search(client, settings, horizon_s)
         print_document(settings, found, _plan(found, settings))
@@ -167,18 +168,18 @@ def plan(settings: CliSettings, horizon_s: float | None) -> None:
 
 @partition.command("apply")
 @click.argument("recommendation", default="")
-@click.option("--yes", is_flag=True, help="Without an id: ask for a plan now and carry it out.")
-@click.option("--wait", "wait_s", type=click.FloatRange(0.0), help="Wait so many seconds for the last stage.")
+@click.option("--yes", is_flag=True, help="Without RECOMMENDATION: compute a plan now and carry it out.")
+@click.option("--wait", "wait_s", type=click.FloatRange(0.0), help="Wait up to this many seconds for the last stage.")
 @_HORIZON
 @output_option
 @click.pass_obj
 def apply(
     settings: CliSettings, /, recommendation: str, yes: bool, wait_s: float | None, horizon_s: float | None
 ) -> None:
-    """Carry a recommendation out: the first stage now or nothing, the others as the GPUs come to stand."""
+    """Carry out RECOMMENDATION: its first stage now, or nothing; later stages when the GPUs are ready."""
     if bool(recommendation) == yes:
         raise click.UsageError(
-            "name a recommendation of `eelctl partition plan`, or give --yes to take what is found now"
+            "name a recommendation from `eelctl partition plan`, or give --yes to compute and apply a plan now"
         )
     with connect_operators(settings) as client:
         if yes:
@@ -191,15 +192,16 @@ def apply(
             ApplyPartitionsRequest(recommendation_id=recommendation), timeout=settings.timeout_s
         )
         left = answer.stages_left
-        words = ["the first stage is on its way" + (f"; {left} follow as the GPUs come to stand" if left else "")]
+        words = ["the first stage is under way" + (f"; {left} follow when the GPUs are ready" if left else "")]
         if wait_s is None:
-            print_document(settings, answer, [*words, "To see it: eelctl partition show"])
+            print_document(settings, answer, [*words, "To follow it: eelctl partition show"])
             return
         standing = _wait_for_layouts(client, settings, wait_s)
         print_document(settings, standing, _standing(standing, settings))
         if standing.stages_left or not all(gpu.stands for gpu in standing.gpus if gpu.wanted is not None):
             raise CliError(
-                f"not all stands after {wait_s:g} s: {standing.waits_for or 'see the table'}", "eelctl partition show"
+                f"not all layouts are in place after {wait_s:g} s: {standing.waits_for or 'see the table'}",
+                "follow the rest with eelctl partition show",
             )
 
 

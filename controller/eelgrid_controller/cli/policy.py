@@ -1,8 +1,8 @@
 """eelctl policy and spending: the policy in force, its power budgets, energy prices and spending limits.
 
-A change is made on the policy in force and carries its revision, so that two operators cannot overwrite each other
-unseen. Formats: `cluster=200kW`, `rack:r1=20kW`, `node:n7=5600` for budgets, a YAML file for prices (docs/promises.md),
-and `namespace=research gpu-hours=2000 per month` for spending limits (docs/spending.md).
+A change is based on the policy in force and carries its revision, so that two operators cannot overwrite each other
+unnoticed. Formats: `cluster=200kW`, `rack:r1=20kW`, `node:n7=5600` for budgets, a YAML file for prices (docs/how-to/promises.md),
+and `namespace=research gpu-hours=2000 per month` for spending limits (docs/how-to/spending.md).
 """
 
 import re
@@ -13,11 +13,10 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
-from eelgrid_controller.state.spending_limits import (
+from eelgrid_controller.state.spending import (
     QUANTITY_UNITS,
     PeriodBounds,
     describe_moment,
@@ -60,7 +59,7 @@ _BYTES_MOST = 1 << 20
 
 
 def _budget(text: str) -> tuple[BudgetScope, str, float | None]:
-    """One `SCOPE[:NAME]=WATTS`; no watts where the budget is to go. Raises BadParameter."""
+    """Parses `SCOPE[:NAME]=WATTS`; None instead of watts removes the budget. Raises BadParameter."""
     place, equals, amount = text.partition("=")
     scope, _, name = place.partition(":")
     scopes = {one.name.lower(): one for one in BudgetScope if one}
@@ -77,7 +76,7 @@ def _budget(text: str) -> tuple[BudgetScope, str, float | None]:
 
 
 def apply_budget_options(policy: Policy, texts: Iterable[str]) -> tuple[PowerBudget, ...]:
-    """The budgets of a policy with those named changed, added or taken away; raises BadParameter."""
+    """Returns the budgets of a policy with those named changed, added or removed; raises BadParameter."""
     limits_w = {(one.scope, one.name): one.limit_w for one in policy.budgets}
     for text in texts:
         scope, name, limit_w = _budget(text)
@@ -89,22 +88,24 @@ def apply_budget_options(policy: Policy, texts: Iterable[str]) -> tuple[PowerBud
 
 
 def _minute(value: Any, place: str) -> list[int]:
-    """`07:00` on every day, or `sat 07:00` once a week, as minutes of the week."""
+    """Parses `07:00` for every day, or `sat 07:00` for one day, into minutes of the week."""
     match = re.fullmatch(r"(?:([a-z]{3}) )?([0-2]?\d):([0-5]\d)", str(value).strip().lower())
     days = [_DAYS.index(match[1])] if match and match[1] in _DAYS else range(7) if match and not match[1] else []
     if not match or not days or int(match[2]) > 23:
-        raise RequestRefused(f"{place}: from is {value!r}", "write '07:00' for every day, or 'sat 07:00'; quote it")
+        raise RequestRefused(
+            f"{place}: from is {value!r}", "write '07:00' for every day or 'sat 07:00' for one, in quotes"
+        )
     return [day * _DAY_MINUTES + 60 * int(match[2]) + int(match[3]) for day in days]
 
 
 def read_prices(path: Path) -> EnergyPrices | None:
-    """The prices of a file, None for one that holds `none`; raises Refused naming the field."""
+    """Reads energy prices from a file, None if it contains `none`; raises RequestRefused with the field."""
     import yaml
 
     try:
         plain = yaml.safe_load(path.read_text(encoding="utf-8")[:_BYTES_MOST])
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RequestRefused(f"{path}: cannot be read as YAML", "check the file") from error
+        raise RequestRefused(f"{path}: cannot be read as YAML", "check the path, and correct the YAML") from error
     if plain == "none":
         return None
     if not isinstance(plain, dict) or not isinstance(plain.get("periods"), list):
@@ -117,7 +118,7 @@ def read_prices(path: Path) -> EnergyPrices | None:
         if not isinstance(row, dict) or "from" not in row:
             raise RequestRefused(f"{place}: has no `from`", "write {from: '07:00', price_per_kwh: 0.25}")
         rest = {key: value for key, value in row.items() if key != "from"}
-        # A time with a day is an exception to the same time on every day, wherever it stands.
+        # A time with a day overrides the same time of every day, whatever the order.
         minutes = _minute(row["from"], place)
         for minute in minutes:
             if len(minutes) == 1 or minute not in periods:
@@ -130,7 +131,7 @@ def read_prices(path: Path) -> EnergyPrices | None:
 
 
 def budget_lines(policy: Policy) -> Iterator[str]:
-    """Budgets and prices for a person."""
+    """Formats budgets and prices for people."""
     for budget in policy.budgets:
         yield f"budget {f'{budget.scope.name.lower()} {budget.name}'.strip():<12}{budget.limit_w:,.0f} W"
     prices = policy.prices
@@ -170,7 +171,7 @@ def _options(text: str) -> tuple[EnforcementMode, float | None]:
 
 
 def _limit(text: str) -> tuple[SpendingLimit, bool]:
-    """One limit, and whether it is to stand; raises BadParameter."""
+    """Parses one spending limit, and whether to keep it; raises BadParameter."""
     match = _LIMIT.fullmatch(text.strip())
     if match is None:
         raise click.BadParameter(
@@ -198,24 +199,26 @@ def _limit(text: str) -> tuple[SpendingLimit, bool]:
 
 
 def apply_limit_options(policy: Policy, texts: Iterable[str]) -> tuple[SpendingLimit, ...]:
-    """The limits of a policy with those named changed, added or taken away; raises BadParameter."""
+    """Returns the limits of a policy with those named changed, added or removed; raises BadParameter."""
     limits = {spending_key(one): one for one in policy.spending}
     for text in texts:
         limit, is_kept = _limit(text)
         if is_kept:
             limits[spending_key(limit)] = limit
         elif limits.pop(spending_key(limit), None) is None:
-            raise click.BadParameter(f"{text!r} takes away a limit that is not there", param_hint=_HINT)
+            raise click.BadParameter(
+                f"{text!r} removes a limit that does not exist; list limits with eelctl spending", param_hint=_HINT
+            )
     if len(limits) > SPENDING_LIMITS_MOST:
         raise click.BadParameter(
-            f"makes {len(limits)} limits; {SPENDING_LIMITS_MOST} are kept at the most, so take some away with =none",
+            f"makes {len(limits)} limits; at most {SPENDING_LIMITS_MOST} are allowed, so remove some with =none",
             param_hint=_HINT,
         )
     return tuple(limits.values())
 
 
 def spending_lines(policy: Policy) -> Iterator[str]:
-    """The limits for a person, as they are set."""
+    """Formats the limits for people, as they are set."""
     for limit in policy.spending:
         yield f"spending           {format_limit(limit)}"
 
@@ -266,7 +269,7 @@ def _columns(found: ListSpendingResponse) -> tuple[TableColumn[SpendingStatus], 
 
 def _spending_lines(settings: CliSettings, found: ListSpendingResponse) -> Iterator[str]:
     if not found.limits:
-        yield "nothing is limited; eelctl policy set --spend 'namespace=NAME gpu-hours=2000 per month'"
+        yield "no spending limit is set; set one with eelctl policy set --spend 'namespace=NAME gpu-hours=2000 per month'"
         return
     yield from text_table(_columns(found), found.limits, headers=settings.headers, colour=use_colour())
 
@@ -277,7 +280,8 @@ def _spending_lines(settings: CliSettings, found: ListSpendingResponse) -> Itera
 def spending(settings: CliSettings) -> None:
     """Show what is spent of each spending limit, and how much work waits for it.
 
-    FORECAST is by the end of the period: of GPU-hours by the GPUs held now, else by the mean of the last 24 hours.
+    FORECAST is for the end of the period: GPU-hours from the GPUs held now, everything else from the mean of the last
+    24 hours.
     """
     with connect_operators(settings) as client:
         found = client.list_spending(ListSpendingRequest(), timeout=settings.timeout_s)
@@ -286,7 +290,7 @@ def spending(settings: CliSettings) -> None:
 
 _WEIGHTS = tuple(entry.name for entry in fields(Weights))
 _INTERVALS = click.FloatRange(0.1, 3600.0)
-# An objective of this name says that the weights were set one by one.
+# The objective of a policy whose weights were set one by one.
 _CUSTOM = "custom"
 
 
@@ -302,18 +306,20 @@ def _pairs(pairs: Iterable[str], option: str, known: Iterable[str]) -> Iterator[
 
 
 def parse_weights(pairs: Iterable[str]) -> dict[str, float]:
-    """The weights that --weight NAME=VALUE names; raises BadParameter."""
+    """Parses the weights in --weight NAME=VALUE; raises BadParameter."""
     changed = {}
     for name, text in _pairs(pairs, "--weight", _WEIGHTS):
         try:
             changed[name] = float(text)
         except ValueError:
-            raise click.BadParameter(f"{text!r} is no number", param_hint="--weight") from None
+            raise click.BadParameter(
+                f"{text!r} is not a number; write for example power=1.5", param_hint="--weight"
+            ) from None
     return changed
 
 
 def resolve_weights(objective: str | None, pairs: Iterable[str], in_force: Callable[[], Weights]) -> SetWeights:
-    """The named objective, or single weights changed of it or of those in force; raises BadParameter."""
+    """Returns the named objective, or single weights changed in it or in those in force; raises BadParameter."""
     changed = parse_weights(pairs)
     if not changed:
         return SetWeights(objective=objective or "")
@@ -333,7 +339,7 @@ def _modes(pairs: Iterable[str]) -> dict[str, EnforcementMode]:
 def _pools(
     policy: Policy, modes: Mapping[str, EnforcementMode], partitioned: Mapping[str, bool]
 ) -> dict[str, PoolMode]:
-    """Every pool with what was named of it."""
+    """Returns every pool, with the named changes made."""
     pools = {pool.pool: pool for pool in policy.pools}
     for name, mode in modes.items():
         pools[name] = replace(pools.get(name, PoolMode(pool=name, mode=mode)), mode=mode)
@@ -378,7 +384,7 @@ def _lines(policy: Policy) -> Iterator[str]:
     yield f"send interval      {policy.send_interval_s:g} s"
     yield f"sample interval    {policy.sample_interval_s:g} s"
     for pool in policy.pools:
-        kept = ", its GPUs with MIG are the partition planner's" if pool.partitioned else ""
+        kept = ", MIG GPUs managed by the partition planner" if pool.partitioned else ""
         yield f"pool {pool.pool:<14}{pool.mode.name.lower()}{kept}"
     yield from budget_lines(policy)
     yield from spending_lines(policy)
@@ -387,7 +393,7 @@ def _lines(policy: Policy) -> Iterator[str]:
 
 @click.group()
 def policy() -> None:
-    """Show or change what to aim for."""
+    """Show or change the policy: objective, pools, budgets, prices and spending limits."""
 
 
 @policy.command("get")
@@ -401,20 +407,23 @@ def get_policy(settings: CliSettings) -> None:
 
 
 @policy.command("set")
-@click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="A named weighting.")
-@click.option("--policy", "placement", metavar="NAME", help="How places are chosen: eelgrid, fgd, pwr, pwr200, ...")
-@click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight; repeatable: {', '.join(_WEIGHTS)}.")
-@click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="observe or enforce in a pool; repeatable.")
+@click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Named objective.")
+@click.option("--policy", "placement", metavar="NAME", help="Placement policy: eelgrid, fgd, pwr, pwr200, ...")
+@click.option("--weight", multiple=True, metavar="NAME=VALUE", help=f"One weight of {', '.join(_WEIGHTS)}; repeatable.")
+@click.option("--pool-mode", multiple=True, metavar="POOL=MODE", help="Mode of a pool, observe or enforce; repeatable.")
 @click.option(
-    "--partition", multiple=True, metavar="POOL=on", help="on: a pool's GPUs with MIG are for slices alone; repeatable."
+    "--partition", multiple=True, metavar="POOL=on", help="on: use the MIG GPUs of a pool for slices only; repeatable."
 )
 @click.option(
-    "--budget", multiple=True, metavar="PLACE=WATTS", help="cluster=200kW, rack:r1=20kW, node:n7=none; repeatable."
+    "--budget",
+    multiple=True,
+    metavar="PLACE=WATTS",
+    help="Power budget, for example cluster=200kW, rack:r1=20kW, node:n7=none; repeatable.",
 )
 @click.option(
     "--prices",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML of what energy costs when; a file with `none` takes prices away.",
+    help="YAML file of energy prices by time; a file with `none` removes them.",
 )
 @click.option(
     "--spend",
@@ -423,9 +432,16 @@ def get_policy(settings: CliSettings) -> None:
     help="'namespace=research gpu-hours=2000 per month'; user, queue, label:KEY; kwh, money, co2-kg, none to take it "
     "away; per day, week; then ', observe' or ', warn at 90%'; repeatable.",
 )
-@click.option("--lease", "lease_s", type=click.FloatRange(5.0, 86_400.0), help="Seconds a node keeps a plan alone.")
-@click.option("--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between an agent's batches.")
-@click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples.")
+@click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(5.0, 86_400.0),
+    help="Seconds for which a node keeps its plan without the controller.",
+)
+@click.option(
+    "--send-interval", "send_interval_s", type=_INTERVALS, help="Seconds between batches of samples from an agent."
+)
+@click.option("--sample-interval", "sample_interval_s", type=_INTERVALS, help="Seconds between samples of an agent.")
 @output_option
 @click.pass_obj
 def set_policy(
@@ -441,10 +457,15 @@ def set_policy(
     spend: tuple[str, ...],
     **intervals: Any,
 ) -> None:
-    """Change the policy in force; what is not named stays."""
+    """Change the policy in force; settings that are not named stay as they are.
+
+    \b
+    eelctl policy set --objective energy
+    eelctl policy set --budget rack:r1=20kW --pool-mode batch=enforce
+    """  # noqa: D301
     named = (objective, weight, pool_mode, partition, budget, prices, spend)
     if not any(named) and all(value is None for value in intervals.values()):
-        raise click.UsageError("name what to change; see eelctl policy set --help")
+        raise click.UsageError("name a setting to change; see eelctl policy set --help")
     weights, modes, partitioned = parse_weights(weight), _modes(pool_mode), _parse_partition_pools(partition)
     with connect_operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy

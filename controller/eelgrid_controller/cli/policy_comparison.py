@@ -1,7 +1,7 @@
 """Policy comparison of `eelctl replay`, without a controller: runs, files, plots and the table.
 
-Imported when it is needed, since numpy and the kernels load slowly. The table has the mean over seeds in each row; a
-column in which nothing ever happened (no restart, no tariff) is left out.
+Imported when it is needed, since numpy and the kernels load slowly. Each row of the table has the means over the seeds;
+a column in which nothing happened (no restart, no tariff) is left out.
 """
 
 import math
@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
+from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_controller.cli.errors import CliError, UsageMismatch
 from eelgrid_controller.cli.output import ProgressBar
-from eelgrid_controller.cli.settings import CliSettings
-from eelgrid_controller.optional_imports import LibraryMissing
+from eelgrid_controller.errors import LibraryMissing
 from eelgrid_controller.replay import results
 from eelgrid_controller.replay.openb_protocol import SEEDS, arrival_order, build_trace
 from eelgrid_controller.replay.openb_source import TraceSearch
@@ -43,7 +43,7 @@ _UNBOUND = 10_000
 
 
 def policy_means(table: ResultTable) -> list[dict[str, Any]]:
-    """A row for each policy: the mean of what is a number, and how many seeds it is of."""
+    """Returns a row per policy: the means of its numbers, and the number of seeds."""
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     found = []
     for policy in dict.fromkeys(row["policy"] for row in rows):
@@ -58,12 +58,12 @@ def policy_means(table: ResultTable) -> list[dict[str, Any]]:
 
 
 def _amount(value: float) -> str:
-    """Four digits at least, and no more after the point than tell something."""
+    """Formats a number with four significant digits, and at most two decimals."""
     return f"{value:,.{max(0, min(2, 3 - math.floor(math.log10(abs(value)))))}f}" if value else "0"
 
 
 def _count(value: float) -> str:
-    """A mean of whole numbers."""
+    """Formats a mean of whole numbers."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
@@ -74,7 +74,7 @@ def _format_wait(value_s: float) -> str:
 
 
 _Column = tuple[str, str, Callable[[float], str], bool]
-# Title, key, spelling, and whether it is shown even where it is 0 all over.
+# Title, key, format, and whether it is shown even if all values are 0.
 _TIMES: tuple[_Column, ...] = (
     ("energy\nkWh", "energy_kwh", _amount, True),
     ("saved\n%", "saved_pct", "{:.2f}".format, True),
@@ -108,7 +108,7 @@ def _facts(found: LoadedTrace, how: ArrivalScenario | TimedScenario, rows: list[
     facts = {
         "trace": f"{found.name}: {len(found.tasks):,} tasks; {found.where}",
         "fleet": f"{len(found.nodes):,} nodes, {gpus:,} GPUs",
-        "mode": "arrivals only, drawn to 1.3 times the GPUs; nothing leaves",
+        "mode": "arrivals only, sampled up to 1.3 times the GPUs; nothing ends",
     }
     if isinstance(how, TimedScenario):
         hours = (how.end_s - how.schedule.begin_s) / 3600.0
@@ -120,7 +120,7 @@ def _facts(found: LoadedTrace, how: ArrivalScenario | TimedScenario, rows: list[
 
 
 def _laid(titles: list[str], lines: list[list[str]]) -> Any:
-    """A table whose first column are names and all others numbers."""
+    """Builds a table whose first column has names and whose other columns have numbers."""
     from rich import box
     from rich.table import Table as RichTable
 
@@ -135,7 +135,7 @@ def _laid(titles: list[str], lines: list[list[str]]) -> Any:
 def print_comparison(
     found: LoadedTrace, how: ArrivalScenario | TimedScenario, summary: ResultTable, width: int | None = None
 ) -> None:
-    """Prints it to stdout: a line for each policy, or a column where that does not fit; never a number cut short."""
+    """Prints a line per policy to stdout, or a column per policy where lines do not fit; never truncates a number."""
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -170,7 +170,7 @@ _TIMES_ONLY = ("until", "failures", "mtbf", "mttr", "tariff", "tariff_repeat", "
 
 
 def compare_policies(settings: CliSettings, asked: frozenset[str], **options: Any) -> None:
-    """Compares the policies; `asked` are the options that the user wrote."""
+    """Compares the policies and prints the table; `asked` are the options that the user gave."""
     names = _policies(options["policies"])
     seeds = range(SEEDS[0], SEEDS[0] + options["seeds"])
     found = find_trace(
@@ -208,7 +208,7 @@ def _policies(asked: str) -> tuple[str, ...]:
     if chosen == ("all",):
         return tuple(dict.fromkeys((_REFERENCE, *policy_names())))
     if not 1 <= len(chosen) <= _POLICIES_MOST:
-        raise UsageMismatch(f"--policies names {len(chosen)} policies", f"write 1 to {_POLICIES_MOST}, or all")
+        raise UsageMismatch(f"--policies names {len(chosen)} policies", f"name 1 to {_POLICIES_MOST}, or all")
     for name in chosen:
         try:
             find_policy(name)
@@ -219,14 +219,14 @@ def _policies(asked: str) -> tuple[str, ...]:
 
 
 def _how(found: LoadedTrace, asked: frozenset[str], options: dict[str, Any]) -> ArrivalScenario | TimedScenario:
-    """What every run is made of; the mode is that of the trace unless it was asked for."""
+    """Returns the scenario of all runs; the mode is that of the trace unless given."""
     trace = build_trace(found.name, found.nodes, found.tasks)
     mode = options["mode"] or ("times" if found.timed else "arrivals")
     if mode == "arrivals":
         if of_times := [name for name in _TIMES_ONLY if name in asked]:
             option = of_times[0].replace("_", "-")
             raise UsageMismatch(
-                f"--{option} says nothing in the mode of arrivals", "give a list with times, or leave it out"
+                f"--{option} has no effect with --mode arrivals", "use a trace with times, or leave it out"
             )
         return ArrivalScenario(trace)
     coming = build_schedule(trace, found.tasks)
@@ -234,12 +234,12 @@ def _how(found: LoadedTrace, asked: frozenset[str], options: dict[str, Any]) -> 
     failures: Any = ()
     if options["failures"]:
         if options["mtbf"]:
-            raise UsageMismatch("--failures and --mtbf both say when nodes fail", "leave out one of the two")
+            raise UsageMismatch("--failures and --mtbf both define when nodes fail", "leave out one of the two")
         failures = outages_from_rows(read_failures(options["failures"], found.nodes), found.nodes)
     elif options["mtbf"]:
         failures = RandomFailures(options["mtbf"] * _HOUR_S, options["mttr"] * _HOUR_S)
     elif "mttr" in asked:
-        raise UsageMismatch("--mttr alone draws no failures", "say with --mtbf how long a node is up")
+        raise UsageMismatch("--mttr needs --mtbf", "give the mean time between failures with --mtbf")
     prices = None
     if options["tariff"]:
         repeat_s = options["tariff_repeat"] * _HOUR_S if options["tariff_repeat"] else None
@@ -249,7 +249,7 @@ def _how(found: LoadedTrace, asked: frozenset[str], options: dict[str, Any]) -> 
         except ValueError as error:
             raise UsageMismatch(str(error), "change --tariff-repeat or the file") from None
     elif "tariff_repeat" in asked:
-        raise UsageMismatch("--tariff-repeat repeats nothing", "name the prices with --tariff")
+        raise UsageMismatch("--tariff-repeat needs --tariff", "name the price file with --tariff")
     return TimedScenario(trace, coming, end_s, failures, prices, options["pue"])
 
 
@@ -297,7 +297,7 @@ def _write(name: str, runs: Sequence[RunResult], write: Any, out: Path) -> list[
 
 
 def _draw(name: str, runs: Sequence[RunResult], out: Path) -> list[Path]:
-    """The picture, or a note where there is nothing to draw with."""
+    """Draws the plots, or prints a note if the library is missing."""
     path = out / "comparison.png"
     try:
         timed = _timed_runs(runs)
@@ -306,7 +306,7 @@ def _draw(name: str, runs: Sequence[RunResult], out: Path) -> list[Path]:
         else:
             results.plot_arrivals(path, name, _arriving(runs))
     except LibraryMissing as missing:
-        click.echo(f"note: no picture: {missing.problem}; {missing.remedy}", err=True)
+        click.echo(f"note: no plot: {missing.problem}; {missing.remedy}", err=True)
         return []
     return [path]
 

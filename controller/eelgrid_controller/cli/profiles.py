@@ -1,7 +1,7 @@
 """eelctl profile import, list and predict: measured points of workloads, and predictions.
 
-The file is that of `eelctl frontier --points` (docs/frontier.md). Predictions are learned here, so that no controller
-is slowed by it (eelgrid_controller.profiles has the theory, docs/profiles.md what the intervals are worth).
+The file format is that of `eelctl frontier --points` (docs/how-to/frontier.md). Models are fitted on this machine, so
+that no controller is slowed down (theory: eelgrid_controller.profiles; accuracy: docs/explanation/profiles.md).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
@@ -23,7 +23,6 @@ from eelgrid_controller.cli.output import (
     text_table,
     use_colour,
 )
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Configuration, Point, ProfileEstimate, ProfilePrediction
 from eelgrid_controller.state.profile_points import make_profile_point
@@ -78,7 +77,7 @@ def _columns(quantiles: Iterable[float]) -> list[TableColumn[ProfilePrediction]]
 
 
 def _numbers(text: str, option: str, *, whole: bool) -> list[float]:
-    """`1,4,8` as numbers; raises BadParameter."""
+    """Parses `1,4,8` into numbers; raises BadParameter."""
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
@@ -90,7 +89,7 @@ def _numbers(text: str, option: str, *, whole: bool) -> list[float]:
 
 def _read_measured_points(settings: CliSettings, file: Path | None) -> list[Point]:
     if file is not None:
-        from eelgrid_controller.cli.frontier_files import read_points
+        from eelgrid_controller.cli.frontier_inputs import read_points
 
         return list(read_points(file))
     with connect_operators(settings) as client:
@@ -101,7 +100,7 @@ def _read_measured_points(settings: CliSettings, file: Path | None) -> list[Poin
 def _predict_configurations(
     points: Sequence[Point], name: str, asked: Sequence[Configuration]
 ) -> tuple[ProfilePrediction, ...]:
-    from eelgrid_controller.optional_imports import import_library
+    from eelgrid_controller.errors import import_library
 
     import_library("sklearn.gaussian_process", "learning", "'eelgrid[controller]'")
     from eelgrid_controller.profiles.learning import learn_family
@@ -109,13 +108,13 @@ def _predict_configurations(
 
     catalogue = load_catalogue()
     held = ProfileService(catalogue)
-    progress = ProgressBar("learning", "points told", len(points))
+    progress = ProgressBar("learning", "points read", len(points))
     try:
         for number, point in enumerate(points):
             try:
                 held.observe(point, float(number))
             except ControllerError as error:
-                echo(f"a point of {point.workload} is passed over: {error}", err=True)
+                echo(f"skipped a point of {point.workload}: {error}", err=True)
             progress(number + 1)
         for family in held.families_due():
             held.adopt_family(learn_family(held.snapshot(), family, catalogue))
@@ -147,18 +146,28 @@ def _plain(one: ProfilePrediction) -> dict[str, Any]:
 def _lines(settings: CliSettings, found: Sequence[ProfilePrediction]) -> Iterator[str]:
     quantiles = sorted({quantile for one in found for quantile in one.latency_s})
     yield from text_table(_columns(quantiles), found, headers=settings.headers, colour=use_colour())
-    yield "90 % intervals; measured, interpolated, borrowed from other profiles, or prior: docs/explanation/profiles.md"
+    yield "90 % intervals; FROM is measured, interpolated, borrowed (from other profiles) or prior: docs/explanation/profiles.md"
 
 
 @click.command("predict")
 @click.argument("name")
 @click.option("--gpu", "models", multiple=True, required=True, metavar="MODEL", help="GPU model; repeatable.")
-@click.option("--gpus", default="1", show_default=True, metavar="N,...", help="GPUs of a replica.")
-@click.option("--slice", "mig_profile", default="", help="MIG profile, such as 1g.10gb.")
-@click.option("--batch", default="1", show_default=True, metavar="N,...", help="Samples, or most sequences at once.")
-@click.option("--limit", "limits", default="", metavar="WATTS,...", help="Power limits; without them the default.")
+@click.option("--gpus", default="1", show_default=True, metavar="N,...", help="GPUs per replica.")
+@click.option("--slice", "mig_profile", default="", help="MIG profile, for example 1g.10gb.")
 @click.option(
-    "--points", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A file instead of the controller."
+    "--batch",
+    default="1",
+    show_default=True,
+    metavar="N,...",
+    help="Batch size: samples, or the maximum number of concurrent sequences.",
+)
+@click.option(
+    "--limit", "limits", default="", metavar="WATTS,...", help="Power limits; the default limit if not given."
+)
+@click.option(
+    "--points",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read points from this CSV file instead of from the controller.",
 )
 @output_option
 @click.pass_obj
@@ -174,7 +183,13 @@ def predict(
     limits: str,
     points: Path | None,
 ) -> None:
-    """Say what profile NAME would do in configurations, measured or not, with 90 % intervals."""
+    """Predict throughput, latency and power of profile NAME, with 90 % intervals.
+
+    The configurations need not have been measured.
+
+    \b
+    eelctl profile predict chat --gpu H100-SXM5-80GB --batch 8,16 --limit 400,500,700
+    """  # noqa: D301
     watts: list[float | None] = [*_numbers(limits, "--limit", whole=False)] if limits else [None]
     asked = [
         Configuration(gpu_model=model, mig_profile=mig_profile, gpus=int(count), batch=int(size), power_limit_w=limit_w)
@@ -183,10 +198,10 @@ def predict(
         )
     ]
     if len(asked) > _ASKED_MOST:
-        raise click.UsageError(f"these are {len(asked)} configurations; ask for at most {_ASKED_MOST}")
+        raise click.UsageError(f"{len(asked)} configurations are too many; ask for at most {_ASKED_MOST}")
     told = _read_measured_points(settings, points)
     if not told:
-        raise RequestRefused("no point is known", "tell what was measured with eelctl profile import FILE")
+        raise RequestRefused("no measured point is known", "import measurements with eelctl profile import FILE")
     found = _predict_configurations(told, name, asked)
     if settings.output in {"json", "yaml"}:
         print_plain(settings, [_plain(one) for one in found], ())
@@ -198,7 +213,7 @@ def predict(
 
 
 def _measured_point(point: Point) -> MeasuredPoint:
-    """A point of a file as the contract has it."""
+    """Converts a point of a file into the contract's message."""
     at = point.configuration
     return MeasuredPoint(
         profile=point.workload,
@@ -241,7 +256,7 @@ _COLUMNS: tuple[TableColumn[MeasuredPoint], ...] = (
 
 @click.group()
 def profile() -> None:
-    """Tell or list what was measured of workloads, or predict what was not."""
+    """Import or list measured points of workloads, or predict points that were not measured."""
 
 
 profile.add_command(predict)
@@ -251,8 +266,8 @@ profile.add_command(predict)
 @click.argument("points", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_obj
 def import_points(settings: CliSettings, points: Path) -> None:
-    """Tell the controller the points of a CSV file; one of a configuration that is known replaces it."""
-    from eelgrid_controller.cli.frontier_files import read_points
+    """Import measured points from a CSV file; a point replaces the earlier one of its configuration."""
+    from eelgrid_controller.cli.frontier_inputs import read_points
 
     told = [_measured_point(point) for point in read_points(points)]
     recorded = 0
@@ -269,8 +284,10 @@ def import_points(settings: CliSettings, points: Path) -> None:
 @output_option
 @click.pass_obj
 def list_points(settings: CliSettings, name: str, limit: int | None) -> None:
-    """List the points of profile NAME, or all."""
+    """List the measured points of profile NAME, or of all profiles."""
     with connect_operators(settings) as client:
         request = ListPointsRequest(profile=name)
         found = iterate_pages(client.list_points, request, "points", timeout_s=settings.timeout_s, limit=limit)
-        print_list(settings, _COLUMNS, found, empty="no point matches; tell some with `eelctl profile import FILE`")
+        print_list(
+            settings, _COLUMNS, found, empty="no point matches; import measurements with `eelctl profile import FILE`"
+        )

@@ -1,16 +1,15 @@
-"""eelctl promises, scale and progress: what services and jobs were promised, and what is done to keep it.
+"""eelctl promises, scale and progress: objectives of services and jobs, and how the controller keeps them.
 
-Owns the tables and the options. Must not know how promises are kept.
+Owns the tables and the options. Must not know how objectives are kept.
 """
 
 from collections.abc import Iterator
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, fetch_whole
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, output_option
 from eelgrid_controller.cli.output import TableColumn, echo, print_document, text_table, use_colour
 from eelgrid_controller.cli.policy import apply_budget_options
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import workload_lines
 from eelgrid_protos.messages import (
     BudgetStatus,
@@ -91,21 +90,24 @@ def _lines(settings: CliSettings, found: ListPromisesResponse) -> Iterator[str]:
         shown = [column for column in columns if settings.output == "wide" or not column.wide]
         yield from text_table(shown, rows, headers=settings.headers, colour=use_colour())
     if is_first:
-        yield "nothing is promised; give a service objectives or a job a slowdown: docs/how-to/promises.md"
+        yield "nothing has an objective; give a service objectives or a job a slowdown limit: docs/how-to/promises.md"
     if abs(found.price_ratio - 1.0) > _PRICE_SHOWN:
-        yield f"energy costs {found.price_ratio:.2f} of the mean of the coming day"
+        yield f"energy now costs {found.price_ratio:.2f} times the mean of the coming day"
 
 
 @click.command()
 @click.option(
-    "--budget", multiple=True, metavar="PLACE=WATTS", help="What if: cluster=100kW, rack:r1=20kW; changes nothing."
+    "--budget",
+    multiple=True,
+    metavar="PLACE=WATTS",
+    help="Try a power budget without setting it: cluster=100kW, rack:r1=20kW; repeatable.",
 )
 @output_option
 @click.pass_obj
 def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
-    """Show how services and jobs keep what they were promised, and what is done for it.
+    """Show whether services and jobs meet their objectives, and what the controller does for them.
 
-    With --budget, what jobs would lose if power budgets were so; those in force stay as they are.
+    With --budget, show what jobs would lose under other power budgets; the budgets in force do not change.
     """
     with connect_operators(settings) as client:
         if budget:
@@ -124,13 +126,16 @@ def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
 @output_option
 @click.pass_obj
 def scale(settings: CliSettings, workload: str, replicas: int) -> None:
-    """Give WORKLOAD so many REPLICAS, or as many as there is room for."""
+    """Scale WORKLOAD to REPLICAS, or to as many as there is capacity for."""
     with connect_operators(settings) as client:
         request = ScaleWorkloadRequest(workload_id=workload, replicas=replicas)
         found = client.scale_workload(request, timeout=settings.timeout_s).workload
         print_document(settings, found, workload_lines(found))
         if len(found.placements) < replicas:
-            echo(f"there is room for {len(found.placements)} of {replicas}; eelctl capacity says what lacks", err=True)
+            echo(
+                f"there is capacity for {len(found.placements)} of {replicas}; eelctl capacity shows what is missing",
+                err=True,
+            )
 
 
 @click.command()
@@ -138,7 +143,7 @@ def scale(settings: CliSettings, workload: str, replicas: int) -> None:
 @click.argument("work_done", type=click.FloatRange(0.0, 1e18))
 @click.pass_obj
 def progress(settings: CliSettings, workload: str, work_done: float) -> None:
-    """Tell that job WORKLOAD has done so many units of work since it began."""
+    """Report that the job WORKLOAD has done WORK_DONE units of work since it began."""
     with connect_operators(settings) as client:
         client.report_progress(
             ReportProgressRequest(workload_id=workload, work_done=work_done), timeout=settings.timeout_s

@@ -1,11 +1,11 @@
-"""eelctl queue: what waits, in which order it is tried, since when, for what, and what would help.
+"""eelctl queue: pending workloads in scheduling order, since when and for what they wait, and what would help.
 
-Owns the command's options, its rows and its sums. Must not know why anything waits: reasons are
-the controller's, and so is the order, priority first, then submission. All that waits is read,
-whatever is shown of it, so that places and sums are those of the whole queue.
+Owns the command's options, its rows and its sums. The controller decides the reasons and the order, which is
+priority, then submission. The command reads the whole queue, whatever it shows of it, so that places and sums are
+those of the whole queue.
 
-What would help costs the controller a decision, so it is asked once for each constraint, of the
-first that waits for it.
+What would help costs the controller a decision, so it is asked once per constraint, for the first workload that
+waits for it.
 """
 
 from collections import Counter
@@ -17,13 +17,11 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
-from eelgrid_protos.faults import NotFound
 from eelgrid_protos.messages import (
     ExplainWorkloadRequest,
     GetSummaryRequest,
@@ -40,7 +38,7 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A workload with its place in the whole queue, from 1 on, and how long it has waited."""
+    """A pending workload with its place in the whole queue, from 1, and its wait in seconds."""
 
     place: int
     workload: Workload
@@ -48,40 +46,40 @@ class _Waiting:
 
     @property
     def constraint(self) -> str:
-        """What stands in its way, in a word."""
+        """The constraint that it waits for, in one word."""
         return self.workload.reason.partition(":")[0]
 
     @property
     def gpu_milli(self) -> int:
-        """What all its replicas ask for."""
+        """The GPU request of all its replicas, in thousandths of a GPU."""
         request = self.workload.spec.request
         return self.workload.spec.replicas * request.gpu_count * request.gpu_milli
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """What waits under one name."""
+    """The pending workloads under one name."""
 
     name: str
     rows: tuple[_Waiting, ...]
 
     def total(self, amount: Callable[[_Waiting], int]) -> int:
-        """The sum of an amount."""
+        """Sums an amount over the rows."""
         return sum(map(amount, self.rows))
 
     @property
     def longest_s(self) -> float:
-        """The wait of the one that has waited longest."""
+        """The longest wait, in seconds."""
         return max(row.waits_s for row in self.rows)
 
     @property
     def constraints(self) -> Counter[str]:
-        """How many wait for what."""
+        """Number of workloads by constraint."""
         return Counter(row.constraint for row in self.rows)
 
 
 def _duration(wait_s: float) -> str:
-    """A wait in the largest unit of which there are at least two."""
+    """Formats a wait in the largest unit of which there are at least two."""
     for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("min", _MINUTE_S)):
         if wait_s >= 2.0 * size_s:
             return f"{wait_s / size_s:.0f} {unit}"
@@ -168,7 +166,7 @@ def _plain_row(row: _Waiting) -> dict[str, Any]:
 
 
 def _read(client: Any, timeout_s: float) -> list[_Waiting]:
-    """Everything that waits, in its order, by the controller's clock."""
+    """Returns all pending workloads in scheduling order, with waits by the controller's clock."""
     request = ListWorkloadsRequest(phases=(WorkloadPhase.PENDING,))
     found = list(iterate_pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
     now_ns = client.get_summary(GetSummaryRequest(), timeout=timeout_s).summary.time_ns
@@ -181,7 +179,9 @@ def _read(client: Any, timeout_s: float) -> list[_Waiting]:
 
 
 def _remedies(client: Any, sums: Sequence[_Sum], timeout_s: float) -> dict[str, str]:
-    """What would help the first that waits for each reason; nothing of one that waits no more."""
+    """Returns, by constraint, what would help the first workload that waits for it; omits one that waits no more."""
+    from eelgrid_protos.faults import NotFound
+
     found: dict[str, str] = {}
     for one in sums[:_EXPLAINED_MOST]:
         request = ExplainWorkloadRequest(workload_id=one.rows[0].workload.workload_id)
@@ -193,7 +193,7 @@ def _remedies(client: Any, sums: Sequence[_Sum], timeout_s: float) -> dict[str, 
 
 
 def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterator[str]:
-    """How much waits for each reason, and what would help the first of it."""
+    """Formats how much waits for each constraint, and what would help the first workload."""
     for one in sums:
         first, count = one.rows[0], len(one.rows)
         words = first.workload.reason.partition(": ")[2]
@@ -208,23 +208,32 @@ def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterato
 
 
 @click.command()
-@click.option("--namespace", default="", help="Only this namespace.")
-@click.option("--user", default="", help="Only this user's.")
-@click.option("--queue", default="", help="Only this queue.")
-@click.option("--reason", default="", metavar="CONSTRAINT", help="Only what waits for this: gpu_count, budget, ...")
-@click.option("--by", type=click.Choice(list(_BY)), help="Sums instead of workloads.")
+@click.option("--namespace", default="", help="Only workloads in this namespace.")
+@click.option("--user", default="", help="Only workloads of this user.")
+@click.option("--queue", default="", help="Only workloads in this queue.")
+@click.option(
+    "--reason",
+    default="",
+    metavar="CONSTRAINT",
+    help="Only workloads that wait for this constraint: gpu_count, budget, ...",
+)
+@click.option("--by", type=click.Choice(list(_BY)), help="Show sums instead of workloads.")
 @limit_option
 @output_option
 @click.pass_obj
 def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted: str) -> None:
-    """Show what waits in the order in which it is tried, and what would help.
+    """Show pending workloads in scheduling order, and what would help them.
 
-    Places are those in the whole queue. The lines after the table sum up what waits for each constraint; they go
-    with --no-headers.
-    """
+    PLACE is the position in the whole queue. The lines below the table sum up what waits for each constraint;
+    --no-headers omits them.
+
+    \b
+    eelctl queue --reason gpu_count --namespace research
+    eelctl queue --by user
+    """  # noqa: D301
     with connect_operators(settings) as client:
         every = _read(client, settings.timeout_s)
-        empty = f"nothing that waits matches; without filters {len(every):,} wait" if every else "nothing waits"
+        empty = f"no pending workload matches; without filters there are {len(every):,}" if every else "nothing waits"
         rows = [row for row in every if all(not name or _BY[key][1](row) == name for key, name in wanted.items())]
         if by is not None:
             title, name = _BY[by]
@@ -251,7 +260,7 @@ def _print_queue(
     *,
     empty: str,
 ) -> None:
-    """A table and lines below it, or their plain shape."""
+    """Prints a table and the lines below it, or their plain form."""
     if not rows and settings.output not in {"json", "yaml"}:
         click.echo(empty, err=True)
         return

@@ -1,9 +1,9 @@
-"""eelctl replay: a trace's tasks into a running controller, or under several policies without one.
+"""eelctl replay: submits a trace to a running controller, or compares policies on it without one.
 
-Owns the options, and the half that submits; the half that compares policies is
-cli.simulate. Finding, reading and submitting are replay/'s. Ids are the tasks'
-names behind a prefix, so that submitting can be repeated after any interruption
-and places nothing twice.
+Owns the options, and the part that submits; policy_comparison compares policies.
+The package replay finds, reads and submits traces. Ids are the tasks' names behind
+a prefix, so that submitting can be repeated after any interruption and places
+nothing twice.
 """
 
 import asyncio
@@ -17,10 +17,9 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import tls_files
+from eelgrid_controller.cli.connection import CliSettings, tls_files
 from eelgrid_controller.cli.errors import CliError, NameNotFound, UsageMismatch
 from eelgrid_controller.cli.output import ProgressBar, echo
-from eelgrid_controller.cli.settings import CliSettings
 from eelgrid_controller.formatting import format_milliseconds
 from eelgrid_protos.messages import ListNodesRequest, Workload
 
@@ -30,12 +29,12 @@ _SUBMITTING = ("prefix", "in_flight", "fleet_out")
 
 
 class _TwoFold(click.Command):
-    """Its options in three groups: the trace, comparing policies, submitting."""
+    """Lists its options in three groups: the trace, comparing policies, submitting."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {
             "The trace": [],
-            "With --policies: compare them on this machine, no controller needed": [],
+            "With --policies: compare policies on this machine, without a controller": [],
             "Without --policies: submit the tasks to a controller": [],
         }
         shared, comparing, submitting = groups.values()
@@ -50,7 +49,7 @@ class _TwoFold(click.Command):
 
 
 async def _absent(client: Any, wanted: set[str], timeout_s: float) -> set[str]:
-    """Nodes of the trace that the controller does not have."""
+    """Returns the nodes of the trace that the controller lacks."""
     token = ""
     while wanted:
         answer = await client.list_nodes(ListNodesRequest(page_size=1000, page_token=token), timeout=timeout_s)
@@ -70,7 +69,7 @@ async def _run(settings: CliSettings, requests: list[Any], nodes: set[str], in_f
         client = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
         if absent := await _absent(client, nodes, settings.timeout_s):
             raise NameNotFound(
-                f"the controller lacks {len(absent)} of the trace's {len(nodes)} nodes, such as {min(absent)}",
+                f"the controller lacks {len(absent)} of the trace's {len(nodes)} nodes, for example {min(absent)}",
                 "write a fleet file with --fleet-out and start `eelgrid-agent --simulate` on it, or leave out --nodes",
             )
         submitter = Submitter(
@@ -121,42 +120,51 @@ def _print(settings: CliSettings, report: Any, source: str) -> None:
 
 @click.command(cls=_TwoFold)
 @click.option(
-    "--trace", default="auto", show_default=True, help="auto, generated, or the folder or task list of a trace."
+    "--trace",
+    default="auto",
+    show_default=True,
+    help="Trace to replay: auto, generated, or the folder or task list of a trace.",
 )
 @click.option(
-    "--list", "task_list", default="default", show_default=True, help="The openb trace's task list: gpushare40, ..."
+    "--list", "task_list", default="default", show_default=True, help="Task list of the openb trace: gpushare40, ..."
 )
-@click.option("--nodes", type=_FILE, help="Node list; a controller must have these nodes.")
-@click.option("--pods", type=_FILE, help="Task list; without it the trace is looked for.")
-@click.option("--limit", type=click.IntRange(1), help="Only the first tasks.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default=None, help="How to print.")
+@click.option("--nodes", type=_FILE, help="CSV file of nodes; a controller must have these nodes.")
+@click.option("--pods", type=_FILE, help="CSV file of tasks, instead of --trace.")
+@click.option("--limit", type=click.IntRange(1), help="Use only the first tasks.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default=None, help="Output format.")
 @click.option(
     "--policies",
     metavar="NAME,...",
-    help="fgd, pwr, pwr200, eelgrid, ... or all; savings are against the first, of all against fgd.",
+    help="Policies to compare: fgd, pwr, pwr200, eelgrid, ... or all. Savings are relative to the first, with all to fgd.",
 )
-@click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each policy.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Number of runs per policy, each with its own seed.",
+)
 @click.option(
     "--mode",
     type=click.Choice(["times", "arrivals"]),
-    help="times: tasks come and go at their times; arrivals: the published protocol, nothing leaves. "
+    help="times: tasks arrive and end at their times; arrivals: the published protocol, in which nothing ends. "
     "[default: times where the trace has them]",
 )
 @click.option(
-    "--fleet", type=click.IntRange(1), metavar="NODES", help="Only so many nodes, taken evenly over the list."
+    "--fleet", type=click.IntRange(1), metavar="NODES", help="Use only this many nodes, evenly spaced over the list."
 )
 @click.option(
     "--until",
     type=click.FloatRange(0.0, 1e6, min_open=True),
     metavar="HOURS",
-    help="End so long after the first arrival. [default: when the last task would be gone if none waited]",
+    help="End this long after the first arrival. [default: when the last task would end if none waited]",
 )
-@click.option("--failures", type=_FILE, help="CSV: node,down_s,up_s.")
+@click.option("--failures", type=_FILE, help="CSV file of node failures: node,down_s,up_s.")
 @click.option(
     "--mtbf",
     type=click.FloatRange(0.001, 1e9),
     metavar="HOURS",
-    help="Draw failures: how long a node is up, in the mean.",
+    help="Simulate random failures with this mean time between failures of a node.",
 )
 @click.option(
     "--mttr",
@@ -164,49 +172,49 @@ def _print(settings: CliSettings, report: Any, source: str) -> None:
     default=4.0,
     show_default=True,
     metavar="HOURS",
-    help="How long it is down then.",
+    help="Mean time to repair of a failed node.",
 )
-@click.option("--tariff", type=_FILE, help="CSV: from_s,price_per_kwh,carbon_g_per_kwh.")
+@click.option("--tariff", type=_FILE, help="CSV file of prices: from_s,price_per_kwh,carbon_g_per_kwh.")
 @click.option(
     "--tariff-repeat",
     type=click.FloatRange(0.001, 1e6),
     metavar="HOURS",
-    help="Let the tariff begin anew after so long, such as 24.",
+    help="Repeat the tariff after this long, for example 24.",
 )
 @click.option(
     "--pue",
     type=click.FloatRange(1.0, 10.0),
     default=1.0,
     show_default=True,
-    help="What the facility draws over what its machines draw.",
+    help="Power usage effectiveness: facility power over IT power.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("replay-out"),
     show_default=True,
-    help="Folder for summary, series and picture.",
+    help="Folder for the summary, the time series and the plot.",
 )
 @click.option(
-    "--format", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True, help="Of the tables."
+    "--format", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True, help="Format of the tables."
 )
-@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw a picture, where matplotlib is.")
-@click.option("--processes", type=click.IntRange(1, 4096), help="[default: one for each CPU]")
+@click.option("--plots/--no-plots", default=True, show_default=True, help="Draw a plot if matplotlib is installed.")
+@click.option("--processes", type=click.IntRange(1, 4096), help="Number of processes. [default: one per CPU]")
 @click.option(
     "--backend",
     type=click.Choice(["processes", "ray"]),
     default="processes",
     show_default=True,
-    help="Where runs are made: here, or on your Ray cluster.",
+    help="Run in processes on this machine, or on your Ray cluster.",
 )
-@click.option("--prefix", default="", help="Put before every id, to replay once more.")
+@click.option("--prefix", default="", help="Prefix of every workload id; another prefix submits the trace again.")
 @click.option(
-    "--in-flight", type=click.IntRange(1, 1024), default=8, show_default=True, help="Calls under way at once."
+    "--in-flight", type=click.IntRange(1, 1024), default=8, show_default=True, help="Number of concurrent calls."
 )
 @click.option(
     "--fleet-out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the nodes as a fleet file for `eelgrid-agent --simulate`, and submit nothing.",
+    help="Write the nodes to a fleet file for `eelgrid-agent --simulate`, and submit nothing.",
 )
 @click.pass_context
 def replay(context: click.Context, /, **options: Any) -> None:
@@ -214,12 +222,16 @@ def replay(context: click.Context, /, **options: Any) -> None:
 
     The trace is Alibaba's openb 2023, or one of your own (docs/reference/trace-format.md).
 
-    With --policies it is simulated on this machine under each policy, with departures, failures
-    and tariffs, and energy, cost, waiting and use are compared.
+    With --policies, simulates the trace on this machine under each policy, with departures, failures and tariffs, and
+    compares energy, cost, waiting and utilization.
 
-    Without, its tasks are submitted to the controller, in order and each once. Interrupt and repeat
-    the command as you like: a task that the controller has already is not placed again.
-    """
+    Without --policies, submits the tasks to the controller, in order and each once. You can interrupt and repeat the
+    command: a task that the controller already has is not placed again.
+
+    \b
+    eelctl replay --policies fgd,eelgrid --seeds 3
+    eelctl replay --limit 500
+    """  # noqa: D301
     source, given = context.get_parameter_source, click.core.ParameterSource.COMMANDLINE
     asked = frozenset(name for name in options if source(name) is given)
     settings: CliSettings = context.obj
@@ -230,10 +242,10 @@ def replay(context: click.Context, /, **options: Any) -> None:
         option = wrong[0].replace("_", "-")
         if options["policies"]:
             raise UsageMismatch(
-                f"--{option} is for a controller, and --policies needs none", "leave out one of the two"
+                f"--{option} is for submitting to a controller, not for --policies", "leave out one of the two"
             )
         raise UsageMismatch(
-            f"--{option} is for a comparison", "say with --policies what to compare, such as fgd,eelgrid"
+            f"--{option} is for comparing policies", "name them with --policies, for example fgd,eelgrid"
         )
     if options["policies"]:
         from eelgrid_controller.cli.policy_comparison import compare_policies
@@ -244,7 +256,7 @@ def replay(context: click.Context, /, **options: Any) -> None:
 
 
 def _submit(settings: CliSettings, options: dict[str, Any]) -> None:
-    """The half that needs a controller."""
+    """Submits the trace to the controller, or writes its fleet file."""
     from eelgrid_controller.replay.openb import submission_of_task
     from eelgrid_controller.replay.openb_source import TraceSearch
     from eelgrid_controller.replay.trace_loading import find_trace, read_nodes, read_tasks
@@ -275,5 +287,5 @@ def _write_fleet(path: Path, rows: Any) -> None:
     try:
         write_fleet_file(path, rows, catalogue.load_catalogue().products)
     except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}", "choose another place with --fleet-out") from None
-    click.echo(f"{len(rows)} nodes in {path}; start them with: eelgrid-agent --simulate {path}")
+        raise CliError(f"cannot write {path}: {error.strerror}", "choose another file with --fleet-out") from None
+    click.echo(f"wrote {len(rows)} nodes to {path}; start them with: eelgrid-agent --simulate {path}")

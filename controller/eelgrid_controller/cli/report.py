@@ -1,4 +1,4 @@
-"""eelctl report: a month of energy, cost and carbon as one HTML page, and as PDF where Chromium is installed.
+"""eelctl report: a monthly report of energy, cost and carbon as one HTML page, and as PDF where Chromium is installed.
 
 Sections, tables and the chart are plain HTML and SVG without scripts or network access.
 """
@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.energy import energy_document, format_per_unit, format_work, period_ns
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import EnergyGrouping, QueryEnergyReportRequest
 from eelgrid_protos.safe_text import escape_text
 
@@ -53,7 +52,7 @@ _ACTIVE, _IDLE = "#1f5fa8", "#e0932f"
 
 
 class ReportSection(NamedTuple):
-    """One table: its heading, the names that rows are grouped by, and the answer as eelctl energy has it."""
+    """One table: its heading, the names that rows are grouped by, and the document of eelctl energy."""
 
     heading: str
     by: tuple[str, ...]
@@ -61,7 +60,7 @@ class ReportSection(NamedTuple):
 
 
 def render_report(title: str, made: str, sections: Sequence[ReportSection], days: dict[str, Any]) -> str:
-    """The page; `days` is the answer by day. All names are escaped: they are other people's."""
+    """Renders the page; `days` is the document by day. Escapes all names, which came from elsewhere."""
     whole = sections[0].document
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -71,12 +70,12 @@ def render_report(title: str, made: str, sections: Sequence[ReportSection], days
         _figures(whole),
         _sums(whole),
         _largest(sections[0]),
-        "<h2>Energy of owners by day</h2>",
+        "<h2>Energy by day</h2>",
         _trend(days, made),
     ]
     for section in sections:
         body += [f"<h2>{escape(section.heading)}</h2>", _table(section)]
-    body += ["<h2>How it is counted</h2>", _METHOD]
+    body += ["<h2>How energy is counted</h2>", _METHOD]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n<body><main>\n'
@@ -86,19 +85,19 @@ def render_report(title: str, made: str, sections: Sequence[ReportSection], days
 
 
 _METHOD = """<ul class="dim">
-<li>Energy is that of the GPUs themselves, by their own counters where they have them; processors, memory and fans of
-their nodes are in no sum.</li>
+<li>Energy is that of the GPUs themselves, from their own counters where they have them; processors, memory and fans of
+their nodes are not counted.</li>
 <li>It is divided among those who used or held the GPUs, so that the rows of each table add up to its total. <i>Idle</i>
-is what boards and open contexts draw without work. <i>Held by nobody</i> is what GPUs drew that were given to nobody;
-<i>nobody known</i> is what was used by somebody who could not be named.</li>
-<li>Cost and carbon are of the energy times the PUE (what the building adds), with the price and the carbon intensity of
-the hour at which it was used.</li>
-<li>Days and hours are those of UTC. &ge; and &le; stand where not all work was counted.</li>
+is what boards and open contexts draw without work. <i>Unallocated</i> is what GPUs drew that were allocated to nobody;
+<i>unattributed</i> is what was used by work whose owner is not known.</li>
+<li>Cost and carbon are computed from energy times PUE (the overhead of the building), with the price and the carbon
+intensity of the hour in which the energy was used.</li>
+<li>Days and hours are in UTC. &ge; and &le; mark sums for which not all work was counted.</li>
 </ul>"""
 
 
 def _text(name: str) -> str:
-    """Somebody else's name: neither markup nor characters that change the order in which a line is read."""
+    """Escapes a name that came from elsewhere: neither markup nor characters that change the reading order remain."""
     return escape(escape_text(name))
 
 
@@ -107,25 +106,23 @@ def _moment(stamp: str) -> str:
 
 
 def _so_far(document: dict[str, Any], made: str) -> str:
-    """Whether more is to come: a month that is not over must not be read as a whole one."""
+    """Returns a note if the month is not over, so that it is not read as a whole one."""
     if made[:16] >= _moment(document["end"]):
         return ""
-    return f'<p class="note">This month is not over: the figures are those until {escape(made)}.</p>'
+    return f'<p class="note">This month is not over: the figures are up to {escape(made)}.</p>'
 
 
 def _describe_damage(documents: Sequence[dict[str, Any]]) -> str:
-    """What is in no figure since the controller's disk lost it: a report must not look whole then."""
+    """Returns a note on damaged parts of the ledger, which no figure counts: the report must not look complete."""
     parts = dict.fromkeys(part for document in documents for part in document.get("damaged", ()))
     if not parts:
         return ""
     listed = "; ".join(map(_text, parts))
-    return (
-        f'<p class="note">Parts of the ledger are damaged and in no figure, so that figures are too low: {listed}.</p>'
-    )
+    return f'<p class="note">Parts of the ledger are damaged and not counted, so the figures are too low: {listed}.</p>'
 
 
 def _largest(section: ReportSection) -> str:
-    """The largest groups in a sentence."""
+    """Describes the largest groups in a sentence."""
     groups, total_j = section.document["groups"], section.document["total"]["energy_j"]
     if not groups or not total_j:
         return ""
@@ -152,14 +149,14 @@ def _figures(document: dict[str, Any]) -> str:
     if currency:
         kwh = total["energy_j"] / _KWH
         found += [
-            ("cost", f"{total['cost']:,.2f} {currency}", f"{total['cost'] / kwh:.3f} a kWh" if kwh else ""),
+            ("cost", f"{total['cost']:,.2f} {currency}", f"{total['cost'] / kwh:.3f} per kWh" if kwh else ""),
             (
                 "carbon dioxide",
                 f"{total['carbon_g'] / 1000.0:,.1f} kg",
-                f"{total['carbon_g'] / kwh:,.0f} g a kWh" if kwh else "",
+                f"{total['carbon_g'] / kwh:,.0f} g per kWh" if kwh else "",
             ),
         ]
-    for name, part in (("held by nobody", "unallocated"), ("nobody known", "unattributed")):
+    for name, part in (("unallocated", "unallocated"), ("unattributed", "unattributed")):
         money = f"{document[part]['cost']:,.2f} {currency}" if currency else f"{_kwh(document[part]['energy_j'])} kWh"
         found.append((name, _format_share(document[part]["energy_j"], total["energy_j"]) or "-", money))
     found.append(
@@ -179,16 +176,14 @@ def _sums(document: dict[str, Any]) -> str:
         if abs(total_j - measured_j) < 1.0
         else (f"where the GPUs measured {_kwh(measured_j)} kWh")
     )
-    lines = [
-        f"<p>All parts together are {_kwh(total_j)} kWh, {said}, give or take {_kwh(document['uncertainty_j'])} kWh.</p>"
-    ]
+    lines = [f"<p>All parts together are {_kwh(total_j)} kWh, {said}, ± {_kwh(document['uncertainty_j'])} kWh.</p>"]
     if not document["currency"]:
         lines.append(
-            '<p class="note">No prices are set, so nothing is said of cost and carbon; eelctl policy set --prices sets them.</p>'
+            '<p class="note">No prices are set, so the report has no cost and carbon; set them with eelctl policy set --prices.</p>'
         )
     if document["uncounted_s"]:
         hours = document["uncounted_s"] / 3600.0
-        lines.append(f'<p class="note">{hours:,.1f} GPU-hours were measured by nobody and are in no sum.</p>')
+        lines.append(f'<p class="note">{hours:,.1f} GPU-hours were not measured and are not counted.</p>')
     return "".join(lines)
 
 
@@ -215,8 +210,8 @@ def _table(section: ReportSection) -> str:
         {section.by[0]: name} | document[part]
         for name, part in (
             (f"{document['left_out'].get('groups', 0)} others", "left_out"),
-            ("held by nobody", "unallocated"),
-            ("nobody known", "unattributed"),
+            ("unallocated", "unallocated"),
+            ("unattributed", "unattributed"),
         )
         if document[part]["energy_j"]
     ]
@@ -234,21 +229,21 @@ def _table(section: ReportSection) -> str:
 
 
 def _lines(text_of: Callable[[Sequence[dict[str, Any]]], str], row: dict[str, Any], sign: str, shown: str) -> str:
-    """A line for each unit."""
+    """Formats a line per unit."""
     return "\n".join(text_of([one]) for one in row.get("work", ())).replace(sign, shown)
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
+    """Rounds up to 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return next((step * power for step in (1, 2, 3, 4, 5, 6, 8) if step * power >= value), 10.0 * power)
 
 
 def _trend(document: dict[str, Any], made: str) -> str:
-    """The days in words and bars."""
+    """Describes the days in a sentence and a bar chart."""
     told = {row["day"]: row for row in document["groups"]}
     if not told:
-        return "<p>No energy was charged to an owner.</p>"
+        return "<p>No energy was attributed to an owner.</p>"
     nothing = {"energy_j": 0.0, "active_j": 0.0, "idle_j": 0.0}
     day, last = date.fromisoformat(document["begin"][:10]), date.fromisoformat(min(document["end"], made)[:10])
     days = []
@@ -259,16 +254,16 @@ def _trend(document: dict[str, Any], made: str) -> str:
     most, least = (pick(told.values(), key=lambda row: float(row["energy_j"])) for pick in (max, min))
     mean_j = sum(row["energy_j"] for row in told.values()) / len(told)
     missing = len(days) - len(told)
-    quiet = f" On {missing} {'day' if missing == 1 else 'days'} nobody was charged." if missing > 0 else ""
+    quiet = f" On {missing} {'day' if missing == 1 else 'days'} no energy was attributed." if missing > 0 else ""
     words = (
-        f"<p>A day took {_kwh(mean_j)} kWh in the mean, the most {_kwh(most['energy_j'])} kWh on {escape(most['day'])}, the least "
+        f"<p>A day took {_kwh(mean_j)} kWh on average, at most {_kwh(most['energy_j'])} kWh on {escape(most['day'])}, at least "
         f"{_kwh(least['energy_j'])} on {escape(least['day'])}.{quiet}</p>"
     )
     return words + _chart(days)
 
 
 def _chart(days: Sequence[dict[str, Any]]) -> str:
-    """A bar for each day, idle on active; an SVG with a text for each bar."""
+    """Draws a bar per day, idle stacked on active, as SVG with a tooltip per bar."""
     width, height, left, foot = 900.0, 220.0, 50.0, 22.0
     most_kwh = _round_up(max(row["energy_j"] for row in days) / _KWH or 1.0)
     step = (width - left) / max(len(days), 7)
@@ -298,7 +293,7 @@ def _chart(days: Sequence[dict[str, Any]]) -> str:
     return (
         f'<p class="dim">kWh<span class="key" style="background:{_ACTIVE}"></span>active'
         f'<span class="key" style="background:{_IDLE}"></span>idle</p>'
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Energy of owners by day in kWh">{"".join(parts)}</svg>'
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Energy by day in kWh">{"".join(parts)}</svg>'
     )
 
 
@@ -314,16 +309,21 @@ DAYS = (("day",), 40)
 
 
 @click.command()
-@click.option("--month", metavar="YYYY-MM", help="A calendar month (UTC); by default the one that ended last.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The page of HTML.")
-@click.option("--pdf", type=click.Path(path_type=Path, dir_okay=False), help="The same as PDF, printed by Chromium.")
+@click.option("--month", metavar="YYYY-MM", help="A calendar month (UTC); last month by default.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="HTML file to write.")
+@click.option(
+    "--pdf", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PDF file, printed by Chromium."
+)
 @output_option
 @click.pass_obj
 def report(settings: CliSettings, *, month: str | None, out: Path, pdf: Path | None) -> None:
-    """Write a month's energy, cost and carbon as a page that can be read, sent and printed.
+    """Write a monthly report of energy, cost and carbon as an HTML page, or as PDF.
 
-    The page needs nothing else: no network and no scripts. Numbers are those of eelctl energy.
-    """
+    The page is one self-contained file, without scripts and network access. Its numbers are those of eelctl energy.
+
+    \b
+    eelctl report --month 2026-10 --out october.html --pdf october.pdf
+    """  # noqa: D301
     browser = _chromium() if pdf is not None else ""
     month = month or _last_month(time.time())
     begin_ns, end_ns = period_ns(0, month, now_ns=0)
@@ -346,7 +346,7 @@ def report(settings: CliSettings, *, month: str | None, out: Path, pdf: Path | N
     try:
         out.write_text(render_report(f"GPU energy of {month}", made, sections, days), encoding="utf-8")
     except OSError as error:
-        raise click.UsageError(f"--out: {out}: {error.strerror}; name a file that can be written") from None
+        raise click.UsageError(f"--out: {out}: {error.strerror}; name a writable file") from None
     if pdf is not None:
         _print(browser, out, pdf)
     if settings.headers:
@@ -361,7 +361,9 @@ def _last_month(now_s: float) -> str:
 def _chromium() -> str:
     found = next(filter(None, map(shutil.which, _CHROMIUMS)), None)
     if found is None:
-        raise click.UsageError(f"--pdf needs one of {', '.join(_CHROMIUMS)}; install one, or print the page of --out")
+        raise click.UsageError(
+            f"--pdf needs one of {', '.join(_CHROMIUMS)}; install one, or print the page that --out wrote"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""eelctl completion and demo: commands that hand over to another program.
+"""eelctl completion and demo: commands that another program carries out.
 
 click writes the completion script; for the demo this process becomes `python -m eelgrid_controller.demo`.
 """
@@ -19,7 +19,7 @@ _HOW = {
 @click.argument("shell", type=click.Choice(list(_HOW)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the shell completion script."""
+    """Print the shell completion script; the lines below load it."""
     from click.shell_completion import get_completion_class
 
     writer = get_completion_class(shell)
@@ -32,6 +32,6 @@ def completion(context: click.Context, shell: str) -> None:
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
-    """Start a controller and a simulated fleet, and replay a trace (--help lists its options)."""
+    """Start a controller and a simulated fleet on this machine, and replay a trace (--help lists the options)."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "eelgrid_controller.demo", *arguments])  # noqa: S606

@@ -1,9 +1,8 @@
-"""eelctl top: the cluster, live.
+"""eelctl top: a live screen of the cluster.
 
-Owns when the picture is drawn again and what is asked for it; how it looks is
-top_view.py's. A terminal gets a screen that follows the controller's watch
-and survives its restart; anything else gets one plain snapshot, because a pipe
-is no screen.
+Owns when the screen is drawn and what is asked for it; terminal_rendering draws it.
+A terminal gets a screen that follows the controller's watch and survives a restart
+of the controller; anything else gets one plain snapshot.
 """
 
 import sys
@@ -13,9 +12,8 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import connect_operators, fetch_whole, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, iterate_pages, output_option
 from eelgrid_controller.cli.output import print_document, use_colour
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_protos.messages import (
     GetSummaryRequest,
     ListNodesRequest,
@@ -34,11 +32,11 @@ _DAY_S = 86_400
 
 
 def _picture(summary: Summary, rest: dict[str, Any], shown: int, note: str, console: Any) -> Any:
-    from eelgrid_controller.cli import top_view
+    from eelgrid_controller.cli import terminal_rendering
 
     size = console.size if console.is_terminal else None
-    return top_view.render_top(
-        top_view.TopSnapshot(summary=summary, **rest),
+    return terminal_rendering.render_top(
+        terminal_rendering.TopSnapshot(summary=summary, **rest),
         f"Eelgrid {note}",
         nodes_most=shown,
         width=console.width,
@@ -47,7 +45,7 @@ def _picture(summary: Summary, rest: dict[str, Any], shown: int, note: str, cons
 
 
 def _rest(client: Any, settings: CliSettings) -> dict[str, Any]:
-    """What is dear to ask for; promises and energy are left out where they cannot be had."""
+    """Fetches what is expensive to ask for; leaves out promises and energy if the calls fail."""
     from eelgrid_protos import faults
 
     timeout_s = settings.timeout_s
@@ -102,25 +100,35 @@ def _live(client: Any, settings: CliSettings, shown: int, interval_s: float) -> 
                     if time.monotonic() - listed_s > _REST_EVERY_S:
                         rest, listed_s = _rest(client, settings), time.monotonic()
                     live.update(_picture(summary, rest, shown, settings.controller, console), refresh=True)
-                note = f"{settings.controller} closed the watch; reconnecting (Ctrl-C ends)"
+                note = f"{settings.controller} closed the watch; reconnecting (Ctrl-C quits)"
             except Unavailable:
-                note = f"{settings.controller} does not answer; trying again (Ctrl-C ends)"
+                note = f"{settings.controller} does not answer; retrying (Ctrl-C quits)"
             live.update(_picture(summary, rest, shown, note, console), refresh=True)
             time.sleep(_RECONNECT_S)
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print one snapshot and end.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit.")
 @click.option(
-    "--interval", "interval_s", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds."
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.2, 60.0),
+    default=1.0,
+    show_default=True,
+    help="Seconds between updates.",
 )
 @click.option(
-    "--nodes", "shown", type=click.IntRange(1, 100), default=10, show_default=True, help="Busiest nodes to show."
+    "--nodes",
+    "shown",
+    type=click.IntRange(1, 100),
+    default=10,
+    show_default=True,
+    help="Number of nodes to show, the busiest first.",
 )
 @output_option
 @click.pass_obj
 def top(settings: CliSettings, once: bool, interval_s: float, shown: int) -> None:
-    """Watch the cluster live: power, energy today, promises, what waits and why. Ctrl-C ends it."""
+    """Watch the cluster live: power, energy today, objectives, pending work and its reasons. Ctrl-C quits."""
     with connect_operators(settings) as client:
         if once or not sys.stdout.isatty() or settings.output in {"json", "yaml"}:
             _once(client, settings, shown)

@@ -1,7 +1,7 @@
 """eelctl whatif, capacity and shadow: hypothetical changes and policies, tried on a copy of the cluster.
 
-whatif and capacity share the options that name changes and their order: nodes go, nodes are added, weights change, work
-ends, work is placed again, work is submitted. Another order, or a longer sequence, is written into a file.
+whatif and capacity share the options that name changes, and their order: nodes are drained or removed, nodes are added,
+weights change, workloads end, workloads are placed again, workloads are submitted. A file gives any other order.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import click
 
 from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE
-from eelgrid_controller.cli.connection import connect_operators
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
 from eelgrid_controller.cli.policy import resolve_weights
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.cli.workloads import read_workloads, request_text, submission_from_flags, submit
 from eelgrid_controller.formatting import format_percent, format_power
 from eelgrid_protos.errors import InvalidMessage
@@ -54,7 +53,7 @@ from eelgrid_protos.plain_messages import from_plain
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE_BYTES_MOST = 64 * 1024 * 1024
 _NO_BUDGET = (
-    "placing does not depend on power budgets, limits of running jobs do; "
+    "power budgets affect the limits of running jobs, not placement; "
     "try budgets with eelctl promises --budget cluster=100kW"
 )
 
@@ -65,58 +64,73 @@ def _no_budget(_context: click.Context, _parameter: click.Parameter, value: str 
 
 
 _CHANGES = (
-    click.option("--drain", multiple=True, metavar="NODE", help="Take a node out of use; it stays on, idle."),
-    click.option("--remove", multiple=True, metavar="NODE", help="Take a node away, and its watts with it."),
-    click.option("--add", multiple=True, metavar="COUNT:GPU:EACH", help="Add nodes: 10:H100-SXM5-80GB:8."),
-    click.option("--add-like", multiple=True, metavar="COUNT:NODE", help="Add nodes like one that is there."),
-    click.option("--node-cpu", type=CPU, default=0, help="CPUs of each added node.  [default: 24 for each GPU]"),
+    click.option("--drain", multiple=True, metavar="NODE", help="Drain a node; it stays on, idle. Repeatable."),
+    click.option("--remove", multiple=True, metavar="NODE", help="Remove a node, and its power draw. Repeatable."),
     click.option(
-        "--node-memory", type=MEMORY, default=0, help="Memory of each added node.  [default: 3 times its GPUs']"
+        "--add", multiple=True, metavar="COUNT:GPU:EACH", help="Add nodes, for example 10:H100-SXM5-80GB:8. Repeatable."
     ),
-    click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Put a named weighting in force."),
+    click.option(
+        "--add-like",
+        multiple=True,
+        metavar="COUNT:NODE",
+        help="Add nodes like an existing one, for example 10:n1. Repeatable.",
+    ),
+    click.option("--node-cpu", type=CPU, default=0, help="CPUs of each added node.  [default: 24 per GPU]"),
+    click.option(
+        "--node-memory", type=MEMORY, default=0, help="Memory of each added node.  [default: 3 times its GPU memory]"
+    ),
+    click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Use a named objective."),
     click.option("--weight", multiple=True, metavar="NAME=VALUE", help="Change one weight; repeatable."),
-    click.option("--cancel", multiple=True, metavar="WORKLOAD", help="End a workload."),
-    click.option("--anew", is_flag=True, help="Place all work once more, from an empty cluster, oldest first."),
+    click.option("--cancel", multiple=True, metavar="WORKLOAD", help="Cancel a workload; repeatable."),
+    click.option("--anew", is_flag=True, help="Place all workloads again from an empty cluster, oldest first."),
     click.option(
         "-f", "--file", type=click.File("r", encoding="utf-8"), help="Submit the workloads of a YAML file; - is stdin."
     ),
-    click.option("--cpu", type=CPU, default=0, help="Submit a workload: CPUs of a replica."),
-    click.option("--memory", type=MEMORY, default=0, help="Memory of a replica."),
-    click.option("--gpus", type=click.IntRange(0, 64), help="GPUs of a replica."),
-    click.option("--gpu-share", type=SHARE, help="Share of one GPU: 0.5."),
-    click.option("--gpu-model", default="", help="GPU models that will do: A,B. Without it, any."),
-    click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many of it."),
-    click.option("--priority", type=int, default=0, show_default=True, help="More goes first."),
+    click.option("--cpu", type=CPU, default=0, help="Submit a workload: CPUs per replica."),
+    click.option("--memory", type=MEMORY, default=0, help="Memory per replica."),
+    click.option("--gpus", type=click.IntRange(0, 64), help="GPUs per replica."),
+    click.option("--gpu-share", type=SHARE, help="Share of one GPU per replica: 0.5 or 50%."),
+    click.option("--gpu-model", default="", help="Acceptable GPU models: A,B; any by default."),
+    click.option(
+        "--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas."
+    ),
+    click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first."),
     click.option(
         "--copies",
         type=click.IntRange(1, COPIES_MOST),
         default=1,
         show_default=True,
-        help="Submit each workload so many times.",
+        help="Submit each workload this many times.",
     ),
     click.option(
         "--changes",
         type=click.File("r", encoding="utf-8"),
-        help="A sequence of changes in YAML or JSON, tried before those of the flags.",
+        help="YAML or JSON file with a list of changes, made before those of the flags.",
     ),
     click.option(
-        "--budget", hidden=True, expose_value=False, callback=_no_budget, help="See eelctl promises --budget."
+        "--budget",
+        hidden=True,
+        expose_value=False,
+        callback=_no_budget,
+        help="Not supported here: use eelctl promises --budget.",
     ),
 )
 
 
 def change_options(command: _Command) -> _Command:
-    """Adds the options that name changes."""
+    """Adds the options that name changes to a command."""
     for option in reversed(_CHANGES):
         command = option(command)
     return command
 
 
 def parse_node_shape(text: str, node_cpu: int, node_memory: int, option: str) -> NodeShape:
-    """`H100-SXM5-80GB:8` as a shape; raises BadParameter."""
+    """Parses `H100-SXM5-80GB:8` into a node shape; raises BadParameter."""
     gpu, colon, each = text.rpartition(":")
     if not (colon and gpu and each.isascii() and each.isdigit() and 1 <= int(each) <= 64):
-        raise click.BadParameter(f"{text!r}; write GPU:EACH such as H100-SXM5-80GB:8, 1 to 64", param_hint=option)
+        raise click.BadParameter(
+            f"{text!r}; write MODEL:COUNT, for example H100-SXM5-80GB:8, with 1 to 64 GPUs", param_hint=option
+        )
     return NodeShape(gpu=gpu, gpu_count=int(each), cpu_milli=node_cpu, memory_bytes=node_memory)
 
 
@@ -124,7 +138,7 @@ def _count(text: str, option: str) -> tuple[int, str]:
     count, colon, rest = text.partition(":")
     if not (colon and rest and count.isascii() and count.isdigit() and 1 <= int(count) <= IMAGINED_NODES_MOST):
         raise click.BadParameter(
-            f"{text!r}; begin with the number of nodes and a colon, 1 to {IMAGINED_NODES_MOST}", param_hint=option
+            f"{text!r}; begin with the number of nodes, 1 to {IMAGINED_NODES_MOST}, and a colon", param_hint=option
         )
     return int(count), rest
 
@@ -164,20 +178,22 @@ def _from_file(file: Any) -> tuple[WhatIfChange, ...]:
     try:
         plain = yaml.safe_load(file.read(_FILE_BYTES_MOST))
     except yaml.YAMLError as error:
-        raise RequestRefused(f"{file.name}: is no YAML", "correct the YAML there") from error
+        raise RequestRefused(f"{file.name}: is not YAML", "correct the YAML there") from error
     if not isinstance(plain, list):
-        raise RequestRefused(f"{file.name}: is no list", "write a list such as `- DrainNodes: {node_names: [a]}`")
+        raise RequestRefused(
+            f"{file.name}: is not a list", "write a list, for example `- DrainNodes: {node_names: [a]}`"
+        )
     try:
         changes = [{"change": {key: value or {} for key, value in dict(row).items()}} for row in plain]
         return from_plain(WhatIfRequest, {"changes": changes}).changes
     except InvalidMessage as error:
         raise RequestRefused(f"{file.name}: {error.message}", "correct the file", error.violations) from None
     except (TypeError, ValueError):
-        raise RequestRefused(f"{file.name}: a change is no mapping", "write `- PlaceAnew: {}` and the like") from None
+        raise RequestRefused(f"{file.name}: a change is not a mapping", "write for example `- PlaceAnew: {}`") from None
 
 
 def parse_changes(flags: dict[str, Any], in_force: Callable[[], Weights]) -> tuple[WhatIfChange, ...]:
-    """The changes in order; `in_force` tells the weights that single ones are changed of."""
+    """Returns the changes in order; `in_force` returns the weights in which single ones are changed."""
     found: list[WhatIfChange] = list(_from_file(flags["changes"])) if flags["changes"] else []
     found.extend(WhatIfChange(change=change) for change in (*_nodes(flags), *_weights(flags, in_force)))
     if flags["cancel"]:
@@ -191,11 +207,11 @@ def parse_changes(flags: dict[str, Any], in_force: Callable[[], Weights]) -> tup
 # A what-if over a large cluster takes longer than a call that reads; --timeout beyond it still counts.
 _TIMEOUT_LEAST_S = 300.0
 _WORDS = {
-    ImaginedOutcome.DISPLACED: "would be displaced and wait",
-    ImaginedOutcome.REFUSED: "could never run there",
-    ImaginedOutcome.WAITS: "submitted here would wait",
+    ImaginedOutcome.DISPLACED: "would lose its place and wait",
+    ImaginedOutcome.REFUSED: "could never run",
+    ImaginedOutcome.WAITS: "would be submitted and wait",
     ImaginedOutcome.MOVED: "would move",
-    ImaginedOutcome.PLACED: "would get a place",
+    ImaginedOutcome.PLACED: "would be placed",
     ImaginedOutcome.CANCELLED: "would end",
 }
 
@@ -242,7 +258,7 @@ def _class(room: ClassRoom) -> str:
 
 
 def totals_table(before: ClusterFigures, after: ClusterFigures, was: str, now: str) -> list[str]:
-    """Two clusters' totals under the titles `was` and `now`."""
+    """Formats the totals of two clusters under the titles `was` and `now`."""
     columns: list[TableColumn[tuple[str, str, str, str]]] = [
         TableColumn("", lambda row: row[0]),
         TableColumn(was, lambda row: row[1], right=True),
@@ -272,7 +288,7 @@ def _why(found: WorkloadDifference) -> str:
 
 
 def differences_table(was: str, now: str) -> list[TableColumn[WorkloadDifference]]:
-    """The columns of differing workloads, with the places under the titles `was` and `now`."""
+    """Returns the columns for workloads that differ, with their nodes under the titles `was` and `now`."""
     return [
         TableColumn("ID", lambda found: found.workload_id),
         TableColumn("WHAT", lambda found: found.outcome.name.lower()),
@@ -283,17 +299,17 @@ def differences_table(was: str, now: str) -> list[TableColumn[WorkloadDifference
 
 
 def whatif_lines(answer: WhatIfResponse) -> Iterator[str]:
-    """The answer in lines for a person."""
-    yield f"On a copy of revision {answer.revision}; the cluster itself is as it was."
+    """Formats the answer in lines for people."""
+    yield f"Tried on a copy of revision {answer.revision}; the cluster is unchanged."
     yield ""
     yield from totals_table(answer.before, answer.after, "BEFORE", "AFTER")
     if answer.rooms:
         yield ""
-        yield "Room for more of what is typical, each kind alone:"
+        yield "Capacity for more of the typical tasks, each kind alone:"
         yield from text_table(_ROOMS, answer.rooms)
     yield ""
     if not answer.counts:
-        yield "No workload would fare differently."
+        yield "No workload would be affected."
     for count in answer.counts:
         noun = "workload" if count.workloads == 1 else "workloads"
         yield f"{count.workloads:>6,} {noun} {_WORDS.get(count.outcome, 'would change')}"
@@ -305,7 +321,7 @@ def whatif_lines(answer: WhatIfResponse) -> Iterator[str]:
             yield f"... and {total - len(answer.differences):,} more; show them with --differences."
     if not answer.complete:
         yield ""
-        yield "The trial was cut short at its limit of decisions: more of what waits might still find a place."
+        yield "The trial ended at its limit of decisions: more pending workloads might still be placed."
 
 
 def _flags_of(values: dict[str, Any], client: Any, settings: CliSettings) -> tuple[WhatIfChange, ...]:
@@ -323,12 +339,12 @@ def _flags_of(values: dict[str, Any], client: Any, settings: CliSettings) -> tup
     type=click.IntRange(1, DIFFERENCES_MOST),
     default=40,
     show_default=True,
-    help="Workloads to list.",
+    help="Maximum number of workloads to list.",
 )
 @output_option
 @click.pass_obj
 def whatif(settings: CliSettings, /, differences: int, **flags: Any) -> None:
-    """Try changes on a copy of the cluster, and change nothing.
+    """Try changes on a copy of the cluster, without changing the cluster.
 
     \b
     eelctl whatif --drain n1 --drain n2
@@ -347,37 +363,41 @@ def whatif(settings: CliSettings, /, differences: int, **flags: Any) -> None:
 def _describe_capacity_plan(answer: PlanCapacityResponse, most: int, *, waited: bool) -> Iterator[str]:
     wanted = f"{answer.wanted:,} workload{'' if answer.wanted == 1 else 's'}"
     if answer.nodes is None:
-        yield f"Even {most:,} such nodes leave {answer.outcome.after.pending:,} workloads waiting."
+        yield f"Even with {most:,} such nodes, {answer.outcome.after.pending:,} workloads would wait."
     elif answer.nodes == 0:
         yield "No more nodes are needed: " + (f"{wanted} fit." if answer.wanted else "nothing waits.")
     else:
         nodes = f"{answer.nodes:,} node{' is' if answer.nodes == 1 else 's are'}"
         yield f"{nodes} needed for {wanted}; with one less, {answer.waiting_with_one_less:,} would wait."
     before = answer.outcome.before.pending
-    first = f"; {before:,} that wait already were tried first, by priority and age" if waited and before else ""
+    first = f"; {before:,} pending workloads were tried first, by priority and age" if waited and before else ""
     yield f"({answer.trials} fleets tried{first})"
     yield ""
     yield from whatif_lines(answer.outcome)
 
 
 @click.command()
-@click.option("--node", metavar="GPU:EACH", help="The kind of node: H100-SXM5-80GB:8.")
-@click.option("--node-like", metavar="NODE", help="The kind of node: like this one.")
+@click.option("--node", metavar="MODEL:COUNT", help="Shape of the nodes to add, for example H100-SXM5-80GB:8.")
+@click.option("--node-like", metavar="NODE", help="Add nodes like this existing one.")
 @click.option(
-    "--most", type=click.IntRange(1, IMAGINED_NODES_MOST), default=1000, show_default=True, help="Nodes to try at most."
+    "--most",
+    type=click.IntRange(1, IMAGINED_NODES_MOST),
+    default=1000,
+    show_default=True,
+    help="Maximum number of nodes to try.",
 )
 @change_options
 @output_option
 @click.pass_obj
 def capacity(settings: CliSettings, /, node: str | None, node_like: str | None, most: int, **flags: Any) -> None:
-    """Say how many more nodes are needed for what waits, or for the workloads given.
+    """Compute how many more nodes are needed for the pending workloads, or for those given.
 
     \b
     eelctl capacity --node H100-SXM5-80GB:8
     eelctl capacity --node-like n1 --gpus 2 --cpu 16 --copies 50
     """  # noqa: D301
     if (node is None) == (node_like is None):
-        raise click.UsageError("name the kind of node: either --node GPU:EACH or --node-like NODE")
+        raise click.UsageError("name the shape of the nodes: either --node MODEL:COUNT or --node-like NODE")
     shape = (
         NodeShape(like_node=node_like)
         if node_like
@@ -407,8 +427,8 @@ def _lines(report: ShadowReport) -> Iterator[str]:
     yield from totals_table(report.live, report.shadow, "CLUSTER", "SHADOW")
     yield ""
     yield (
-        f"Of what was submitted since and still runs or waits: {report.alike:,} placed alike, {report.elsewhere:,} elsewhere, "
-        f"{report.live_alone:,} by the cluster alone, {report.shadow_alone:,} by the shadow alone, "
+        f"Of the workloads submitted since that still run or wait: {report.alike:,} placed alike, {report.elsewhere:,} elsewhere, "
+        f"{report.live_alone:,} by the cluster only, {report.shadow_alone:,} by the shadow only, "
         f"{report.neither:,} by neither."
     )
     if report.differences:
@@ -418,18 +438,20 @@ def _lines(report: ShadowReport) -> Iterator[str]:
 
 @click.group()
 def shadow() -> None:
-    """Let a second policy follow the cluster on a copy, and compare."""
+    """Run a second policy on a copy that follows the cluster, and compare."""
 
 
 @shadow.command()
-@click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="A named weighting.")
-@click.option("--weight", multiple=True, metavar="NAME=VALUE", help="One weight, the others as in force; repeatable.")
+@click.option("--objective", type=click.Choice(list(OBJECTIVES)), help="Named objective.")
+@click.option(
+    "--weight", multiple=True, metavar="NAME=VALUE", help="One weight; the others stay as in force. Repeatable."
+)
 @output_option
 @click.pass_obj
 def start(settings: CliSettings, objective: str | None, weight: tuple[str, ...]) -> None:
-    """Begin from the cluster as it is; a shadow before it ends."""
+    """Start a shadow from the cluster as it is now; a running shadow ends."""
     if not (objective or weight):
-        raise click.UsageError("name the other policy: --objective or --weight")
+        raise click.UsageError("name the second policy with --objective or --weight")
     with connect_operators(settings) as client:
 
         def in_force() -> Weights:
@@ -455,7 +477,7 @@ def show(settings: CliSettings) -> None:
 @output_option
 @click.pass_obj
 def stop(settings: CliSettings) -> None:
-    """Compare once more and end the shadow."""
+    """Compare a last time, then end the shadow."""
     with connect_operators(settings) as client:
         report = client.stop_shadow(StopShadowRequest(), timeout=settings.timeout_s).report
         print_document(settings, report, _lines(report))

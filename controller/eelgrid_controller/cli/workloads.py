@@ -1,10 +1,10 @@
 """eelctl workloads, get, submit and cancel: list, watch, submit and end workloads, from flags or YAML.
 
-A watch is filtered here, with the filters of the listing, because the contract's watch sends every change.
+A watch is filtered here, by the filters of the listing, because the contract's watch sends every change.
 
-A YAML file has one or several documents, each a workload's spec with an optional `id`, amounts either as people write
-them (cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5, gpu_models: [A, B]) or as the contract has them (cpu_milli,
-memory_bytes, ...), or the document that `eelctl get -o yaml` prints. Every error names the document and the field.
+A YAML file has one or more documents. Each is the spec of a workload with an optional `id`, with amounts as people
+write them (cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5, gpu_models: [A, B]) or as in the contract (cpu_milli,
+memory_bytes, ...), or it is what `eelctl get -o yaml` prints. Every error names the document and the field.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,11 +14,10 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE, parse_cpu_milli, parse_gpu_milli, parse_memory_bytes
-from eelgrid_controller.cli.connection import connect_operators, iterate_pages
+from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.errors import RequestRefused
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import TableColumn, print_document, print_list, print_stream
-from eelgrid_controller.cli.settings import CliSettings, output_option
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_milliseconds
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
@@ -46,7 +45,7 @@ _FRIENDLY: Mapping[str, tuple[str, Callable[[str], int]]] = {
     "gpus": ("gpu_count", int),
     "gpu_share": ("gpu_milli", parse_gpu_milli),
 }
-# What `eelctl get -o yaml` prints besides the spec: the controller's, not the user's.
+# What `eelctl get -o yaml` prints besides the spec: set by the controller, not by the user.
 _ANSWERED = frozenset(
     {
         "phase",
@@ -64,7 +63,7 @@ _ANSWERED = frozenset(
 
 
 def read_workloads(text: str, source: str) -> tuple[SubmitWorkloadRequest, ...]:
-    """The submissions in a YAML text; raises Refused naming document and field, before any is sent."""
+    """Parses the submissions in a YAML text; raises RequestRefused with document and field before any is sent."""
     import yaml
 
     try:
@@ -72,18 +71,20 @@ def read_workloads(text: str, source: str) -> tuple[SubmitWorkloadRequest, ...]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "is no YAML"
+        problem = getattr(error, "problem", None) or "is not YAML"
         raise RequestRefused(f"{source}{place}: {problem}", "correct the YAML there") from None
     if not documents:
-        raise RequestRefused(f"{source}: holds no workload", "write at least `name:` and `request:`")
+        raise RequestRefused(f"{source}: contains no workload", "write at least `name:` and `request:`")
     if len(documents) > DOCUMENTS_MOST:
-        raise RequestRefused(f"{source}: holds {len(documents)} documents", f"split it: {DOCUMENTS_MOST} at most")
+        raise RequestRefused(
+            f"{source}: contains {len(documents)} documents", f"split the file: at most {DOCUMENTS_MOST} documents"
+        )
     return tuple(_submission(document, f"{source}, document {n}") for n, document in enumerate(documents, start=1))
 
 
 def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
     if not isinstance(document, Mapping):
-        raise RequestRefused(f"{place}: is no mapping", "write at least `name:` and `request:`")
+        raise RequestRefused(f"{place}: is not a mapping", "write at least `name:` and `request:`")
     fields = dict(document)
     workload_id = fields.pop("id", fields.pop("workload_id", ""))
     if isinstance(fields.get("spec"), Mapping):
@@ -98,7 +99,7 @@ def _submission(document: Any, place: str) -> SubmitWorkloadRequest:
 
 
 def _amounts(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with amounts as the contract has them; a GPU without a share is a whole one."""
+    """Converts amounts to those of the contract; a GPU without a share is a whole one."""
     found = dict(request)
     for friendly, (name, read) in _FRIENDLY.items():
         if friendly not in found:
@@ -106,12 +107,14 @@ def _amounts(request: Mapping[str, Any]) -> dict[str, Any]:
         value = found.pop(friendly)
         path = f"spec.request.{friendly}"
         if name in found:
-            raise InvalidMessage("cannot read this", (Violation(path, f"stands beside {name}", "keep one of the two"),))
+            raise InvalidMessage(
+                "cannot read this", (Violation(path, f"is given together with {name}", "keep one of the two"),)
+            )
         try:
             found[name] = read(str(value))
         except ValueError:
             violation = Violation(
-                path, f"is {value!r}", "write such as cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5"
+                path, f"is {value!r}", "write for example cpu: 2.5, memory: 16GiB, gpus: 1, gpu_share: 0.5"
             )
             raise InvalidMessage("cannot read this", (violation,)) from None
     if found.get("gpu_count"):
@@ -123,12 +126,12 @@ _GPUS_SHOWN = 8
 
 
 def phase_colour(workload: Workload) -> str | None:
-    """Green for placed, yellow for waiting."""
+    """Returns green for a placed workload, yellow for a pending one."""
     return {WorkloadPhase.PLACED: "green", WorkloadPhase.PENDING: "yellow"}.get(workload.phase)
 
 
 def request_text(request: ResourceRequest) -> str:
-    """What one replica asks for, in one line."""
+    """Formats the request of one replica in one line."""
     parts = []
     if request.cpu_milli:
         parts.append(f"{format_cpu(request.cpu_milli)} CPU")
@@ -141,7 +144,7 @@ def request_text(request: ResourceRequest) -> str:
 
 
 def _places(workload: Workload) -> str:
-    """Where it runs: the node, or the first node and how many more."""
+    """Returns the node that it runs on, or the first node and how many more."""
     names = list(dict.fromkeys(placement.node_name for placement in workload.placements))
     return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else ""
 
@@ -177,14 +180,14 @@ WORKLOAD_COLUMNS: tuple[TableColumn[Workload], ...] = (
 
 def _promise(training: TrainingPromise) -> str:
     if training.slowdown_most is not None:
-        return f"at most {100 * training.slowdown_most:g} % more time"
+        return f"at most {100 * training.slowdown_most:g} % slower"
     if training.deadline_ns:
         return f"{training.work:g} units of work by {datetime.fromtimestamp(training.deadline_ns / 1e9, UTC):%F %T} UTC"
-    return f"best effort, energy weighs {training.energy_weight:g}"
+    return f"best effort, energy weight {training.energy_weight:g}"
 
 
 def workload_lines(workload: Workload) -> Iterator[str]:
-    """A workload in lines for a person."""
+    """Formats a workload in lines for people."""
     spec = workload.spec
     yield f"{workload.workload_id}: {workload.phase.name.lower()}" + (
         f" ({workload.reason})" if workload.reason else ""
@@ -192,7 +195,7 @@ def workload_lines(workload: Workload) -> Iterator[str]:
     yield f"  name       {spec.name} ({spec.kind.name.lower()}), priority {spec.priority}"
     owner = [("namespace", spec.namespace), ("user", spec.user), ("queue", spec.queue)]
     yield "  charged    " + ", ".join(f"{what} {value}" for what, value in owner if value)
-    yield f"  owner      {workload.owner or spec.user or 'nobody: administrators alone may change it'}"
+    yield f"  owner      {workload.owner or spec.user or 'none: only administrators may change it'}"
     yield f"  asks for   {spec.replicas} x {request_text(spec.request)}"
     if spec.service:
         yield "  promised   " + "; ".join(
@@ -202,7 +205,7 @@ def workload_lines(workload: Workload) -> Iterator[str]:
     if spec.training:
         yield f"  promised   {_promise(spec.training)}"
     if workload.power_limit_w is not None:
-        yield f"  limit      {workload.power_limit_w:g} W each GPU"
+        yield f"  limit      {workload.power_limit_w:g} W per GPU"
     if spec.locality:
         yield f"  locality   {spec.locality.name.lower()}"
     if spec.labels:
@@ -213,7 +216,7 @@ def workload_lines(workload: Workload) -> Iterator[str]:
 
 
 def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
-    """The filters of a listing as a predicate."""
+    """Returns the filters of a listing as a predicate."""
 
     def wanted(workload: Workload) -> bool:
         spec = workload.spec
@@ -240,14 +243,14 @@ def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
     "phases",
     multiple=True,
     type=click.Choice(["pending", "placed", "cancelled"]),
-    help="Only these; repeatable.",
+    help="Only workloads in this phase; repeatable.",
 )
-@click.option("--namespace", default="", help="Only this namespace.")
-@click.option("--user", default="", help="Only this user's.")
-@click.option("--queue", default="", help="Only this queue.")
-@click.option("--node", "node_name", default="", help="Only what is placed on this node.")
-@click.option("--name", "name_contains", default="", help="Only names that contain this.")
-@click.option("-w", "--watch", is_flag=True, help="Print each change as it comes, until Ctrl-C.")
+@click.option("--namespace", default="", help="Only workloads in this namespace.")
+@click.option("--user", default="", help="Only workloads of this user.")
+@click.option("--queue", default="", help="Only workloads in this queue.")
+@click.option("--node", "node_name", default="", help="Only workloads placed on this node.")
+@click.option("--name", "name_contains", default="", help="Only workloads whose name contains this text.")
+@click.option("-w", "--watch", is_flag=True, help="Print each change as it happens, until Ctrl-C.")
 @click.option("--after", type=click.IntRange(0), default=0, help="With --watch: only changes after this revision.")
 @limit_option
 @output_option
@@ -255,7 +258,12 @@ def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
 def workloads(
     settings: CliSettings, /, phases: tuple[str, ...], watch: bool, after: int, limit: int | None, **filters: Any
 ) -> None:
-    """List workloads in the order of their submission, or watch them change."""
+    """List workloads in order of submission, or watch them change.
+
+    \b
+    eelctl workloads --phase pending --namespace research
+    eelctl workloads --watch
+    """  # noqa: D301
     request = ListWorkloadsRequest(phases=tuple(WorkloadPhase[phase.upper()] for phase in phases), **filters)
     with connect_operators(settings) as client:
         if not watch:
@@ -274,7 +282,7 @@ def workloads(
 
 
 def _first(limit: int | None, rows: Iterator[Workload]) -> Iterator[Workload]:
-    """The first rows, without waiting for one more."""
+    """Yields the first `limit` rows, without waiting for another one."""
     for count, row in enumerate(rows, start=1):
         yield row
         if count == limit:
@@ -297,7 +305,7 @@ def get(settings: CliSettings, workload: str) -> None:
 @output_option
 @click.pass_obj
 def cancel(settings: CliSettings, workload: tuple[str, ...]) -> None:
-    """End workloads; what they held is free at once."""
+    """Cancel workloads; their resources are free at once."""
     with connect_operators(settings) as client:
         for name in workload:
             ended = client.cancel_workload(CancelWorkloadRequest(workload_id=name), timeout=settings.timeout_s).workload
@@ -315,15 +323,15 @@ def _labels(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise click.BadParameter(f"{pair!r} is no label; write --label key=value", param_hint="--label")
+            raise click.BadParameter(f"{pair!r} is not a label; write --label key=value", param_hint="--label")
         labels[key] = value
     return labels
 
 
 def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
-    """The submission that the flags describe; raises UsageError or BadParameter."""
+    """Builds the submission that the flags describe; raises UsageError or BadParameter."""
     if not flags["name"]:
-        raise click.UsageError("give --name and what it needs, or -f FILE; see eelctl submit --help")
+        raise click.UsageError("give --name and the resources, or -f FILE; see eelctl submit --help")
     gpus = flags["gpus"] if flags["gpus"] is not None else int(flags["gpu_share"] is not None)
     share = flags["gpu_share"] or (GPU_MILLI_WHOLE if gpus else 0)
     models = tuple(model.strip() for model in flags["gpu_model"].split(",") if model.strip())
@@ -354,7 +362,7 @@ def submission_from_flags(flags: dict[str, Any]) -> SubmitWorkloadRequest:
 def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tuple[SubmitWorkloadRequest, ...]:
     given = [name for name in flags if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if given:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} and -f exclude each other; write it into the file")
+        raise click.UsageError(f"--{given[0].replace('_', '-')} and -f exclude each other; set it in the file")
     try:
         text = file.read(_FILE_BYTES_MOST)
     except UnicodeDecodeError:
@@ -364,33 +372,31 @@ def _from_file(file: Any, flags: dict[str, Any], context: click.Context) -> tupl
 
 @click.command()
 @click.option(
-    "-f", "--file", type=click.File("r", encoding="utf-8"), help="YAML with one or several documents; - is stdin."
+    "-f", "--file", type=click.File("r", encoding="utf-8"), help="YAML file with one or more documents; - is stdin."
 )
-@click.option("--name", default="", help="The workload's name.")
+@click.option("--name", default="", help="Name of the workload.")
+@click.option("--kind", type=click.Choice(_KINDS), default="batch_job", show_default=True, help="Kind of the workload.")
+@click.option("--cpu", type=CPU, default=0, help="CPUs per replica: 2.5 or 2500m.")
+@click.option("--memory", type=MEMORY, default=0, help="Memory per replica: 16GiB.")
+@click.option("--gpus", type=click.IntRange(0, 64), help="GPUs per replica.")
+@click.option("--gpu-share", type=SHARE, help="Share of one GPU per replica: 0.5 or 50%.")
+@click.option("--gpu-model", default="", help="Acceptable GPU models: A,B; any by default.")
+@click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of replicas.")
+@click.option("--locality", type=click.Choice(_LOCALITIES), help="Place replicas close together, or apart.")
+@click.option("--namespace", default="default", show_default=True, help="Namespace of the workload.")
+@click.option("--user", default="", help="User who submits it.")
+@click.option("--queue", default="", help="Queue in which it waits.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Higher priority is placed first.")
+@click.option("--label", multiple=True, metavar="KEY=VALUE", help="Label, key=value; repeatable.")
 @click.option(
-    "--kind", type=click.Choice(_KINDS), default="batch_job", show_default=True, help="What it is measured by."
+    "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves workloads. [movable]"
 )
-@click.option("--cpu", type=CPU, default=0, help="CPUs of a replica: 2.5 or 2500m.")
-@click.option("--memory", type=MEMORY, default=0, help="Memory of a replica: 16GiB.")
-@click.option("--gpus", type=click.IntRange(0, 64), help="GPUs of a replica.")
-@click.option("--gpu-share", type=SHARE, help="Share of one GPU: 0.5.")
-@click.option("--gpu-model", default="", help="GPU models that will do: A,B. Without it, any.")
-@click.option("--replicas", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many of it.")
-@click.option("--locality", type=click.Choice(_LOCALITIES), help="Replicas near each other, or apart.")
-@click.option("--namespace", default="default", show_default=True, help="Whose it is.")
-@click.option("--user", default="", help="Who submits it.")
-@click.option("--queue", default="", help="Where it waits.")
-@click.option("--priority", type=int, default=0, show_default=True, help="More goes first.")
-@click.option("--label", multiple=True, metavar="KEY=VALUE", help="A label; repeatable.")
-@click.option(
-    "--mobility", type=click.Choice(_MOBILITIES), help="How it may move when an operator moves work. [movable]"
-)
-@click.option("--id", default="", help="Its id: repeating the command with it is harmless.")
-@click.option("--dry-run", is_flag=True, help="Say where it would go, and change nothing.")
+@click.option("--id", default="", help="Id of the workload; with it, repeating the command submits nothing twice.")
+@click.option("--dry-run", is_flag=True, help="Show where it would be placed, and change nothing.")
 @output_option
 @click.pass_context
 def submit(context: click.Context, /, file: Any, dry_run: bool, **flags: Any) -> None:
-    """Submit a workload, from flags or YAML.
+    """Submit workloads, from flags or a YAML file.
 
     \b
     eelctl submit --name bert --cpu 8 --memory 32GiB --gpu-share 0.5 --gpu-model A10,T4

@@ -1,7 +1,7 @@
 """The step that decides: every call and message becomes events that are applied to the cluster state.
 
 `core` holds the one class that the daemon drives; the modules beside it turn one kind of request each into
-events: admission and adoption, migration, scaling, device correction, node removal. `recovery` rebuilds the
-state from the journal. Pure except `command`, which answers callers through asyncio futures.
-Imports placement, partition, state and common; nothing above.
+events: admission and adoption, migration, scaling, and changes to nodes. `retry_rounds` tries pending work again,
+`recovery` rebuilds the state from the journal. Pure except `command`, which answers callers through asyncio
+futures. Imports placement, partition, state and profiles; nothing above.
 """

@@ -13,7 +13,7 @@ these and no others; where none are named, any free device that no external user
 adopted or none, or, for work whose replicas are independent, each for itself. Places are numbered by the caller:
 numbers that are no longer the next ones mean that something came in between, and nothing is done. Everything is
 tried on copies first: a step that is impossible changes nothing. Replicas that hold other devices than planned
-are corrected instead (core.device_correction).
+are corrected instead (core.nodes).
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ from eelgrid_protos.messages import Gpu, Placement, SubmitWorkloadRequest, Workl
 
 
 def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) -> Workload | None:
-    """The workload that this request submitted before; raises AlreadyExists if another has its id."""
+    """Returns the workload that this request submitted before, if any; raises AlreadyExists if another has its id."""
     found = state.workloads.get(request.workload_id)
     if found is None or replace(found.spec, replicas=found.replicas_begun or found.spec.replicas) == request.spec:
         return found
@@ -40,14 +40,14 @@ def find_existing_workload(state: ClusterState, request: SubmitWorkloadRequest) 
 
 
 def validate_spec(spec: WorkloadSpec) -> None:
-    """Raises InvalidArgument for a request that contradicts itself."""
+    """Checks a request for contradictions; raises InvalidArgument."""
     broken = tuple(found.under("spec.request") for found in spec.request.violations())
     if broken:
         raise InvalidArgument("the request contradicts itself", broken)
 
 
 def check_feasibility(state: ClusterState, chooser: WorkloadPlacer, spec: WorkloadSpec) -> None:
-    """Raises InvalidArgument for work that these nodes could not hold with nothing else on them."""
+    """Checks that the nodes could hold the work if they were empty; raises InvalidArgument."""
     if not state.nodes:
         return
     snapshot = chooser.snapshot()
@@ -60,7 +60,7 @@ def check_feasibility(state: ClusterState, chooser: WorkloadPlacer, spec: Worklo
 
 
 class AdoptionRefused(FailedPrecondition):
-    """A place that cannot be held, or let go; `replica` stands there."""
+    """A place that cannot be taken over or released; `replica` runs there."""
 
     def __init__(self, workload_id: str, replica: int, problem: str) -> None:
         self.replica = replica
@@ -73,7 +73,7 @@ class AdoptionRefused(FailedPrecondition):
 def plan_adoption(
     state: ClusterState, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int
 ) -> tuple[Event, ...]:
-    """The events after which a workload stands so; none where it is done already. A new one has a replica for each.
+    """Returns the events that take over running replicas; none if they are known. A new workload has one replica for each.
 
     Raises AdoptionRefused, AlreadyExists where another has its id, InvalidArgument for nonsense; then nothing changed.
     """
@@ -111,7 +111,7 @@ def plan_adoption(
 
 
 def _workload(state: ClusterState, request: SubmitWorkloadRequest, adoption: Adoption, now_ns: int) -> Workload | None:
-    """The workload as it is, or as it begins; None where nothing is to be done about it."""
+    """Returns the workload as it is, or a new one; None if there is nothing to do."""
     before = state.workloads.get(request.workload_id)
     if adoption.first:
         if before is None or before.phase is not WorkloadPhase.PLACED:
@@ -129,7 +129,7 @@ def _workload(state: ClusterState, request: SubmitWorkloadRequest, adoption: Ado
 
 
 class _Trial:
-    """Copies of the ledgers that are involved, and what others will hold where something is taken over."""
+    """Copies of the node records involved, and their external usage after the adoption."""
 
     def __init__(self, state: ClusterState) -> None:
         self._nodes = state.nodes
@@ -137,13 +137,13 @@ class _Trial:
         self._left: dict[str, ExternalUsage] = {}
 
     def record(self, name: str) -> NodeRecord:
-        """The copy of a node's ledger."""
+        """Returns the copy of a node's record."""
         if name not in self._records:
             self._records[name] = self._nodes[name].copy()
         return self._records[name]
 
     def allocate_replica(self, workload: Workload, replica: int, one: RunningReplica) -> Placement | str:
-        """Holds a place; or why it cannot be, and then nothing has changed."""
+        """Holds a place; returns why that is impossible, and then nothing has changed."""
         name, count = one.node_name, workload.spec.request.gpu_count
         if name not in self._nodes or not self._nodes[name].is_ready:
             return f"node {name} is not there"
@@ -171,7 +171,7 @@ class _Trial:
         return placement
 
     def wrap_events(self, events: tuple[Event, ...], now_ns: int) -> tuple[Event, ...]:
-        """The events, and what others hold while they happen and afterwards."""
+        """Returns the events, and the external usage during and after them."""
         return (
             *(NodeOccupied(time_ns=now_ns, node_name=name, others=NO_EXTERNAL_USAGE) for name in self._left),
             *events,
@@ -180,7 +180,7 @@ class _Trial:
 
 
 def _devices(record: NodeRecord, count: int, one: RunningReplica, left: ExternalUsage) -> list[Gpu]:
-    """The devices that are meant, or others that are free where those are but counts; fewer where there are too few."""
+    """Returns the named devices, or free ones where only a count is given; fewer if there are too few."""
     ordered = sorted(record.inventory.gpus, key=lambda gpu: gpu.index)
     free = {gpu.index: gpu for gpu in ordered if gpu.index not in left.gpu_indexes and _is_free(record, gpu)}
     meant = [free.pop(index) for index in dict.fromkeys(one.gpu_indexes) if index in free][:count]

@@ -1,6 +1,6 @@
-"""A command in the loop's queue: the change to apply to the core, its outcome and the caller who waits for it.
+"""A command in the loop's queue: the change to apply to the core, its outcome and the caller that waits for it.
 
-Owns the answer, which is given once, and not to a caller who has gone. Must not know when a command runs or
+Owns the answer, which is given once, and not to a caller that has gone. Must not know when a command runs or
 when its answer may be given: the loop decides both.
 """
 
@@ -17,7 +17,7 @@ from eelgrid_protos.messages import AuditEntry
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What one commit made true."""
+    """The result of one commit: its events, the nodes that changed, and the new revision."""
 
     events: tuple[Event, ...]
     nodes: frozenset[str]
@@ -26,7 +26,7 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class CommandOrigin:
-    """Whence a command came: when the call arrived, and the caller's trace context as W3C's headers, for observers."""
+    """Origin of a command for observers: when the call arrived, and the caller's trace context as W3C headers."""
 
     arrived_ns: int
     headers: Mapping[str, str]
@@ -34,7 +34,7 @@ class CommandOrigin:
 
 @dataclass(slots=True)
 class CoreCommand:
-    """One change that somebody asked for; `fault` is why it was refused."""
+    """One requested change; `fault` is the reason if it was refused."""
 
     apply: Callable[[Core, int], CoreStep[Any]]
     answer: asyncio.Future[Any]
@@ -52,7 +52,7 @@ class CoreCommand:
     turn_ns: int = 0
 
     def audit_entries(self, revision: int) -> tuple[AuditEntry, ...]:
-        """What the audit log keeps of it, if it was accepted; refusals are the door's to tell."""
+        """Returns the audit entries of an accepted command; the authorizer records refusals."""
         if self.fault is not None:
             return ()
         if self.call is None:
@@ -60,7 +60,7 @@ class CoreCommand:
         return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
 
     def resolve(self, result: Any = None, *, fault: Exception | None = None) -> None:
-        """Answers the caller, who may have gone."""
+        """Answers the caller, unless it has gone."""
         if self.answer.done():
             return
         if fault is None:

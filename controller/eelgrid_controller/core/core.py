@@ -16,15 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from eelgrid_controller.core.admission import check_feasibility, find_existing_workload, plan_adoption, validate_spec
-from eelgrid_controller.core.device_correction import plan_device_correction, plan_device_renaming
 from eelgrid_controller.core.migration import plan_migration
-from eelgrid_controller.core.node_removal import (
+from eelgrid_controller.core.nodes import (
     NodeRemoval,
+    PlanClaim,
+    compare_claim,
+    plan_device_correction,
+    plan_device_renaming,
     plan_node_removal,
     select_forgettable_nodes,
     select_longest_lost_nodes,
 )
-from eelgrid_controller.core.plan_claims import PlanClaim, compare_claim
 from eelgrid_controller.core.retry_rounds import RetryRounds
 from eelgrid_controller.core.scaling import plan_scaling
 from eelgrid_controller.errors import LostEntries
@@ -67,12 +69,10 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
     check_readable,
 )
-from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced
 from eelgrid_controller.state.policy_validation import revise_policy
-from eelgrid_controller.state.replica_changes import is_sliced
-from eelgrid_controller.state.spending import OverspentLimit
-from eelgrid_controller.state.spending_limits import spending_key
+from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -99,7 +99,7 @@ _NODE_MOST_W = 1e6
 
 
 def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, Workload]) -> NodePlan:
-    """The desired state; equal records, policies and limits give equal plans, whatever the order of placing."""
+    """Builds the desired state of a node; equal records, policies and limits give equal plans, whatever the order of placement."""
     assignments = tuple(_assignments(record))
     known = {gpu.uuid for gpu in record.inventory.gpus}
     limits_w = {
@@ -121,12 +121,12 @@ def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, 
 
 
 def _budget_w(limit_w: float | None) -> float | None:
-    """A node's budget as a plan can say it: what is more than any node draws binds nothing."""
+    """Returns a node's budget as a plan can express it: one above what any node draws binds nothing."""
     return None if limit_w is None else min(limit_w, _NODE_MOST_W)
 
 
 def _assignments(record: NodeRecord) -> Iterator[Assignment]:
-    """What can begin: replicas in slices with the device that stands there, which is theirs whole."""
+    """Returns the assignments that can start: replicas in slices with the device of their slice."""
     opened = record.slice_devices()
     for key in sorted(record.assignments):
         item = record.assignments[key]
@@ -141,7 +141,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class CoreStep(Generic[_Result]):
-    """Events to make durable, in order; the answer; and the nodes whose plan changed."""
+    """Result of a step: events to make durable, in order, the answer, and the nodes whose plan changed."""
 
     events: tuple[Event, ...]
     result: _Result
@@ -155,7 +155,7 @@ NODES_MOST = 100_000
 
 
 class Core:
-    """One owner of one state; synchronous, deterministic, bounded."""
+    """Decides every change of one cluster state; synchronous, deterministic and bounded in time."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Core:
         nodes_most: int = NODES_MOST,
         joins_closed: bool = False,
     ) -> None:
-        """Where a node `joins_closed`, an engine runs work there: nothing is placed before it is `occupied`."""
+        """Creates a core. If a node `joins_closed`, an engine runs work there: nothing is placed before `occupied` reports its usage."""
         self.state = state
         self._nodes_most = nodes_most
         self._joins_closed = joins_closed
@@ -176,19 +176,19 @@ class Core:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a round of tries over the waiting work was cut short; `retry` goes on."""
+        """Whether a round over the pending work is unfinished; `retry` continues it."""
         return self._retrying.is_due
 
     def snapshot(self) -> Snapshot:
-        """The cluster as arrays, read-only, until the next step."""
+        """Returns the cluster as arrays, read-only, valid until the next step."""
         return self._chooser.snapshot()
 
     def modelled_power_w(self) -> float:
-        """Watts of the whole cluster by the planner's model."""
+        """Computes the modelled power of the whole cluster, in watts."""
         return compute_modelled_power_w(self.snapshot().nodes)
 
     def workload(self, workload_id: str) -> Workload:
-        """One workload; raises NotFound."""
+        """Returns one workload; raises NotFound."""
         workload = self.state.workloads.get(workload_id)
         if workload is None:
             raise NotFound(f"no workload has the id {workload_id!r}; list workloads to see the ids")
@@ -201,20 +201,20 @@ class Core:
         return record
 
     def explain_workload(self, workload_id: str) -> Explanation:
-        """Why a workload stands where it stands; raises NotFound."""
+        """Explains the placement of a workload; raises NotFound."""
         self.workload(workload_id)
         return explain_workload(self.state, workload_id, self._chooser)
 
     def node_plan(self, node_name: str) -> NodePlan:
-        """The whole of what a node should hold; raises NotFound."""
+        """Returns the plan of a node: everything that it should hold; raises NotFound."""
         return build_node_plan(self._node(node_name), self.state.policy, self.state.workloads)
 
     def plan_to_send(self, node_name: str) -> NodePlan | None:
-        """The same for the node itself; None while it holds more than the journal knows, which the plan would end."""
+        """Returns the plan to send to the node; None while it holds more than the journal knows, which the plan would end."""
         return None if self._node(node_name).ahead is not None else self.node_plan(node_name)
 
     def submit(self, request: SubmitWorkloadRequest, *, now_ns: int, owner: str = "") -> CoreStep[Workload]:
-        """Accepts and places a workload, or lets it wait; repeating the call with the same id is harmless."""
+        """Accepts a workload and places it or lets it wait; repeating the call with the same id changes nothing."""
         spec = request.spec
         before = find_existing_workload(self.state, request)
         if before is not None:
@@ -238,7 +238,7 @@ class Core:
         return self._finish_step((*quoted, submitted), key, now_ns, last=make_outcome_event(key, decision, now_ns))
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
-        """Work stands so, as its engine says; see admission.py. Saying it again is harmless. Raises AdoptionRefused."""
+        """Adopts work that an engine reports as running (admission.py); idempotent. Raises AdoptionRefused."""
         if request.workload_id not in self.state.workloads:
             self._refuse_too_many()
         events = plan_adoption(self.state, request, adoption, now_ns=now_ns)
@@ -252,7 +252,7 @@ class Core:
             )
 
     def _submit_sliced(self, workload: Workload, now_ns: int, *, dry_run: bool) -> CoreStep[Workload]:
-        """Accepts what waits for the partition planner."""
+        """Accepts a workload that waits for the partition planner."""
         if dry_run:
             return CoreStep((), replace(workload, reason=SLICES_REASON), frozenset())
         key = workload.workload_id
@@ -261,7 +261,7 @@ class Core:
         return self._finish_step((submitted, deferred), key, now_ns)
 
     def _quote_if_due(self, now_ns: int) -> tuple[PricesQuoted, ...]:
-        """New quotes where they are due, not yet applied."""
+        """Returns new quotes if they are due, not yet applied."""
         quotes = self._chooser.quote_prices()
         if quotes is None:
             return ()
@@ -277,11 +277,11 @@ class Core:
     def _decide_placement(
         self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()
     ) -> PlacementDecision:
-        """Where a workload goes, by quotes that are about to be in force."""
+        """Decides the placement of a workload, with quotes that are about to be in force."""
         return self._chooser.decide_placement(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
 
     def cancel(self, workload_id: str, *, now_ns: int) -> CoreStep[Workload]:
-        """Ends a workload; ending it again is harmless. Raises NotFound."""
+        """Cancels a workload; idempotent. Raises NotFound."""
         workload = self.workload(workload_id)
         if workload.phase is WorkloadPhase.CANCELLED:
             return CoreStep((), workload, frozenset())
@@ -295,7 +295,7 @@ class Core:
         return self._with_retry(event, ended, nodes, now_ns)
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
-        """Brings running work to so many standing replicas, or as near as there is room; see scaling.py."""
+        """Scales a running workload to a number of replicas, or as near as there is capacity for (scaling.py)."""
         workload = self.workload(workload_id)
         quoted: tuple[PricesQuoted, ...] = ()
 
@@ -311,7 +311,7 @@ class Core:
         return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
 
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> CoreStep[Workload]:
-        """Asks each GPU of running work to keep a limit, or its default; raises FailedPrecondition where it cannot."""
+        """Sets the power limit of each GPU of a running workload, None for the default; raises FailedPrecondition."""
         workload = self.workload(workload_id)
         if workload.power_limit_w == power_limit_w:
             return CoreStep((), workload, frozenset())
@@ -326,7 +326,7 @@ class Core:
         return self._finish_step((event,), workload_id, now_ns)
 
     def record_points(self, points: Sequence[MeasuredPoint], *, now_ns: int) -> CoreStep[int]:
-        """Keeps measured points; how many are new or changed. Raises ResourceExhausted."""
+        """Stores measured points; returns how many are new or changed. Raises ResourceExhausted."""
         news = self.state.points.select_changed(points)
         if not news:
             return CoreStep((), 0, frozenset())
@@ -341,7 +341,7 @@ class Core:
     def register_node(
         self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0, claim: PlanClaim | None = None
     ) -> CoreStep[None]:
-        """Takes a new node, a changed one or one that came back; then waiting work is tried again.
+        """Registers a node that is new, changed or back; then pending work is tried again.
 
         A node that is ready and sends what it sent before changes nothing. Plans
         go on above `plan_epoch`, the one that its agent holds. What it holds by that
@@ -373,7 +373,7 @@ class Core:
         return CoreStep((*gone, *events, *more), None, nodes | touched)
 
     def _node_joined_events(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
-        """What goes with a node's joining, not yet applied: so that nothing is placed there in between."""
+        """Returns the events that go with a node's joining, so that nothing is placed there in between."""
         if before is None:
             closed = NodeOccupied(time_ns=now_ns, node_name=node_name, others=UNREPORTED_USAGE)
             return [closed] if self._joins_closed else []
@@ -381,7 +381,7 @@ class Core:
         return [] if renamed is None else [renamed]
 
     def expect_reports(self, *, now_ns: int) -> CoreStep[None]:
-        """Places nothing on any node before its engine has reported anew what stands there."""
+        """Places nothing on any node until its engine has reported again what runs there."""
         events = [
             NodeOccupied(time_ns=now_ns, node_name=name, others=replace(record.others, closed=UNREPORTED_USAGE.closed))
             for name, record in self.state.nodes.items()
@@ -390,7 +390,7 @@ class Core:
         return CoreStep(tuple(events), None, frozenset[str]().union(*map(self._apply, events)))
 
     def reconcile_node(self, node_name: str, *, now_ns: int) -> CoreStep[NodeRecord]:
-        """Gives up what a node holds beyond the journal: its next plan is without; then waiting work is tried."""
+        """Releases what a node holds beyond the journal: its next plan leaves it out; then pending work is tried."""
         record = self._node(node_name)
         if record.ahead is None:
             return CoreStep((), record, frozenset())
@@ -400,7 +400,7 @@ class Core:
     def record_controller_start(
         self, *, now_ns: int, lost: LostEntries | None = None, asks_agents: bool = True
     ) -> CoreStep[None]:
-        """A controller begins; `lost` is what an operator accepted as gone. Without agents to ask nothing is doubted."""
+        """Records the start of a controller; `lost` are entries that an operator accepted as gone."""
         events: list[Event] = []
         if lost is not None:
             events.append(JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last))
@@ -411,7 +411,7 @@ class Core:
         return CoreStep(tuple(events), None, frozenset())
 
     def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
-        """Raises InvalidArgument for an epoch that neither we nor a controller before us can have given a node."""
+        """Checks a plan epoch; raises InvalidArgument for one that no controller can have sent."""
         record = self.state.nodes.get(node_name)
         most = max(REPORTED_EPOCH_MOST, record.plan_epoch if record else 0)
         if plan_epoch > most:
@@ -420,7 +420,7 @@ class Core:
             raise InvalidArgument(f"node {node_name} says that it holds a plan that nobody made", (violation,))
 
     def _make_room_for_a_node(self, now_ns: int) -> tuple[Event, ...]:
-        """Forgets empty nodes that are lost for longest where no further one has room; raises ResourceExhausted."""
+        """Removes the longest lost, empty nodes if the number of nodes is exhausted; raises ResourceExhausted."""
         if len(self.state.nodes) < self._nodes_most:
             return ()
         names = tuple(name for _, name in select_longest_lost_nodes(self.state, max(1, self._nodes_most // 100)))
@@ -434,19 +434,19 @@ class Core:
         return (event,)
 
     def remove_node(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> CoreStep[NodeRemoval]:
-        """Forgets a node, and ends what it holds if forced; raises NotFound and FailedPrecondition."""
+        """Removes a node, and ends the work on it if forced; raises NotFound and FailedPrecondition."""
         removal = self.preview_node_removal(node_name, force=force, is_connected=is_connected, now_ns=now_ns)
         nodes = frozenset[str]().union(*map(self._apply, removal.events))
         more, touched = self._on_capacity_freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
         return CoreStep((*removal.events, *more), removal, (nodes | touched) - {node_name})
 
     def preview_node_removal(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> NodeRemoval:
-        """What `remove_node` would do; raises as it does."""
+        """Returns what `remove_node` would do; raises what it raises."""
         record = self._node(node_name)
         return plan_node_removal(self.state, record, force=force, is_connected=is_connected, now_ns=now_ns)
 
     def forget_lost_nodes(self, expired: Sequence[str], *, now_ns: int) -> CoreStep[tuple[str, ...]]:
-        """Forgets those of these nodes that are lost and hold nothing, some at a time; their names."""
+        """Removes those of the nodes that are lost and hold nothing, some at a time; returns their names."""
         names = select_forgettable_nodes(self.state, expired)
         if not names:
             return CoreStep((), (), frozenset())
@@ -455,7 +455,7 @@ class Core:
         return CoreStep((event,), names, frozenset())
 
     def update_external_usage(self, node_name: str, others: ExternalUsage, *, now_ns: int) -> CoreStep[None]:
-        """What others hold on a node from now on; then waiting work is tried, if that leaves it more. Raises NotFound."""
+        """Sets the external usage of a node; if that frees capacity, pending work is tried. Raises NotFound."""
         before = self._node(node_name).others
         if others == before:
             return CoreStep((), None, frozenset())
@@ -466,7 +466,7 @@ class Core:
         return self._with_retry(event, None, frozenset(), now_ns)
 
     def mark_node_lost(self, node_name: str, *, now_ns: int) -> CoreStep[None]:
-        """Places nothing more on a node; what it holds stays. Raises NotFound."""
+        """Marks a node as lost: it gets no new work and keeps what it holds. Raises NotFound."""
         if self._node(node_name).state is NodeState.LOST:
             return CoreStep((), None, frozenset())
         event = NodeLost(time_ns=now_ns, node_name=node_name)
@@ -474,7 +474,7 @@ class Core:
         return CoreStep((event,), None, frozenset())
 
     def mark_gpu_lost(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
-        """Places nothing more on a device; what it holds stays. Raises NotFound."""
+        """Marks a device as lost: it gets no new work and keeps what it holds. Raises NotFound."""
         record = self._device(node_name, gpu_uuid)
         if gpu_uuid in record.lost_gpus:
             return CoreStep((), None, frozenset())
@@ -485,7 +485,7 @@ class Core:
         return self._with_retry(event, None, frozenset(), now_ns) if binds else CoreStep((event,), None, frozenset())
 
     def mark_gpu_returned(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
-        """Uses a device again; then waiting work is tried. Raises NotFound."""
+        """Returns a device to use; then pending work is tried. Raises NotFound."""
         if gpu_uuid not in self._device(node_name, gpu_uuid).lost_gpus:
             return CoreStep((), None, frozenset())
         event = GpuReturned(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
@@ -499,7 +499,7 @@ class Core:
         return record
 
     def update_policy(self, policy: Policy, *, now_ns: int) -> CoreStep[Policy]:
-        """Puts a policy in force; raises Aborted unless it names the revision in force."""
+        """Puts a policy in force; raises Aborted unless it names the current revision."""
         current, over = self.state.policy, self.state.spending.over
         event = PolicyChanged(time_ns=now_ns, policy=revise_policy(current, policy))
         nodes = self._apply(event)
@@ -509,7 +509,7 @@ class Core:
         return self._with_retry(event, self.state.policy, nodes, now_ns)
 
     def set_exhausted_spending(self, over: tuple[OverspentLimit, ...], *, now_ns: int) -> CoreStep[None]:
-        """These spending limits are spent, and no others; then waiting work is tried, or told what it waits for."""
+        """Sets which spending limits are exceeded; then pending work is tried, or gets its new reason."""
         before = self.state.spending.over
         if over == before:
             return CoreStep((), None, frozenset())
@@ -519,7 +519,7 @@ class Core:
         return CoreStep((event,), None, frozenset()) if is_same else self._with_retry(event, None, frozenset(), now_ns)
 
     def report_limits(self, highest_w: Mapping[str, float], *, now_ns: int) -> CoreStep[None]:
-        """The highest limits that GPUs were read to have, by workload, where above the journal's; no event of its own.
+        """Sets the highest power limits read back from GPUs, by workload, where above the journal's; makes no event.
 
         Watts that come free may let waiting work begin.
         """
@@ -528,11 +528,11 @@ class Core:
         return self.retry(now_ns=now_ns)
 
     def survey_moves(self, asked: RecommendMovesRequest) -> MigrationProblem:
-        """What a search for moves needs, copied; the search may take its time elsewhere."""
+        """Copies what a search for moves needs; the search may run in another thread."""
         return build_migration_problem(self.state, self.snapshot(), asked)
 
     def apply_moves(self, moves: Sequence[Move], *, now_ns: int, is_back: bool = False) -> CoreStep[int]:
-        """Moves running work, or takes moves back, all or nothing; then waiting work is tried. Raises MoveRefused."""
+        """Moves running work, or undoes moves, all or nothing; then pending work is tried. Raises MoveRefused."""
         events = plan_migration(self.state, moves, now_ns=now_ns, is_back=is_back)
         nodes = frozenset[str]().union(*map(self._apply, events))
         more, touched = self._on_capacity_freed(now_ns) if events else ([], frozenset[str]())
@@ -541,16 +541,16 @@ class Core:
     def correct_devices(
         self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int
     ) -> CoreStep[None]:
-        """Replicas, by workload and number, hold these GPUs of their node; raises NotFound and CorrectionRefused."""
+        """Records which GPUs replicas hold on a node, by workload and number; raises NotFound and CorrectionRefused."""
         event = plan_device_correction(self.state, node_name, held, now_ns=now_ns)
         return CoreStep((), None, frozenset()) if event is None else CoreStep((event,), None, self._apply(event))
 
     def survey_partitions(self) -> PartitionSurvey:
-        """What a search for partitions needs, copied; the search may take its time elsewhere."""
+        """Copies what a search for partitions needs; the search may run in another thread."""
         return survey_gpus(self.state)
 
     def apply_partitions(self, change: PartitionStage | Sequence[SurveyedGpu], *, now_ns: int) -> CoreStep[None]:
-        """Wants other layouts and takes services to other slices, all or nothing; raises PartitionsRefused.
+        """Changes MIG layouts and moves services to other slices, all or nothing; raises PartitionsRefused.
 
         Of GPUs alone: their agents are to try again what is wanted and does not stand.
         """
@@ -559,17 +559,17 @@ class Core:
         return self._with_retry(event, None, nodes, now_ns) if event.services else CoreStep((event,), None, nodes)
 
     def set_eligibility(self, eligibility: Eligibility) -> None:
-        """From now on the rules that an engine leaves there decide which nodes will do for the work that they judge."""
+        """Uses the eligibility rules of an engine for the work that they cover, from now on."""
         self._chooser.eligibility = eligibility
 
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
-        """What waits is tried again, since an engine's rules may answer otherwise by now."""
+        """Tries pending work again, since the rules of an engine may have changed."""
         if len(self.state.pending):
             self._retrying.on_capacity_freed()
         return self.retry(now_ns=now_ns)
 
     def retry(self, *, now_ns: int) -> CoreStep[None]:
-        """Goes on with a round of tries that was cut short."""
+        """Continues an unfinished round over the pending work."""
         events, nodes = self._retry(now_ns) if self.has_backlog else ([], frozenset[str]())
         return CoreStep(tuple(events), None, nodes)
 

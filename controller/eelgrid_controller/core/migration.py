@@ -24,7 +24,7 @@ from eelgrid_protos.messages import Mobility, Move, ReplicaExplanation, Workload
 
 
 class MoveRefused(FailedPrecondition):
-    """A move that no longer holds; `number` counts from 1 and `move` is it."""
+    """A recommended move is no longer possible; `number` counts from 1, `move` is the move."""
 
     def __init__(self, number: int, moves: Sequence[Move], problem: str) -> None:
         self.number = number
@@ -39,7 +39,7 @@ class MoveRefused(FailedPrecondition):
 def plan_migration(
     state: ClusterState, moves: Sequence[Move], *, now_ns: int, is_back: bool = False
 ) -> tuple[NodeOccupied | WorkloadMoved, ...]:
-    """The events of all moves in order; raises MoveRefused, and changes nothing either way."""
+    """Returns the events of all moves in order; changes nothing. Raises MoveRefused."""
     ledgers: dict[str, NodeRecord] = {}
     before, events = _lingering(state, moves, now_ns, is_back=is_back), []
     if is_back:

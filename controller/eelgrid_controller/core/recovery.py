@@ -15,11 +15,11 @@ from eelgrid_controller.state.journal import (
     Checkpoint,
     Journal,
     JournalEntry,
+    JournalSanitizer,
     checkpoint_removal_command,
     digest_of,
     entry_removal_command,
 )
-from eelgrid_controller.state.journal_encoding import JournalSanitizer
 from eelgrid_protos.errors import ContractError
 
 # What reading plain values that are none of ours can raise; a CRC has already ruled out a damaged disk.
@@ -28,7 +28,7 @@ _UNREADABLE = (ContractError, ValueError, TypeError, LookupError, AttributeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredState:
-    """A state that came back."""
+    """A recovered state, and how it was recovered."""
 
     state: ClusterState
     checkpoint_seq: int
@@ -39,12 +39,12 @@ class RecoveredState:
 
 
 def encode_entries(events: Iterable[Event]) -> list[JournalEntry]:
-    """The entries that stand for `events`."""
+    """Encodes events as journal entries."""
     return [JournalEntry(*event_to_plain(event)) for event in events]
 
 
 def recover_state(journal: Journal, fresh: Callable[[], ClusterState]) -> RecoveredState:
-    """The state as of the journal's last entry."""
+    """Rebuilds the state as of the journal's last entry; raises JournalError."""
     checkpoint = journal.newest_checkpoint()
     start = checkpoint.seq if checkpoint else 0
     healer = JournalSanitizer()

@@ -1,4 +1,4 @@
-"""Rounds of placement attempts over waiting work: the position of the round, and the work of one step."""
+"""Retry rounds: placement attempts over all pending work, some in each step, from where the last step stopped."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from eelgrid_controller.placement.explanations import describe_pending_reason, m
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.state.cluster_state import ClusterState, PendingTicket
 from eelgrid_controller.state.events import Event, PricesQuoted, WorkloadDeferred, WorkloadPlaced
-from eelgrid_controller.state.replica_changes import is_sliced
+from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_protos.messages import ResourceRequest
 
@@ -24,7 +24,7 @@ QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
 
 
 class RetryRounds:
-    """One core's rounds."""
+    """Tries pending work in rounds, a bounded number of attempts per step."""
 
     def __init__(self, state: ClusterState, chooser: WorkloadPlacer) -> None:
         self._state, self._chooser = state, chooser
@@ -36,17 +36,17 @@ class RetryRounds:
 
     @property
     def is_due(self) -> bool:
-        """Whether a round was cut short, or is to begin."""
+        """Whether a round is unfinished or due."""
         return self._resume is not None or self._again
 
     def on_capacity_freed(self) -> None:
-        """Everything that waits is to be tried once more."""
+        """Requests another round over all pending work."""
         self._again = True
 
     def retry_step(
         self, apply: ApplyEvent, settle: SettleDecision, quoted: QuotePrices, now_ns: int
     ) -> tuple[list[Event], frozenset[str]]:
-        """Tries from where the last step stopped, up to the bounds; the events, already applied, and their nodes."""
+        """Continues the round, up to the bounds; returns the events, already applied, and their nodes."""
         events: list[Event] = []
         nodes: frozenset[str] = frozenset()
         # Fewest replicas that found no room and why, by request and traits.

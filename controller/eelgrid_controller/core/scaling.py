@@ -19,8 +19,7 @@ from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadScaled
-from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.replica_changes import is_sliced
+from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced
 from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import node_power
 from eelgrid_protos.errors import Violation
@@ -33,7 +32,7 @@ DecideReplicas = Callable[[WorkloadSpec], PlacementDecision]
 
 
 def list_healthy_replicas(state: ClusterState, workload: Workload) -> tuple[Placement, ...]:
-    """The replicas that can serve: their nodes are ready and their GPUs are there."""
+    """Returns the replicas that can serve: their nodes are ready and their GPUs are not lost."""
     return tuple(
         placement for placement in workload.placements if _is_healthy(state.nodes[placement.node_name], placement)
     )

@@ -1,8 +1,8 @@
 """`python -m eelgrid_controller.demo`: the options, the ending and the exit code.
 
-Owns the composition: it finds the trace, makes the folders and the scene, plays,
-and turns every foreseen failure into what happened and what to do next. Exit
-codes: 0 played to the end, 1 it could not, 2 usage, 130 interrupted.
+Finds the trace, creates the directories and the view, runs the demo, and turns
+every expected failure into what happened and what to do next. Exit codes:
+0 success, 1 failure, 2 usage, 130 interrupted.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def _fail(what: str, remedy: str, log: str = "") -> int:
 
 
 def _has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU that its driver answers for."""
+    """Returns whether this machine has an NVIDIA GPU whose driver answers."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         probe = subprocess.run(  # noqa: S603 - our own interpreter and text
             [sys.executable, "-c", _GPU_PROBE], capture_output=True, timeout=_GPU_PROBE_S, check=False
@@ -45,14 +45,14 @@ def _has_gpu() -> bool:
 
 
 def _more_files() -> None:
-    """Raises this process's limit on open files, and so its children's: each agent stream may need one."""
+    """Raises the limit on open files of this process and its children: each agent stream may need one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard if hard >= 0 else 65_536), hard))
 
 
 def _addresses(play: Any) -> list[tuple[str, str]]:
-    """Where everything is that the demo started."""
+    """Lists the addresses of everything that the demo started."""
     found = [
         ("controller, gRPC", play.address),
         ("controller, metrics", f"http://{play.metrics['controller']}/metrics"),
@@ -63,7 +63,7 @@ def _addresses(play: Any) -> list[tuple[str, str]]:
 
 
 def _commands(play: Any, address: str) -> list[str]:
-    """What to try first."""
+    """Lists commands to try first."""
     words = (
         "top",
         "energy --since 1h",
@@ -106,38 +106,52 @@ async def _play(play: Any, scene: Any, *, keep: bool) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--trace", default="auto", show_default=True, help="auto, generated, or the folder of the openb trace.")
-@click.option("--nodes", type=click.IntRange(1, 100_000), help="Fewer nodes, taken evenly; tasks shrink in proportion.")
-@click.option("--tasks", type=click.IntRange(1, 1_000_000), help="Only the first tasks.")
-@click.option("--in-flight", type=click.IntRange(1, 1024), default=8, show_default=True, help="Submissions at once.")
+@click.option(
+    "--trace",
+    default="auto",
+    show_default=True,
+    help="Trace to replay: auto, generated, or the folder of the openb trace.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 100_000),
+    help="Use fewer nodes, evenly spaced; the number of tasks shrinks in proportion.",
+)
+@click.option("--tasks", type=click.IntRange(1, 1_000_000), help="Use only the first tasks.")
+@click.option(
+    "--in-flight", type=click.IntRange(1, 1024), default=8, show_default=True, help="Number of concurrent submissions."
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo"),
     show_default=True,
-    help="Folder for the report, picture and logs.",
+    help="Folder for the report, the plot and the logs.",
 )
 @click.option(
     "--keep",
     is_flag=True,
-    help="Leave it running until Ctrl-C, with the live page and, where installed, Prometheus; print the addresses.",
+    help="Keep everything running until Ctrl-C, with the live page and, if installed, Prometheus; print the addresses.",
 )
-@click.option("--no-gpu", is_flag=True, help="Leave out this machine's own GPUs.")
+@click.option("--no-gpu", is_flag=True, help="Do not observe this machine's own GPUs.")
 @click.pass_context
 def demo(context: click.Context, /, trace: str, out: Path, keep: bool, **options: Any) -> None:
-    """A controller, a fleet of simulated nodes and a public production trace, live.
+    """Start a controller and a fleet of simulated nodes, and replay a public production trace.
 
     Everything runs on this machine over loopback gRPC, in separate processes that end with the demo.
-    """
+
+    \b
+    eelctl demo --nodes 200 --keep
+    """  # noqa: D301
     missing = {extra for module, extra in _MODULES.items() if importlib.util.find_spec(module) is None}
     if missing:
         extras = ",".join(sorted(missing))
-        context.exit(_fail(f"needs the extras {extras}", 'pip install "eelgrid[agent,controller]"'))
+        context.exit(_fail(f"the extras {extras} are not installed", 'pip install "eelgrid[agent,controller]"'))
     context.exit(_run(trace, out, options, keep=keep, gpu=not options.pop("no_gpu") and _has_gpu()))
 
 
 def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
-    # What can fail at once does so before gRPC is imported, whose threads would have to be ended again.
+    # Fail early, before gRPC is imported, whose threads would have to be ended again.
     from eelgrid_controller.replay.csv_reader import TraceError
     from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
 
@@ -159,8 +173,7 @@ def _fail_to_write(error: OSError, out: Path) -> int:
 
 def _play_demo(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
     from eelgrid_controller.demo.display import DemoView, NodeMap, make_console
-    from eelgrid_controller.demo.processes import DemoError
-    from eelgrid_controller.demo.run import DemoRun
+    from eelgrid_controller.demo.run import DemoError, DemoRun
     from eelgrid_controller.replay.submitter import SubmitError
     from eelgrid_protos.faults import Fault
 
@@ -191,14 +204,14 @@ def _play_demo(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gp
                 for child in play.children:
                     child.kill()
     except (KeyboardInterrupt, asyncio.CancelledError):
-        click.echo("interrupted; the controller and the fleet are ended", err=True)
+        click.echo("interrupted; the controller and the fleet have been stopped", err=True)
         return _INTERRUPTED
     except DemoError as error:
         return _fail(error.what, error.remedy, error.log)
     except SubmitError as error:
-        return _fail(str(error), f"look into {out / 'controller.log'}")
+        return _fail(str(error), f"check {out / 'controller.log'}")
     except Fault as fault:
-        return _fail(f"a call failed: {fault}", f"look into {out / 'controller.log'}")
+        return _fail(f"a call failed: {fault}", f"check {out / 'controller.log'}")
     except OSError as error:
         return _fail_to_write(error, out)
     return 0

@@ -1,4 +1,4 @@
-"""Display of the demo: a live view or plain lines, then a table, summary.json and a picture.
+"""Display of the demo: a live view or plain lines, then a table, summary.json and an SVG picture.
 
 The map of nodes is kept from the answers to the submissions, so that the controller is not queried for a thousand
 nodes while it is timed. A figure that could not be taken is null with a reason in `notes`, never a number.
@@ -36,7 +36,7 @@ _ROWS_ELSEWHERE = 20
 
 
 def make_console(*, live: bool) -> Console:
-    """The console of the demo; a pipe gets plain text of a fixed width."""
+    """Creates the console of the demo; a pipe gets plain text of a fixed width."""
     colourless = bool(os.environ.get("NO_COLOR"))
     if live:
         return Console(no_color=colourless)
@@ -65,7 +65,7 @@ class NodeMap:
         )
 
     def add_workload(self, workload: Workload) -> None:
-        """Adds what a workload holds."""
+        """Adds the GPUs that a workload holds."""
         for placement in workload.placements:
             held = workload.spec.request.gpu_milli * len(placement.gpu_indexes)
             if held and placement.node_name in self.capacity_milli:
@@ -80,7 +80,7 @@ class NodeMap:
 
 
 class DemoView:
-    """Draws what is known by now, a few times a second, or prints a line every two seconds."""
+    """Draws the progress a few times a second on a terminal, or prints a line every two seconds."""
 
     def __init__(self, console: Console, nodes: NodeMap, source: str, *, live: bool) -> None:
         self.console = console
@@ -95,29 +95,29 @@ class DemoView:
         self._is_over = False
 
     def start(self) -> None:
-        """Begins to draw."""
+        """Starts drawing."""
         if self._live:
             self._live.start()
 
     def stop(self) -> None:
-        """Leaves the last picture on the screen, or the last line; harmless when said twice."""
+        """Stops drawing and leaves the last picture on the screen; may be called twice."""
         self._is_over = True
         if self._live:
             self._live.stop()
 
     def on_answer(self, report: SubmitReport, workload: Workload | None) -> None:
-        """Takes the answer to one submission."""
+        """Updates the view with the answer to one submission."""
         self.report = report
         if workload is not None:
             self.nodes.add_workload(workload)
 
     def show_phase(self, act: str) -> None:
-        """Says what is being done now."""
+        """Shows the current activity."""
         self.act = act
         self.tick()
 
     def tick(self) -> None:
-        """Prints a line where there is no screen and the last one is old."""
+        """Prints a line if there is no live view and the last line is old."""
         if self._live is not None or self._is_over:
             return
         now_s = time.monotonic()
@@ -148,7 +148,7 @@ class DemoView:
         return text
 
     def draw(self) -> RenderableType:
-        """The whole picture."""
+        """Draws the whole picture."""
         width, height = self.console.size.width - 4, self.console.size.height
         parts: list[Any] = [Text(), self._progress(width)]
         rows_most = max(8, height - _ROWS_ELSEWHERE)
@@ -166,7 +166,7 @@ _PICTURE_WIDTH = 118
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFigures:
-    """One child process: its whole CPU time, its memory, and its CPU share once everything is placed."""
+    """One child process: total CPU time, memory, and CPU share once everything is placed."""
 
     name: str
     cpu_s: float | None
@@ -177,7 +177,7 @@ class ProcessFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupTimes:
-    """Until the controller answered, from then until all nodes had joined, and the whole."""
+    """Seconds until the controller answered, from then until all nodes had joined, and in total."""
 
     controller_s: float
     fleet_s: float
@@ -228,21 +228,21 @@ def write_summary(path: Path, report: DemoReport) -> None:
 
 
 def _watts(power_w: float | None, per_gpu_w: float | None) -> str:
-    return f"{format_power(power_w)}; {format_power(per_gpu_w)} for each GPU in use"
+    return f"{format_power(power_w)}; {format_power(per_gpu_w)} per GPU in use"
 
 
 def print_report(console: Console, report: DemoReport) -> None:
-    """The table at the end."""
-    table = Table(title="What happened", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    """Prints the final table."""
+    table = Table(title="Result", title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_column(style="grey62")
     table.add_column()
     table.add_row("trace", f"{report.trace} ({report.trace_where})")
     table.add_row("agents", f"{report.agents:,} streams over gRPC, {report.gpus:,} GPUs")
     table.add_row(
-        "tasks", f"{report.tasks:,}: {report.placed:,} placed, {report.pending:,} wait, {report.refused:,} refused"
+        "tasks", f"{report.tasks:,}: {report.placed:,} placed, {report.pending:,} waiting, {report.refused:,} refused"
     )
     for reason, count in report.pending_reasons.items():
-        table.add_row("", f"{count:,} wait: {reason}")
+        table.add_row("", f"{count:,} waiting: {reason}")
     for name, reason in list(report.refused_reasons.items())[:5]:
         table.add_row("", f"{name} refused: {reason}")
     table.add_row("GPUs allocated", f"{format_percent(report.allocated_gpu_share, 1)} ({report.allocated_gpu:,.1f})")
@@ -269,8 +269,8 @@ def print_report(console: Console, report: DemoReport) -> None:
 
 
 def print_addresses(console: Console, addresses: Sequence[tuple[str, str]], commands: Sequence[str]) -> None:
-    """Where everything is that runs on, and what to try; plain lines, so that a terminal finds the links."""
-    console.print("\nEverything runs on until Ctrl-C:")
+    """Prints the addresses and commands to try, as plain lines, so that a terminal finds the links."""
+    console.print("\nEverything keeps running until Ctrl-C:")
     width = max(len(name) for name, _ in addresses)
     for name, address in addresses:
         console.print(f"  {name.ljust(width)}  {address}", soft_wrap=True, highlight=False)
@@ -281,14 +281,14 @@ def print_addresses(console: Console, addresses: Sequence[tuple[str, str]], comm
 
 def _process(process: ProcessFigures) -> str:
     if process.cpu_s is None or process.memory_bytes is None:
-        return "no figures: the process was gone"
-    steady = f", {format_percent(process.steady_cpu_share, 1)} of a core at rest" if process.steady_cpu_share else ""
+        return "no figures: the process had ended"
+    steady = f", {format_percent(process.steady_cpu_share, 1)} of a core when idle" if process.steady_cpu_share else ""
     peak = f" (peak {format_memory(process.peak_memory_bytes)})" if process.peak_memory_bytes else ""
     return f"{process.cpu_s:.1f} s CPU{steady}, {format_memory(process.memory_bytes)} resident{peak}"
 
 
 def print_gpus(console: Console, gpus: Sequence[GpuStatus]) -> None:
-    """A table of this machine's own GPUs, as its agent reports them."""
+    """Prints a table of this machine's own GPUs, as its agent reports them."""
     table = Table(title="This machine, observed only", title_justify="left", box=None, padding=(0, 2))
     for title in ("node", "GPU", "product", "power", "busy", "memory", "temperature"):
         table.add_column(title, header_style="grey62")
@@ -303,7 +303,7 @@ def print_gpus(console: Console, gpus: Sequence[GpuStatus]) -> None:
 
 
 def export_picture(path: Path, scene: DemoView, report: DemoReport) -> None:
-    """The final screen as SVG, drawn once more on a console that records."""
+    """Writes the final screen as SVG, drawn again on a recording console."""
     console = Console(record=True, width=_PICTURE_WIDTH, height=48, file=io.StringIO(), color_system="truecolor")
     scene.console = console
     console.print(scene.draw())

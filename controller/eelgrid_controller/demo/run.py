@@ -1,8 +1,14 @@
 """One run of the demo: start, wait, submit, settle, report, end; more under --keep.
 
-Whatever happens, the child processes are ended. Prometheus, where installed, keeps its data in the demo's temporary
-folder. The sample node has an agent of its own, which shows all series of a real node (devices, MIG slices, owners);
-the agent that simulates a whole fleet shows none, or its metrics page would have millions.
+A child process runs in a session of its own, so that Ctrl-C reaches only the demo, which then ends its children in
+order: SIGTERM, some seconds, SIGKILL; by pid, never by name, and whatever happens. Prometheus, where installed, keeps
+its data in the demo's temporary folder. The sample node has an agent of its own, which shows all series of a real node
+(devices, MIG slices, owners); the agent that simulates a whole fleet shows none, or its metrics page would have
+millions.
+
+DemoError                   the demo cannot continue; the message says what to do
+├── ChildDied               a process ended by itself; carries its last log lines
+└── ProcessSilent           a process did not respond in time
 """
 
 import asyncio
@@ -10,6 +16,7 @@ import json
 import random
 import shutil
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -23,7 +30,6 @@ import yaml
 
 from eelgrid_controller.demo import display
 from eelgrid_controller.demo.display import DemoReport, DemoView, ProcessFigures, StartupTimes
-from eelgrid_controller.demo.processes import DemoProcess, ProcessSilent
 from eelgrid_controller.replay.openb import submission_of_task, write_fleet_file
 from eelgrid_controller.replay.openb_source import OpenbTrace
 from eelgrid_controller.replay.submitter import SubmitLimits, SubmitReport, Submitter
@@ -40,6 +46,102 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadSpec,
 )
+
+_TERM_S = 8.0
+_TAIL_BYTES = 16_384
+_TAIL_LINES = 15
+
+
+class DemoError(Exception):
+    """The demo cannot continue."""
+
+    def __init__(self, what: str, remedy: str, log: str = "") -> None:
+        self.what, self.remedy, self.log = what, remedy, log
+        super().__init__(f"{what}; {remedy}")
+
+
+class ChildDied(DemoError):
+    """A process ended by itself."""
+
+
+class ProcessSilent(DemoError):
+    """A process did not respond in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """What a process has used since its start."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+class DemoProcess:
+    """One process and its log file."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(  # noqa: S603 - our own programs
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._handle: Any = None
+        self.peak_memory_bytes = 0
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises ChildDied if the process has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise ChildDied(
+                f"{self.name} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}",
+                f"its last log lines are above; the whole log is {self.log}",
+                self.tail(),
+            )
+
+    def tail(self) -> str:
+        """Returns the last lines of the log."""
+        with suppress(OSError), self.log.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+            return "\n".join(lines[-_TAIL_LINES:])
+        return ""
+
+    def usage(self) -> ProcessUsage | None:
+        """Returns CPU seconds and resident memory, None once the process is gone."""
+        import psutil
+
+        try:
+            if self._handle is None:
+                self._handle = psutil.Process(self.pid)
+            times, memory_bytes = self._handle.cpu_times(), self._handle.memory_info().rss
+        except psutil.Error:
+            return None
+        self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes)
+        return ProcessUsage(cpu_s=times.user + times.system, memory_bytes=memory_bytes)
+
+    async def end(self) -> None:
+        """Ends the process if it runs, and waits until it is gone."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                await asyncio.to_thread(self._process.wait, _TERM_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Kills the process: the last resort, when the event loop no longer runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
 
 # As dense as the agents' batches, so that graphs fill while somebody looks.
 SCRAPE_S = 5
@@ -163,7 +265,7 @@ _WINDOW_S = (5.0, 60.0)
 
 
 def _free_port() -> int:
-    """A port of the loopback that nobody has now."""
+    """Finds a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -192,7 +294,7 @@ class DemoRun:
     children: list[DemoProcess] = field(default_factory=list)
 
     async def run(self, afterwards: Callable[[DemoReport, str], Awaitable[None]]) -> DemoReport:
-        """Plays to the end; `afterwards` is awaited with everything still running."""
+        """Runs the demo; awaits `afterwards` while everything is still running."""
         begun_s = time.monotonic()
         self.address = f"127.0.0.1:{_free_port()}"
         async with AsyncExitStack() as stack:
@@ -251,14 +353,14 @@ class DemoRun:
         return child
 
     def _page_flags(self) -> tuple[str, ...]:
-        """The live page's address, where this controller has one."""
+        """Returns the flags for the live page, with --keep only."""
         if not self.keep or all(one.name != "page" for one in fields(ControllerConfig)):
             return ()
         self.page = f"127.0.0.1:{_free_port()}"
         return "--page", self.page
 
     async def _one_node(self, client: Any, stack: AsyncExitStack) -> None:
-        """Adds a node whose agent shows all its series, and work for it."""
+        """Adds a node whose agent shows all its series, and workloads for it."""
         write_sample_node(self.work / "node.json")
         agent = self._start(
             stack,
@@ -279,19 +381,19 @@ class DemoRun:
                     break
                 except faults.Fault as fault:
                     if time.monotonic() > deadline_s:
-                        self.notes.append(f"{request.workload_id} was not taken: {fault.message}")
+                        self.notes.append(f"{request.workload_id} was not accepted: {fault.message}")
                         break
                 await asyncio.sleep(5 * _POLL_S)
 
     async def _monitor(self, stack: AsyncExitStack) -> None:
-        """Adds Prometheus, last: the figures of the demo are without it. What keeps it away is a note."""
+        """Starts Prometheus last, so that the figures of the demo exclude it; adds a note if it cannot start."""
         program = find_prometheus()
         if program is None:
-            self.notes.append("no Prometheus is installed; on Debian: apt-get install prometheus")
+            self.notes.append("Prometheus is not installed; on Debian: apt-get install prometheus")
             return
         rules = alert_rules_file()
         if rules is None:
-            self.notes.append("Prometheus has no rules: they come with the sources, not with the package")
+            self.notes.append("Prometheus runs without rules: they are in the source tree, not in the package")
         agents = [address for name, address in self.metrics.items() if name != "controller"]
         jobs = {"controller": [self.metrics["controller"]], "agent": agents}
         configured, address = self.work / "prometheus.yaml", f"127.0.0.1:{_free_port()}"
@@ -319,7 +421,7 @@ class DemoRun:
             await asyncio.sleep(_POLL_S)
 
     async def _watch_summary(self, client: Any) -> None:
-        """Keeps the newest summary in the scene, also across a restart of the controller."""
+        """Keeps the latest summary in the view, also across a restart of the controller."""
         while True:
             with suppress(faults.Fault):
                 async for answer in client.watch_summary(WatchSummaryRequest(interval_s=_SUMMARY_S)):
@@ -367,7 +469,7 @@ class DemoRun:
         return work.result()
 
     async def _wait_for_power(self, children: tuple[DemoProcess, ...]) -> dict[str, float]:
-        """Until the measured watts have caught up; the CPU share of each child meanwhile."""
+        """Waits until measured power has caught up; returns the CPU share of each child meanwhile."""
         self.scene.show_phase("measuring")
         before = {child.name: child.usage() for child in children}
         begun_s = time.monotonic()
@@ -423,7 +525,7 @@ class DemoRun:
         )
 
     async def _observe(self, client: Any, stack: AsyncExitStack) -> None:
-        """Adds this machine's own agent, last: the figures above are those of the trace alone."""
+        """Starts this machine's own agent last, so that the figures are those of the trace only."""
         agent = self._start(stack, "this-machine", "eelgrid_agent", "--node-name", _REAL_NODE)
         deadline_s = time.monotonic() + _GPU_S
         found: tuple[GpuStatus, ...] = ()

@@ -52,8 +52,8 @@ from eelgrid_controller.profiles.queueing_model import (
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import PartitionsPlanned, PlannedLayout, SlicedService
 from eelgrid_controller.state.mig_layouts import compute_share_milli, find_mig_geometry, is_layout_complete
-from eelgrid_controller.state.node_allocations import ContradictoryEvent
-from eelgrid_controller.state.replica_changes import (
+from eelgrid_controller.state.node_allocations import (
+    ContradictoryEvent,
     apply_partition_plan,
     is_sliced,
     list_involved_nodes,

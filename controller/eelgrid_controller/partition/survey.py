@@ -16,8 +16,7 @@ from eelgrid_controller.partition.problem import PartitionPool
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.mig_layouts import find_mig_geometry, is_layout_complete, list_slice_positions
-from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.replica_changes import is_sliced
+from eelgrid_controller.state.node_allocations import NodeRecord, is_sliced
 from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.messages import (
     ApplyStatus,

@@ -14,8 +14,8 @@ from eelgrid_controller.placement.planner import PlacementDecision
 from eelgrid_controller.placement.power_admission import ExceededBudget
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced
+from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.policy import CLUSTER_BUDGET, describe_budget
-from eelgrid_controller.state.replica_changes import is_sliced
 from eelgrid_controller.state.spending import spending_reason, spending_remedy
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import (

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eelgrid_controller.optional_imports import import_library
+from eelgrid_controller.errors import import_library
 from eelgrid_controller.replay.openb_protocol import TraceArrays, arrival_order, node_order
 from eelgrid_controller.replay.run_statistics import (
     ArrivalCurves,

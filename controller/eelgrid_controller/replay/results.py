@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.optional_imports import import_library
+from eelgrid_controller.errors import import_library
 from eelgrid_controller.replay.policy_comparison import ArrivalRunResult, TimedRunResult
 from eelgrid_controller.replay.run_statistics import (
     GRID,

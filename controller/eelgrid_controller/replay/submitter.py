@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.replay.openb import TASKS_MOST
 from eelgrid_protos import faults
 from eelgrid_protos.errors import ContractError

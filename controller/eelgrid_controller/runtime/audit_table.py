@@ -32,7 +32,7 @@ def _crc(number: int, body: bytes) -> int:
 
 
 class AuditTable:
-    """The writing side; `insert` is called inside the owner's transaction, and `committed` after it."""
+    """Writes the audit log; `insert` is called inside the owner's transaction, and `committed` after it."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.rows_most = AUDIT_ROWS_MOST
@@ -48,7 +48,7 @@ class AuditTable:
 
     @property
     def rows(self) -> int:
-        """Rows that are kept."""
+        """Number of stored rows."""
         return self._rows
 
     def insert(self, entries: Sequence[AuditEntry]) -> None:
@@ -76,7 +76,7 @@ class AuditTable:
         self._new = len(rows), size
 
     def committed(self) -> None:
-        """What was inserted is on disk."""
+        """Confirms that the inserted rows are on disk."""
         rows, size = self._new
         self._is_there = True
         self._new = (0, 0)
@@ -84,11 +84,11 @@ class AuditTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether the oldest are to go before more are written."""
+        """Whether the oldest rows must be deleted before more are written."""
         return self._rows >= self.rows_most or self._bytes >= self.bytes_most
 
     def prune(self) -> tuple[int, int]:
-        """Drops the oldest until there is room again, in the owner's transaction; how many, of how many bytes."""
+        """Deletes the oldest rows until there is space, in the owner's transaction; returns how many rows and bytes."""
         rows_left = self.rows_most - self.rows_most // _SPARE - 1
         bytes_left = self.bytes_most - self.bytes_most // _SPARE - 1
         first = self._last - self._rows + 1
@@ -105,7 +105,7 @@ class AuditTable:
         return gone, freed
 
     def pruned(self, rows: int, size: int) -> None:
-        """What was dropped is gone from the disk."""
+        """Confirms that the deleted rows are gone from disk."""
         self._rows, self._bytes = self._rows - rows, self._bytes - size
 
 
@@ -115,7 +115,7 @@ def _has_table(connection: sqlite3.Connection) -> bool:
 
 
 def read_audit_page(path: Path, wanted: AuditFilter, *, size: int, before: int | None) -> AuditPage:
-    """A page of the entries numbered below `before`, all where that is None; raises sqlite3.Error."""
+    """Reads a page of the entries numbered below `before`, or of all if None; raises sqlite3.Error."""
     values = (wanted.since_ns, wanted.user, wanted.user, wanted.call, wanted.call, int(wanted.denied))
     with contextlib.closing(
         sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)

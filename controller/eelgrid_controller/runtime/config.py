@@ -5,8 +5,8 @@ from pathlib import Path
 
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError
-from eelgrid_protos.http_hosts import NAMES_MOST
 from eelgrid_protos.roles import RoleRules
+from eelgrid_protos.sockets import NAMES_MOST
 
 # What a controller may do in a cluster beside placing gated pods; each needs rights of its own.
 ABILITIES = frozenset({"claims", "devices", "jobs", "moves", "policies", "services", "slices", "taints"})
@@ -14,10 +14,10 @@ ABILITIES = frozenset({"claims", "devices", "jobs", "moves", "policies", "servic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookConfig:
-    """How gates are put on where no admission policy does it."""
+    """How the webhook gates pods, in clusters without an admission policy."""
 
     listen: str
-    # PEM; taken up anew when they change.
+    # PEM files; reloaded on change.
     certificate: Path
     key: Path
     rules: GateRules = field(default_factory=GateRules)
@@ -27,30 +27,28 @@ class WebhookConfig:
 class KubernetesConfig:
     """How a controller places the pods of a cluster."""
 
-    # Empty: the service account of the pod that we are in, else the user's own kubeconfig.
+    # Empty for the service account of this pod, or else the user's kubeconfig.
     kubeconfig: str = ""
     context: str = ""
-    # Where the Lease lies; empty for the namespace that we are in.
+    # Namespace of the Lease; empty for this pod's own.
     namespace: str = ""
     lease_name: str = "eelgrid-controller"
-    # Of this process alone; empty for the host's name and a random word.
+    # Unique to this process; empty for the host's name and a random suffix.
     identity: str = ""
     # Kubernetes' own components use 15, 10 and 2 s.
     lease_s: float = 15.0
-    # A pinned pod that cannot be scheduled for so long is made anew by its owner.
+    # A pinned pod that cannot be scheduled for this long is deleted, and its owner recreates it.
     unbound_s: float = 30.0
-    # Without any leader for so long, gates are removed without a plan; None for never.
+    # Without a leader for this long, gates are removed without a placement; None for never.
     open_s: float | None = None
     abilities: frozenset[str] = frozenset()
-    # None: a policy of the cluster gates pods, or their people do.
+    # None if an admission policy of the cluster gates pods, or users do.
     webhook: WebhookConfig | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no controller can run with."""
+        """Raises ControllerConfigError for values that no controller can run with."""
         if unknown := sorted(self.abilities - ABILITIES):
-            raise ControllerConfigError(
-                f"abilities name {unknown[0]!r}", f"give some of {', '.join(sorted(ABILITIES))}"
-            )
+            raise ControllerConfigError(f"abilities contain {unknown[0]!r}", f"use only {', '.join(sorted(ABILITIES))}")
         for name in ("lease_s", "unbound_s"):
             if not 1.0 <= getattr(self, name) <= 86_400.0:
                 raise ControllerConfigError(f"{name} is {getattr(self, name)}", "give seconds between 1 and 86400")
@@ -62,24 +60,24 @@ class KubernetesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """How one controller runs."""
+    """All settings of one controller."""
 
     data: Path
     listen: str = "127.0.0.1:7443"
     metrics: str = "127.0.0.1:9464"
-    # Probes alone, which then wait for nobody; empty for those of the metrics address only.
+    # Separate address of the probes, which then wait for no other request; empty for none.
     probes: str = ""
-    # Names under which that is scraped, beside addresses, localhost and this machine's name.
+    # Host names of the metrics address, in addition to addresses, localhost and this machine's name.
     metrics_hosts: tuple[str, ...] = ()
     # The live page; empty for none.
     page: str = ""
-    # Go on from a journal that has lost acknowledged entries, and record that in it.
+    # Start from a journal that has lost acknowledged entries, and record the loss in it.
     accepts_journal_loss: bool = False
-    # Where traces of placements go; empty for where the environment says, or nowhere.
+    # Collector of traces; empty for the one in the environment, or none.
     traces: str = ""
-    # The placement policy to go over to at the start; None leaves it as it is.
+    # Placement policy to switch to at the start; None leaves it as it is.
     placement: str | None = None
-    # Commands that may wait; one decision takes about 1 ms, so a full queue is some seconds of work.
+    # Most commands in the queue; a decision takes about 1 ms, so a full queue is some seconds of work.
     queue_most: int = 4096
     # A batch ends at either bound: the first caller of a batch must not wait for the decisions of all others,
     # while one commit (0.4 ms measured) for each decision would cost as much as the decision.
@@ -87,14 +85,13 @@ class ControllerConfig:
     batch_budget_s: float = 0.004
     # An agent that reconnects sooner was never away: a restart of the agent or a lost link is no event.
     away_grace_s: float = 10.0
-    # After a restart every agent is away; agents come back within their back-off, which is at most 30 s.
-    # Agents come back with jitter of up to 30 s after a controller that was away for long.
+    # After a restart every agent is disconnected; agents reconnect within their back-off, at most 30 s with jitter.
     restart_grace_s: float = 60.0
     # A checkpoint copies the whole state, so it waits for a quiet moment until the hard bound.
     checkpoint_events: int = 1000
     checkpoint_events_most: int = 50_000
     checkpoint_idle_s: float = 2.0
-    # Events that stay even when two checkpoints cover them: the recent past for people who look.
+    # Events that are kept even if two checkpoints cover them: recent history for operators.
     retained_events: int = 10_000
     # A changed plan waits this long for more changes; a container takes longer to start.
     plan_interval_s: float = 0.1
@@ -102,40 +99,40 @@ class ControllerConfig:
     changes_most: int = 16_384
     # Decisions in the latency quantiles.
     decisions_most: int = 4096
-    # How often promises are looked at: as often as agents send by default.
+    # Seconds between cycles of the objectives loop: as often as agents send by default.
     steer_s: float = 5.0
-    # How often the metrics of services and jobs are asked for: a p95 needs 20 requests in between.
+    # Seconds between scrapes of services and jobs: a p95 needs 20 requests in between.
     scrape_s: float = 15.0
-    # Whether pages of this machine's loopback are asked for; None where the API is on loopback itself, so that who may
-    # name an address is on this machine anyway.
+    # Whether metrics on this machine's loopback are scraped; None: only if the API is on loopback itself, so that
+    # whoever may name an address is on this machine anyway.
     scrape_loopback: bool | None = None
-    # Replicas go when fewer were enough for so long; the next ones a fifth of it later.
+    # Replicas are removed when fewer sufficed for this long; the next ones a fifth of it later.
     scale_hold_s: float = 300.0
-    # How often the ledger is asked what is spent of spending limits: windows come once a minute.
+    # Seconds between evaluations of spending limits: energy windows arrive once a minute.
     spend_s: float = 60.0
-    # A job is measured for so long at each limit.
+    # Seconds for which a job is measured at each power limit.
     job_window_s: float = 30.0
-    # Whether what plain best fit would draw is followed beside; docs/explanation/savings.md has what it costs.
+    # Whether to simulate plain best fit for comparison; docs/explanation/savings.md has the cost.
     savings: bool = True
-    # Who may what, where connections are under mutual TLS.
+    # Roles and grants; they apply to connections with mutual TLS.
     roles: RoleRules = field(default_factory=RoleRules)
-    # A lost node that holds nothing is forgotten after so long; 0 for never. A week is longer than a repair takes.
+    # A lost node that holds no work is removed after this long; 0 for never. A week is longer than a repair takes.
     lost_node_ttl_s: float = 7 * 86_400.0
-    # New node names that one certificate, or without TLS one address, may register in an hour; all together twice that.
+    # New nodes that one certificate, or without TLS one address, may register per hour; twice as many in total.
     # Ten thousand nodes that share a certificate join an empty controller at once.
     registrations_most: int = 12_000
-    # Entries of the audit log, beyond which the oldest go: see runtime/audit_table.py.
+    # Most entries of the audit log; beyond it the oldest are deleted: see runtime/audit_table.py.
     audit_rows_most: int = 250_000
-    # Of the energy ledger's file, beyond which its oldest hours go. Ten thousand GPUs need 23 GB for all that ages keep
-    # (docs/how-to/energy-ledger.md); the rest is room for what exporters are behind with.
+    # Maximum size of the energy ledger; beyond it the oldest hours are deleted. Ten thousand GPUs need 23 GB for all
+    # retention ages (docs/how-to/energy-ledger.md); the rest is for rows that exporters have not confirmed.
     ledger_bytes_most: int = 40 * 10**9
-    # A clean stop waits this long for calls under way.
+    # A clean stop waits this long for calls in progress.
     stop_s: float = 1.0
     # None: no Kubernetes.
     kubernetes: KubernetesConfig | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no controller can run with."""
+        """Raises ControllerConfigError for values that no controller can run with."""
         for name in (
             "queue_most",
             "batch_most",
@@ -162,9 +159,7 @@ class ControllerConfig:
                 f"metrics_hosts has {len(self.metrics_hosts)} names", f"give {NAMES_MOST} at most"
             )
         if self.ledger_bytes_most < 10**7:
-            raise ControllerConfigError(
-                f"ledger_bytes_most is {self.ledger_bytes_most}", "give at least 10000000, which is 0.01 GB"
-            )
+            raise ControllerConfigError(f"ledger_bytes_most is {self.ledger_bytes_most} bytes", "give at least 0.01 GB")
         if self.checkpoint_events_most < self.checkpoint_events:
             raise ControllerConfigError(
                 f"checkpoint_events_most is {self.checkpoint_events_most}",

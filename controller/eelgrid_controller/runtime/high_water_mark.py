@@ -31,7 +31,7 @@ class JournalMark:
 
 
 def extend_chain(chain: bytes, entries: Iterable[tuple[int, int]]) -> bytes:
-    """The chain after these entries, each by its number and its CRC."""
+    """Extends the checksum chain by entries, each given by its number and CRC."""
     for seq, crc in entries:
         chain = blake2b(chain + _LINK.pack(seq, crc & 0xFFFFFFFF), digest_size=len(CHAIN_START)).digest()
     return chain
@@ -47,7 +47,7 @@ class HighWaterMark:
 
     @classmethod
     def open(cls, directory: Path) -> Self | None:
-        """The mark of a directory; None where there is none. A symbolic link is refused."""
+        """Opens the mark of a directory; None if there is none. Refuses a symbolic link."""
         path = directory / MARK_NAME
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -61,7 +61,7 @@ class HighWaterMark:
 
     @classmethod
     def create(cls, directory: Path, mark: JournalMark) -> Self:
-        """A new file with this mark, on disk on return; it replaces one that is there."""
+        """Creates a file with this mark, on disk on return; replaces an existing one."""
         path = directory / MARK_NAME
         draft = path.with_suffix(".mark.new")
         draft.unlink(missing_ok=True)
@@ -83,7 +83,7 @@ class HighWaterMark:
         return made
 
     def write(self, mark: JournalMark) -> None:
-        """Puts the mark on disk."""
+        """Writes the mark to disk."""
         record = _RECORD.pack(_MAGIC, self._writes + 1, mark.seq, mark.chain)
         content = record + _CRC.pack(zlib.crc32(record))
         if os.pwrite(self._descriptor, content, (self._writes + 1) % _SLOTS * _SLOT_BYTES) != len(content):
@@ -93,12 +93,12 @@ class HighWaterMark:
         self.newest = mark
 
     def identity(self) -> tuple[int, int]:
-        """Device and inode of the file that is written."""
+        """Returns device and inode of the open file."""
         found = os.fstat(self._descriptor)
         return found.st_dev, found.st_ino
 
     def close(self) -> None:
-        """Gives the file up."""
+        """Closes the file."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 

@@ -1,35 +1,34 @@
 """The controller's event loop: single owner of the cluster state and the only way to change it.
 
-Commands are applied in order, their events are committed to the journal in batches, and a caller is answered
-when its events are on disk.
+`ControllerLoop` applies commands in order, commits their events to the journal in batches, and answers a caller when
+its events are on disk. `JournalWriter` commits in the event loop's own thread while the disk is fast and in a thread
+of its own while it is slow; `CheckpointWriter` decides when the state is copied to disk.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from eelgrid_controller.access_control import bind_spec, check_owner, owner_of
-from eelgrid_controller.clock import Clock
+from eelgrid_controller.clock import Clock, RecentLatencies
 from eelgrid_controller.core.command import CommandOrigin, CommitResult, CoreCommand
 from eelgrid_controller.core.core import Core, CoreStep
-from eelgrid_controller.core.node_removal import NodeRemoval, select_longest_lost_nodes
-from eelgrid_controller.core.plan_claims import PlanClaim
-from eelgrid_controller.core.recovery import RecoveredState, recover_state
-from eelgrid_controller.errors import JournalError
-from eelgrid_controller.latency import RecentLatencies
+from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
+from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
+from eelgrid_controller.errors import JournalError, JournalFull
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu
+from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
 from eelgrid_controller.runtime.config import ControllerConfig
-from eelgrid_controller.runtime.journal_writer import CheckpointWriter, JournalWriter, journal_fault
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
 from eelgrid_controller.state.audit_entries import AuditedCall
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import Event, UnreadableEvent
-from eelgrid_controller.state.journal import Journal
+from eelgrid_controller.state.journal import Checkpoint, Journal, digest_of
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Internal, ResourceExhausted, Unavailable
@@ -45,6 +44,11 @@ from eelgrid_protos.messages import (
 )
 
 _Result = TypeVar("_Result")
+# A commit that takes longer goes to the thread, until so many in a row were quick.
+_SLOW_COMMIT_S = 0.010
+_QUICK_IN_A_ROW = 3
+# After a checkpoint that failed.
+_CHECKPOINT_AGAIN_S = 30.0
 _PROBE_EVERY_S = 1.0
 _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
@@ -54,8 +58,91 @@ _FILES_EVERY_S = 2.0
 _EXPIRY_EVERY_S = 60.0
 
 
+class JournalWriter:
+    """Calls a journal from one event loop, one call at a time."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._quick = 0
+
+    async def append(self, events: tuple[Event, ...], audited: tuple[AuditEntry, ...] = ()) -> tuple[int, float]:
+        """Writes events and audit entries to disk; returns the number of the last event and the seconds taken.
+
+        Raises JournalError.
+        """
+
+        def write() -> int:
+            entries = encode_entries(events)
+            return self._journal.append(entries, audited) if audited else self._journal.append(entries)
+
+        start_s = self._clock.perf_s()
+        last = write() if self._quick >= _QUICK_IN_A_ROW else await self.run_in_thread(write)
+        taken_s = self._clock.perf_s() - start_s
+        self._quick = self._quick + 1 if taken_s <= _SLOW_COMMIT_S else 0
+        return last, taken_s
+
+    async def run_in_thread(self, call: Callable[[], _Result]) -> _Result:
+        """Runs `call` in the journal's thread and returns its result: for anything longer than a commit."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def close(self) -> None:
+        """Ends the thread; the journal stays open."""
+        self._thread.shutdown()
+
+
+def journal_fault(error: JournalError) -> Fault:
+    """Converts a journal error into the fault that callers get."""
+    return ResourceExhausted(str(error)) if isinstance(error, JournalFull) else Unavailable(str(error))
+
+
+class CheckpointWriter:
+    """Decides when to write a checkpoint of one journal, and writes it."""
+
+    def __init__(
+        self, journal: Journal, writer: JournalWriter, *, config: ControllerConfig, clock: Clock, log: logging.Logger
+    ) -> None:
+        self.events = 0  # since the last one
+        self._journal = journal
+        self._writer = writer
+        self._config = config
+        self._clock = clock
+        self._log = log
+        self._not_before_s = 0.0
+
+    def is_due(self, *, idle_s: float) -> bool:
+        """Returns whether to write now: at the hard bound, or after enough events once the loop has been idle this long."""
+        if self._clock.monotonic_s() < self._not_before_s or self.events < self._config.checkpoint_events:
+            return False
+        return idle_s >= self._config.checkpoint_idle_s or self.events >= self._config.checkpoint_events_most
+
+    async def write(self, state: ClusterState) -> None:
+        """Copies the state to disk; the loop waits, so the state does not change, while readers continue."""
+
+        def write() -> None:
+            plain = state.dump()
+            self._journal.write_checkpoint(Checkpoint(state.revision, plain, digest_of(plain)))
+
+        start_s = self._clock.perf_s()
+        try:
+            await self._writer.run_in_thread(write)
+        except JournalError as error:
+            # Entries are still there; only the next start is slower.
+            self._log.warning("checkpoint=failed error=%s", error)
+            self._not_before_s = self._clock.monotonic_s() + _CHECKPOINT_AGAIN_S
+            return
+        self._log.info(
+            "checkpoint=written revision=%d events=%d seconds=%.3f",
+            state.revision,
+            self.events,
+            self._clock.perf_s() - start_s,
+        )
+        self.events = 0
+
+
 class ControllerLoop:
-    """Runs a core over a journal; see the module's theory. Used from one event loop."""
+    """Runs a core over a journal. Used from one event loop; its public methods are the commands of callers."""
 
     def __init__(
         self,
@@ -106,7 +193,7 @@ class ControllerLoop:
     # Life
 
     async def start(self) -> RecoveredState:
-        """Bring the state back and begin; raises JournalError."""
+        """Recovers the state and starts the loop; raises JournalError."""
         recovered = await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state))
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
@@ -129,7 +216,7 @@ class ControllerLoop:
         return recovered
 
     async def stop(self) -> None:
-        """Finish what was queued, checkpoint and stop; the journal stays open for its owner to close."""
+        """Finishes queued commands, writes a checkpoint and stops; the journal stays open for its owner to close."""
         self._stopping = True
         self._wake.set()
         if self._tasks:
@@ -142,12 +229,12 @@ class ControllerLoop:
 
     @property
     def queued(self) -> int:
-        """Commands that wait."""
+        """Number of commands in the queue."""
         return len(self._queue)
 
     @property
     def lag_s(self) -> float:
-        """How long the oldest command has waited that is not on disk yet; 0 if none waits."""
+        """Seconds that the oldest command has waited that is not on disk yet; 0 if none waits."""
         since_s = (
             self._under_way_s if self._under_way_s is not None else self._queue[0].asked_s if self._queue else None
         )
@@ -155,20 +242,20 @@ class ControllerLoop:
 
     @property
     def journal_fault(self) -> Fault | None:
-        """Why nothing is accepted now; None when all is well."""
+        """The fault with which commands are refused now; None if they are accepted."""
         return self._journal_fault
 
     # Reading
 
     async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """What `view` makes of the core at a moment when all that it shows is on disk."""
+        """Returns the result of `view` on the core, at a moment when everything that it shows is on disk."""
         while not self._settled.is_set():
             await self._settled.wait()
         return view(self.core)
 
     @property
     def core(self) -> Core:
-        """The core as it is at this moment; use `read` for anything that leaves this process."""
+        """The core as it is now; use `read` for anything that leaves this process."""
         assert self._core is not None, "start() comes first"
         return self._core
 
@@ -177,7 +264,7 @@ class ControllerLoop:
     async def submit(
         self, request: SubmitWorkloadRequest, origin: CommandOrigin | None = None, *, call: AuditedCall | None = None
     ) -> Workload:
-        """Accept a workload and place it if it can be placed now; raises RoleRefused for what the caller may not name."""
+        """Accepts a workload and places it if possible; raises RoleRefused for names that the caller may not use."""
         caller = None if call is None else call.caller
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
@@ -188,16 +275,16 @@ class ControllerLoop:
         return await self.command(apply, is_decision=True, origin=origin, call=None if request.dry_run else call)
 
     async def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption) -> Workload:
-        """Take over work at the places where it stands, and let go those where it stands no more."""
+        """Takes over replicas that an engine runs, and releases those that it no longer runs."""
         return await self.command(lambda core, now_ns: core.adopt(request, adoption, now_ns=now_ns))
 
     def check_owner(self, core: Core, workload_id: str, call: AuditedCall | None) -> None:
-        """Whether the caller may change the workload; raises RoleRefused and NotFound."""
+        """Checks that the caller may change the workload; raises RoleRefused and NotFound."""
         if call is not None:
             check_owner(call.caller, core.workload(workload_id), call.method, self.config.roles)
 
     async def cancel(self, workload_id: str, *, call: AuditedCall | None = None) -> Workload:
-        """End a workload; raises RoleRefused where it is not the caller's."""
+        """Cancels a workload; raises RoleRefused if it is not the caller's."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
             self.check_owner(core, workload_id, call)
@@ -206,19 +293,19 @@ class ControllerLoop:
         return await self.command(apply, call=call)
 
     async def update_policy(self, policy: Policy, *, call: AuditedCall | None = None) -> Policy:
-        """Put a policy in force."""
+        """Puts a policy in force."""
         return await self.command(lambda core, now_ns: core.update_policy(policy, now_ns=now_ns), call=call)
 
     async def apply_moves(
         self, moves: Sequence[Move], *, is_back: bool = False, call: AuditedCall | None = None
     ) -> int:
-        """Move running work, all or nothing."""
+        """Moves running work, all or nothing."""
         return await self.command(
             lambda core, now_ns: core.apply_moves(moves, now_ns=now_ns, is_back=is_back), call=call
         )
 
     async def scale(self, workload_id: str, replicas: int, *, call: AuditedCall | None = None) -> Workload:
-        """Bring running work to so many replicas, or as near as there is room; raises RoleRefused as `cancel` does."""
+        """Scales running work, or as near as there is capacity for; raises RoleRefused as `cancel` does."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
             self.check_owner(core, workload_id, call)
@@ -227,25 +314,25 @@ class ControllerLoop:
         return await self.command(apply, call=call)
 
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
-        """Ask each GPU of running work to keep a limit, or its default."""
+        """Sets the power limit of each GPU of running work, None for the default."""
         return await self.command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
 
     async def report_limits(self, highest_w: Mapping[str, float]) -> None:
-        """The highest limits that GPUs were read to have, by workload, where above the journal's."""
+        """Sets the highest power limits read back from GPUs, by workload, where above the journal's."""
         await self.command(lambda core, now_ns: core.report_limits(highest_w, now_ns=now_ns))
 
     async def apply_partitions(
         self, change: PartitionStage | Sequence[SurveyedGpu], *, call: AuditedCall | None = None
     ) -> None:
-        """Want other layouts and take services to other slices, all or nothing."""
+        """Changes MIG layouts and moves services to other slices, all or nothing."""
         await self.command(lambda core, now_ns: core.apply_partitions(change, now_ns=now_ns), call=call)
 
     async def record_points(self, points: Sequence[MeasuredPoint], *, call: AuditedCall | None = None) -> int:
-        """Keep measured points; how many are new or changed."""
+        """Stores measured points; returns how many are new or changed."""
         return await self.command(lambda core, now_ns: core.record_points(points, now_ns=now_ns), call=call)
 
     async def audit(self, entries: Sequence[AuditEntry]) -> None:
-        """Keep entries of calls that changed nothing in the journal; returns when they are on disk. Raises Fault."""
+        """Writes audit entries of calls that changed nothing in the journal; returns when on disk. Raises Fault."""
 
         def apply(_core: Core, _now_ns: int) -> CoreStep[None]:
             return CoreStep((), None, frozenset())
@@ -253,19 +340,19 @@ class ControllerLoop:
         await self.command(apply, entries=tuple(entries))
 
     async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
-        """A node is here, as it describes itself; its agent holds the plan of this epoch, and what it claims by it."""
+        """Registers a node with its inventory, and the plan that its agent claims to hold."""
         await self.command(
             lambda core, now_ns: core.register_node(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
         )
 
     async def reconcile_node(self, node_name: str, *, call: AuditedCall | None = None) -> NodeRecord:
-        """Give up what a node holds beyond the journal."""
+        """Releases what a node holds beyond the journal."""
         return await self.command(lambda core, now_ns: core.reconcile_node(node_name, now_ns=now_ns), call=call)
 
     async def remove_node(
         self, node_name: str, *, force: bool, is_connected: Callable[[str], bool], call: AuditedCall | None = None
     ) -> NodeRemoval:
-        """Forget a node; where it is in use, only by force, and what it holds ends."""
+        """Removes a node; one in use only by force, which ends the work on it."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[NodeRemoval]:
             here = is_connected(node_name)
@@ -274,27 +361,27 @@ class ControllerLoop:
         return await self.command(apply, call=call)
 
     async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
-        """What others hold on a node, as its engine tells."""
+        """Sets the external usage of a node, as its engine reports it."""
         await self.command(lambda core, now_ns: core.update_external_usage(node_name, others, now_ns=now_ns))
 
     async def expect_reports(self) -> None:
-        """Place nothing on any node before its engine has reported anew what stands there."""
+        """Places nothing on any node until its engine has reported again what runs there."""
         await self.command(lambda core, now_ns: core.expect_reports(now_ns=now_ns))
 
     async def reconsider(self) -> None:
-        """Try what waits again, since an engine's rules may answer otherwise by now."""
+        """Tries pending work again, since the rules of an engine may have changed."""
         await self.command(lambda core, now_ns: core.retry_waiting(now_ns=now_ns))
 
     async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
-        """Replicas hold these GPUs of their node, as its engine tells."""
+        """Records which GPUs replicas hold on a node, as its engine reports it."""
         await self.command(lambda core, now_ns: core.correct_devices(node_name, held, now_ns=now_ns))
 
     async def mark_gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
-        """A device answers nothing any more."""
+        """Marks a device as lost."""
         await self.command(lambda core, now_ns: core.mark_gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
 
     async def mark_gpu_returned(self, node_name: str, gpu_uuid: str) -> None:
-        """A device answers again."""
+        """Marks a lost device as restored."""
         await self.command(lambda core, now_ns: core.mark_gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
 
     async def command(
@@ -306,7 +393,7 @@ class ControllerLoop:
         call: AuditedCall | None = None,
         entries: tuple[AuditEntry, ...] = (),
     ) -> _Result:
-        """Change the core in turn with everybody else; returns when that is on disk. Raises Fault."""
+        """Queues a change of the core, and returns its result once that is on disk. Raises Fault."""
         if self._stopping or self.failed.done():
             raise Unavailable("the controller is stopping; repeat the call when it is back")
         if len(self._queue) >= self.config.queue_most:

@@ -85,7 +85,7 @@ def _check_row(seq: int, body: object, digest: object, crc: int) -> Checkpoint |
 
 @dataclass(frozen=True, slots=True)
 class _Examined:
-    """What a journal's file holds before anything is written."""
+    """What a journal's file contains before anything is written."""
 
     last: int  # the last number ever given, also where the entries themselves are pruned
     base: JournalMark | None  # where the chain of checksums begins; None in a file that had no mark yet
@@ -137,7 +137,7 @@ class SqliteJournal:
         return self._last
 
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
-        """Write all entries, and those of the audit log, in one transaction, on disk when this returns."""
+        """Writes all entries, and those of the audit log, in one transaction that is on disk on return."""
         rows: list[tuple[int, str, str, int]] = []
         size = 0
         for seq, entry in enumerate(entries, self._last + 1):
@@ -169,12 +169,12 @@ class SqliteJournal:
                 self.audit_table.pruned(*gone)
 
     def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
-        """A page of the audit log, read apart from the writing, so that any thread may ask at any time."""
+        """Reads a page of the audit log; any thread may call it at any time."""
         with self._translate_errors():
             return read_audit_page(self.path, wanted, size=size, before=before)
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint, its CRC checked."""
+        """Returns the newest checkpoint, its CRC checked."""
         with self._translate_errors():
             rows = self._connection.execute(
                 "SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq DESC LIMIT 2"
@@ -194,7 +194,7 @@ class SqliteJournal:
         )
 
     def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
-        """Entries in order; stops with JournalCorrupt at the first that is damaged or missing."""
+        """Yields entries in order; raises JournalCorrupt at the first that is damaged or missing."""
         with self._translate_errors():
             last = yield from self._entries(self._connection, seq)
         if last != self._last:
@@ -216,9 +216,9 @@ class SqliteJournal:
         return expected - 1
 
     def read_history(self) -> JournalHistory:
-        """All that is kept, in one transaction of a connection of its own.
+        """Reads everything that is stored, in one transaction of a connection of its own.
 
-        From the first entry, where that is still kept; else the oldest checkpoint and the entries since.
+        From the first entry, if that is still stored; otherwise the oldest checkpoint and the entries since.
         """
         with (
             self._translate_errors(),
@@ -235,7 +235,7 @@ class SqliteJournal:
             return JournalHistory(checkpoint, tuple(self._entries(reader, checkpoint.seq if checkpoint else 0)))
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Keep this and the newest before it; drop older ones and the entries that both cover."""
+        """Stores a checkpoint; deletes all but the newest before it, and the entries that both cover."""
         body = zlib.compress(_dumps(checkpoint.state), 3)
         crc = _checkpoint_crc(checkpoint.seq, checkpoint.digest.encode(), body)
         row = (checkpoint.seq, body, checkpoint.digest, crc)
@@ -256,7 +256,7 @@ class SqliteJournal:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def probe(self) -> None:
-        """Write and remove as much as a large commit would take."""
+        """Checks that writing works, by writing and removing as much as a large commit takes."""
         self.check_files()
         self._remove_unmarked()
         with self._transaction():
@@ -265,7 +265,7 @@ class SqliteJournal:
             self._connection.execute("DELETE FROM meta WHERE key = 'probe'")
 
     def close(self) -> None:
-        """Give up the file, then the lock."""
+        """Closes the file, then releases the lock."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
         self._held.close()
@@ -273,7 +273,7 @@ class SqliteJournal:
     # Files and the mark
 
     def check_files(self) -> None:
-        """Raise JournalGone where a file of the journal is no longer the one that is in use."""
+        """Raises JournalGone if a file of the journal is no longer the one in use."""
         for path, identity in self._identities.items():
             if identity is not None and _identity(path) != identity:
                 raise JournalGone(
@@ -382,7 +382,7 @@ def open_journal(
     bytes_most: int = BYTES_MOST,
     accepts_loss: bool = False,
 ) -> SqliteJournal:
-    """The journal of a data directory, made if there is none; this process alone may use it until it is closed.
+    """Opens the journal of a data directory, creates it if missing, and locks it for this process until it is closed.
 
     Raises JournalLost where acknowledged entries are gone, unless the caller `accepts_loss`.
     """

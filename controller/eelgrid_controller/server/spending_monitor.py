@@ -18,18 +18,16 @@ from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import PolicyChanged, SpendingJudged
 from eelgrid_controller.state.spending import (
     LimitStatus,
-    judge_limits,
-    limit_statuses,
-    spending_reason,
-    utc_offset_minutes_of,
-)
-from eelgrid_controller.state.spending_limits import (
     PeriodBounds,
     SpendingDimension,
     SpendingKey,
+    judge_limits,
     limit_name,
+    limit_statuses,
     period_bounds_at,
     spending_key,
+    spending_reason,
+    utc_offset_minutes_of,
     warn_ratio_of,
 )
 from eelgrid_protos.faults import Fault, Unavailable

@@ -24,7 +24,7 @@ _PEERS_MOST = 4096
 
 
 class AgentLiveness:
-    """Agents here, and deadlines of those away."""
+    """Connected agents, and deadlines of disconnected ones."""
 
     def __init__(self) -> None:
         self._here: set[str] = set()
@@ -32,26 +32,26 @@ class AgentLiveness:
 
     @property
     def connected(self) -> int:
-        """How many agents are here."""
+        """Number of connected agents."""
         return len(self._here)
 
     def mark_connected(self, node_name: str) -> None:
-        """The node's agent is here."""
+        """Records that the node's agent has connected."""
         self._here.add(node_name)
         self._deadlines.pop(node_name, None)
 
     def mark_disconnected(self, node_name: str, *, deadline_s: float) -> None:
-        """The node's agent is away, and counts as lost from the deadline on."""
+        """Records that the node's agent has disconnected; the node counts as lost from the deadline."""
         self._here.discard(node_name)
         self._deadlines[node_name] = deadline_s
 
     def schedule_recheck(self, node_name: str, *, deadline_s: float) -> None:
-        """Name the node again at the deadline, unless its agent came in between."""
+        """Reports the node again at the deadline, unless its agent connects before."""
         if node_name not in self._here:
             self._deadlines[node_name] = deadline_s
 
     def pop_expired(self, *, now_s: float) -> tuple[str, ...]:
-        """Nodes whose grace has run out; each is named once."""
+        """Returns nodes whose grace period has expired, each once."""
         names = tuple(name for name, deadline_s in self._deadlines.items() if deadline_s <= now_s)
         for name in names:
             del self._deadlines[name]
@@ -59,7 +59,7 @@ class AgentLiveness:
 
 
 class LostNodeExpiry:
-    """Which nodes have been lost for long enough to be forgotten; never, where `keep_s` is 0."""
+    """Decides which lost nodes to remove; none if `keep_s` is 0."""
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
@@ -68,7 +68,7 @@ class LostNodeExpiry:
         self._seen: dict[str, float] = {}
 
     def select_expired(self, lost: Iterable[tuple[int, str]], *, now_ns: int, now_s: float) -> tuple[str, ...]:
-        """Those of (since when, name) that were seen expired for long enough by the monotonic clock, too."""
+        """Returns those of (lost_ns, name) that have expired by the wall clock and, for long enough, by the monotonic clock."""
         if not self._keep_s:
             return ()
         if self._began_ns is None:
@@ -81,7 +81,7 @@ class LostNodeExpiry:
 
 
 class RegistrationRefused(ResourceExhausted):
-    """Too many new node names; `limit` is `peer` or `all`."""
+    """Too many new nodes registered; `limit` is `peer` or `all`."""
 
     def __init__(self, limit: str, message: str) -> None:
         self.limit = limit
@@ -108,7 +108,7 @@ class _Bucket:
 
 
 class RegistrationLimiter:
-    """How many names of nodes that were never seen may come in an hour: of one certificate or address, and in all."""
+    """Limits how many new nodes may register per hour: from one certificate or address, and in total."""
 
     def __init__(self, peer_most: int, *, now_s: float) -> None:
         self._peer_most = peer_most
@@ -118,7 +118,7 @@ class RegistrationLimiter:
         self._peers: OrderedDict[str, _Bucket] = OrderedDict()
 
     def register_node(self, node_name: str, peer: str, *, now_s: float) -> None:
-        """A node that was never seen says Hello; raises RegistrationRefused."""
+        """Counts the registration of a new node; raises RegistrationRefused."""
         bucket = self._peers.setdefault(peer, _Bucket(self._peer_most, now_s))
         self._peers.move_to_end(peer)
         while len(self._peers) > _PEERS_MOST:

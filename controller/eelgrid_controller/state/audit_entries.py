@@ -1,4 +1,4 @@
-"""Entries of the audit log: who asked to change what, and how the call ended."""
+"""Entries of the audit log: who requested which change, and how the call ended."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ AUDITED = JOURNALLED | REPORTS | {"StartShadow", "StopShadow", "RemoveEnergyExpo
 
 @dataclass(frozen=True, slots=True)
 class AuditedCall:
-    """An operator's call: which, whose, from where and what matters of its request; no caller without TLS."""
+    """An operator's call: method, caller, peer and a summary of its request; without TLS the caller is None."""
 
     method: str
     caller: Caller | None
@@ -44,7 +44,7 @@ class AuditedCall:
     arguments: str = ""
 
     def entry(self, *, time_ns: int, code: str, reason: str = "", calls: int = 1, revision: int = 0) -> AuditEntry:
-        """What is kept of it, or of so many alike."""
+        """Builds the audit entry of the call, or of several identical ones."""
         caller = self.caller
         return AuditEntry(
             time_ns=time_ns,
@@ -63,7 +63,7 @@ class AuditedCall:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which entries are asked for."""
+    """Filter of a query for entries."""
 
     since_ns: int = 0
     user: str = ""
@@ -82,12 +82,12 @@ class AuditPage:
 
 
 def is_denied(code: str) -> bool:
-    """Whether a call ended so for its caller's rights."""
+    """Returns whether the status code says that the caller lacked the right."""
     return code in {"PERMISSION_DENIED", "UNAUTHENTICATED"}
 
 
 def escape_line_breaks(text: str) -> str:
-    """The text with nothing in it that would begin a line or move a cursor."""
+    """Replaces every character that would start a line or move a cursor."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
@@ -126,7 +126,7 @@ _ESSENCES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def summarize_request(method: str, request: Any) -> str:
-    """What matters of a request, as JSON of AUDIT_ARGUMENTS_MOST characters at most; longer ones are cut."""
+    """Summarizes a request as JSON of at most AUDIT_ARGUMENTS_MOST characters; longer ones are truncated."""
     essence = _ESSENCES.get(method)
     plain = essence(request) if essence is not None else _bound_plain(to_plain(request, brief=True))
     text = json.dumps(plain, ensure_ascii=True, separators=(",", ":"))

@@ -53,61 +53,59 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
     WorkloadSubmitted,
 )
-from eelgrid_controller.state.journal_encoding import JournalSanitizer, decode_explanation, encode_explanation
+from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, encode_explanation
 from eelgrid_controller.state.node_allocations import (
     AheadOfJournal,
     ContradictoryEvent,
     InvariantBroken,
     NodeRecord,
-    apply_policy,
-    make_assignment,
-    reallocate_replicas,
-)
-from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
-from eelgrid_controller.state.profile_points import MeasuredPoints, make_job_profile_name
-from eelgrid_controller.state.replica_changes import (
     apply_device_correction,
     apply_move,
     apply_partition_plan,
+    apply_policy,
     apply_scaling,
     is_sliced,
     list_affected_workloads,
     list_involved_nodes,
+    make_assignment,
+    reallocate_replicas,
     reallocate_slices,
 )
+from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
+from eelgrid_controller.state.profile_points import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.spending import SpendingState
 from eelgrid_protos.messages import Assignment, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
 
 
 class ExplanationStore:
-    """Explanations by workload."""
+    """Explanations of placements, by workload."""
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
 
     def get(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
-        """What was weighed; nothing for a workload that is not placed."""
+        """Returns the explanation; empty for a workload that is not placed."""
         text = self._texts.get(workload_id)
         return decode_explanation(json.loads(text)) if text else ()
 
     def put(self, workload_id: str, explained: tuple[ReplicaExplanation, ...], gone: Iterable[int] = ()) -> None:
-        """Keeps new explanations beside those of replicas that stay."""
+        """Adds new explanations to those of replicas that stay."""
         left = set(gone) | {item.replica for item in explained}
         kept = [row for row in json.loads(self._texts.get(workload_id, "[]")) if row[0] not in left]
         rows = sorted([*kept, *encode_explanation(explained)])[:EXPLAINED_REPLICAS_MOST]
         self._texts[workload_id] = json.dumps(rows, separators=(",", ":"))
 
     def forget_workload(self, workload_id: str) -> None:
-        """Forgets a workload."""
+        """Removes a workload."""
         self._texts.pop(workload_id, None)
 
     def copy(self) -> Self:
-        """Explanations that change apart from these."""
+        """Returns an independent copy."""
         return type(self)(self._texts)
 
     def dump(self) -> dict[str, str]:
-        """Everything, as plain values."""
+        """Returns everything as plain values."""
         return dict(self._texts)
 
 
@@ -119,7 +117,7 @@ def check_invariants(
     ended: Collection[str],
     ended_most: int,
 ) -> None:
-    """Raises InvariantBroken."""
+    """Checks the invariants; raises InvariantBroken."""
     expected: dict[str, dict[tuple[str, int], Assignment]] = {name: {} for name in nodes}
     for key, workload in workloads.items():
         if (key in waiting) != (workload.phase is WorkloadPhase.PENDING):
@@ -141,7 +139,7 @@ PendingTicket = tuple[int, int, str]
 
 
 class PendingQueue:
-    """The waiting workloads; a sorted list, since even a million shifts by one in under a millisecond."""
+    """The pending queue: a sorted list, since even a million entries shift by one in under a millisecond."""
 
     __slots__ = ("_places", "_tickets")
 
@@ -159,25 +157,25 @@ class PendingQueue:
         return workload_id in self._places
 
     def copy(self) -> "PendingQueue":
-        """An order that changes apart from this one."""
+        """Returns an independent copy."""
         twin = PendingQueue()
         twin._tickets, twin._places = self._tickets.copy(), self._places.copy()
         return twin
 
     def add(self, workload_id: str, *, priority: int, number: int) -> None:
-        """Begins to wait."""
+        """Adds a workload to the queue."""
         ticket = (-priority, number, workload_id)
         self._places[workload_id] = ticket
         insort(self._tickets, ticket)
 
     def discard(self, workload_id: str) -> None:
-        """Waits no more, if it did."""
+        """Removes a workload from the queue, if present."""
         ticket = self._places.pop(workload_id, None)
         if ticket is not None:
             del self._tickets[bisect_left(self._tickets, ticket)]
 
     def next_tickets(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
-        """At most `most` tickets after one, from the first on if None."""
+        """Returns at most `most` tickets after a given one, from the first if None."""
         start = 0 if ticket is None else bisect_right(self._tickets, ticket)
         return self._tickets[start : start + most]
 
@@ -187,11 +185,10 @@ ENDED_WORKLOADS_MOST = 100_000
 _FORMAT = 1
 # Entries that a lost tail is taken to have had where nobody can tell.
 _LOST_MOST = 1_000_000
-_NUMBER_MOST = 2**62
 
 
 class ClusterState:
-    """Everything that the controller knows for good; read it freely, change it through `apply` alone."""
+    """The durable state of the controller; may be read freely, is changed through `apply` only."""
 
     def __init__(self, *, policy: Policy | None = None, ended_most: int = ENDED_WORKLOADS_MOST) -> None:
         self.revision = 0
@@ -222,7 +219,7 @@ class ClusterState:
         return twin
 
     def requeue_workload(self, workload_id: str, *, number: int) -> None:
-        """Puts live work among what waits, at a place of its own: for a copy, since no event of the journal says it."""
+        """Puts a live workload into the pending queue: for copies only, since no event of the journal does this."""
         workload = self.workloads[workload_id]
         for placement in workload.placements:
             self.nodes[placement.node_name].release(workload_id, placement.replica)
@@ -233,12 +230,12 @@ class ClusterState:
 
     @property
     def live_workloads(self) -> int:
-        """Workloads that wait or run."""
+        """Number of workloads that wait or run."""
         return len(self.workloads) - len(self._ended)
 
     @property
     def phases(self) -> dict[WorkloadPhase, int]:
-        """Workloads by phase."""
+        """Number of workloads by phase."""
         waiting, ended = len(self.pending), len(self._ended)
         return {
             WorkloadPhase.PENDING: waiting,
@@ -247,7 +244,7 @@ class ClusterState:
         }
 
     def apply(self, event: Event) -> frozenset[str]:
-        """Takes an event in; returns the nodes on which something changed. Raises ContradictoryEvent."""
+        """Applies an event; returns the nodes on which something changed. Raises ContradictoryEvent."""
         match event:
             case WorkloadSubmitted():
                 touched = self._apply_submitted(event)
@@ -505,7 +502,7 @@ class ClusterState:
         return frozenset()
 
     def dump(self) -> dict[str, Any]:
-        """Everything that `load` needs, as plain values that JSON carries."""
+        """Dumps everything that `load` needs, as plain JSON values."""
         return {
             "format": _FORMAT,
             "revision": self.revision,
@@ -526,7 +523,7 @@ class ClusterState:
 
     @classmethod
     def load(cls, plain: Mapping[str, Any], healer: JournalSanitizer | None = None) -> Self:
-        """The state in a checkpoint; raises ValueError or KeyError if it is none of ours."""
+        """Loads the state from a checkpoint; raises ValueError or KeyError for a foreign one."""
         healer = healer or JournalSanitizer()
         if plain.get("format") != _FORMAT:
             raise ValueError(f"checkpoint format {plain.get('format')!r}; this version reads format {_FORMAT}")
@@ -565,12 +562,12 @@ class ClusterState:
             record.update_overcommitted()
 
     def digest(self, dumped: Mapping[str, Any] | None = None) -> str:
-        """A hash of the whole state: equal histories, equal digests. `dumped` is a dump at hand of just now."""
+        """Computes a hash of the whole state: equal histories have equal digests. `dumped` is a current dump, if at hand."""
         text = json.dumps(dumped or self.dump(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def validate(self) -> None:
-        """Every invariant; raises InvariantBroken."""
+        """Checks every invariant; raises InvariantBroken."""
         check_invariants(
             self.nodes, self.workloads, waiting=self.pending, ended=self._ended, ended_most=self._ended_most
         )

@@ -27,7 +27,7 @@ _GROWTH_PARTS = 20
 
 
 class TaskClass(NamedTuple):
-    """Tasks that fragmentation cannot tell apart."""
+    """A class of tasks that are equal for fragmentation."""
 
     cpu_milli: int
     gpu_count: int
@@ -36,7 +36,7 @@ class TaskClass(NamedTuple):
 
 
 def classify_request(request: ResourceRequest) -> TaskClass:
-    """The class of a request; the order of its models is of no account."""
+    """Returns the class of a request; the order of its models does not matter."""
     models = request.gpu_models
     return TaskClass(
         request.cpu_milli, request.gpu_count, request.gpu_milli, tuple(sorted(set(models))) if models else ()
@@ -66,7 +66,7 @@ class Demand:
             self.refresh_at = self.tasks + max(1, self.tasks // _GROWTH_PARTS)
 
     def copy(self) -> Self:
-        """Demand that grows apart from this one."""
+        """Returns an independent copy."""
         twin = type(self)()
         twin.counts, twin.mix = self.counts.copy(), self.mix
         twin.tasks, twin.refresh_at = self.tasks, self.refresh_at
@@ -87,7 +87,7 @@ class Demand:
         return tuple(typical)
 
     def dump(self) -> dict[str, Any]:
-        """The plain shape, for a checkpoint."""
+        """Dumps plain values for a checkpoint."""
         return {
             "tasks": self.tasks,
             "refresh_at": self.refresh_at,
@@ -97,7 +97,7 @@ class Demand:
 
     @classmethod
     def load(cls, plain: Mapping[str, Any]) -> Self:
-        """The demand in a checkpoint."""
+        """Loads demand from a checkpoint."""
         demand = cls()
         demand.tasks = plain["tasks"]
         demand.refresh_at = plain["refresh_at"]
@@ -113,7 +113,7 @@ def _parse_row(row: Sequence[Any]) -> tuple[TaskClass, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpportunityPrices:
-    """Whole watts that each class of the mix costs elsewhere, models that others will need, and the load then."""
+    """Opportunity prices in whole watts for each class of the mix, the scarce models, and the load that they were computed at."""
 
     offers_w: tuple[int, ...] = ()
     scarce_models: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ NO_OPPORTUNITY_PRICES = OpportunityPrices()
 
 
 class PriceMarket:
-    """The quotes in force and how many tasks came or left since; -1 when they are void."""
+    """The prices in force and how many tasks came or left since; -1 if they are invalid."""
 
     __slots__ = ("quotes", "shifts")
 
@@ -133,30 +133,30 @@ class PriceMarket:
         self.shifts = -1
 
     def invalidate(self) -> None:
-        """The mix or the nodes are others: offers mean nothing any more, new ones are due."""
+        """Invalidates the prices, because the mix or the nodes changed."""
         self.quotes, self.shifts = NO_OPPORTUNITY_PRICES, -1
 
     def request_refresh(self) -> None:
-        """New quotes are due; those in force still mean something."""
+        """Requests new prices; those in force stay valid until then."""
         self.shifts = -1
 
     def count_task_changes(self, tasks: int) -> None:
-        """So many tasks came or left."""
+        """Counts tasks that came or left."""
         if self.shifts >= 0:
             self.shifts += tasks
 
     def set_prices(self, quotes: OpportunityPrices) -> None:
-        """Puts quotes in force."""
+        """Puts prices in force."""
         self.quotes, self.shifts = quotes, 0
 
     def copy(self) -> Self:
-        """A market that goes on apart from this one."""
+        """Returns an independent copy."""
         twin = type(self)()
         twin.quotes, twin.shifts = self.quotes, self.shifts
         return twin
 
     def dump(self) -> dict[str, Any]:
-        """The plain shape, for a checkpoint."""
+        """Dumps plain values for a checkpoint."""
         quotes = self.quotes
         return {
             "offers_w": list(quotes.offers_w),
@@ -167,7 +167,7 @@ class PriceMarket:
 
     @classmethod
     def load(cls, plain: Mapping[str, Any]) -> Self:
-        """The market in a checkpoint."""
+        """Loads prices from a checkpoint."""
         market = cls()
         offers: Sequence[int] = plain["offers_w"]
         market.quotes = OpportunityPrices(

@@ -26,7 +26,7 @@ from eelgrid_protos.quantities import Bytes, Count, CpuMilli, Label, Many, Sente
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalUsage:
-    """Amounts that others hold, the node's traits, and why nothing new may come; empty where it may."""
+    """What work outside Eelgrid holds on a node, the node's traits, and why it accepts no new work; empty if it does."""
 
     cpu_milli: CpuMilli = 0
     memory_bytes: Bytes = 0
@@ -37,7 +37,7 @@ class ExternalUsage:
     closed: Sentence = ""
 
     def frees_capacity_since(self, before: "ExternalUsage") -> bool:
-        """Whether work that waits could begin on account of this."""
+        """Returns whether pending work could start because of this change."""
         return (
             self.cpu_milli < before.cpu_milli
             or self.memory_bytes < before.memory_bytes
@@ -47,11 +47,11 @@ class ExternalUsage:
         )
 
     def add(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
-        """These and the amounts of others, or of one replica."""
+        """Adds other amounts, or those of one replica."""
         return self._shift(amounts, 1)
 
     def subtract(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
-        """These without them; never less than nothing."""
+        """Subtracts amounts; never below zero."""
         return self._shift(amounts, -1)
 
     def _shift(self, amounts: "ExternalUsage | ResourceRequest", sign: int) -> "ExternalUsage":
@@ -73,7 +73,7 @@ UNREPORTED_USAGE = ExternalUsage(closed="what stands on the node is not reported
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningReplica:
-    """One replica where it stands. `counted` is what it is among others' amounts there."""
+    """One running replica. `counted` is its part of the external usage there."""
 
     node_name: str
     gpu_indexes: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ class RunningReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """A workload stands at these places, too, and no more at those that are released, by number.
+    """Replicas of a workload that an engine runs, and those, by number, that it has released.
 
     `first` is the number of the first that is new: 0 for a workload that is not known yet, for another the first after
     all that it has. Whoever says so again, or has not seen what became of the workload since, changes nothing.
@@ -95,7 +95,7 @@ class Adoption:
     in_parts: bool = False  # what cannot be held is left out, and does not keep the rest
 
     def frees_capacity(self, request: ResourceRequest) -> bool:
-        """Whether more becomes free than is held, so that what waits could begin."""
+        """Whether capacity becomes free, so that pending work could start."""
         return bool(self.released) or any(
             one.counted.cpu_milli > request.cpu_milli
             or one.counted.memory_bytes > request.memory_bytes
@@ -105,32 +105,32 @@ class Adoption:
 
 
 class EligibilityRules(Protocol):
-    """An engine's own rules, asked while a decision is made; each answer is of this moment."""
+    """Eligibility rules of an engine, evaluated during a decision."""
 
     def has_rules_for(self, workload_id: str) -> bool:
-        """Whether the engine is to be asked about a workload; its traits say nothing then."""
+        """Returns whether the engine's rules apply to a workload instead of its traits."""
 
     def list_eligible_nodes(
         self, workload_id: str, placed: Mapping[int, str], workloads: Mapping[str, Workload]
     ) -> frozenset[str]:
-        """Nodes that the next replica may go to, room apart, once those before it are `placed` by number.
+        """Returns the nodes that the next replica may use, regardless of capacity, after those `placed` by number.
 
         `workloads` are all that the core knows, with what it decided a moment ago.
         """
 
     def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
-        """Nodes that bind the replicas after the first to the same places as this one does."""
+        """Returns the nodes that restrict the following replicas in the same way as this one."""
 
 
 class Eligibility:
-    """Where an engine leaves its rules for the core; None where there is no engine, or it is not ready yet."""
+    """Holds the rules of an engine; None if there is no engine, or it is not ready."""
 
     def __init__(self) -> None:
         self.rules: EligibilityRules | None = None
 
 
 class ReplicaBounds(NamedTuple):
-    """The fewest and the most replicas that the steering may ask for."""
+    """The minimum and maximum number of replicas that the objectives loop may request."""
 
     least: int
     most: int
@@ -138,7 +138,7 @@ class ReplicaBounds(NamedTuple):
 
 @dataclass(slots=True)
 class EngineOverrides:
-    """Each mapping is replaced entry by entry, from the event loop alone."""
+    """Settings of engines that override the policy; changed from the event loop only."""
 
     advised: dict[str, str] = field(default_factory=dict)  # workloads that are not scaled now, and why
     bounds: dict[str, ReplicaBounds] = field(default_factory=dict)  # narrower than the promise's
@@ -146,6 +146,6 @@ class EngineOverrides:
     grown: dict[str, frozenset[int]] = field(default_factory=dict)  # replicas that served before they were told of
 
     def forget_workload(self, workload_id: str) -> None:
-        """A workload that is no more."""
+        """Removes the settings of a workload that ended."""
         for words in (self.advised, self.bounds, self.pages, self.grown):
             words.pop(workload_id, None)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from eelgrid_controller.state.demand import OpportunityPrices
 from eelgrid_controller.state.engine_reports import ExternalUsage
-from eelgrid_controller.state.journal_encoding import JournalSanitizer, decode_explanation, encode_explanation
+from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, encode_explanation
 from eelgrid_controller.state.spending import OverspentLimit
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (

@@ -1,23 +1,28 @@
-"""The journal port: what the event loop needs of durable storage.
+"""The journal port, and how values are encoded in journal entries and checkpoints.
 
-Entry number n is the event that took the state from revision n - 1 to n, so the journal's last number and the
-state's revision are one number, and a gap, a repetition or a lost tail is detected.
+`Journal` is what the event loop needs of durable storage. Entry number n is the event that took the state from
+revision n - 1 to n, so the journal's last number and the state's revision are one number, and a gap, a repetition
+or a lost tail is detected. Explanations are stored as compact rows. `JournalSanitizer` brings values that an older
+version accepted inside the rules of this one, and records what it changed.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from eelgrid_controller.errors import LostEntries
-from eelgrid_protos.messages import AuditEntry
+from eelgrid_protos.messages import AuditEntry, Candidate, CostTerm, Removal, ReplicaExplanation, Workload
+from eelgrid_protos.plain_messages import from_plain
+from eelgrid_protos.quantities import PLAN_EPOCH_MOST, Text
+from eelgrid_protos.schema import fields_of, is_valid_message, list_violations, repair_message, repair_text
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One event as the journal holds it."""
+    """One event as the journal stores it."""
 
     kind: str
     body: Mapping[str, Any]
@@ -34,7 +39,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class JournalHistory:
-    """The oldest state that can be had, None for the empty one of the beginning, and every entry since with its number."""
+    """The oldest stored state, None for the empty initial one, and every entry since with its number."""
 
     checkpoint: Checkpoint | None
     entries: tuple[tuple[int, JournalEntry], ...]
@@ -42,7 +47,7 @@ class JournalHistory:
 
 @dataclass(slots=True)
 class JournalCounters:
-    """What the journal did since it was opened."""
+    """Counters of the journal since it was opened."""
 
     commits: int = 0
     entries: int = 0
@@ -52,55 +57,162 @@ class JournalCounters:
 
 
 class Journal(Protocol):
-    """Durable, ordered, written by one; each method is done when it returns, or left no trace when it raises."""
+    """A durable, ordered journal with one writer; a method has completed when it returns, and left no trace when it raises."""
 
     @property
     def path(self) -> Path:
-        """The file, for messages."""
+        """Path of the file, for messages."""
 
     @property
     def counters(self) -> JournalCounters:
-        """What was written so far."""
+        """Counters since the journal was opened."""
 
     @property
     def lost(self) -> LostEntries | None:
-        """Acknowledged entries that are gone, where an operator accepted that; None once something was appended."""
+        """Acknowledged entries that are gone, if an operator accepted the loss; None after the next append."""
 
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
-        """Write all or none, with these of the audit log; the number of the last entry."""
+        """Appends all entries or none, with entries of the audit log; returns the number of the last entry."""
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint, checked; None before the first."""
+        """Returns the newest checkpoint, verified; None before the first."""
 
     def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
-        """Every entry after `seq`, in order and checked."""
+        """Yields every entry after `seq`, in order and verified."""
 
     def read_history(self) -> JournalHistory:
-        """All that is kept, checked; read apart from the writing, so that any thread may ask at any time."""
+        """Returns everything that is stored, verified; any thread may call it at any time."""
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint and drop what two checkpoints have made needless."""
+        """Stores a checkpoint, and deletes what two checkpoints have made unnecessary."""
 
     def check_files(self) -> None:
-        """Raise JournalGone where what is written to is no longer what a restart would read."""
+        """Raises JournalGone if the files that are written are no longer those that a restart would read."""
 
     def probe(self) -> None:
-        """Return if writing works; raise JournalFull or JournalUnavailable if not."""
+        """Checks that writing works; raises JournalFull or JournalUnavailable."""
 
     def close(self) -> None:
-        """Give the file up."""
+        """Closes the file."""
 
 
 def checkpoint_removal_command(path: Path, seq: int) -> str:
-    """The command with which a person removes one checkpoint."""
+    """Returns the shell command that removes one checkpoint."""
     return f"sqlite3 {path} 'DELETE FROM checkpoints WHERE seq={seq}'"  # noqa: S608  # told, never run
 
 
 def entry_removal_command(path: Path, seq: int) -> str:
-    """The command with which a person gives up an entry and all after it."""
+    """Returns the shell command that removes an entry and all after it."""
     return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # told, never run
 
 
 def digest_of(state: Mapping[str, Any]) -> str:
-    """A hash of a dumped state, the same for the same state whatever the order of its keys."""
+    """Computes a hash of a dumped state, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(state, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def encode_explanation(explanation: tuple[ReplicaExplanation, ...]) -> list[Any]:
+    """Encodes an explanation as rows; all candidates of a replica have the same terms in the same order."""
+    return [
+        [
+            found.replica,
+            found.feasible_nodes,
+            [part for removal in found.removals for part in (removal.constraint, removal.nodes)],
+            [term.name for term in found.candidates[0].terms] if found.candidates else [],
+            [
+                [item.node_name, list(item.gpu_indexes), item.cost_w, [term.cost_w for term in item.terms]]
+                for item in found.candidates
+            ],
+        ]
+        for found in explanation
+    ]
+
+
+def decode_explanation(rows: Sequence[Any]) -> tuple[ReplicaExplanation, ...]:
+    """Decodes an explanation from rows; raises ValueError."""
+    try:
+        return _read(rows)
+    except (TypeError, IndexError) as error:
+        raise ValueError(f"an explanation cannot be read: {error}") from error
+
+
+def _read(rows: Sequence[Any]) -> tuple[ReplicaExplanation, ...]:
+    return tuple(
+        ReplicaExplanation(
+            replica=replica,
+            feasible_nodes=feasible,
+            removals=tuple(
+                Removal(constraint=constraint, nodes=nodes)
+                for constraint, nodes in zip(removals[::2], removals[1::2], strict=True)
+            ),
+            candidates=tuple(
+                Candidate(
+                    node_name=node_name,
+                    gpu_indexes=tuple(indexes),
+                    cost_w=cost_w,
+                    terms=tuple(
+                        CostTerm(name=name, cost_w=term_w) for name, term_w in zip(names, terms_w, strict=True)
+                    ),
+                )
+                for node_name, indexes, cost_w, terms_w in candidates
+            ),
+        )
+        for replica, feasible, removals, names, candidates in rows
+    )
+
+
+_Message = TypeVar("_Message")
+
+_LINES_MOST = 100
+
+
+def _identifier_rule() -> Text:
+    (rule,) = (entry.shape.rule for entry in fields_of(Workload) if entry.name == "workload_id")
+    assert isinstance(rule, Text)
+    return rule
+
+
+_IDENTIFIER = _identifier_rule()
+
+
+@dataclass(slots=True)
+class JournalSanitizer:
+    """Reads values of older versions; `lines` says what it changed, each thing once."""
+
+    lines: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def _record_line(self, line: str) -> None:
+        if line not in self.lines:
+            self.count += 1
+            if len(self.lines) < _LINES_MOST:
+                self.lines.append(line)
+
+    def message(self, message: _Message) -> _Message:
+        """Returns the message with every value inside the rules."""
+        if is_valid_message(message):
+            return message
+        healed = repair_message(message)
+        for found in list_violations(message):
+            self._record_line(f"{type(message).__name__}: {found.field} {found.problem}")
+        if (raw := getattr(message, "workload_id", None)) is not None:
+            self.identifier(raw)
+        return healed
+
+    def read(self, cls: type[_Message], plain: Mapping[str, Any]) -> _Message:
+        """Reads a message of a checkpoint; raises InvalidMessage."""
+        return self.message(from_plain(cls, plain, trusted=True))
+
+    def identifier(self, raw: str) -> str:
+        """Returns the identifier inside the rules."""
+        healed = repair_text(raw, _IDENTIFIER)
+        if healed != raw:
+            self._record_line(f"the name {raw[:200]!r} is {healed!r} now")
+        return healed
+
+    def epoch(self, node_name: str, epoch: int) -> int:
+        """Returns a node's plan epoch; 0 for one that cannot have been sent to an agent."""
+        if epoch < PLAN_EPOCH_MOST:
+            return epoch
+        self._record_line(f"the plan epoch of node {node_name} was {epoch}, which is no agent's; it begins anew")
+        return 0

@@ -1,6 +1,6 @@
 """MIG layouts: which slices of a GPU exist, which are legal, and what share of the GPU each one is.
 
-Owns the way from a GPU and a layout to slices. Must not know who runs in a slice, nor why.
+Derives slices from a GPU and a layout. Must not know who runs in a slice, or why.
 
 Theory: a layout is the whole of a GPU. Its instances are named by the driver's profile names (a catalogue key
 is understood, too); a slice is identified by profile and start. The shares of slices are by compute slices,
@@ -27,22 +27,22 @@ def _geometry(key: str, product: str, memory_bytes: int) -> MigGeometry | None:
 
 
 def find_mig_geometry(gpu: Gpu) -> MigGeometry | None:
-    """The geometry of a GPU that can be cut, by the catalogue; None for any other."""
+    """Returns the MIG geometry of a GPU from the catalogue; None if it cannot be partitioned."""
     return _geometry(gpu.catalogue_key, gpu.product, gpu.memory_bytes) if gpu.mig_capable else None
 
 
 def compute_share_milli(geometry: MigGeometry, profile: GiProfile) -> int:
-    """Thousandths of the GPU's compute slices."""
+    """Computes a profile's share of the GPU's compute slices, in thousandths."""
     return GPU_MILLI_WHOLE * profile.compute_slices // geometry.compute_slices
 
 
 def list_slice_positions(layout: GpuLayout) -> Iterator[SlicePosition]:
-    """Profile and start of every instance that is wanted."""
+    """Yields profile and start of every instance of a layout."""
     return ((one.profile, one.start) for one in layout.instances)
 
 
 def find_layout_problem(gpu: Gpu, layout: GpuLayout) -> str:
-    """Why a layout cannot stand on this GPU; nothing if it can."""
+    """Returns why a layout is not possible on this GPU; empty if it is."""
     geometry = find_mig_geometry(gpu)
     if geometry is None:
         return f"GPU {gpu.uuid} cannot be cut"
@@ -56,7 +56,7 @@ def find_layout_problem(gpu: Gpu, layout: GpuLayout) -> str:
 
 
 def find_slices_problem(layout: GpuLayout | None, held: Iterable[Slice]) -> str:
-    """Why replicas cannot hold these slices of a layout; nothing if they can."""
+    """Returns why replicas cannot hold these slices of a layout; empty if they can."""
     if layout is None:
         return "no layout is wanted there"
     free = [("", 0)] if not layout.mig_enabled else list(list_slice_positions(layout))
@@ -69,7 +69,7 @@ def find_slices_problem(layout: GpuLayout | None, held: Iterable[Slice]) -> str:
 
 
 def find_slice_device(gpu: Gpu, place: Slice) -> str | None:
-    """The UUID that a process opens there; None while it does not stand."""
+    """Returns the UUID that a process opens for a slice; None while the slice does not exist."""
     if not place.profile:
         return None if gpu.mig_enabled or gpu.mig_pending else gpu.uuid
     for instance in gpu.gpu_instances:
@@ -80,7 +80,7 @@ def find_slice_device(gpu: Gpu, place: Slice) -> str | None:
 
 
 def is_layout_complete(gpu: Gpu, layout: GpuLayout) -> bool:
-    """Whether every instance that is wanted can be opened; others may stand beside them."""
+    """Returns whether every instance of the layout can be opened; others may exist beside them."""
     mode = gpu.mig_enabled == layout.mig_enabled and not gpu.mig_pending
     return mode and all(
         find_slice_device(gpu, Slice(profile=name, start=start)) for name, start in list_slice_positions(layout)

@@ -1,8 +1,10 @@
-"""Node allocations: what one node has, what is allocated on it, and to which workloads.
+"""Node allocations: what one node has, what is allocated on it and to which workloads, and how events change that.
 
-Owns the rule that nothing is allocated twice: `allocate` checks before it books, and `reallocate_replicas` moves
-a workload from some places to others or leaves everything as it was. Must not know why something was placed.
-Changed by `ClusterState.apply` alone.
+`NodeRecord` owns the rule that nothing is allocated twice: `allocate` checks before it books, and
+`reallocate_replicas` moves a workload from some places to others or leaves everything as it was. The `apply_*`
+functions return a placed workload as it is after a move, a scaling, a device correction or a partition plan, and
+raise ContradictoryEvent for what such an event may not do. Neither knows why something was placed; only
+`ClusterState.apply` changes state with them.
 
 GPUs with a MIG layout, and those that can be partitioned on a partitioned node, belong to the partition
 planner: nothing else is allocated there. A slice of a layout is held by one replica. A device that vanished,
@@ -15,10 +17,30 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE, ExternalUsage
-from eelgrid_controller.state.journal_encoding import JournalSanitizer
+from eelgrid_controller.state.events import (
+    DevicesCorrected,
+    Event,
+    PartitionsPlanned,
+    WorkloadCancelled,
+    WorkloadMoved,
+    WorkloadPlaced,
+    WorkloadScaled,
+)
+from eelgrid_controller.state.journal import JournalSanitizer
 from eelgrid_controller.state.mig_layouts import find_layout_problem, find_slice_device, find_slices_problem
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, is_pool_partitioned
-from eelgrid_protos.messages import Assignment, Gpu, GpuLayout, Inventory, NodeState, Placement, Policy, Slice, Workload
+from eelgrid_protos.messages import (
+    Assignment,
+    Gpu,
+    GpuLayout,
+    Inventory,
+    NodeState,
+    Placement,
+    Policy,
+    Slice,
+    Workload,
+    WorkloadPhase,
+)
 from eelgrid_protos.plain_messages import to_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
@@ -27,15 +49,15 @@ ASSIGNMENTS_MOST = 4096
 
 
 class ContradictoryEvent(ValueError):
-    """An event that cannot follow the events before it: the journal was altered, or we have a fault."""
+    """An event that cannot follow the events before it: the journal was altered, or there is a bug."""
 
 
 class InvariantBroken(AssertionError):
-    """The state contradicts itself: a fault of ours."""
+    """The state contradicts itself, which is a bug."""
 
 
 def make_assignment(workload: Workload, placement: Placement) -> Assignment:
-    """What a replica of the workload holds there."""
+    """Builds the assignment of one placed replica."""
     request, part = workload.spec.request, placement.gpu_instance
     milli = request.gpu_milli if part is None else part.gpu_milli
     return Assignment(
@@ -55,7 +77,7 @@ def _lost_of(inventory: Inventory) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadOfJournal:
-    """What a node holds beyond the journal: by which plan, how much (None where unknown), and the first of whose it is."""
+    """What a node holds beyond the journal: the plan epoch, how many assignments (None if unknown), and the first workload ids."""
 
     plan_epoch: int
     assignments: int | None = None
@@ -72,7 +94,7 @@ def _ahead_of(row: Mapping[str, Any] | None) -> AheadOfJournal | None:
 
 @dataclass(slots=True, kw_only=True)
 class NodeRecord:
-    """One node; the amounts are sums over the assignments."""
+    """One node and its allocations; the amounts are sums over the assignments."""
 
     inventory: Inventory
     state: NodeState = NodeState.READY
@@ -95,13 +117,13 @@ class NodeRecord:
     layouts: dict[str, GpuLayout] = field(default_factory=dict)
     # It takes nothing new, and gets no plan, until that is reconciled.
     ahead: AheadOfJournal | None = None
-    # The plan's epoch when a controller began, until the agent has spoken; then None. See plan_claims.py.
+    # The plan's epoch when a controller began, until the agent has spoken; then None. See core/nodes.py.
     doubted_epoch: int | None = None
     # Since when it is lost; 0 where it is not, or was lost before this was kept.
     lost_ns: int = 0
 
     def copy(self) -> Self:
-        """A record that changes apart from this one."""
+        """Returns an independent copy."""
         return replace(
             self,
             gpu_milli=self.gpu_milli.copy(),
@@ -113,36 +135,36 @@ class NodeRecord:
 
     @property
     def allocated_gpu_milli(self) -> int:
-        """Milli-GPU held on all devices, those that are gone too."""
+        """Allocated thousandths of GPUs on all devices, including lost ones."""
         return sum(self.gpu_milli.values())
 
     @property
     def is_ready(self) -> bool:
-        """Whether its agent is there."""
+        """Whether the node is ready."""
         return self.state is NodeState.READY
 
     @property
     def is_reported(self) -> bool:
-        """Whether its agent has spoken since the controller began; until then nobody knows what it holds."""
+        """Whether its agent has reported since the controller started; until then it is unknown what the node holds."""
         return self.doubted_epoch is None
 
     @property
     def is_schedulable(self) -> bool:
-        """Whether something new may come, if there is room."""
+        """Whether the node accepts new work, capacity permitting."""
         return self.is_ready and not self.others.closed and self.ahead is None and self.is_reported
 
     @property
     def cpu_left_milli(self) -> int:
-        """What nobody holds; less than nothing where more is held than there is."""
+        """Free CPU in thousandths; negative if more is held than the node has."""
         return self.inventory.cpu_milli - self.allocated_cpu_milli - self.others.cpu_milli
 
     @property
     def memory_left_bytes(self) -> int:
-        """The same of memory."""
+        """Free memory in bytes; negative if more is held than the node has."""
         return self.inventory.memory_bytes - self.allocated_memory_bytes - self.others.memory_bytes
 
     def externally_used_gpus(self) -> frozenset[str]:
-        """The GPUs that others hold by name, and as many more of what is not held here, the highest indexes first."""
+        """GPUs in external use: those named, and as many more unallocated ones as are counted, the highest indexes first."""
         if not self.others.gpu_count:
             return frozenset()
         taken = {gpu.index for gpu in self.inventory.gpus}.intersection(self.others.gpu_indexes)
@@ -153,19 +175,19 @@ class NodeRecord:
         return frozenset(gpu.uuid for gpu in self.inventory.gpus if gpu.index in taken)
 
     def gpu(self, uuid: str) -> Gpu | None:
-        """The device in the inventory."""
+        """Returns a device of the inventory, None if it is absent."""
         return next((gpu for gpu in self.inventory.gpus if gpu.uuid == uuid), None)
 
     def holders(self, uuid: str) -> Iterator[str]:
-        """Ids of the workloads on a device, each once, in the order in which they were placed."""
+        """Yields the ids of the workloads on a device, each once, in order of placement."""
         yield from dict.fromkeys(item.workload_id for item in self.assignments.values() if uuid in item.gpu_uuids)
 
     def is_partition_managed(self, gpu: Gpu) -> bool:
-        """Whether a GPU is the partition planner's."""
+        """Returns whether the partition planner manages a GPU."""
         return gpu.uuid in self.layouts or (self.partitioned and gpu.mig_capable)
 
     def slices(self, uuid: str) -> list[Slice]:
-        """What replicas hold of a GPU that the partition planner has."""
+        """Returns the slices of a GPU that replicas hold."""
         return [
             item.gpu_instance
             for item in self.assignments.values()
@@ -173,7 +195,7 @@ class NodeRecord:
         ]
 
     def slice_devices(self) -> dict[tuple[str, int], str]:
-        """The device of each replica in a slice that stands, by its key."""
+        """Returns the device of each replica in a slice that exists, by its key."""
         gpus = {gpu.uuid: gpu for gpu in self.inventory.gpus}
         found = {}
         for key, item in self.assignments.items():
@@ -183,7 +205,7 @@ class NodeRecord:
         return found
 
     def set_layout(self, layout: GpuLayout) -> None:
-        """Wants a layout of a GPU; raises ContradictoryEvent, and then nothing has changed."""
+        """Sets the planned layout of a GPU; raises ContradictoryEvent, and then nothing has changed."""
         uuid = layout.gpu_uuid
         gpu = self.gpu(uuid)
         others = [item for item in self.assignments.values() if uuid in item.gpu_uuids and item.gpu_instance is None]
@@ -201,7 +223,7 @@ class NodeRecord:
         self.layouts[uuid] = layout
 
     def set_partitioned(self, *, partitioned: bool) -> bool:
-        """Is the partition planner's from now on, or not; whether what is wanted of its GPUs changed."""
+        """Gives the node to the partition planner or takes it away; returns whether planned layouts changed."""
         self.partitioned = partitioned
         empty = [] if partitioned else [uuid for uuid in self.layouts if uuid not in self.gpu_milli]
         for uuid in empty:
@@ -213,13 +235,13 @@ class NodeRecord:
         return (self.state, self.inventory) == (NodeState.READY, inventory) and self.lost_gpus == _lost_of(inventory)
 
     def mark_lost(self, time_ns: int) -> None:
-        """Its agent is away from now on; what is held stays held."""
+        """Marks the node as lost; it keeps what it holds."""
         if self.state is not NodeState.LOST:
             self.lost_ns = time_ns
         self.state = NodeState.LOST
 
     def update_inventory(self, inventory: Inventory) -> None:
-        """Takes the node as it is now; what is held stays held."""
+        """Updates the node's inventory; it keeps what it holds."""
         self.inventory = inventory
         self.state = NodeState.READY
         self.lost_ns = 0
@@ -227,7 +249,7 @@ class NodeRecord:
         self.update_overcommitted()
 
     def find_unknown_assignments(self, held: Sequence[Assignment]) -> tuple[Assignment, ...]:
-        """Of what its agent holds, what was not placed there by this journal."""
+        """Returns those of the agent's assignments that are not in this journal."""
         return tuple(item for item in held if not self._knows(item))
 
     def _knows(self, item: Assignment) -> bool:
@@ -236,14 +258,14 @@ class NodeRecord:
         return mine is not None and (mine.gpu_instance is not None or set(mine.gpu_uuids) == set(item.gpu_uuids))
 
     def update_overcommitted(self) -> None:
-        """Notes whether what is held exceeds the node; only a node that shrank may."""
+        """Records whether allocations exceed the node, which only a node that shrank may have."""
         self.overcommitted = (
             self.allocated_cpu_milli > self.inventory.cpu_milli
             or self.allocated_memory_bytes > self.inventory.memory_bytes
         )
 
     def allocate(self, assignment: Assignment) -> None:
-        """Books an assignment; raises ContradictoryEvent, and then nothing has changed."""
+        """Allocates an assignment; raises ContradictoryEvent, and then nothing has changed."""
         key = (assignment.workload_id, assignment.replica)
         problem = self._objection(assignment)
         if problem:
@@ -251,7 +273,7 @@ class NodeRecord:
         self.allocate_unchecked(assignment)
 
     def allocate_unchecked(self, assignment: Assignment) -> None:
-        """Books what was held before, whatever became of the node since."""
+        """Allocates an assignment without checks, for one that was held before."""
         self.assignments[assignment.workload_id, assignment.replica] = assignment
         self._count_share(assignment, 1)
         self.allocated_cpu_milli += assignment.cpu_milli
@@ -304,7 +326,7 @@ class NodeRecord:
         return ""
 
     def release(self, workload_id: str, replica: int) -> None:
-        """Gives an assignment back."""
+        """Releases an assignment."""
         assignment = self.assignments.pop((workload_id, replica))
         self._count_share(assignment, -1)
         self.allocated_cpu_milli -= assignment.cpu_milli
@@ -320,7 +342,7 @@ class NodeRecord:
         self.update_overcommitted()
 
     def dump(self) -> dict[str, Any]:
-        """What cannot be derived of the node, as plain values that JSON carries."""
+        """Dumps what cannot be derived, as plain JSON values."""
         layouts = [to_plain(self.layouts[uuid], brief=True) for uuid in sorted(self.layouts)]
         return {
             "inventory": to_plain(self.inventory, brief=True),
@@ -336,7 +358,7 @@ class NodeRecord:
 
     @classmethod
     def load(cls, row: Mapping[str, Any], healer: JournalSanitizer) -> Self:
-        """The node in a checkpoint, holding nothing yet."""
+        """Loads a node from a checkpoint, without its assignments."""
         inventory = healer.read(Inventory, row["inventory"])
         layouts = (healer.read(GpuLayout, plain) for plain in row.get("layouts", ()))
         return cls(
@@ -352,7 +374,7 @@ class NodeRecord:
         )
 
     def validate(self) -> None:
-        """Whether the sums are those of the assignments; raises InvariantBroken."""
+        """Checks that the sums match the assignments; raises InvariantBroken."""
         name, held = self.inventory.node_name, list(self.assignments.values())
         by_gpu: dict[str, int] = {}
         for item in held:
@@ -380,7 +402,7 @@ class NodeRecord:
 def reallocate_replicas(
     nodes: Mapping[str, NodeRecord], workload: Workload, before: Sequence[Placement], after: Sequence[Placement]
 ) -> None:
-    """Releases some places of a workload and holds others; raises ContradictoryEvent, and then nothing has changed."""
+    """Releases some placements of a workload and allocates others; raises ContradictoryEvent, and then nothing has changed."""
     key, held = workload.workload_id, list[Placement]()
     strange = [placement.node_name for placement in after if placement.node_name not in nodes]
     if strange:
@@ -401,7 +423,7 @@ def reallocate_replicas(
 
 
 def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy) -> frozenset[str]:
-    """Puts another policy in force on nodes; those for which something is other, with new plans where these are."""
+    """Puts a policy in force on nodes; returns those that it affects."""
     changed, old_w, new_w = set(), get_node_budgets_w(before), get_node_budgets_w(after)
     for name, record in nodes.items():
         pool = record.inventory.pool
@@ -413,3 +435,150 @@ def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy)
         record.plan_epoch += renewed or turned
         changed |= {name} if renewed or turns else set()
     return frozenset(changed)
+
+
+def list_affected_workloads(event: Event) -> tuple[str, ...]:
+    """Lists the workloads whose allocations an event may change."""
+    match event:
+        case WorkloadPlaced() | WorkloadScaled() | WorkloadCancelled():
+            return (event.workload_id,)
+        case PartitionsPlanned():
+            return event.workload_ids
+        case _:
+            return ()
+
+
+def apply_move(workload: Workload | None, event: WorkloadMoved) -> tuple[Workload, list[Placement]]:
+    """Returns the workload after the event, and the placements that it leaves; raises ContradictoryEvent."""
+    moving = {placement.replica for placement in event.placements}
+    before = [item for item in workload.placements if item.replica in moving] if workload else []
+    if workload is None or not moving or len(before) != len(event.placements):
+        raise ContradictoryEvent(f"workload {event.workload_id} has no such replicas placed")
+    return _at(workload, before, event.placements), before
+
+
+def apply_scaling(workload: Workload | None, event: WorkloadScaled) -> tuple[Workload, list[Placement]]:
+    """Returns the workload after the event, and the placements that it leaves; raises ContradictoryEvent."""
+    if workload is None or workload.phase is not WorkloadPhase.PLACED:
+        raise ContradictoryEvent(f"workload {event.workload_id} does not run")
+    there, gone = {item.replica for item in workload.placements}, set(event.released)
+    new = {item.replica for item in event.placements}
+    if not there >= gone or there & new or len(gone) < len(event.released) or len(new) < len(event.placements):
+        raise ContradictoryEvent(f"workload {event.workload_id} has other replicas than are taken or added")
+    replicas = len(there) - len(gone) + len(new)
+    if replicas < 1:
+        raise ContradictoryEvent(f"workload {event.workload_id} would be left without replicas")
+    before = [item for item in workload.placements if item.replica in gone]
+    begun = workload.replicas_begun or workload.spec.replicas
+    counted = replace(workload, spec=replace(workload.spec, replicas=replicas), replicas_begun=begun)
+    return _at(counted, before, event.placements), before
+
+
+def apply_device_correction(
+    workloads: Mapping[str, Workload], record: NodeRecord, event: DevicesCorrected
+) -> dict[str, Workload]:
+    """Corrects the node's record and returns the corrected workloads; raises ContradictoryEvent before any change.
+
+    What the engine says is so: a cordon, a lost device or what others are taken to hold is no objection.
+    """
+    after: dict[str, Workload] = {}
+    seen: set[tuple[str, int]] = set()
+    ledger = record.copy()
+    for one in event.replicas:
+        key, replica = one.workload_id, one.placement.replica
+        workload = after.get(key) or workloads.get(key)
+        before = None if workload is None else next((it for it in workload.placements if it.replica == replica), None)
+        if workload is None or before is None or before.gpu_instance is not None or (key, replica) in seen:
+            raise ContradictoryEvent(f"replica {replica} of {key} holds no GPUs, or is corrected twice")
+        if before.node_name != event.node_name or len(before.gpu_uuids) != len(one.placement.gpu_uuids):
+            raise ContradictoryEvent(f"replica {replica} of {key} is on another node, or of another size")
+        seen.add((key, replica))
+        after[key] = _at(workload, [before], (one.placement,))
+        ledger.release(key, replica)
+    for one in event.replicas:
+        assignment = make_assignment(after[one.workload_id], one.placement)
+        for uuid in assignment.gpu_uuids:
+            gpu = ledger.gpu(uuid)
+            if gpu is None or gpu.mig_enabled or uuid in ledger.layouts:
+                raise ContradictoryEvent(f"GPU {uuid} of {event.node_name} is gone or partitioned")
+            if ledger.gpu_milli.get(uuid, 0) + assignment.gpu_milli > GPU_MILLI_WHOLE:
+                raise ContradictoryEvent(f"GPU {uuid} of {event.node_name} is held by {next(ledger.holders(uuid), '')}")
+        ledger.allocate_unchecked(assignment)
+    for key, replica in seen:
+        record.release(key, replica)
+    for one in event.replicas:
+        record.allocate_unchecked(make_assignment(after[one.workload_id], one.placement))
+    record.update_overcommitted()
+    return after
+
+
+def is_sliced(workload: Workload) -> bool:
+    """Returns whether the partition planner places the replicas of a workload."""
+    return workload.spec.service is not None and workload.spec.service.slices
+
+
+def apply_partition_plan(workloads: Mapping[str, Workload], event: PartitionsPlanned) -> dict[str, Workload]:
+    """Returns the services after a partition plan; raises ContradictoryEvent."""
+    found = {}
+    for service in event.services:
+        workload = workloads.get(service.workload_id)
+        replicas = [item.replica for item in service.placements]
+        if workload is None or workload.phase is WorkloadPhase.CANCELLED or not is_sliced(workload):
+            raise ContradictoryEvent(f"workload {service.workload_id} is not there, or takes no slices")
+        if not replicas or replicas != sorted(set(replicas)) or service.workload_id in found:
+            raise ContradictoryEvent(f"workload {service.workload_id}: the placements are not one for each replica")
+        if any(item.gpu_instance is None for item in service.placements):
+            raise ContradictoryEvent(f"workload {service.workload_id}: a placement names no slice")
+        begun = workload.replicas_begun or workload.spec.replicas
+        found[service.workload_id] = replace(
+            workload,
+            spec=replace(workload.spec, replicas=len(replicas)),
+            replicas_begun=begun,
+            phase=WorkloadPhase.PLACED,
+            reason="",
+            placements=service.placements,
+            placed_ns=workload.placed_ns or event.time_ns,
+        )
+    return found
+
+
+def list_involved_nodes(
+    before: Mapping[str, Workload], after: Mapping[str, Workload], event: PartitionsPlanned
+) -> set[str]:
+    """Lists the nodes of all layouts and of all placements of the services."""
+    found = {item.node_name for item in event.layouts}
+    return found.union(item.node_name for key in after for item in (*before[key].placements, *after[key].placements))
+
+
+def reallocate_slices(
+    nodes: Mapping[str, NodeRecord],
+    before: Mapping[str, Workload],
+    after: Mapping[str, Workload],
+    event: PartitionsPlanned,
+) -> frozenset[str]:
+    """Takes services from slices to slices and wants layouts, on records that may be half changed where it raises.
+
+    Returns the nodes that something changed on; raises ContradictoryEvent.
+    """
+    touched = {planned.node_name for planned in event.layouts}
+    for key, workload in after.items():
+        stay = set(workload.placements).intersection(before[key].placements)
+        for placement in before[key].placements:
+            if placement not in stay:
+                nodes[placement.node_name].release(key, placement.replica)
+                touched.add(placement.node_name)
+    for planned in event.layouts:
+        nodes[planned.node_name].set_layout(planned.layout)
+    for key, workload in after.items():
+        stay = set(before[key].placements).intersection(workload.placements)
+        for placement in workload.placements:
+            if placement not in stay:
+                nodes[placement.node_name].allocate(make_assignment(workload, placement))
+                touched.add(placement.node_name)
+    return frozenset(touched)
+
+
+def _at(workload: Workload, before: list[Placement], after: tuple[Placement, ...]) -> Workload:
+    gone = {item.replica for item in before}
+    stay = [item for item in workload.placements if item.replica not in gone]
+    return replace(workload, placements=tuple(sorted([*stay, *after], key=lambda item: item.replica)))

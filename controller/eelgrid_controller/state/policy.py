@@ -1,7 +1,7 @@
 """Policy readings: which pools are enforced or partitioned, and which power budgets apply to a node.
 
-Owns the reading of a policy's pools, the keys of power budgets (`cluster`, `rack/NAME`, `node/NAME`) and the
-chain of budgets above a node. Must not know watts that are drawn.
+Reads a policy's pools, names power budgets by key (`cluster`, `rack/NAME`, `node/NAME`) and finds the chain of
+budgets above a node. Must not know the power that is drawn.
 
 Theory: a budget bounds all GPUs of a cluster, a rack or a node. A rack is any part of a node's path that a
 budget names, the innermost first; of two budgets of one place the tighter is in force.
@@ -34,7 +34,7 @@ class _Itself(Generic[_Of]):
 
 
 def cache_by_identity(make: Callable[[_Of], _Made]) -> Callable[[_Of], _Made]:
-    """The same function, made once for each object; what it gives is shared and must not be changed."""
+    """Caches a function by the identity of its argument; results are shared and must not be changed."""
 
     @lru_cache(maxsize=_MOST)
     def remembered(itself: _Itself[_Of]) -> _Made:
@@ -47,12 +47,12 @@ CLUSTER_BUDGET = "cluster"
 
 
 def make_budget_key(scope: BudgetScope, name: str) -> str:
-    """What the planner calls a budget of the policy."""
+    """Returns the planner's key of a budget."""
     return CLUSTER_BUDGET if scope is BudgetScope.CLUSTER else f"{scope.name.lower()}/{name}"
 
 
 def describe_budget(key: str) -> str:
-    """The same in a sentence: the cluster, rack r1, node n7."""
+    """Formats a budget key for a sentence: the cluster, rack r1, node n7."""
     return "the cluster" if key == CLUSTER_BUDGET else key.replace("/", " ", 1)
 
 
@@ -73,23 +73,23 @@ class BudgetHierarchy:
         self.limits_w = _limits_w(policy.budgets)
 
     def find_rack(self, inventory: Inventory) -> str | None:
-        """The name of the innermost rack of a node that has a budget."""
+        """Returns the name of the innermost rack of a node that has a budget."""
         return next((part for part in reversed(inventory.topology) if f"rack/{part}" in self.limits_w), None)
 
     def budgets_above(self, inventory: Inventory) -> tuple[str, ...]:
-        """The budgets that the node's GPUs draw from, the nearest first."""
+        """Returns the keys of the budgets that the node's GPUs draw from, the nearest first."""
         rack = self.find_rack(inventory)
         chain = (f"node/{inventory.node_name}", None if rack is None else f"rack/{rack}", CLUSTER_BUDGET)
         return tuple(key for key in chain if key is not None and key in self.limits_w)
 
 
 def is_pool_enforced(policy: Policy, pool: str) -> bool:
-    """Whether agents of the pool may change their nodes; no more unless the operator said so."""
+    """Returns whether the operator allows agents of the pool to change settings of their nodes."""
     return any(entry.pool == pool and entry.mode is EnforcementMode.ENFORCE for entry in policy.pools)
 
 
 def is_pool_partitioned(policy: Policy, pool: str) -> bool:
-    """Whether the partition planner has the pool's GPUs that can be cut."""
+    """Returns whether the partition planner manages the pool's MIG GPUs."""
     return any(entry.pool == pool and entry.partitioned for entry in policy.pools)
 
 
@@ -99,5 +99,5 @@ def _of_nodes(budgets: tuple[PowerBudget, ...]) -> Mapping[str, float]:
 
 
 def get_node_budgets_w(policy: Policy) -> Mapping[str, float]:
-    """What the GPUs of single nodes may draw together, by node; the mapping is shared."""
+    """Returns the power budgets of nodes, in watts by node name; the mapping is shared."""
     return _of_nodes(policy.budgets)

@@ -1,12 +1,12 @@
 """Policy validation: whether a policy can be put in force, beyond what the contract's ranges can say.
 
-Owns the rules between the fields of a policy and the rise of its revision. Must not know who sends it, or what
-follows from it.
+Checks the rules between the fields of a policy, and raises its revision. Apart from `policy`, because it needs the
+placement policies of the kernels, which load slowly.
 """
 
 from dataclasses import replace
 
-from eelgrid_controller.state.spending_limits import spending_key
+from eelgrid_controller.state.spending import spending_key
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import Aborted, InvalidArgument
@@ -16,7 +16,7 @@ _OBJECTIVE_CUSTOM = "custom"
 
 
 def revise_policy(current: Policy, asked: Policy) -> Policy:
-    """The policy with its new revision; raises Aborted unless it names the revision in force, and InvalidArgument."""
+    """Returns the policy with its new revision; raises Aborted unless it names the revision in force, and InvalidArgument."""
     if asked.revision != current.revision:
         raise Aborted(
             f"the policy in force is revision {current.revision}, not {asked.revision}; read it again, repeat "
@@ -29,7 +29,7 @@ def revise_policy(current: Policy, asked: Policy) -> Policy:
 
 
 def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
-    """What contradicts itself, with the remedy."""
+    """Lists the contradictions in a policy, each with its remedy."""
     found = []
     known = (*OBJECTIVES, _OBJECTIVE_CUSTOM)
     if policy.objective not in known:

@@ -18,7 +18,7 @@ JOB_PROFILE_PREFIX = "job/"  # begins the profiles of single jobs
 
 
 class PointKey(NamedTuple):
-    """What tells two points of a profile apart; sortable."""
+    """Key of a point within its profile; sortable."""
 
     gpu_model: str
     mig_profile: str
@@ -31,12 +31,12 @@ class PointKey(NamedTuple):
 
 
 def make_job_profile_name(workload_id: str) -> str:
-    """The profile of what one job itself showed while it ran; it ends with the job."""
+    """Returns the name of the profile that is measured on one running job; it is removed with the job."""
     return f"{JOB_PROFILE_PREFIX}{workload_id}"
 
 
 def make_point_key(point: MeasuredPoint) -> PointKey:
-    """Where a point stands among those of its profile."""
+    """Returns the key of a point within its profile."""
     return PointKey(
         point.gpu_model,
         point.mig_profile,
@@ -50,7 +50,7 @@ def make_point_key(point: MeasuredPoint) -> PointKey:
 
 
 def make_profile_point(point: MeasuredPoint) -> Point:
-    """The value that planners share."""
+    """Converts a measured point into the planners' value."""
     return Point(
         workload=point.profile,
         configuration=Configuration(
@@ -72,7 +72,7 @@ def make_profile_point(point: MeasuredPoint) -> Point:
 
 
 class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
-    """Points by profile, as planners want them; `listed` has them as they were told."""
+    """Measured points by profile, as planners use them; `listed` yields the original messages."""
 
     def __init__(self, points: Iterable[MeasuredPoint] = (), *, most: int = POINTS_MOST) -> None:
         self.most = most
@@ -97,21 +97,21 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
 
     @property
     def count(self) -> int:
-        """Points of all profiles."""
+        """Number of points of all profiles."""
         return self._count
 
     def select_changed(self, points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
-        """Those that would change what is known, the last of each configuration."""
+        """Returns the points that would change something, the last of each configuration."""
         last = {(point.profile, make_point_key(point)): point for point in points}
         return tuple(point for (profile, key), point in last.items() if self._told.get(profile, {}).get(key) != point)
 
     def has_room_for(self, points: Iterable[MeasuredPoint]) -> bool:
-        """Whether so many can be kept."""
+        """Returns whether there is space for the points."""
         more = sum(make_point_key(point) not in self._told.get(point.profile, {}) for point in points)
         return self._count + more <= self.most
 
     def add_points(self, points: Iterable[MeasuredPoint]) -> None:
-        """Takes points in."""
+        """Adds points; each replaces the earlier one of its configuration."""
         for point in points:
             self.revision += 1
             told = self._told.setdefault(point.profile, {})
@@ -120,32 +120,32 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
             self._made.pop(point.profile, None)
 
     def forget_profile(self, profile: str) -> None:
-        """A profile is no more."""
+        """Removes a profile."""
         self._count -= len(self._told.pop(profile, ()))
         self._made.pop(profile, None)
 
     def list_points(self, profile: str = "") -> Iterator[MeasuredPoint]:
-        """Points of a profile, or all, by profile and configuration."""
+        """Yields the points of a profile, or of all, ordered by profile and configuration."""
         for name in [profile] if profile else sorted(self._told):
             told = self._told.get(name, {})
             yield from (told[key] for key in sorted(told))
 
     def copy(self) -> Self:
-        """Points that change apart from these."""
+        """Returns an independent copy."""
         twin = copy(self)
         twin.detach()
         return twin
 
     def detach(self) -> None:
-        """What changes from now on is this one's alone."""
+        """Stops sharing data with the original of a copy."""
         self._told = {profile: dict(told) for profile, told in self._told.items()}
         self._made = dict(self._made)
 
     def dump(self) -> list[dict[str, Any]]:
-        """Everything that `load` needs, as plain values."""
+        """Dumps everything that `load` needs, as plain values."""
         return [to_plain(point, brief=True) for point in self.list_points()]
 
     @classmethod
     def load(cls, plain: Iterable[Mapping[str, Any]]) -> Self:
-        """The points in a checkpoint."""
+        """Loads points from a checkpoint."""
         return cls(from_plain(MeasuredPoint, row, trusted=True) for row in plain)

@@ -1,4 +1,9 @@
-"""Spending state: GPU time by limit, which limits are exceeded, and which work waits for one.
+"""Spending limits and their state: GPU time by limit, which limits are exceeded, and which work waits for one.
+
+A limit is one of a subject (a namespace, a user, a queue, a label with one value), a quantity and a period; there is
+one of each. A workload belongs to a subject by its specification, as the energy ledger charges it: its user is `user`,
+else its label `user`. The energy ledger has whole hours of UTC, so a period begins at the last of these before local
+midnight: where the offset from UTC is not a whole number of hours, up to 59 minutes early.
 
 GPU time is the integral of held GPUs over the journal's times: whole thousandths of GPUs times nanoseconds, the same
 after a restart and in every replay. A share of a GPU counts as that share, a MIG slice as its share of the GPU's
@@ -6,7 +11,7 @@ compute slices. Journal times may go back after a clock change: a time in anothe
 is kept for a return; within a period a time that goes back counts nothing twice. A limit that is set in the middle of
 a period is charged with the workloads that are still known.
 
-Energy, money and carbon are the ledger's, which is not part of the journal, so exceeded limits arrive as an event,
+Energy, money and carbon come from the ledger, which is not part of the journal, so exceeded limits arrive as an event,
 `SpendingJudged`, with the figures they were judged by: when a limit becomes exceeded or no longer is, and for each
 hundredth beyond. A raised limit counts from the policy event on; a lowered one from the next evaluation.
 """
@@ -15,30 +20,16 @@ import math
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
 from typing import Annotated, Any, NamedTuple, Self
 
-from eelgrid_controller.state.spending_limits import (
-    QUANTITY_UNITS,
-    PeriodBounds,
-    SpendingDimension,
-    SpendingKey,
-    describe_moment,
-    describe_period,
-    describe_subject,
-    describe_unit,
-    format_amount,
-    format_limit,
-    period_bounds_at,
-    spending_key,
-    subject_name,
-    warn_ratio_of,
-)
 from eelgrid_protos.messages import (
     EnforcementMode,
     Policy,
     SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,
+    SpendingScope,
     Workload,
     WorkloadPhase,
     WorkloadSpec,
@@ -46,13 +37,171 @@ from eelgrid_protos.messages import (
 from eelgrid_protos.plain_messages import from_plain, to_plain
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, Nanoseconds, Range, Uint64
 
+WARN_RATIO = 0.8
+
+
+class QuantityUnit(NamedTuple):
+    """A quantity for people: its name in commands and in sentences, and the size of one unit in SI units."""
+
+    name: str
+    words: str
+    size: float
+
+
+QUANTITY_UNITS = {
+    SpendingQuantity.GPU_TIME: QuantityUnit("gpu-hours", "GPU-hours", 3600.0),
+    SpendingQuantity.ENERGY: QuantityUnit("kwh", "kWh", 3.6e6),
+    SpendingQuantity.MONEY: QuantityUnit("money", "money", 1.0),
+    SpendingQuantity.CARBON: QuantityUnit("co2-kg", "kg of CO2", 1000.0),
+}
+
+
+class SpendingDimension(NamedTuple):
+    """A kind of subject; `label` is the key of a label."""
+
+    scope: SpendingScope
+    label: str = ""
+
+    @property
+    def group(self) -> str:
+        """The energy ledger's name for it."""
+        return f"label:{self.label}" if self.scope is SpendingScope.LABEL else self.scope.name.lower()
+
+
+class SpendingKey(NamedTuple):
+    """Key of a limit: there is one limit per key."""
+
+    dimension: SpendingDimension
+    name: str
+    quantity: SpendingQuantity
+    period: SpendingPeriod
+
+
+def spending_dimension(limit: SpendingLimit) -> SpendingDimension:
+    """Returns the kind of subject of a limit."""
+    return SpendingDimension(limit.scope, limit.label)
+
+
+def spending_key(limit: SpendingLimit) -> SpendingKey:
+    """Returns the key of a limit."""
+    return SpendingKey(spending_dimension(limit), limit.name, limit.quantity, limit.period)
+
+
+def subject_name(spec: WorkloadSpec, dimension: SpendingDimension) -> str:
+    """Returns the subject that a workload belongs to; empty for none."""
+    match dimension.scope:
+        case SpendingScope.NAMESPACE:
+            return spec.namespace
+        case SpendingScope.USER:
+            return spec.user or spec.labels.get("user", "")
+        case SpendingScope.QUEUE:
+            return spec.queue
+        case _:
+            return spec.labels.get(dimension.label, "")
+
+
+def warn_ratio_of(limit: SpendingLimit) -> float:
+    """Returns the share at which a limit counts as nearly spent."""
+    return WARN_RATIO if limit.warn_ratio is None else limit.warn_ratio
+
+
+def format_subject(limit: SpendingLimit) -> str:
+    """Formats the subject as commands do: `namespace=research`, `label:team=vision`."""
+    return f"{spending_dimension(limit).group}={limit.name}"
+
+
+def describe_subject(limit: SpendingLimit) -> str:
+    """Formats the subject for a sentence."""
+    return f"label {limit.label}={limit.name}" if limit.label else f"{limit.scope.name.lower()} {limit.name}"
+
+
+def format_amount(quantity: SpendingQuantity, amount: float) -> str:
+    """Formats an amount: whole numbers from 100, three digits below."""
+    shown = amount / QUANTITY_UNITS[quantity].size
+    return f"{shown:,.0f}" if shown >= 100.0 else f"{shown:.3g}"
+
+
+def describe_unit(quantity: SpendingQuantity, currency: str) -> str:
+    """Formats the unit for a sentence."""
+    is_money = quantity is SpendingQuantity.MONEY
+    return currency or "money" if is_money else QUANTITY_UNITS[quantity].words
+
+
+def limit_name(limit: SpendingLimit) -> str:
+    """Formats a limit without its amount, as metrics name it."""
+    return f"{format_subject(limit)} {QUANTITY_UNITS[limit.quantity].name} per {limit.period.name.lower()}"
+
+
+def format_limit(limit: SpendingLimit, most: float | None = None) -> str:
+    """Formats a limit as `eelctl policy set --spend` takes it, with another amount if one is given."""
+    amount = QUANTITY_UNITS[limit.quantity]
+    shown = (limit.most if most is None else most) / amount.size
+    options = ", observe" if limit.mode is EnforcementMode.OBSERVE else ""
+    if limit.warn_ratio is not None:
+        options += f", warn at {100.0 * limit.warn_ratio:.6g}%"
+    return f"{format_subject(limit)} {amount.name}={shown:.12g} per {limit.period.name.lower()}{options}"
+
+
+_DAY_S = 86_400
+_HOUR_S = 3600
+_EPOCH = date(1970, 1, 1)
+
+
+class PeriodBounds(NamedTuple):
+    """Begin and end of a period: whole hours of Unix time, in seconds."""
+
+    begin_s: int
+    end_s: int
+
+
+def period_bounds_at(period: SpendingPeriod, at_s: float, utc_offset_minutes: int) -> PeriodBounds:
+    """Returns the period that contains a Unix time."""
+    offset_s = _offset_s(utc_offset_minutes)
+    day = _EPOCH + timedelta(days=(at_s + offset_s) // _DAY_S)
+    if period is SpendingPeriod.MONTH:
+        first = day.replace(day=1)
+        after = (first + timedelta(days=31)).replace(day=1)
+    elif period is SpendingPeriod.WEEK:
+        first = day - timedelta(days=day.weekday())
+        after = first + timedelta(days=7)
+    else:
+        first, after = day, day + timedelta(days=1)
+    return PeriodBounds((first - _EPOCH).days * _DAY_S - offset_s, (after - _EPOCH).days * _DAY_S - offset_s)
+
+
+def _offset_s(utc_offset_minutes: int) -> int:
+    """Rounded up to whole hours, so that midnight comes no later than on the wall."""
+    return -(-utc_offset_minutes // 60) * _HOUR_S
+
+
+def _local(at_s: float, utc_offset_minutes: int) -> tuple[date, int]:
+    """The day and its minute."""
+    minutes = int(at_s // 60) + utc_offset_minutes
+    return _EPOCH + timedelta(days=minutes // (24 * 60)), minutes % (24 * 60)
+
+
+def describe_period(period: SpendingPeriod, stretch: PeriodBounds, utc_offset_minutes: int) -> str:
+    """Formats a period for a sentence: November, the week of 16 November, 22 November."""
+    # A few hours into it, whatever the offset: its begin may be the evening before by the wall's clock.
+    day, _ = _local(stretch.begin_s + _HOUR_S, utc_offset_minutes)
+    if period is SpendingPeriod.MONTH:
+        return f"{day:%B}"
+    return f"{'the week of ' if period is SpendingPeriod.WEEK else ''}{day.day} {day:%B}"
+
+
+def describe_moment(at_s: float, utc_offset_minutes: int) -> str:
+    """Formats a moment in local time: 1 December 00:00."""
+    day, minute = _local(at_s, utc_offset_minutes)
+    return f"{day.day} {day:%B} {minute // 60:02}:{minute % 60:02}"
+
+
 _NS = 10**9
 # Of the sum, in a GPU-second.
 _SECOND = GPU_MILLI_WHOLE * _NS
 
 
 def held_gpu_milli(workload: Workload) -> int:
-    """Thousandths of GPUs that a workload holds, or held when it ended."""
+    """Returns the thousandths of GPUs that a workload holds, or held when it ended."""
     if workload.phase is WorkloadPhase.PENDING:
         return 0
     request = workload.spec.request
@@ -70,7 +219,7 @@ class PeriodSum(NamedTuple):
 
 @dataclass(slots=True)
 class GpuTime:
-    """The sum of the period that `at_ns` is in; what is held now is on top of it."""
+    """GPU time of the period that `at_ns` is in, and what is held now."""
 
     period: SpendingPeriod
     utc_offset_minutes: int
@@ -83,11 +232,11 @@ class GpuTime:
 
     @classmethod
     def start_period(cls, period: SpendingPeriod, utc_offset_minutes: int, now_ns: int) -> Self:
-        """Nothing held, nothing spent."""
+        """Creates a sum with nothing held and nothing spent."""
         return cls(period, utc_offset_minutes, period_bounds_at(period, now_ns // _NS, utc_offset_minutes), now_ns)
 
     def add(self, workload: Workload) -> None:
-        """Counts what a workload has held until now, with the replicas that it has or had at its end."""
+        """Counts what a workload has held until now, with the replicas that it has, or had at its end."""
         milli = held_gpu_milli(workload)
         if not milli:
             return
@@ -97,20 +246,20 @@ class GpuTime:
             self.set_held(workload.workload_id, milli)
 
     def set_held(self, workload_id: str, milli: int) -> None:
-        """A workload holds so much at the time of the sum."""
+        """Sets what a workload holds at the time of the sum."""
         self.held_sum += milli - self.held.pop(workload_id, 0)
         if milli:
             self.held[workload_id] = milli
 
     def advance(self, now_ns: int) -> None:
-        """Sums up to this moment."""
+        """Advances the sum to a moment."""
         found, is_other = self._until(now_ns)
         if is_other:
             self.before = PeriodSum(self.stretch, self.at_ns, self.total)
         self.stretch, self.at_ns, self.total = found
 
     def _until(self, now_ns: int) -> tuple[PeriodSum, bool]:
-        """The sum at a moment of the period that it is in, and whether that is another than this one."""
+        """Returns the sum at a moment, and whether that is in another period."""
         known = PeriodSum(self.stretch, self.at_ns, self.total)
         is_other = not _is_in(known.stretch, now_ns)
         if is_other:
@@ -123,26 +272,26 @@ class GpuTime:
         return PeriodSum(known.stretch, now_ns, known.total + self.held_sum * passed_ns), is_other
 
     def spent_s(self, now_ns: int) -> float:
-        """GPU-seconds of the period that the moment is in, until then."""
+        """Returns the GPU-seconds from the begin of the period until the moment."""
         return self._until(now_ns)[0].total / _SECOND
 
     @property
     def held_gpus(self) -> float:
-        """What is held now."""
+        """Thousandths of GPUs that are held now."""
         return self.held_sum / GPU_MILLI_WHOLE
 
     def copy(self) -> Self:
-        """A sum that goes on apart from this one."""
+        """Returns an independent copy."""
         return replace(self, held=self.held.copy())
 
     def dump(self) -> list[Any]:
-        """What cannot be derived, for a checkpoint; what is held follows from the placements."""
+        """Dumps what cannot be derived, for a checkpoint; what is held follows from the placements."""
         before = [] if self.before is None else [*self.before.stretch, *self.before[1:]]
         return [self.utc_offset_minutes, *self.stretch, self.at_ns, self.total, *before]
 
     @classmethod
     def load(cls, period: SpendingPeriod, plain: list[Any]) -> Self:
-        """The sum in a checkpoint, with nothing held yet."""
+        """Loads a sum from a checkpoint, with nothing held yet."""
         offset, begin_s, end_s, at_ns, total, *rest = plain
         before = PeriodSum(PeriodBounds(rest[0], rest[1]), rest[2], rest[3]) if rest else None
         return cls(period, offset, PeriodBounds(begin_s, end_s), at_ns, total, before=before)
@@ -154,7 +303,7 @@ def _is_in(stretch: PeriodBounds, at_ns: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverspentLimit:
-    """A limit that is spent, by this figure of the period that begins and ends then; since when that is known."""
+    """An exceeded limit: the spent amount, its period, and since when it is known."""
 
     limit: SpendingLimit
     spent: Annotated[float, Range(0.0, 1e24)]
@@ -164,12 +313,12 @@ class OverspentLimit:
 
 
 def utc_offset_minutes_of(policy: Policy) -> int:
-    """Of the local time by which periods begin."""
+    """Returns the UTC offset, in minutes, by which periods begin."""
     return 0 if policy.prices is None else policy.prices.utc_offset_minutes
 
 
 class SpendingState:
-    """A part of the state: changed by events alone."""
+    """The part of the state that tracks spending; changed by events only."""
 
     def __init__(self) -> None:
         self.over: tuple[OverspentLimit, ...] = ()
@@ -178,7 +327,7 @@ class SpendingState:
         self._holding: dict[SpendingDimension, dict[str, OverspentLimit]] = {}
 
     def blocking_limit(self, spec: WorkloadSpec) -> OverspentLimit | None:
-        """The spent limit for which such a workload waits, if it has not begun; what needs no GPU spends nothing."""
+        """Returns the exceeded limit that a pending workload waits for, if any; work without GPUs spends nothing."""
         for dimension, values in self._holding.items() if spec.request.gpu_count else ():
             found = values.get(subject_name(spec, dimension))
             if found is not None:
@@ -186,15 +335,15 @@ class SpendingState:
         return None
 
     def spent_gpu_s(self, key: SpendingKey, now_ns: int) -> float:
-        """GPU-seconds of the period that the moment is in."""
+        """Returns the GPU-seconds of the period that contains the moment."""
         return self._gpu_times[key].spent_s(now_ns)
 
     def held_gpus(self, key: SpendingKey) -> float:
-        """GPUs that a limit's work holds."""
+        """Returns the GPUs that a limit's workloads hold."""
         return self._gpu_times[key].held_gpus
 
     def set_overspent(self, over: tuple[OverspentLimit, ...]) -> None:
-        """These limits are spent, and no others."""
+        """Sets which limits are exceeded."""
         self.over = over
         self._holding = {}
         for one in over:
@@ -203,7 +352,7 @@ class SpendingState:
                 self._holding.setdefault(dimension, {}).setdefault(name, one)
 
     def update_held(self, workload_ids: Iterable[str], workloads: Mapping[str, Workload], now_ns: int) -> None:
-        """These workloads hold more or less from now on; those that are not there any more hold nothing."""
+        """Updates what workloads hold; those that no longer exist hold nothing."""
         for workload_id in workload_ids if self._gpu_times else ():
             workload = workloads.get(workload_id)
             is_placed = workload is not None and workload.phase is WorkloadPhase.PLACED
@@ -216,7 +365,7 @@ class SpendingState:
                     gpu_time.set_held(workload_id, 0)
 
     def set_limits(self, policy: Policy, workloads: Mapping[str, Workload], now_ns: int) -> None:
-        """Other limits are in force, or another local time."""
+        """Puts other limits or another UTC offset in force."""
         offset = utc_offset_minutes_of(policy)
         limits = {spending_key(one): one for one in policy.spending}
         before, self._gpu_times = self._gpu_times, {}
@@ -235,13 +384,13 @@ class SpendingState:
         )
 
     def copy(self) -> Self:
-        """A part of a state that goes on apart from this one."""
+        """Returns an independent copy."""
         twin: Self = copy(self)
         twin._gpu_times = {key: one.copy() for key, one in self._gpu_times.items()}
         return twin
 
     def dump(self) -> dict[str, Any]:
-        """The plain shape, for a checkpoint; GPU times in the order of the policy's limits."""
+        """Dumps plain values for a checkpoint; GPU times in the order of the policy's limits."""
         return {
             "over": [to_plain(one) for one in self.over],
             "gpu_times": [one.dump() for one in self._gpu_times.values()],
@@ -249,7 +398,7 @@ class SpendingState:
 
     @classmethod
     def load(cls, plain: Mapping[str, Any], policy: Policy, workloads: Mapping[str, Workload]) -> Self:
-        """The part in a checkpoint."""
+        """Loads this part from a checkpoint."""
         found = cls()
         keys = [spending_key(one) for one in policy.spending if one.quantity is SpendingQuantity.GPU_TIME]
         for key, row in zip(keys, plain.get("gpu_times", ()), strict=True):
@@ -278,7 +427,7 @@ _STEP = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """A limit at a moment; `spent` is None where nobody can say."""
+    """A limit at a moment; `spent` is None if unknown."""
 
     limit: SpendingLimit
     stretch: PeriodBounds
@@ -286,24 +435,19 @@ class LimitStatus:
 
     @property
     def ratio(self) -> float | None:
-        """The share that is spent."""
+        """The spent share of the limit; None if unknown."""
         return None if self.spent is None else self.spent / self.limit.most
 
     @property
     def is_over(self) -> bool:
-        """Whether it is spent."""
+        """Whether the limit is exceeded."""
         return self.spent is not None and self.spent >= self.limit.most
-
-    @property
-    def is_near(self) -> bool:
-        """Whether it is nearly spent."""
-        return self.ratio is not None and not self.is_over and self.ratio >= warn_ratio_of(self.limit)
 
 
 def limit_statuses(
     policy: Policy, spending: SpendingState, told: Mapping[tuple[SpendingKey, PeriodBounds], float], now_ns: int
 ) -> tuple[LimitStatus, ...]:
-    """Every limit of the policy in force; `told` is what the energy ledger says by limit and period."""
+    """Returns the status of every limit of the policy; `told` has the energy ledger's figures by limit and period."""
     offset = utc_offset_minutes_of(policy)
     found = []
     for limit in policy.spending:
@@ -318,7 +462,7 @@ def limit_statuses(
 def judge_limits(
     policy: Policy, spending: SpendingState, told: Mapping[tuple[SpendingKey, PeriodBounds], float], now_ns: int
 ) -> tuple[OverspentLimit, ...]:
-    """The limits that are spent now; where nobody can say, those that were and whose period goes on.
+    """Returns the exceeded limits; if a figure is unknown, a limit stays exceeded until its period ends.
 
     Equal to what is known already unless there is something to tell.
     """
@@ -348,14 +492,14 @@ def judge_limits(
 
 
 def spending_reason(over: OverspentLimit) -> str:
-    """Why work waits: the constraint, a colon and a sentence without numbers."""
+    """Formats why work waits: the constraint, a colon and a sentence without numbers."""
     limit = over.limit
     what = describe_unit(limit.quantity, "")
     return f"spending: {describe_subject(limit)} has spent its {what} of the {limit.period.name.lower()}"
 
 
 def spending_remedy(over: OverspentLimit, policy: Policy) -> str:
-    """By how much, until when, and what would help."""
+    """Describes by how much a limit is exceeded, until when, and what would help."""
     limit, offset = over.limit, utc_offset_minutes_of(policy)
     currency = "" if policy.prices is None else policy.prices.currency
     spent, most = (format_amount(limit.quantity, amount) for amount in (over.spent, limit.most))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _HOUR_S = 3600
 
 REQUEST, TOKEN, WORK = "request", "token", "work"
-# Rounds of pages and cycles of the steward have clocks of their own.
+# Scrapes and cycles of the objectives loop have clocks of their own.
 _SNAP_S = 20.0
 _GAP_S_MOST = 400 * 24 * 3600.0
 # Of one stretch: two days by the hour; beyond, several hours are one entry, which counts in its first.
@@ -18,7 +18,7 @@ _HOURS_MOST = 48
 
 
 class WorkInterval(NamedTuple):
-    """So many units more, between two moments in seconds of Unix time."""
+    """Units of work done between two moments, in seconds of Unix time."""
 
     workload: str
     unit: str
@@ -29,7 +29,7 @@ class WorkInterval(NamedTuple):
 
 
 class WorkEntry(NamedTuple):
-    """What is to be added to an hour of a workload; `until_s` is the end of the stretch it came from."""
+    """Work to add to one hour of a workload; `until_s` is the end of the interval it came from."""
 
     hour_s: int
     workload: str
@@ -41,7 +41,7 @@ class WorkEntry(NamedTuple):
 
 
 def join_increment(worked: WorkInterval, until_s: float | None) -> WorkInterval:
-    """The increment with its begin set to the end of the one before, where the clocks differ by a moment only."""
+    """Sets the begin of an interval to the end of the previous one, if they differ by a moment only."""
     begin_s = min(worked.begin_s, worked.end_s)
     if until_s is not None and abs(begin_s - until_s) <= _SNAP_S:
         begin_s = until_s

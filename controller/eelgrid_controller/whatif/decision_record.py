@@ -24,8 +24,7 @@ from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.placement.snapshot import SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced, event_from_plain
-from eelgrid_controller.state.journal import JournalEntry, JournalHistory
-from eelgrid_controller.state.journal_encoding import decode_explanation, encode_explanation
+from eelgrid_controller.state.journal import JournalEntry, JournalHistory, decode_explanation, encode_explanation
 from eelgrid_protos import __version__
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import ContractError

@@ -18,7 +18,7 @@ from typing import assert_never
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import NodeJoined, NodeLost, PolicyChanged
-from eelgrid_controller.state.replica_changes import is_sliced
+from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.whatif.comparison import (
     ROOMS_MOST,
     compare_class_room,

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.plan_claims import PlanClaim, known_epoch
+from eelgrid_controller.core.nodes import PlanClaim, known_epoch
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused
 from eelgrid_controller.runtime.loop import ControllerLoop
@@ -266,7 +266,7 @@ class AgentService:
     async def _known(self, opening: Resume) -> Inventory | None:
         """The inventory that an agent means by its fingerprint; None where we need to be told all of it.
 
-        An agent whose plan is beyond what we know of tells what it holds, too: see plan_claims.py.
+        An agent whose plan is beyond what we know of tells what it holds, too: see core/nodes.py.
         """
         record = await self._loop.read(lambda core: core.state.nodes.get(opening.node_name))
         if record is None:

@@ -14,7 +14,7 @@ import grpc.aio
 
 from eelgrid_controller.core.command import CommandOrigin, CommitResult
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.core.node_removal import NodeRemoval
+from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.authorization import DescribeCall, describe_no_call

@@ -20,7 +20,7 @@ from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import PAGE_SIZE_DEFAULT, PAGE_SIZE_MOST
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.rpc import Encoded
-from eelgrid_protos.salvage import omit_broken
+from eelgrid_protos.schema import omit_broken
 
 # For each call: an element that is broken stays so, and is asked for again and again.
 _LINE_EVERY_S = 60.0

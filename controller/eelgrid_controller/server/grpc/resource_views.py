@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.latency import RecentLatencies
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (

@@ -38,8 +38,8 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos.certificate import CertificateUnreadable, read_certificate
 from eelgrid_protos.faults import PermissionDenied
 from eelgrid_protos.file_reloader import build_listening_context, load_key_pair
-from eelgrid_protos.http_hosts import names_loopback
 from eelgrid_protos.openmetrics import accepts_gzip
+from eelgrid_protos.sockets import names_loopback
 from eelgrid_protos.transport import CertificateUnusable, MutualTlsReloader, TlsContents, TlsFiles
 
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -15,7 +15,6 @@ from eelgrid_controller.server.http.application import EndpointSettings, HttpEnd
 from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, build_family
 from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_protos import __version__
-from eelgrid_protos.http_hosts import HttpHosts
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import (
     CONTENT_OPENMETRICS,
@@ -25,6 +24,7 @@ from eelgrid_protos.openmetrics import (
     render_openmetrics,
     render_prometheus,
 )
+from eelgrid_protos.sockets import HttpHosts
 
 _LAG_EVERY_S = 0.25
 _SETTLED_WITHIN_S = 2.0

@@ -32,7 +32,7 @@ _OPERATORS_CALLS: Mapping[Role | None, str] = {
         "RecommendPartitions ListPartitions QueryEnergy QueryEnergyReport ListEnergyExporters "
         "ListSpending ExportDecision"
     ),
-    # Of its own work alone: access_control.py.
+    # Of its own work alone: see check_owner and bind_spec.
     Role.SUBMITTER: "SubmitWorkload CancelWorkload ScaleWorkload ReportProgress ConfirmEnergyExport",
     # Points of a profile move the work of everybody who uses it; there is one shadow for all.
     # The audit log says what others asked and from where.
@@ -52,7 +52,7 @@ REQUIRED_ROLES: Mapping[str, Role | None] = {
 
 
 def parse_user_grants(texts: Iterable[str]) -> Mapping[tuple[str, str], Role]:
-    """Roles by certificates' names, from --grant; raises ConfigError."""
+    """Parses --grant into roles by certificate names; raises ControllerConfigError."""
     try:
         return parse_grants(texts)
     except BadGrant as error:
@@ -60,7 +60,7 @@ def parse_user_grants(texts: Iterable[str]) -> Mapping[tuple[str, str], Role]:
 
 
 def parse_bindings(texts: Iterable[str]) -> Mapping[tuple[str, str], tuple[Right, ...]]:
-    """Rights by certificates' names, from --bind; raises ConfigError."""
+    """Parses --bind into rights by certificate names; raises ControllerConfigError."""
     try:
         return parse_binds(texts)
     except BadGrant as error:
@@ -68,7 +68,7 @@ def parse_bindings(texts: Iterable[str]) -> Mapping[tuple[str, str], tuple[Right
 
 
 def check_call_role(caller: Caller, path: str, rules: RoleRules, *, now_s: float) -> bool:
-    """Whether it may for its role; False where it may only since roles are not demanded. Raises RoleRefused."""
+    """Checks the caller's role for a call; returns False if it is allowed only because roles are not required. Raises RoleRefused."""
     return check_role(caller, path.rpartition("/")[2], REQUIRED_ROLES.get(path, Role.ADMIN), rules, now_s=now_s)
 
 
@@ -81,23 +81,23 @@ _SUBMIT = "SubmitWorkload"
 
 
 def owner_of(caller: Caller | None) -> str:
-    """Who owns what this caller submits; empty where only the stated user is known."""
+    """Returns the owner of what this caller submits; empty if only the stated user is known."""
     return caller.user if caller is not None and caller.has_role(Role.SUBMITTER) else ""
 
 
 def format_owner(workload: Workload) -> str:
-    """Whom a workload belongs to; empty for nobody, and then only administrators may change it."""
+    """Returns the owner of a workload; empty if it has none, and then only administrators may change it."""
     return workload.owner or workload.spec.user
 
 
 def _is_bound(caller: Caller, rules: RoleRules) -> bool:
-    """Whether it may act on its own work alone."""
+    """Returns whether the caller may act on its own work only."""
     is_submitter = caller.has_role(Role.SUBMITTER) and not caller.has_role(Role.ADMIN)
     return is_submitter and (rules.demanded or bool(caller.user or caller.rights))
 
 
 def check_owner(caller: Caller | None, workload: Workload, method: str, rules: RoleRules) -> None:
-    """Whether the caller may change this workload; raises RoleRefused, which names the owner."""
+    """Checks that the caller may change this workload; raises RoleRefused, which names the owner."""
     if caller is None or not _is_bound(caller, rules):
         return
     if caller.user and caller.user in {workload.owner, workload.spec.user}:
@@ -116,11 +116,11 @@ def check_owner(caller: Caller | None, workload: Workload, method: str, rules: R
 
 
 def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: RoleRules) -> WorkloadSpec:
-    """The specification with what follows from the certificate; raises RoleRefused where it names what it may not."""
+    """Completes a specification from the caller's certificate; raises RoleRefused for names that it may not use."""
     if caller is None or not _is_bound(caller, rules):
         return spec
     if not caller.user:
-        raise _make_refusal(
+        raise _refused(
             caller,
             "user",
             "needs a certificate that names a user",
@@ -128,7 +128,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
             "use one with a common name, or bind it: --bind user:NAME=KIND:NAME",
         )
     if spec.user not in {"", caller.user}:
-        raise _make_refusal(
+        raise _refused(
             caller,
             "user",
             f"as {_cut(spec.user)} needs that user's certificate or the role admin",
@@ -181,14 +181,14 @@ def _labels(caller: Caller, spec: WorkloadSpec, policy: Policy, *, is_strict: bo
 
 
 def _without(caller: Caller, kind: str, name: str, allowed: Sequence[str]) -> RoleRefused:
-    """The refusal of a namespace, queue or label that the certificate does not name."""
+    """Builds the refusal of a namespace, queue or label that the certificate does not name."""
     shown = ", ".join(map(_cut, allowed[:_SHOWN_MOST])) + (", ..." if len(allowed) > _SHOWN_MOST else "")
     name = _cut(name)
     problem = f"may submit with the {kind} {shown}" if allowed else f"may submit without a {kind} only"
     if kind == "label" and not allowed:
         problem = "names no value of this label, by which a spending limit is counted"
     right = f"eelgrid:{kind}:{name}" if name else f"one of these {kind}s"
-    return _make_refusal(
+    return _refused(
         caller,
         kind,
         f"with the {kind} {name or '(none)'} needs a right to it or the role admin",
@@ -201,5 +201,5 @@ def _cut(name: str) -> str:
     return name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
 
 
-def _make_refusal(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:
+def _refused(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:
     return RoleRefused(caller, _SUBMIT, needs, words=words, problem=problem, remedy=remedy)

@@ -1,20 +1,36 @@
-"""The two files of `eelctl frontier`: measured points in CSV, services and fleet in YAML.
+"""What `eelctl frontier` computes from: measured points in CSV, services and fleet in YAML, or the running fleet.
 
-Owns their formats (docs/how-to/frontier.md). Must not know what is computed from them.
-Every complaint names the line and column, or the field, and what to write instead.
+Owns the formats of the two files (docs/how-to/frontier.md): an error names the line and column, or the field, and what
+to write instead. Of the running fleet those services count that run with a promise, and the GPUs that they or nobody
+hold. Must not know what is computed.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eelgrid_controller.cli.connection import fetch_whole, iterate_pages
 from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
+from eelgrid_controller.state.profile_points import make_profile_point
 from eelgrid_controller.whatif.frontier.sweep import POINTS_MOST, FrontierPool, FrontierService
 from eelgrid_protos.catalogue.loader import load_catalogue
+from eelgrid_protos.messages import (
+    GpuStatus,
+    LatencyMetric,
+    ListGpusRequest,
+    ListPointsRequest,
+    ListPromisesRequest,
+    ListWorkloadsRequest,
+    NodeState,
+    Workload,
+    WorkloadPhase,
+)
 
 _NEEDED = ("workload", "gpu_model", "throughput_hz")
 _OTHERS = (
@@ -38,39 +54,37 @@ _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 def _amount(line: CsvLine, column: str, most: float) -> float | None:
-    """A number above 0, None where it was not measured."""
+    """Reads a number above 0, None for an empty cell; raises TraceError."""
     text = line.text(column)
     if not text:
         return None
     number = float(text) if len(text) <= 40 and _NUMBER.fullmatch(text) else math.nan
     if not 0.0 < number <= most:
-        remedy = f"write a number above 0, at most {most:g}, or nothing where it was not measured"
-        raise line.cell_error(column, f"holds {text!r}", remedy)
+        remedy = f"write a number above 0, at most {most:g}, or leave it empty if not measured"
+        raise line.cell_error(column, f"is {text!r}", remedy)
     return number
 
 
 def _count(line: CsvLine, column: str) -> int:
-    """A whole number from 1 on, 1 where the cell is empty."""
+    """Reads a whole number from 1, 1 for an empty cell; raises TraceError."""
     if not line.text(column):
         return 1
     number = line.whole(column, _WHOLE_MOST)
     if number < 1:
-        raise line.cell_error(column, "holds 0", "write 1 or more, or nothing for 1")
+        raise line.cell_error(column, "is 0", "write 1 or more, or leave it empty for 1")
     return number
 
 
 def _point(line: CsvLine) -> Point:
     throughput_hz = _amount(line, "throughput_hz", 1e12)
     if throughput_hz is None:
-        raise line.cell_error("throughput_hz", "is empty", "write it, or remove the line: it says nothing without")
+        raise line.cell_error("throughput_hz", "is empty", "write the throughput, or remove the line")
     latency_s: dict[float, float] = {}
     for column, quantile in _QUANTILES.items():
         value_s = _amount(line, column, 1e6)
         if value_s is not None:
             if value_s < max(latency_s.values(), default=0.0):
-                raise line.cell_error(
-                    column, f"holds {value_s:g}, less than a lower quantile", "correct one of the two"
-                )
+                raise line.cell_error(column, f"is {value_s:g}, less than a lower quantile", "correct one of the two")
             latency_s[quantile] = value_s
     configuration = Configuration(
         gpu_model=line.name("gpu_model"),
@@ -91,10 +105,12 @@ def _point(line: CsvLine) -> Point:
 
 
 def read_points(path: Path) -> tuple[Point, ...]:
-    """The points of a file; raises TraceError naming line, column and remedy."""
+    """Reads the points of a CSV file; raises TraceError with line, column and remedy."""
     found = tuple(_point(line) for line in read_lines(path, _NEEDED, POINTS_MOST, others=_OTHERS))
     if not found:
-        raise RequestRefused(f"{path}: holds no point", f"write a line a point under {','.join(COLUMNS)}")
+        raise RequestRefused(
+            f"{path}: contains no point", f"write one line per point below the header {','.join(COLUMNS)}"
+        )
     return found
 
 
@@ -103,22 +119,24 @@ def _yaml(path: Path) -> Any:
 
     try:
         if path.stat().st_size > _YAML_BYTES_MOST:
-            raise RequestRefused(f"{path}: has over {_YAML_BYTES_MOST >> 20} MiB", "name fewer services")
+            raise RequestRefused(f"{path}: is larger than {_YAML_BYTES_MOST >> 20} MiB", "list fewer services")
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "is no YAML"
+        problem = getattr(error, "problem", None) or "is not YAML"
         raise RequestRefused(f"{path}{place}: {problem}", "correct the YAML there") from None
     except OSError as error:
-        raise RequestRefused(f"{path}: {error.strerror or 'cannot be read'}", "check the path and its rights") from None
+        raise RequestRefused(
+            f"{path}: {error.strerror or 'cannot be read'}", "check the path and its permissions"
+        ) from None
     except UnicodeDecodeError as error:
         raise RequestRefused(f"{path}, byte {error.start}: is not UTF-8", "save the file as UTF-8") from None
 
 
 def _fields(value: Any, place: str, needed: tuple[str, ...], others: tuple[str, ...] = ()) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise RequestRefused(f"{place}: is no mapping", f"write {', '.join(f'{name}:' for name in needed)}")
+        raise RequestRefused(f"{place}: is not a mapping", f"write {', '.join(f'{name}:' for name in needed)}")
     for name in needed:
         if name not in value:
             raise RequestRefused(f"{place}: {name} is missing", f"write `{name}:`")
@@ -131,7 +149,7 @@ def _fields(value: Any, place: str, needed: tuple[str, ...], others: tuple[str, 
 
 
 def _number(value: Any, place: str, remedy: str) -> float:
-    # YAML 1.1 reads 1e3 as text, so text that is a number is taken as one.
+    # YAML 1.1 reads 1e3 as text, so a numeric text counts as a number.
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1e12:
@@ -146,12 +164,12 @@ def _service(value: Any, place: str) -> FrontierService:
             raise RequestRefused(
                 f"{place}: {key} is {fields[key]!r}", "write a name of 1 to 128 characters, quoted if a number"
             )
-    rate_hz = _number(fields["rate_hz"], f"{place}: rate_hz", "write requests a second, above 0, such as 12.5")
+    rate_hz = _number(fields["rate_hz"], f"{place}: rate_hz", "write requests per second, above 0, for example 12.5")
     quantile = fields["quantile"]
     if not isinstance(quantile, float) or quantile not in _QUANTILES.values():
         raise RequestRefused(f"{place}: quantile is {quantile!r}", "write 0.5, 0.95 or 0.99")
     if rate_hz == 0.0:
-        raise RequestRefused(f"{place}: rate_hz is 0", "write requests a second, or leave the service out")
+        raise RequestRefused(f"{place}: rate_hz is 0", "write requests per second, or leave the service out")
     return FrontierService(fields["name"], fields["workload"], rate_hz, quantile)
 
 
@@ -160,26 +178,74 @@ def _gpus(model: Any, value: Any, path: Path) -> FrontierPool:
     fields = _fields(value, place, ("gpus",), ("idle_w",)) if isinstance(value, Mapping) else {"gpus": value}
     count = fields["gpus"]
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise RequestRefused(f"{place}: gpus is {count!r}", "write how many GPUs there are, such as 8")
+        raise RequestRefused(f"{place}: gpus is {count!r}", "write the number of GPUs, for example 8")
     if "idle_w" in fields:
-        return FrontierPool(count, _number(fields["idle_w"], f"{place}: idle_w", "write the watts of one idle GPU"))
+        return FrontierPool(
+            count, _number(fields["idle_w"], f"{place}: idle_w", "write the idle power of one GPU in watts")
+        )
     known = next((product for product in load_catalogue().products.values() if product.model == model), None)
     if known is None:
         raise RequestRefused(
-            f"{place}: the catalogue has no such model", f"correct it, or write {{gpus: {count}, idle_w: WATTS}}"
+            f"{place}: the catalogue has no such model", f"correct the name, or write {{gpus: {count}, idle_w: WATTS}}"
         )
     return FrontierPool(count, known.idle_w)
 
 
 def read_services(path: Path) -> tuple[tuple[FrontierService, ...], Mapping[str, FrontierPool]]:
-    """Services and fleet of a file; raises Refused naming the field and the remedy."""
+    """Reads services and fleet from a YAML file; raises RequestRefused with the field and the remedy."""
     fields = _fields(_yaml(path), str(path), ("services", "fleet"))
     listed, fleet = fields["services"], fields["fleet"]
     if not isinstance(listed, list) or not listed:
-        raise RequestRefused(f"{path}: services is no list", "write `- name: ...` for each service")
+        raise RequestRefused(f"{path}: services is not a list", "write `- name: ...` for each service")
     if not isinstance(fleet, Mapping) or not fleet:
         raise RequestRefused(
-            f"{path}: fleet is no mapping", "write how many GPUs of each model there are, such as H200: 8"
+            f"{path}: fleet is not a mapping", "write the number of GPUs of each model, for example H200: 8"
         )
     services = tuple(_service(value, f"{path}: service {number}") for number, value in enumerate(listed, 1))
     return services, {str(model): _gpus(model, value, path) for model, value in fleet.items()}
+
+
+def _running_service(workload: Workload, arrived_hz: float | None, factor: float) -> FrontierService | None:
+    promise = workload.spec.service
+    if promise is None:
+        return None
+    is_tokens = promise.objectives[0].metric is not LatencyMetric.RESPONSE
+    rate_hz = factor * (arrived_hz or promise.rate_hz) * (promise.output_tokens if is_tokens else 1.0)
+    if rate_hz <= 0.0:
+        return None
+    return FrontierService(workload.workload_id, promise.profile, rate_hz, promise.objectives[0].quantile)
+
+
+def _fleet(gpus: list[GpuStatus], services: set[str]) -> Mapping[str, FrontierPool]:
+    """Returns by model the GPUs that are ready, and free or held by these services."""
+    power, counts, idle_w = PriorPowerModel(load_catalogue()), Counter[str](), dict[str, float]()
+    for one in gpus:
+        if one.node_state is NodeState.READY and not one.gpu.lost and set(one.workload_ids) <= services:
+            counts[one.gpu.model] += 1
+            idle_w[one.gpu.model] = power.gpu(one.gpu).idle_w
+    return {model: FrontierPool(count, idle_w[model]) for model, count in counts.items()}
+
+
+def read_running_fleet(
+    client: Any, *, timeout_s: float, factor: float = 1.0
+) -> tuple[tuple[Point, ...], tuple[FrontierService, ...], Mapping[str, FrontierPool]]:
+    """Reads points, services at `factor` times their rates, and GPUs that are theirs or free; raises RequestRefused."""
+    told = iterate_pages(client.list_points, ListPointsRequest(), "points", timeout_s=timeout_s)
+    points = tuple(map(make_profile_point, told))
+    if not points:
+        raise RequestRefused(
+            "the controller has no measured point", "import measurements with eelctl profile import FILE"
+        )
+    request = ListWorkloadsRequest(phases=(WorkloadPhase.PLACED,))
+    workloads = list(iterate_pages(client.list_workloads, request, "workloads", timeout_s=timeout_s))
+    known = fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)
+    arrived_hz = {one.workload_id: one.arrived_hz for one in known.services}
+    found = [_running_service(one, arrived_hz.get(one.workload_id), factor) for one in workloads]
+    services = tuple(one for one in found if one is not None)
+    if not services:
+        raise RequestRefused(
+            "no running service has an objective and a rate",
+            "submit one with objectives and rate_hz: docs/how-to/promises.md",
+        )
+    gpus = list(iterate_pages(client.list_gpus, ListGpusRequest(), "gpus", timeout_s=timeout_s))
+    return points, services, _fleet(gpus, {one.name for one in services})

@@ -1,0 +1,240 @@
+"""Changes to a node as events: removal, device correction, and an agent's claim to hold more than the journal knows.
+
+Each `plan_*` function checks a request against the node allocations and returns the event or events; the core
+applies them.
+
+Removal. A node that is lost may come back, and its work may still run; so it is kept, and its replicas stay
+placed. Only an operator can know that it never returns, and says so by force: services go on with the
+replicas that they have elsewhere, and any other workload with a replica there ends, since a gang without a
+member does not run. A lost node that holds nothing is forgotten after a while, and where the number of nodes
+is exhausted the one that has been lost for longest makes room.
+
+Device correction. On a node whose devices a kubelet assigns, a plan is a wish. What a replica really holds counts:
+for its power limit, its energy and for what may be placed next. So a report is accepted as a whole, since two
+replicas may have swapped devices; it is refused only where it contradicts other allocations. A node that was
+described by its engine alone has device names made up from their indexes; when its agent joins, replicas are
+renamed to the real devices at the same indexes in the same step: in between, the real ones would look free.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import islice
+from typing import NamedTuple
+
+from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.events import (
+    REMOVED_MOST,
+    CorrectedReplica,
+    DevicesCorrected,
+    Event,
+    NodeAhead,
+    NodeHeard,
+    NodeReconciled,
+    NodesRemoved,
+    PartitionsPlanned,
+    SlicedService,
+    WorkloadCancelled,
+    WorkloadScaled,
+)
+from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, apply_device_correction, is_sliced
+from eelgrid_protos.faults import FailedPrecondition, NotFound
+from eelgrid_protos.messages import (
+    UNKNOWN_WORKLOADS_MOST,
+    Assignment,
+    Inventory,
+    NodeState,
+    Placement,
+    Workload,
+    WorkloadKind,
+)
+
+_SHOWN_MOST = 3
+
+
+class NodeRemoval(NamedTuple):
+    """Result of removing a node: the events in order, the workloads that end, and those that continue elsewhere."""
+
+    events: tuple[Event, ...]
+    ended: tuple[str, ...] = ()
+    shrunk: tuple[str, ...] = ()
+
+
+def plan_node_removal(
+    state: ClusterState, record: NodeRecord, *, force: bool, is_connected: bool, now_ns: int
+) -> NodeRemoval:
+    """Returns the events that remove a node; raises FailedPrecondition if it is in use, unless forced."""
+    name = record.inventory.node_name
+    if is_connected and not force:
+        raise FailedPrecondition(
+            f"the agent of node {name} is connected; stop it first, or force it, and the node comes back with its agent"
+        )
+    keys = tuple(dict.fromkeys(key for key, _ in record.assignments))
+    if keys and not force:
+        shown = ", ".join(keys[:_SHOWN_MOST]) + (", ..." if len(keys) > _SHOWN_MOST else "")
+        raise FailedPrecondition(
+            f"node {name} holds {len(keys)} workloads ({shown}); cancel or move them, or force it: services then go on "
+            "elsewhere and everything else on it ends"
+        )
+    events: list[Event] = []
+    ended: list[str] = []
+    shrunk: list[str] = []
+    for key in keys:
+        event = _without(state.workloads[key], name, now_ns)
+        events.append(event)
+        (ended if isinstance(event, WorkloadCancelled) else shrunk).append(key)
+    removed = NodesRemoved(time_ns=now_ns, node_names=(name,), reason="forced by an operator" if keys else "operator")
+    return NodeRemoval((*events, removed), tuple(ended), tuple(shrunk))
+
+
+def _without(workload: Workload, node_name: str, now_ns: int) -> Event:
+    """Returns the event after which a workload has nothing on a node."""
+    key = workload.workload_id
+    left = tuple(item for item in workload.placements if item.node_name != node_name)
+    if not left or workload.spec.kind is not WorkloadKind.INFERENCE_SERVICE:
+        return WorkloadCancelled(time_ns=now_ns, workload_id=key)
+    if is_sliced(workload):
+        return PartitionsPlanned(time_ns=now_ns, services=(SlicedService(workload_id=key, placements=left),))
+    gone = tuple(item.replica for item in workload.placements if item.node_name == node_name)
+    return WorkloadScaled(time_ns=now_ns, workload_id=key, released=gone)
+
+
+def _empty_lost(state: ClusterState) -> Iterator[tuple[int, str]]:
+    """Yields lost nodes that hold nothing, with the time when they were lost; 0 if unknown."""
+    for name, record in state.nodes.items():
+        if _is_forgettable(record):
+            yield record.lost_ns, name
+
+
+def _is_forgettable(record: NodeRecord) -> bool:
+    return record.state is NodeState.LOST and not record.assignments
+
+
+def select_forgettable_nodes(state: ClusterState, names: Iterable[str]) -> tuple[str, ...]:
+    """Selects the names of lost nodes that hold nothing, at most REMOVED_MOST."""
+    found = (name for name in names if (record := state.nodes.get(name)) is not None and _is_forgettable(record))
+    return tuple(islice(found, REMOVED_MOST))
+
+
+def select_longest_lost_nodes(state: ClusterState, count: int = REMOVED_MOST) -> tuple[tuple[int, str], ...]:
+    """Selects `count` lost nodes that hold nothing, each with the time when it was lost, the longest lost first."""
+    return tuple(nsmallest(min(count, REMOVED_MOST), _empty_lost(state)))
+
+
+class CorrectionRefused(FailedPrecondition):
+    """The reported devices contradict other allocations."""
+
+
+def plan_device_correction(
+    state: ClusterState, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int
+) -> DevicesCorrected | None:
+    """Returns the event that gives replicas the GPUs that they really hold, None if the journal has them already.
+
+    `held` has GPU UUIDs by workload and replica. Raises NotFound and CorrectionRefused.
+    """
+    record = state.nodes.get(node_name)
+    if record is None:
+        raise NotFound(f"no node is called {node_name!r}; list nodes to see the names")
+    index_of = {gpu.uuid: gpu.index for gpu in record.inventory.gpus}
+    found = []
+    for (workload_id, replica), uuids in sorted(held.items()):
+        assignment = record.assignments.get((workload_id, replica))
+        if assignment is None:
+            raise CorrectionRefused(f"replica {replica} of {workload_id} is not on {node_name}; look again")
+        strange = [uuid for uuid in uuids if uuid not in index_of]
+        if strange:
+            raise CorrectionRefused(f"{node_name} has no GPU {strange[0]}; wait for its inventory")
+        if set(uuids) == set(assignment.gpu_uuids):
+            continue
+        ordered = sorted(uuids, key=index_of.__getitem__)
+        placement = Placement(
+            replica=replica,
+            node_name=node_name,
+            gpu_uuids=tuple(ordered),
+            gpu_indexes=tuple(index_of[uuid] for uuid in ordered),
+        )
+        found.append(CorrectedReplica(workload_id=workload_id, placement=placement))
+    if not found:
+        return None
+    event = DevicesCorrected(time_ns=now_ns, node_name=node_name, replicas=tuple(found))
+    try:
+        apply_device_correction(state.workloads, record.copy(), event)
+    except ContradictoryEvent as error:
+        raise CorrectionRefused(f"{error}; nothing was corrected") from error
+    return event
+
+
+def plan_device_renaming(
+    state: ClusterState, record: NodeRecord, before: Inventory, *, now_ns: int
+) -> DevicesCorrected | None:
+    """Returns the event that renames made-up devices to the real ones at the same indexes, None without any.
+
+    `record` has the agent's inventory already. A replica whose devices are not all present keeps what it held.
+    """
+    inventory = record.inventory
+    if before.agent_version or not inventory.agent_version:
+        return None
+    index_of = {gpu.uuid: gpu.index for gpu in before.gpus}
+    uuid_at = {gpu.index: gpu.uuid for gpu in inventory.gpus if not gpu.mig_enabled and gpu.uuid not in record.layouts}
+    found = []
+    for (workload_id, replica), assignment in sorted(record.assignments.items()):
+        indexes = [index_of.get(uuid) for uuid in assignment.gpu_uuids]
+        if assignment.gpu_instance is not None or not indexes or any(index not in uuid_at for index in indexes):
+            continue
+        known = [index for index in indexes if index is not None]
+        placement = Placement(
+            replica=replica,
+            node_name=inventory.node_name,
+            gpu_uuids=tuple(uuid_at[index] for index in known),
+            gpu_indexes=tuple(known),
+        )
+        found.append(CorrectedReplica(workload_id=workload_id, placement=placement))
+    if not found:
+        return None
+    event = DevicesCorrected(time_ns=now_ns, node_name=inventory.node_name, replicas=tuple(found))
+    try:
+        apply_device_correction(state.workloads, record.copy(), event)
+    except ContradictoryEvent:
+        return None
+    return event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanClaim:
+    """The epoch of the plan that an agent holds, and the assignments under it, None if unknown."""
+
+    epoch: int
+    held: tuple[Assignment, ...] | None
+
+
+def compare_claim(
+    record: NodeRecord | None, node_name: str, claim: PlanClaim | None, *, now_ns: int
+) -> tuple[NodeAhead | NodeHeard | NodeReconciled, ...]:
+    """Compares an agent's claim with the journal; `record` is None for a node that the journal does not know.
+
+    Returns the events that follow. Without a claim an engine lists what runs there, and nothing is compared.
+    """
+    ahead = None if record is None else record.ahead
+    is_doubted = record is not None and not record.is_reported
+    heard = (NodeHeard(time_ns=now_ns, node_name=node_name),) if is_doubted else ()
+    if claim is None or (claim.epoch <= known_epoch(record) and (ahead is None or claim.epoch < ahead.plan_epoch)):
+        return heard
+    unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
+    if unknown is not None and not unknown:
+        if record is None:
+            return ()
+        return (NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch),)
+    count = None if unknown is None else len(unknown)
+    ids = tuple(dict.fromkeys(item.workload_id for item in unknown or ()))[:UNKNOWN_WORKLOADS_MOST]
+    if ahead is not None and (ahead.plan_epoch, ahead.assignments, ahead.workload_ids) == (claim.epoch, count, ids):
+        return heard
+    return (
+        NodeAhead(time_ns=now_ns, node_name=node_name, plan_epoch=claim.epoch, assignments=count, workload_ids=ids),
+    )
+
+
+def known_epoch(record: NodeRecord | None) -> int:
+    """Returns the highest plan epoch that this journal can have sent to the node."""
+    if record is None:
+        return 0
+    return record.plan_epoch if record.doubted_epoch is None else record.doubted_epoch
