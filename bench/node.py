@@ -17,9 +17,10 @@ from functools import partial
 import click
 
 from bench import power_schedules
+from bench.fault_world import Tally, tally_seeds
 from bench.node_crashes import check_crashes, check_simulated_crashes
 from bench.node_schedules import check_schedules
-from bench.node_transitions import Tally, check_maximal, check_sampled, check_whole
+from bench.node_transitions import check_maximal, check_sampled, check_whole
 from bench.runner import Options, Progress, benchmark, seeds_option, split_names
 from bench.tables import write_csv
 
@@ -54,17 +55,6 @@ class Outcome:
     failed: tuple[tuple[int, str], ...]
 
 
-def _power(seed: int) -> Tally:
-    tally = Tally()
-    try:
-        power_schedules.run_schedule(seed)
-    except AssertionError as broken:
-        tally.count(str(broken) or "a promise was broken")
-    else:
-        tally.count("")
-    return tally
-
-
 CHECKS: tuple[Check, ...] = (
     Check(name="maximal", one=partial(check_maximal, count=1), most=19),
     Check(name="layouts", one=partial(check_whole, count=1), most=298),
@@ -72,7 +62,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="crashes", one=partial(check_crashes, count=1), share=0.1),
     Check(name="simulated-crashes", one=partial(check_simulated_crashes, count=1), share=0.1),
     Check(name="schedules", one=partial(check_schedules, count=1)),
-    Check(name="power-schedules", one=_power),
+    Check(name="power-schedules", one=partial(tally_seeds, power_schedules.run_schedule, count=1)),
 )
 
 
