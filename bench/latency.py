@@ -58,7 +58,7 @@ async def _ask(address: str, tasks: int) -> dict[str, float]:
     from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
     from eelgrid_protos import messages, rpc, transport
 
-    rows = locate_openb("auto", TraceSearch.real(os.environ)).tasks[:tasks]
+    rows = locate_openb("auto", TraceSearch.from_environment(os.environ)).tasks[:tasks]
     async with transport.open_channel(address, tls=None) as channel:
         operators = rpc.build_client(rpc.OPERATOR_SERVICE, channel)
         floor = await _timed([partial(operators.get_policy, messages.GetPolicyRequest())] * FLOOR_CALLS)
@@ -72,7 +72,7 @@ def _run(tasks: int, out: Path) -> dict[str, float]:
     from eelgrid_protos import catalogue
 
     with tempfile.TemporaryDirectory() as scratch:
-        nodes = locate_openb("auto", TraceSearch.real(os.environ)).nodes
+        nodes = locate_openb("auto", TraceSearch.from_environment(os.environ)).nodes
         fleet = Path(scratch) / "fleet.json"
         write_fleet_file(fleet, nodes, catalogue.load_catalogue().products)
         address, metrics = f"127.0.0.1:{free_port()}", free_port()

@@ -209,13 +209,13 @@ async def _taken(folder: Path, nodes: int, minutes: int) -> tuple[float, float]:
         heard += 1
 
     while desk.windows == desk.dropped:
-        desk.take(places[0], codec.decode_message(EnergyWindow, data[0][0]), hear)
+        desk.add_window(places[0], codec.decode_message(EnergyWindow, data[0][0]), hear)
         await asyncio.sleep(0.05)
     began_cpu_s, loop_s = time.process_time(), 0.0
     for minute in data:
         for place, one in zip(places, minute, strict=True):
             start_s = time.thread_time()
-            desk.take(place, codec.decode_message(EnergyWindow, one), hear)
+            desk.add_window(place, codec.decode_message(EnergyWindow, one), hear)
             loop_s += time.thread_time() - start_s
         while desk.waiting:  # noqa: ASYNC110  # it looks at a counter
             await asyncio.sleep(0.05)
@@ -250,7 +250,7 @@ def _timed(name: str, store: LedgerStore, asked: list[LedgerQuery], *, bound: st
     taken, worked = [], []
     for _ in range(5):
         start_s, began_s = time.perf_counter(), time.process_time()
-        answers = store.ask_all(asked)
+        answers = store.query_all(asked)
         taken.append(time.perf_counter() - start_s)
         worked.append(time.process_time() - began_s)
     assert all(one.total.energy_mj == one.measured_mj for one in answers), "the ledger does not add up"

@@ -112,7 +112,7 @@ class Rig:
     def generations(self) -> dict[str, tuple[int, int]]:
         """Each MIG UUID that stands, its serial and the generation that the agent tells."""
         told = {}
-        for instance in self.executor.stamped(self.device.gpus()[0]).gpu_instances:
+        for instance in self.executor.stamp_gpu(self.device.gpus()[0]).gpu_instances:
             held = self.device.held[instance.id]
             for child in instance.compute_instances:
                 told[child.uuid] = (held.compute[child.id][2], child.generation)
@@ -190,7 +190,7 @@ def _prepared(scenario: Scenario, device: Maker) -> Rig:
             rig.device.stand(profile_id, start, tuple(reversed(compute)))
     rig.executor.recover()
     if scenario.made:
-        result = rig.executor.apply(spelled(scenario.geometry, rig.device.uuid, scenario.start))
+        result = rig.executor.apply_layout(spelled(scenario.geometry, rig.device.uuid, scenario.start))
         assert result.status is ApplyStatus.APPLIED, result
     for profile_id, start, compute in scenario.foreign:
         rig.device.stand(profile_id, start, compute, foreign=True)
@@ -198,7 +198,7 @@ def _prepared(scenario: Scenario, device: Maker) -> Rig:
         number, instance = held
         if (instance.profile.id, instance.start) in scenario.used:
             rig.device.users[pid] = (number, min(instance.compute))
-    rig.executor.check()
+    rig.executor.check_layouts()
     rig.device.faults = list(_fault_lists()[scenario.fault])
     rig.device.lag_s = scenario.lag_s
     rig.hook.passed, rig.hook.names = 0, []
@@ -217,7 +217,7 @@ def run(
     rig.hook.at = crash_at
     lives = 1
     try:
-        rig.executor.apply(spelled(scenario.geometry, device.uuid, scenario.goal))
+        rig.executor.apply_layout(spelled(scenario.geometry, device.uuid, scenario.goal))
     except Crash:
         lives = 0
         if death == "reboot":
@@ -232,10 +232,10 @@ def run(
                 rig.start_agent()
                 lives = 1
                 if death == "reset":
-                    rig.executor.device_was_reset(device.uuid)
+                    rig.executor.on_device_reset(device.uuid)
                 rig.executor.recover()
             _operator_resets(rig)
-            rig.executor.check()
+            rig.executor.check_layouts()
         except Crash:
             lives = 0
             rig.hook.disarm()
@@ -251,7 +251,7 @@ def _operator_resets(rig: Rig) -> None:
     """Somebody resets a device whose mode is pending, as soon as nothing runs on it."""
     if rig.device.mig_enabled != rig.device.mig_pending and not rig.device.users:
         rig.device.reset()
-        rig.executor.device_was_reset(rig.device.uuid)
+        rig.executor.on_device_reset(rig.device.uuid)
 
 
 def _verdict(scenario: Scenario, rig: Rig, before: MigLayout, *, gone: bool) -> str:
@@ -315,7 +315,7 @@ def _free_again(rig: Rig) -> str:
     rig.device.faults.clear()
     _operator_resets(rig)
     empty = GpuLayout(gpu_uuid=rig.device.uuid, mig_enabled=rig.device.mig_enabled)
-    result = rig.executor.apply(empty)
+    result = rig.executor.apply_layout(empty)
     standing = [h for h in rig.device.held.values() if h.serial not in rig.device.foreign]
     if result.status is not ApplyStatus.APPLIED or standing:
         return f"wedged: {result} with {standing}"

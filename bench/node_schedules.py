@@ -117,13 +117,13 @@ def _step(agent: Agent, what: str) -> None:
         case "reboot":
             world.boots += 1
             world.acts += 1
-            world.faults.reboot()
+            world.faults.reboot_node()
             agent.start()
         case "die":
             agent.start()
         case "release":
             uuid = next((record.uuid for record in world.records if record.intent is not None), uuid)
-            agent.does(lambda: agent.keeper.release(uuid))
+            agent.does(lambda: agent.keeper.release_device(uuid))
         case "adopt":
             _adopt(agent, uuid)
         case _:
@@ -137,7 +137,7 @@ def _hostile(agent: Agent, gpu: SimGpu) -> None:
         mine = [one.id for one in gpu.mig.instances.values() if one not in world.strangers]
         if not mine or gpu.health is not SimHealth.OK or not world.node.driver_loaded:
             return
-        world.faults.destroy_behind(gpu.identity.uuid, world.chance.choice(mine))
+        world.faults.destroy_foreign_instance(gpu.identity.uuid, world.chance.choice(mine))
         acts, changes = world.acts, world.changes
         agent.tend()
         if acts != world.acts or lives != agent.lives:
@@ -164,7 +164,7 @@ def _hold(agent: Agent) -> None:
     chosen = {child.uuid: child for child in children if chance.random() < 0.6}
     acts = world.acts
     world.leased = {}
-    done = agent.does(lambda: agent.keeper.hold(frozenset(chosen)))
+    done = agent.does(lambda: agent.keeper.hold_devices(frozenset(chosen)))
     if done is True and acts == world.acts:
         world.leased = chosen
 
@@ -175,12 +175,12 @@ def _adopt(agent: Agent, uuid: str) -> None:
 
     def adopt() -> None:
         try:
-            agent.keeper.executor.adopt(uuid)
+            agent.keeper.executor.adopt_instances(uuid)
         except (TransitionRefused, DeviceError, MigJournalError):
             # Then they are as foreign as they were, and only watched no more.
             return
 
-    standing = list(world.node.device(uuid).mig.instances.values())
+    standing = list(world.node.get_device(uuid).mig.instances.values())
     world.strangers = [one for one in world.strangers if one not in standing]
     agent.does(adopt)
 
@@ -207,7 +207,7 @@ def _survivors(world: World) -> None:
     """Whoever runs on an instance still has it: others took their processes away with theirs."""
     for gpu in world.node.devices:
         for pid, (number, child) in gpu.mig.holds.items():
-            if number is not None and child not in gpu.mig.instance(number).compute:
+            if number is not None and child not in gpu.mig.get_instance(number).compute:
                 world.broken.append(f"process {pid} lost compute instance {child} of {number}")
 
 
@@ -215,12 +215,12 @@ def _settle(agent: Agent) -> None:
     """The world comes to rest; processes, leases and what others made stay."""
     world = agent.world
     world.dangers = Dangers()
-    world.faults.take_rights(AccessLevel.ROOT)
+    world.faults.set_rights(AccessLevel.ROOT)
     world.faults.load_driver()
     for gpu in world.node.devices:
         if gpu.health is SimHealth.LOST:
             world.resets.append(gpu.identity.uuid)
-        world.faults.restore(gpu.identity.uuid)
+        world.faults.restore_gpu(gpu.identity.uuid)
         gpu.mig.clients.clear()
     for _ in range(_SETTLE_ROUNDS):
         _operator_resets(world)
@@ -234,7 +234,7 @@ def _operator_resets(world: World) -> None:
         if gpu.mig.enabled != gpu.mig.pending and not gpu.mig.holds:
             world.acts += 1
             world.resets.append(gpu.identity.uuid)
-            world.faults.reset(gpu.identity.uuid)
+            world.faults.reset_gpu(gpu.identity.uuid)
 
 
 def _at_rest(agent: Agent) -> None:
@@ -267,13 +267,13 @@ def _truthful(agent: Agent, gpu: SimGpu, record: MigRecord) -> None:
             world.broken.append(f"{one.value} is somebody else's and written down as {origin}")
         if among(one, world.made) and origin is InstanceOrigin.FOREIGN:
             world.broken.append(f"{one.value} was made by the agent and written down as {origin}")
-    for number in record.orphans(gpu.identity):
+    for number in record.find_orphans(gpu.identity):
         one = gpu.mig.instances[number]
         if among(one, world.made) and number not in world.users(uuid):
             world.broken.append(f"leaked: {one.value} with {record}")
-    if record.target is not None and not record.stands(gpu.identity, record.target) and not record.gave_up:
+    if record.target is not None and not record.has_layout(gpu.identity, record.target) and not record.gave_up:
         try:
-            agent.keeper.executor.plan(to_gpu_layout(record.target, uuid, geometry_of(world, uuid)))
+            agent.keeper.executor.plan_layout(to_gpu_layout(record.target, uuid, geometry_of(world, uuid)))
         except TransitionRefused:
             return
         world.broken.append(f"{record.target} is to stand, could, and {read_layout(gpu.identity)} does; {record}")
@@ -283,7 +283,7 @@ def _cleared(agent: Agent) -> str:
     """Nothing is wedged: once nobody uses anything, whatever is not somebody else's goes when asked."""
     world = agent.world
     world.leased = {}
-    agent.keeper.hold(())
+    agent.keeper.hold_devices(())
     for gpu in world.node.devices:
         uuid = gpu.identity.uuid
         gpu.mig.holds.clear()
@@ -291,7 +291,7 @@ def _cleared(agent: Agent) -> str:
             # What was to be refused some time and never was is in the way still.
             _operator_resets(world)
             agent.hear()
-            result = agent.keeper.apply(GpuLayout(gpu_uuid=uuid, mig_enabled=gpu.mig.enabled))
+            result = agent.keeper.apply_layout(GpuLayout(gpu_uuid=uuid, mig_enabled=gpu.mig.enabled))
             if result.status is ApplyStatus.APPLIED:
                 break
         record = world.record(uuid)

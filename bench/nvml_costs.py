@@ -164,7 +164,7 @@ def child_costs(remote: RemoteDevice, rounds: int) -> list[dict[str, Any]]:
     meter = Meter()
     uuids = [gpu.uuid for gpu in remote.gpus()]
     for _ in range(rounds):
-        meter.timed("looks, all devices", lambda: remote.looks(uuids))
+        meter.timed("looks, all devices", lambda: remote.read_gpus(uuids))
     return meter.rows()
 
 

@@ -109,7 +109,7 @@ class PageFleet:
         self._busy: dict[str, float] = {}
         for number in range(nodes):
             self.happen(NodeJoined(time_ns=self.now_ns(), inventory=inventory(number, gpus=gpus, racks=racks)))
-            self.telemetry.open(self.state.nodes[f"node-{number:04d}"].inventory, 1)
+            self.telemetry.open_stream(self.state.nodes[f"node-{number:04d}"].inventory, 1)
 
     def now_s(self) -> float:
         """Monotonic seconds."""
@@ -123,11 +123,11 @@ class PageFleet:
         """What was given as `promised`."""
         return self.promised
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """All that happened."""
         return JournalHistory(None, tuple(enumerate(encode_entries(self._events), 1)))
 
-    def state_now(self) -> ClusterState:
+    def current_state(self) -> ClusterState:
         """The state."""
         return self.state
 
@@ -135,21 +135,21 @@ class PageFleet:
         """What a view makes of the state."""
         return view(self.state)
 
-    async def explain(self, workload_id: str) -> Explanation | None:
+    async def explain_workload(self, workload_id: str) -> Explanation | None:
         """What was given as the reason."""
         workload = self.state.workloads.get(workload_id)
         if workload is None:
             return None
         if workload.phase is WorkloadPhase.PENDING:
             return Explanation(workload=workload, remedy="Cancel work that holds whole GPUs.", constraint="gpu_count")
-        return Explanation(workload=workload, replicas=self.state.explanations.of(workload_id))
+        return Explanation(workload=workload, replicas=self.state.explanations.get(workload_id))
 
     def happen(self, *events: Event) -> None:
         """What a commit does: the state changes, then listeners hear of it."""
         nodes = frozenset().union(*(self.state.apply(event) for event in events))
         self._events += events
         if self.hub is not None:
-            self.hub.committed(CommitResult(events, nodes, self.state.revision))
+            self.hub.on_commit(CommitResult(events, nodes, self.state.revision))
 
     def submit(self, workload_id: str, *, gpus: int = 1, milli: int = 1000, name: str = "train") -> None:
         """A workload comes."""
@@ -210,7 +210,7 @@ class PageFleet:
                     Column(reading=Reading.TEMPERATURE_C, values=tuple(61.0 for _ in powers)),
                 ),
             )
-            self.telemetry.receive(name, batch, now_s=now_s)
+            self.telemetry.receive_batch(name, batch, now_s=now_s)
 
     def _power_w(self, record: NodeRecord, gpu: Gpu) -> float:
         limit_w = gpu.power_limit_default_w or 100.0

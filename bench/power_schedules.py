@@ -186,7 +186,7 @@ class Schedule:
     def _is_in_hand(self, uuid: str) -> bool:
         """Whether the agent has neither given this device up nor waits before it tries again."""
         device = self.agent.guard.state.device(uuid)
-        gpu = self.world.node.device(uuid).identity
+        gpu = self.world.node.get_device(uuid).identity
         given_up = device.suspended or device.problems or device.is_quarantined(self.world.now_ns)
         given_up = given_up or gpu.power_limit_min_w is None  # which limits it takes, it does not say
         barred = device.attempts and device.note is not None and device.note.rule is not RefusalRule.JOURNAL
@@ -239,7 +239,7 @@ class Schedule:
         self._offer(enforce=False)
 
     def _renew(self) -> None:
-        self.agent.guard.renew(self.world.now_ns)
+        self.agent.guard.renew_lease(self.world.now_ns)
 
     def _load(self) -> None:
         for uuid in self.chance.sample(self.world.uuids, self.chance.randint(1, len(self.world.uuids))):
@@ -252,7 +252,7 @@ class Schedule:
     def _change_limit(self) -> None:
         """Somebody else sets a limit; who set the one before cannot be told from it."""
         uuid = self._one()
-        gpu = self.world.node.device(uuid)
+        gpu = self.world.node.get_device(uuid)
         if gpu.health is SimHealth.OK:
             low_w, high_w = gpu.limits_w
             limit_w = round(self.chance.uniform(low_w, high_w)) + 0.5
@@ -262,7 +262,7 @@ class Schedule:
     def _fight(self) -> None:
         """Somebody who sets the same limit again whenever it is put right."""
         uuid = self._one()
-        gpu = self.world.node.device(uuid)
+        gpu = self.world.node.get_device(uuid)
         low_w, high_w = gpu.limits_w
         theirs_w = round(self.chance.uniform(low_w, high_w)) + 0.25
         for _ in range(6):
@@ -273,7 +273,7 @@ class Schedule:
 
     def _change_rest(self) -> None:
         """Somebody else lets the clock go, or sets a profile."""
-        gpu = self.world.node.device(self._one())
+        gpu = self.world.node.get_device(self._one())
         if gpu.product.architecture == "blackwell" and self.chance.random() < 0.5:
             gpu.profiles = frozenset({self.chance.choice((1, 3))})
             self.world.ground[gpu.uuid].profiles.add(min(gpu.profiles))
@@ -282,7 +282,7 @@ class Schedule:
             self.unlocked.add(gpu.uuid)
 
     def _cap(self) -> None:
-        gpu = self.world.node.device(self._one())
+        gpu = self.world.node.get_device(self._one())
         self.world.node.faults.cap_power(gpu.uuid, self.chance.choice((None, sum(gpu.limits_w) / 2.0)))
 
     def _reload(self) -> None:
@@ -294,16 +294,16 @@ class Schedule:
         self._begin()
 
     def _lose(self) -> None:
-        self.world.node.faults.lose(self._one())
+        self.world.node.faults.lose_gpu(self._one())
 
     def _hang(self) -> None:
-        self.world.node.faults.hang(self._one())
+        self.world.node.faults.hang_gpu(self._one())
 
     def _heal(self) -> None:
         self.world.heal()
 
     def _forbid(self) -> None:
-        self.world.node.faults.take_rights(AccessLevel.READ_ONLY)
+        self.world.node.faults.set_rights(AccessLevel.READ_ONLY)
 
     def _fill(self) -> None:
         self.world.is_full = True
@@ -334,7 +334,7 @@ class Schedule:
         for gang in self.gangs:
             if all(map(self._is_in_hand, gang)):
                 self.did["gangs at rest"] += 1
-                gpus = [self.world.node.device(uuid) for uuid in gang]
+                gpus = [self.world.node.get_device(uuid) for uuid in gang]
                 wished = [guard.state.device(uuid).wish.limit_w is not None for uuid in gang]
                 limits_w = [gpu.limit_mw / 1000.0 for gpu in gpus]
                 if any(wished):

@@ -105,7 +105,7 @@ class World:
 
     def set_power_limit(self, uuid: str, limit_w: float) -> None:
         """Inside the constraints and in the journal, or it is a fault."""
-        gpu = self.node.device(uuid)
+        gpu = self.node.get_device(uuid)
         low_w, high_w = gpu.limits_w
         assert low_w <= limit_w <= high_w, f"{limit_w:g} W asked outside [{low_w:g}, {high_w:g}] W"
         record = self._record(uuid)
@@ -117,7 +117,7 @@ class World:
     def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
         """Journalled and on the part's steps, or it is a fault."""
         assert self._record(uuid).clocks == (min_mhz, max_mhz), "the lock is not in the journal"
-        assert {min_mhz, max_mhz} <= set(self.node.device(uuid).sm_clocks_mhz), "no clocks of this part"
+        assert {min_mhz, max_mhz} <= set(self.node.get_device(uuid).sm_clocks_mhz), "no clocks of this part"
         self._write()
         self.node.lock_sm_clocks(uuid, min_mhz, max_mhz)
         self.crashes()
@@ -154,24 +154,24 @@ class World:
         faults = self.node.faults
         was_lost = {gpu.uuid for gpu in self.node.devices if gpu.health is not SimHealth.OK}
         if reboot:
-            faults.reboot()
+            faults.reboot_node()
         else:
             faults.reload_driver()
         for gpu in self.node.devices:
             self.ground[gpu.uuid] = self._fresh(gpu)
         if reboot:
-            assert all(self.node.device(uuid).health is SimHealth.OK for uuid in was_lost)
+            assert all(self.node.get_device(uuid).health is SimHealth.OK for uuid in was_lost)
 
     def heal(self) -> None:
         """Everything answers, and the agent may do everything again."""
         self.is_full = False
-        self.node.faults.take_rights(AccessLevel.ROOT)
+        self.node.faults.set_rights(AccessLevel.ROOT)
         for gpu in self.node.devices:
             if gpu.health is SimHealth.LOST:
-                self.node.faults.restore(gpu.uuid)
+                self.node.faults.restore_gpu(gpu.uuid)
                 self.ground[gpu.uuid] = self._fresh(gpu)
                 self._allow_found(gpu)
-            self.node.faults.restore(gpu.uuid)
+            self.node.faults.restore_gpu(gpu.uuid)
 
     @property
     def answers(self) -> bool:
@@ -225,32 +225,32 @@ class Agent:
         self._enforcement = Enforcement(self.node, enforcer, looking=SequentialReader(self._device), clock=world)
         self._sampled_ns = 0
         self.events: list[NodeEvent] = []
-        run_cycle_inline(self._enforcement.begin(world.load()))
+        run_cycle_inline(self._enforcement.start_cycle(world.load()))
 
     def offer(self, plan: NodePlan) -> None:
         """The controller sends a plan."""
-        self.node.receive(ConnectResponse(message=plan))
+        self.node.on_message(ConnectResponse(message=plan))
 
     def turn(self, *, sample_s: float = 1.0) -> None:
         """What the agent does at this moment: a sample each interval, a cycle when it is due."""
         now_ns = self.world.now_ns
         if now_ns - self._sampled_ns >= sample_s * 1e9:
             self._sampled_ns = now_ns
-            if self.node.tick(read_each_gpu(self._device, self.node.gpu_uuids), monotonic_ns=now_ns):
-                self.node.adopt(survey_devices(self._device))
+            if self.node.record_tick(read_each_gpu(self._device, self.node.gpu_uuids), monotonic_ns=now_ns):
+                self.node.update_inventory(survey_devices(self._device))
         if self._enforcement.is_due(now_ns):
             run_cycle_inline(self._enforcement.cycle())
         self.events += _events(self.node)
 
     def stop(self) -> None:
         """A clean end."""
-        run_cycle_inline(self._enforcement.end())
+        run_cycle_inline(self._enforcement.stop_cycle())
 
 
 def _events(node: AgentNode) -> Iterable[NodeEvent]:
     """What goes to the controller now; answers and inventories go too."""
     for _ in range(_PULLS_MOST):
-        request = node.pull()
+        request = node.next_message()
         if request is None:
             return
         assert not isinstance(request.message, PlanApplied) or request.message.epoch > 0

@@ -73,14 +73,14 @@ class Course:
         self.core = Core(ClusterState(), catalogue.load_catalogue())
         self.now_ns = 1
         for inventory in inventories(folder):
-            self.core.node_joined(inventory, now_ns=self.now_ns)
+            self.core.register_node(inventory, now_ns=self.now_ns)
         self.savings = PlacementSavings(self.beginning(), PriorPowerModel(catalogue.load_catalogue()).gpu)
         self.core_s = self.follow_s = 0.0
         self.tasks = self.steps = 0
 
     def beginning(self) -> InitialCluster:
         """The state of now."""
-        return InitialCluster.of(self.core.state, self.now_ns)
+        return InitialCluster.from_state(self.core.state, self.now_ns)
 
     def submit(self, task: openb.TraceTask) -> str:
         """One arrival."""
@@ -103,10 +103,10 @@ class Course:
     def _follow(self, events: tuple[Event, ...]) -> None:
         began_s = time.thread_time()
         for event in events:
-            self.savings.follow(event)
+            self.savings.follow_event(event)
         self.steps += 1
         if self.steps % _STEPS_A_TURN == 0:
-            self.savings.advance(self.now_ns)
+            self.savings.advance_to(self.now_ns)
         self.follow_s += time.thread_time() - began_s
 
 
@@ -132,7 +132,7 @@ def run(folder: Path, share: float, churn: int, seed: int) -> Row:
             key, milli = live.pop()
             asked -= milli
             course.cancel(key)
-    course.savings.advance(course.now_ns)
+    course.savings.advance_to(course.now_ns)
     figures = course.savings.figures()
     began_s, began_mib = time.thread_time(), _resident_mib()
     second = PlacementSavings(course.beginning(), PriorPowerModel(catalogue.load_catalogue()).gpu)

@@ -88,7 +88,7 @@ class Agent:
         acts, before, record = world.acts, self._own(uuid), world.record(uuid)
         # An undoing goes back to before the first of several layouts that were asked for and not reached.
         fresh = record is None or record.intent is None
-        answer = self.does(lambda: self.keeper.apply(layout))
+        answer = self.does(lambda: self.keeper.apply_layout(layout))
         if isinstance(answer, ApplyResult):
             self._judge(layout, answer, before if fresh and acts == world.acts else None)
 
@@ -96,7 +96,7 @@ class Agent:
         """One round, in which nobody asks for anything."""
         self.hear()
         changes, before, acts = self.world.changes, self._unasked, self.world.acts
-        answer = self.does(self.keeper.check)
+        answer = self.does(self.keeper.check_layouts)
         if not isinstance(answer, tuple):
             return
         for result in answer:
@@ -114,7 +114,7 @@ class Agent:
         """What a running agent hears of its devices."""
         for uuid in tuple(self.world.resets):
             # An agent that died of the news before hears no more of them.
-            if uuid in self.world.resets and self.does(partial(self.keeper.device_was_reset, uuid)) is True:
+            if uuid in self.world.resets and self.does(partial(self.keeper.on_device_reset, uuid)) is True:
                 self.world.resets.remove(uuid)
                 self._anew |= {mig for mig, (gpu, _, _) in self._told.items() if gpu == uuid}
 
@@ -124,7 +124,7 @@ class Agent:
         for record in self.world.records:
             if record.repairs > LIMITS.repairs_most:
                 self.world.broken.append(f"{record.repairs} repairs")
-        for event in self.keeper.take_events():
+        for event in self.keeper.drain_events():
             if event.kind is NodeEventKind.UNSPECIFIED or not event.detail:
                 self.world.broken.append(f"an event that says nothing: {event}")
 
@@ -135,7 +135,7 @@ class Agent:
     def _judge(self, layout: GpuLayout, result: ApplyResult, before: MigLayout | None) -> None:
         world, uuid = self.world, layout.gpu_uuid
         self._typed(result)
-        gpu, record = world.node.device(uuid).identity, world.record(uuid)
+        gpu, record = world.node.get_device(uuid).identity, world.record(uuid)
         if result.status is ApplyStatus.APPLIED:
             if not self._stands(layout, gpu):
                 world.broken.append(f"said to be applied: {layout}, and {read_layout(gpu)} stands")
@@ -160,7 +160,7 @@ class Agent:
         return {} if record is None else record.known
 
     def _own(self, uuid: str) -> MigLayout:
-        gpu = self.world.node.device(uuid)
+        gpu = self.world.node.get_device(uuid)
         parts = [read_part(one.value) for one in gpu.mig.instances.values() if one not in self.world.strangers]
         return build_layout(gpu.mig.enabled, parts)
 
@@ -175,9 +175,9 @@ class Agent:
             self._boot_told = world.boot_id()
             self._anew |= set(self._told)
         listed = [gpu.identity for gpu in world.node.devices if gpu.health is SimHealth.OK]
-        for gpu in self.keeper.stamped(listed):
+        for gpu in self.keeper.stamp_gpus(listed):
             for instance in gpu.gpu_instances:
-                held = world.node.device(gpu.uuid).mig.instances[instance.id]
+                held = world.node.get_device(gpu.uuid).mig.instances[instance.id]
                 for child in instance.compute_instances:
                     self._count(gpu.uuid, child.uuid, held.compute[child.id], child.generation)
 
@@ -201,7 +201,7 @@ class Agent:
 
 def geometry_of(world: World, uuid: str) -> MigGeometry:
     """The geometry of a device that has MIG."""
-    geometry = world.node.device(uuid).mig.geometry
+    geometry = world.node.get_device(uuid).mig.geometry
     assert geometry is not None, "asked of parts with MIG only"
     return geometry
 

@@ -130,7 +130,7 @@ class World:
         for _ in range(self.chance.randrange(1, 7)):
             profile = self.chance.choice(profiles)
             try:
-                instance = gpu.mig.create(profile.id, self.chance.choice(profile.starts))
+                instance = gpu.mig.create_instance(profile.id, self.chance.choice(profile.starts))
             except DriverRefused:
                 # It does not fit beside the others.
                 continue
@@ -169,7 +169,7 @@ class World:
 
     def users(self, uuid: str) -> set[int | None]:
         """GPU instances with a process; None stands for the whole device."""
-        return {instance for instance, _ in self.node.device(uuid).mig.holds.values()}
+        return {instance for instance, _ in self.node.get_device(uuid).mig.holds.values()}
 
     def died(self) -> None:
         """The agent is dead: what it had begun to claim is its own as far as anybody can tell, and no news reaches it."""
@@ -206,7 +206,7 @@ class World:
 
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
         """The mode, unless something is in the way."""
-        gpu = self.node.device(uuid)
+        gpu = self.node.get_device(uuid)
         if gpu.mig.enabled != enabled and (gpu.mig.instances or gpu.mig.holds):
             self.broken.append(f"MIG mode of {uuid} was to change over {gpu.mig.instances} and {gpu.mig.holds}")
         return self._called(uuid, OperationKind.SET_MODE, lambda: self.node.set_mig_mode(uuid, enabled=enabled))
@@ -218,11 +218,13 @@ class World:
 
         def make() -> int:
             number = self.node.create_gpu_instance(uuid, profile_id, start)
-            self.made.append(self.node.device(uuid).mig.instances[number])
+            self.made.append(self.node.get_device(uuid).mig.instances[number])
             return number
 
-        mig = self.node.device(uuid).mig
-        return self._called(uuid, OperationKind.CREATE_INSTANCE, make, late=lambda: mig.create(profile_id, start))
+        mig = self.node.get_device(uuid).mig
+        return self._called(
+            uuid, OperationKind.CREATE_INSTANCE, make, late=lambda: mig.create_instance(profile_id, start)
+        )
 
     def create_compute_instance(self, uuid: str, instance_id: int, profile_id: int) -> int:
         """A compute instance."""
@@ -230,7 +232,7 @@ class World:
 
         def make() -> int:
             number = self.node.create_compute_instance(uuid, instance_id, profile_id)
-            self.made.append(self.node.device(uuid).mig.instances[instance_id].compute[number])
+            self.made.append(self.node.get_device(uuid).mig.instances[instance_id].compute[number])
             return number
 
         return self._called(uuid, OperationKind.CREATE_COMPUTE, make)
@@ -264,7 +266,9 @@ class World:
             raise MigJournalUnwritable("no space left on the disk; make room")
         for record in kept:
             earlier = self.record(record.uuid)
-            fell = [] if earlier is None else [s for s, n in earlier.generations.items() if n > record.generation(*s)]
+            fell = (
+                [] if earlier is None else [s for s, n in earlier.generations.items() if n > record.get_generation(*s)]
+            )
             if fell:
                 self.broken.append(f"generations of {fell} fell in the journal")
         self.records = decode_records(encode_records(kept))
@@ -302,7 +306,7 @@ class World:
 
     def _spared(self, uuid: str, instance_id: int, what: str, *, in_use: bool = False) -> None:
         """Notes a call that touches what it must not."""
-        mig = self.node.device(uuid).mig
+        mig = self.node.get_device(uuid).mig
         instance = mig.instances.get(instance_id)
         if instance is None:
             return
@@ -328,29 +332,29 @@ class World:
                 self._process(gpu)
             case "ends":
                 if gpu.mig.holds:
-                    self.faults.release(uuid, chance.choice(list(gpu.mig.holds)))
+                    self.faults.end_process(uuid, chance.choice(list(gpu.mig.holds)))
             case "client":
-                self.faults.foreign_client(uuid)
+                self.faults.add_foreign_client(uuid)
             case "client gone":
-                self.faults.client_gone(uuid)
+                self.faults.remove_foreign_client(uuid)
             case "stranger":
                 if gpu.mig.geometry is not None and gpu.mig.enabled:
                     profile = chance.choice(list(gpu.mig.geometry.profiles.values()))
                     self._stranger(uuid, profile.id, chance.choice(profile.starts))
             case "removal":
                 if gpu.mig.instances:
-                    self.faults.destroy_behind(uuid, chance.choice(list(gpu.mig.instances)))
+                    self.faults.destroy_foreign_instance(uuid, chance.choice(list(gpu.mig.instances)))
             case "hang":
-                self.faults.hang(uuid)
+                self.faults.hang_gpu(uuid)
             case "lose":
-                self.faults.lose(uuid)
+                self.faults.lose_gpu(uuid)
             case "restore":
                 if gpu.health.value == "lost":
                     self.resets.append(uuid)
-                self.faults.restore(uuid)
+                self.faults.restore_gpu(uuid)
             case "reset":
                 self.resets.append(uuid)
-                self.faults.reset(uuid)
+                self.faults.reset_gpu(uuid)
             case "reload":
                 self.loads += 1
                 self.faults.reload_driver()
@@ -358,7 +362,7 @@ class World:
                 self.faults.announce_xid(uuid, chance.choice(_XIDS))
                 self.faults.cap_power(uuid, chance.choice((None, 150.0)))
             case "rights":
-                self.faults.take_rights(chance.choice(_RIGHTS))
+                self.faults.set_rights(chance.choice(_RIGHTS))
             case _:
                 raise AssertionError(what)
 
@@ -368,7 +372,7 @@ class World:
         uuid = gpu.identity.uuid
         before = [(one.profile.id, one.start) for one in gpu.mig.instances.values() if one.compute]
         self.resets.append(uuid)
-        self.faults.reset(uuid)
+        self.faults.reset_gpu(uuid)
         for profile_id, start in before:
             self._stranger(uuid, profile_id, start)
 
@@ -380,17 +384,17 @@ class World:
         if not gpu.mig.enabled:
             places = [(None, None)]
         if places:
-            self.faults.hold(gpu.identity.uuid, self._pid, *self.chance.choice(places))
+            self.faults.start_process(gpu.identity.uuid, self._pid, *self.chance.choice(places))
 
     def _stranger(self, uuid: str, profile_id: int, start: int, *, rival: bool = False) -> bool:
         record = self.record(uuid)
         # Whoever does not know this boot, or will be told of a reset, adopts what it finds.
         looked = record is not None and record.boot_id == self.boot_id() and uuid not in self.resets
         try:
-            number = self.faults.foreign_instance(uuid, profile_id, start, compute=self.chance.random() < 0.8)
+            number = self.faults.create_foreign_instance(uuid, profile_id, start, compute=self.chance.random() < 0.8)
         except (SpecError, DriverRefused):
             return False
-        instance = self.node.device(uuid).mig.instances[number]
+        instance = self.node.get_device(uuid).mig.instances[number]
         # What stands again where the agent's own stood cannot be told from it: even its UUID is the same.
         known = record is not None and _place(instance) in record.known
         if looked and (rival or not known):

@@ -172,8 +172,8 @@ def _filled(data: Path) -> _World:
     for row in read_nodes(folder / NODE_LIST):
         moment += 1
         inventory = _inventory(row, products.products)
-        world.core.node_joined(inventory, now_ns=moment)
-        world.telemetry.open(inventory, 1)
+        world.core.register_node(inventory, now_ns=moment)
+        world.telemetry.open_stream(inventory, 1)
         column = Column(reading=Reading.POWER_W, values=(100.0,) * row.gpu_count)
         batch = SampleBatch(
             sequence=1,
@@ -181,7 +181,7 @@ def _filled(data: Path) -> _World:
             time_ns=(world.now_ns(),),
             gpu_columns=(column,) if row.gpu_count else (),
         )
-        world.telemetry.receive(row.name, batch, now_s=world.now_s)
+        world.telemetry.receive_batch(row.name, batch, now_s=world.now_s)
     for task in read_tasks(folder / task_list_name("default")):
         moment += 1
         try:
@@ -203,7 +203,7 @@ def _steward(promised: int) -> ObjectiveMetrics:
     )
     budgets = tuple(BudgetControlStatus(f"rack/r{n}", 9000.0, 7000.0 + n, 0.0, "", 100.0) for n in range(promised))
     counts = ControlCounts()
-    counts.attainment.look(services, {one.name: 0.05 for one in services})
+    counts.attainment.count_windows(services, {one.name: 0.05 for one in services})
     standing = SimpleNamespace(
         steering=SimpleNamespace(
             services=services, jobs=jobs, budgets=budgets, ignored={}, at_s=2.0, price_per_j=None, price_weight=1.0
@@ -242,7 +242,7 @@ def _composed(world: _World, promised: int) -> ControllerMetrics:
     )
     metrics.add(LedgerMetrics(desk, now_ns=world.now_ns).families)
     for number in range(1000):
-        metrics.decided(1e-6 * number, f"w-{number}")
+        metrics.on_decision(1e-6 * number, f"w-{number}")
     return metrics
 
 
@@ -289,7 +289,7 @@ async def _controller(world: _World, promised: int, rounds: int) -> list[Row]:
     for _ in range(rounds):
         world.now_s += 1.0
         with page:
-            await metrics.page(opened=True)
+            await metrics.render_page(opened=True)
         world.now_s += 1.0
         with loop:
             families = list(metrics.collect())
@@ -314,7 +314,7 @@ async def _peak(world: _World, metrics: ControllerMetrics) -> tuple[float, bytes
     """Memory that a scrape takes at its highest, and the page."""
     tracemalloc.start()
     world.now_s += 1.0
-    page = await metrics.page(opened=True)
+    page = await metrics.render_page(opened=True)
     peak_mb = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()
     return peak_mb, page
@@ -386,7 +386,7 @@ def _agent_page(sharers: int) -> tuple[ScrapeHandler, Callable[[], None]]:
     def tick() -> None:
         clock.now_ns += _SECOND_NS
         node.observe_slow(read_extended_readings(device, node.gpu_uuids))
-        node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
+        node.record_tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=clock.now_ns)
 
     return page, tick
 
@@ -397,16 +397,16 @@ def _agent(sharers: int, rounds: int) -> list[Row]:
     for name, encoding in (("agent", ""), ("agent_gzip", "gzip")):
         tick()
         # The first makes the names of series, which are kept.
-        answer = page.answer("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
+        answer = page.build_response("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
         took = _Both()
         for _ in range(rounds):
             tick()
             with took:
-                page.answer("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
+                page.build_response("/metrics", accept="application/openmetrics-text", accept_encoding=encoding)
         rows += [_row(f"{name}_page_kb", [len(answer.body) / 1e3]), *took.rows(name, AGENT_MS, AGENT_CPU_MS)]
     tick()
     tracemalloc.start()
-    whole = page.answer("/metrics", accept="application/openmetrics-text").body
+    whole = page.build_response("/metrics", accept="application/openmetrics-text").body
     peak_mb = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()
     return [*rows, _row("agent_peak_mb", [peak_mb]), _row("agent_series", [_series(whole)])]

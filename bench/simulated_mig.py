@@ -88,7 +88,7 @@ class SimulatedMig:
 
     def stand(self, profile_id: int, start: int, compute: tuple[int, ...], *, foreign: bool = False) -> int:
         """An instance that somebody made; returns its id."""
-        instance = self.mig.create(profile_id, start)
+        instance = self.mig.create_instance(profile_id, start)
         for ci in compute:
             self.mig.create_compute(instance.id, ci)
         if foreign:
@@ -97,11 +97,11 @@ class SimulatedMig:
 
     def reset(self) -> None:
         """The device starts anew."""
-        self.node.faults.reset(self.uuid)
+        self.node.faults.reset_gpu(self.uuid)
 
     def reboot(self) -> None:
         """The machine starts anew."""
-        self.node.faults.reboot()
+        self.node.faults.reboot_node()
 
     def sleep(self, seconds: float) -> None:
         """Time passes."""

@@ -80,16 +80,16 @@ def small_case(draw: random.Random, kind: str) -> tuple[Core, WorkloadSpec] | No
         path = (*path, f"{path[0]}-r{draw.randint(0, 1)}")
         size = draw.randint(1, 3)
         models = [draw.choice(MODELS)] * size if kind != "mixed" else draw.choices(MODELS, k=size)
-        core.node_joined(_node(f"n{number}", path, models, draw.choice([32, 64, 96])), now_ns=1)
+        core.register_node(_node(f"n{number}", path, models, draw.choice([32, 64, 96])), now_ns=1)
     for _ in range(draw.randint(0, 6)):
         gpus, milli = draw.choice([(0, 0), (1, 400), (1, 700), (1, 1000)])
         load = _spec(gpus, milli, draw.randint(1, 12))
-        if Planner().decide(core.snapshot(), load, WEIGHTS).placements:
+        if Planner().decide_placement(core.snapshot(), load, WEIGHTS).placements:
             core.submit(SubmitWorkloadRequest(spec=load), now_ns=1)
     gpus, milli = {"shared": (1, draw.choice([300, 400, 500])), "cpu": (0, 0)}.get(kind, (draw.choice([1, 1, 2]), 1000))
     locality = draw.choice([Locality.PACK, Locality.SPREAD])
     gang = _spec(gpus, milli, draw.randint(1, 16), draw.randint(2, 5), locality)
-    return (core, gang) if Planner().decide(core.snapshot(), gang, WEIGHTS).placements else None
+    return (core, gang) if Planner().decide_placement(core.snapshot(), gang, WEIGHTS).placements else None
 
 
 def _potential_w(snapshot: Snapshot, nodes: object, row: int) -> float:
@@ -158,7 +158,7 @@ def gaps(kind: str, cases: int, seed: int) -> list[Gap]:
         least_w = best_w(*made)
         # A planner remembers one cluster.
         for how, work_most in WAYS.items():
-            mine_w = _cost_w(Planner(gang_work_most=work_most).decide(made[0].snapshot(), made[1], WEIGHTS))
+            mine_w = _cost_w(Planner(gang_work_most=work_most).decide_placement(made[0].snapshot(), made[1], WEIGHTS))
             found.append(Gap(kind, how, mine_w - least_w, least_w))
     return found
 
@@ -169,7 +169,7 @@ def _fleet(nodes: int) -> Core:
     for number in range(nodes):
         rack, spine = number // 16, number // 256
         path = (f"zone-{spine // 4}", f"spine-{spine}", f"rack-{rack}")
-        core.node_joined(_node(f"n{number:05}", path, [draw.choice(MODELS)] * 8, 96), now_ns=1)
+        core.register_node(_node(f"n{number:05}", path, [draw.choice(MODELS)] * 8, 96), now_ns=1)
     for _ in range(nodes):
         core.submit(SubmitWorkloadRequest(spec=_spec(*draw.choice([(1, 400), (1, 1000), (2, 1000)]), 8)), now_ns=1)
     return core
@@ -183,7 +183,7 @@ def gang_times(nodes: int, runs: int) -> Iterator[tuple[str, list[float]]]:
             planner, taken = Planner(), []
             for _ in range(runs + 1):
                 begun = time.perf_counter()
-                planner.decide(core.snapshot(), _spec(1, 1000, 4, replicas, locality), WEIGHTS)
+                planner.decide_placement(core.snapshot(), _spec(1, 1000, 4, replicas, locality), WEIGHTS)
                 taken.append(time.perf_counter() - begun)
             yield f"gang of {replicas}, {locality.name.lower()}, {nodes} nodes", taken[1:]
 

@@ -287,7 +287,7 @@ class Side:
 
     def round(self):
         events, self.events = self.events, []
-        for one in self.machine.take(events, self.at_s, STAMP):
+        for one in self.machine.on_events(events, self.at_s, STAMP):
             match one:
                 case told.ClaimGrant() | told.ClaimDeallocation() | told.RemoveGate() | told.RecreatePod():
                     self.under_way.append(one)

@@ -50,7 +50,7 @@ def core_with(*inventories: Inventory, state: ClusterState | None = None, **limi
     """A core whose nodes have joined."""
     core = Core(state or ClusterState(), catalogue.load_catalogue(), **limits)
     for inventory in inventories:
-        core.node_joined(inventory, now_ns=1)
+        core.register_node(inventory, now_ns=1)
     return core
 
 

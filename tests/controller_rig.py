@@ -196,11 +196,11 @@ class MemoryJournal:
         """Entries after a number."""
         return iter(list(enumerate(self.entries, 1))[seq:])
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """Everything."""
         return JournalHistory(None, tuple(self.entries_after(0)))
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint."""
         if fault := self.fault or self.checkpoint_fault:
             raise fault

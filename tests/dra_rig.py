@@ -68,7 +68,7 @@ class DraNode:
             cdi=self.cdi,
             changed=self._changed,
         )
-        self.readying.start()
+        self.readying.restore_leases()
 
     def _changed(self):
         self.changes += 1
@@ -84,10 +84,10 @@ class DraNode:
         return instance.compute_instances[0].uuid
 
     def ready(self, uid, *devices):
-        return self.readying.ready(asked(uid), claim(uid, *devices))
+        return self.readying.prepare_claim(asked(uid), claim(uid, *devices))
 
     def undo(self, uid):
-        self.readying.undo(asked(uid))
+        self.readying.unprepare_claim(asked(uid))
 
     def slices(self, generation=1, owner=""):
         return build_resource_slices(

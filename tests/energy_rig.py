@@ -85,17 +85,17 @@ class EnergyNode:
         """The plan gives a device to a workload."""
         held = Assignment(workload_id=workload, replica=0, gpu_uuids=(self.uuid(index),), gpu_milli=1000)
         plan = NodePlan(node_name=self.node.name, epoch=1, lease_s=1e6, assignments=(held,))
-        self.node.receive(ConnectResponse(message=plan))
+        self.node.on_message(ConnectResponse(message=plan))
 
     def run(self, seconds):
         """Ends with a look where the seconds are a multiple of five."""
         for _ in range(seconds):
             self._ticks += 1
             self.clock.now_ns += SECOND
-            self.node.tick(read_each_gpu(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            self.node.record_tick(read_each_gpu(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
             if self._ticks % 5 == 0:
                 slow = read_extended_readings(self.device, self.node.gpu_uuids)
-                found = self.node.energy.read(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
+                found = self.node.energy.read_sources(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
                 self.node.observe_slow(slow, found)
 
 

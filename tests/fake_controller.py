@@ -129,9 +129,9 @@ class Agent:
     def tick(self, count=1):
         for _ in range(count):
             self.clock.now_ns += SECOND
-            self.node.tick(read_each_gpu(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
-            if self.node.stalled(now_ns=self.clock.now_ns):
-                self.uplink.drop("no acknowledgement in time")
+            self.node.record_tick(read_each_gpu(self.simulation, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+            if self.node.is_stalled(now_ns=self.clock.now_ns):
+                self.uplink.drop_connection("no acknowledgement in time")
 
 
 async def until(condition, timeout_s=5.0):

@@ -275,7 +275,7 @@ class Side:
         self.reported = 0
         self.adopted = set()  # by the core as they stood
         self.eligibility = Eligibility()
-        self.core.judge_by(self.eligibility)
+        self.core.set_eligibility(self.eligibility)
         self.begin()
 
     def begin(self):
@@ -340,7 +340,7 @@ class Side:
         )
         self.now_ns += 1
         self.met.add(name)
-        self._heard(self.core.node_joined(inventory, now_ns=self.now_ns).events)
+        self._heard(self.core.register_node(inventory, now_ns=self.now_ns).events)
         if name in self.api.nodes:
             self._see("node", copy.deepcopy(self.api.nodes[name]))
 
@@ -349,7 +349,7 @@ class Side:
         self.now_ns += 1
         uuids = {gpu.index: gpu.uuid for gpu in self.core.state.nodes[name].inventory.gpus}
         held = {key: tuple(uuids[index] for index in indexes)}
-        self._heard(self.core.corrected(name, held, now_ns=self.now_ns).events)
+        self._heard(self.core.correct_devices(name, held, now_ns=self.now_ns).events)
 
     def take_over(self, epoch):
         """Lead as the engine does: when everything has been listed anew."""
@@ -367,7 +367,7 @@ class Side:
     def round(self, at_s):
         """One round; commands to the core are carried out at once, writes wait."""
         events, self.events = self.events, []
-        for one in self.gate.take(events, at_s):
+        for one in self.gate.on_events(events, at_s):
             match one:
                 case told.UngatePod() | told.RemoveGate() | told.RecreatePod() | told.AnnotatePod():
                     self.under_way.append(one)
@@ -378,7 +378,7 @@ class Side:
                     self.reported += 1
                 case told.RetryPending():
                     self.now_ns += 1
-                    self._heard(self.core.reconsider(now_ns=self.now_ns).events)
+                    self._heard(self.core.retry_waiting(now_ns=self.now_ns).events)
                 case told.RereadPod(uid, key):
                     found = self.objects.get(key.name)
                     if found is not None and found["metadata"]["uid"] == uid:
@@ -392,11 +392,11 @@ class Side:
         try:
             match one:
                 case told.RegisterNode(inventory):
-                    step = core.node_joined(inventory, now_ns=now_ns)
+                    step = core.register_node(inventory, now_ns=now_ns)
                 case told.RemoveNode(name):
-                    step = core.node_lost(name, now_ns=now_ns)
+                    step = core.mark_node_lost(name, now_ns=now_ns)
                 case told.ReportUsage(name, others):
-                    step = core.occupied(name, others, now_ns=now_ns)
+                    step = core.update_external_usage(name, others, now_ns=now_ns)
                 case told.SubmitUnit(request):
                     step = core.submit(request, now_ns=now_ns)
                     self.events.append(status_event(step.result))

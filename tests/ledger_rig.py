@@ -91,7 +91,7 @@ class Site:
                 await asyncio.sleep(0.005)
 
     def take(self, one, node="n1"):
-        self.desk.take(inventory(node), one, lambda told: self.hear(node, told))
+        self.desk.add_window(inventory(node), one, lambda told: self.hear(node, told))
 
     def hear(self, node, told):
         self.acknowledged.append((node, told.number))
@@ -102,5 +102,5 @@ class Site:
         asked = parse_query(
             begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
         )
-        (answer,) = await self.desk.ask((asked,))
+        (answer,) = await self.desk.query((asked,))
         return answer

@@ -68,7 +68,7 @@ class SimulatedMachine:
         self.now_ns += int(seconds * 1e9)
 
     def load(self, uuid: str, demand_w: float) -> None:
-        product = self.node.device(uuid).product
+        product = self.node.get_device(uuid).product
         share = (demand_w - product.idle_w) / (product.busy_w - product.idle_w)
         self.node.set_load(uuid, GpuLoad(utilization_ratio=min(1.0, max(0.0, share))))
 
@@ -84,19 +84,19 @@ class SimulatedMachine:
 
     def reboot(self) -> None:
         self.boots += 1
-        self.node.faults.reboot()
+        self.node.faults.reboot_node()
 
     def lose(self, uuid: str) -> None:
-        self.node.faults.lose(uuid)
+        self.node.faults.lose_gpu(uuid)
 
     def hang(self, uuid: str) -> None:
-        self.node.faults.hang(uuid)
+        self.node.faults.hang_gpu(uuid)
 
     def restore(self, uuid: str) -> None:
-        self.node.faults.restore(uuid)
+        self.node.faults.restore_gpu(uuid)
 
     def forbid(self, *, is_forbidden: bool = True) -> None:
-        self.node.faults.take_rights(AccessLevel.READ_ONLY if is_forbidden else AccessLevel.ROOT)
+        self.node.faults.set_rights(AccessLevel.READ_ONLY if is_forbidden else AccessLevel.ROOT)
 
     def power_w(self, uuid: str) -> float | None:
         value = self.node.read(uuid).values[Reading.POWER_W]
@@ -110,10 +110,10 @@ class SimulatedMachine:
         return None if isinstance(value, Missing) else value
 
     def answers(self, uuid: str) -> bool:
-        return self.node.device(uuid).health.value == "ok"
+        return self.node.get_device(uuid).health.value == "ok"
 
     def shown(self, uuid: str) -> tuple[float, tuple[int, int] | None, int | None]:
-        gpu = self.node.device(uuid)
+        gpu = self.node.get_device(uuid)
         return gpu.limit_mw / 1000.0, gpu.locked_mhz, min(gpu.profiles, default=None)
 
 
@@ -170,7 +170,7 @@ class Rig:
         )
         self.pending: tuple[GuardCommand, ...] = ()
         self.lost: set[str] = set()
-        self.carry_out(self.guard.start(self.enforcer.load()))
+        self.carry_out(self.guard.start(self.enforcer.load_journal()))
         self.carry_out(())
 
     def crash(self) -> None:
@@ -183,8 +183,8 @@ class Rig:
         self.epoch += 1
         plan = replace(plan, epoch=self.epoch)
         uuids = frozenset(self.machine.uuids)
-        verdict = self.guard.offer(plan, gpu_uuids=uuids, now_ns=self.machine.now_ns)
-        return verdict.answer or self.guard.settle(verdict, ())
+        verdict = self.guard.offer_plan(plan, gpu_uuids=uuids, now_ns=self.machine.now_ns)
+        return verdict.answer or self.guard.complete_plan(verdict, ())
 
     def cycle(self, times: int = 1, *, seconds: float | None = None) -> None:
         """Looks and acts, as often as the guard wants or as told."""
@@ -196,24 +196,26 @@ class Rig:
         """One cycle at this moment."""
         now_ns = self.machine.now_ns
         self._turns(now_ns)
-        expiry = self.guard.check(now_ns=now_ns, wall_ns=now_ns)
+        expiry = self.guard.check_lease(now_ns=now_ns, wall_ns=now_ns)
         self.events += [expiry] if expiry else []
         checks = tuple(
-            self.enforcer.check(uuid, power_w=self.machine.power_w(uuid), energy_counter_j=self.machine.energy_j(uuid))
+            self.enforcer.check_device(
+                uuid, power_w=self.machine.power_w(uuid), energy_counter_j=self.machine.energy_j(uuid)
+            )
             for uuid in self.machine.uuids
         )
-        tick = GuardTick(now_ns=now_ns, wall_ns=now_ns, gpus=checks, origin=self.enforcer.origin())
-        self.carry_out(self.guard.tick(tick))
+        tick = GuardTick(now_ns=now_ns, wall_ns=now_ns, gpus=checks, origin=self.enforcer.read_origin())
+        self.carry_out(self.guard.on_tick(tick))
 
     def carry_out(self, commands: tuple[GuardCommand, ...]) -> tuple[CommandOutcome, ...]:
         """What is left from before, then these; the guard hears of it."""
         batch = (*self.pending, *commands)
         self.pending = ()
         self.commands += batch
-        outcomes = self.enforcer.execute(batch)
+        outcomes = self.enforcer.execute_commands(batch)
         now_ns = self.machine.now_ns
-        self.pending = self.guard.executed(CommandsExecuted(now_ns=now_ns, wall_ns=now_ns, outcomes=outcomes))
-        self.events += self.guard.take_events()
+        self.pending = self.guard.on_executed(CommandsExecuted(now_ns=now_ns, wall_ns=now_ns, outcomes=outcomes))
+        self.events += self.guard.drain_events()
         return outcomes
 
     def stop(self) -> None:
@@ -228,7 +230,7 @@ class Rig:
             is_lost = self.machine.power_w(uuid) is None and not self._is_hung(uuid)
             if is_lost != (uuid in self.lost):
                 self.lost ^= {uuid}
-                self.guard.turned(uuid, lost=is_lost, now_ns=now_ns, wall_ns=now_ns)
+                self.guard.on_device_loss(uuid, lost=is_lost, now_ns=now_ns, wall_ns=now_ns)
 
     def _is_hung(self, uuid: str) -> bool:
         if isinstance(self.machine, FakeMachine):

@@ -64,10 +64,10 @@ def measured() -> ProfileStore:
     rng = np.random.default_rng(11)
     found = ProfileStore()
     for name in (*SIZES, STRANGER):
-        found = found.introduced(ProfiledWorkload(name, FAMILY))
+        found = found.with_workload(ProfiledWorkload(name, FAMILY))
     for name in SIZES:
         for second, how in enumerate(configurations()):
-            found = found.told(ProfileReading(point(name, how, float(rng.normal(0.0, 0.004))), float(second)))
+            found = found.with_reading(ProfileReading(point(name, how, float(rng.normal(0.0, 0.004))), float(second)))
     return found
 
 

@@ -70,7 +70,7 @@ class Twin:
 
     def _place(self, task, now_s):
         spec = int(self.schedule.spec[task])
-        node, slots = self.fleet.place(spec, len(self.decided))
+        node, slots = self.fleet.place_task(spec, len(self.decided))
         if node >= 0:
             self.decided.append((now_s, task, node))
             self.held[task] = (node, spec, slots, now_s + float(self.schedule.duration_s[task]))
@@ -78,10 +78,10 @@ class Twin:
 
     def _release(self, task):
         node, spec, slots, _ = self.held.pop(task)
-        self.fleet.release(node, spec, slots)
+        self.fleet.release_task(node, spec, slots)
 
     def _ever(self, task):
-        return self.empty.copy().place(int(self.schedule.spec[task]), 0)[0] >= 0
+        return self.empty.copy().place_task(int(self.schedule.spec[task]), 0)[0] >= 0
 
     def _retry(self, now_s):
         for task in sorted(self.waiting, key=lambda task: (-int(self.schedule.priority[task]), task)):

@@ -120,7 +120,7 @@ class ServingSide(Side):
         self.services = getattr(self, "services", None) or ServiceIndex()
         self.scaling = ScaleSubresourceWriter(agreed=getattr(self, "remembered", None))
         super().begin()
-        self.events += [told.InferenceServiceUpdated(service) for service in self.services.all]
+        self.events += [told.InferenceServiceUpdated(service) for service in self.services.services]
 
     def serve(self, found=None, **target):
         """An InferenceService as it is now, with its target; None for none."""
@@ -129,10 +129,10 @@ class ServingSide(Side):
             read = parse_service(found)
             assert isinstance(read, InferenceService), read
             service = type(read)(**{name: getattr(read, name) for name in read.__slots__} | target)
-        before = list(self.services.all)
-        changed = self.services.replaced([] if service is None else [service])
+        before = list(self.services.services)
+        changed = self.services.replace_services([] if service is None else [service])
         for one in before:
-            if service is None or one.unit != service.unit:
+            if service is None or one.unit != service.unit_name:
                 self.events.append(told.InferenceServiceDeleted(one.unit))
         if service is not None and before != [service]:
             self.events.append(told.InferenceServiceUpdated(service))
@@ -171,13 +171,15 @@ class ServingSide(Side):
     def look(self, found, at_s):
         """One look of the services' part; its writes are done at once."""
         service = self.serve(found, wanted=self.api.replicas, surge=self.api.surge)
-        asked = self.scaling.look(service, str(self.api.version_of_target), count_replicas(self.unit), at_s)
+        asked = self.scaling.reconcile_replicas(
+            service, str(self.api.version_of_target), count_replicas(self.unit), at_s
+        )
         for one in asked if self.epoch is not None else ():
             if isinstance(one, SetDeletionCost):
                 self.api.mark(one)
             elif one.version == str(self.api.version_of_target):
                 self.api.scale(one.replicas)
-                self.scaling.wrote(one.replicas, str(self.api.version_of_target), at_s)
+                self.scaling.on_written(one.replicas, str(self.api.version_of_target), at_s)
         self.remembered = self.scaling.agreed
 
     def _heard(self, events):

@@ -90,7 +90,7 @@ def core_with(*nodes: Inventory, partitioned: bool = True) -> Core:
     """A core with nodes and points."""
     core = Core(ClusterState(policy=Policy()), catalogue.load_catalogue())
     for one in nodes:
-        core.node_joined(one, now_ns=1)
+        core.register_node(one, now_ns=1)
     if partitioned:
         policy(core)
     core.record_points(points(), now_ns=3)
@@ -133,7 +133,7 @@ def agents_act(core: Core, *, now_ns: int) -> None:
     """Every agent brings its GPUs to what its plan says."""
     for record in list(core.state.nodes.values()):
         if record.is_ready:
-            core.node_joined(as_planned(core, record), now_ns=now_ns)
+            core.register_node(as_planned(core, record), now_ns=now_ns)
 
 
 def found(core: Core) -> PartitionSearchResult:

@@ -80,7 +80,7 @@ class Fleet:
 
     def tell(self, event):
         before = self.drawn_most()
-        made = self.steering.on(event)
+        made = self.steering.handle_event(event)
         self.said += made
         self.latest |= {one.job: one.limit_w for one in made if isinstance(one, SetPowerLimit)}
         self.told.append(event)
@@ -215,7 +215,7 @@ class Fleet:
         return self.tell(ControlNodeReturned(self.now_s, node, limits))
 
     def job(self, name):
-        return next(one for one in self.steering.standing().jobs if one.name == name)
+        return next(one for one in self.steering.controller_status().jobs if one.name == name)
 
     def slowdown(self, name):
         job = self.jobs[name]

@@ -48,11 +48,11 @@ class Rig:
     def say(self, **words: object) -> None:
         """The scene from now on, in the child that stands too."""
         self.scene.say(**words)
-        self.remote.order("scene")
+        self.remote.order_simulation("scene")
 
     def silent(self, budget_s: float = LONG_S) -> list[int]:
         """The places that say nothing."""
-        looks = self.remote.looks(self.uuids, budget_s)
+        looks = self.remote.read_gpus(self.uuids, budget_s)
         assert [uuid for uuid, _ in looks] == self.uuids
         return [place for place, (_, look) in enumerate(looks) if look.values[Reading.POWER_W] == TIMED_OUT]
 

@@ -173,7 +173,7 @@ async def _serve_api(
     api = NodeServicer({node.name: node for node in nodes}, clock)
     guard = PeerGuard(log=_LOG)
     admit = admit_everybody if config.tls is None else door.admit
-    front = guard.over(build_handler(NODE_SERVICE, api, admit=admit))
+    front = guard.wrap_handlers(build_handler(NODE_SERVICE, api, admit=admit))
     health = await standard_services(front, (NODE_SERVICE,))
     server.add_generic_rpc_handlers((front,))
     port = await listen_on_address(
@@ -235,7 +235,7 @@ def _serve_metrics(
 
 
 def _why_not(page: ScrapeHandler, path: str) -> str:
-    answer = page.answer(path)
+    answer = page.build_response(path)
     return "" if answer.status == 200 else answer.body.decode().strip()
 
 

@@ -126,7 +126,7 @@ def build_simulated_node(
     host = SimulatedHost(
         cpu_milli=spec.cpu_milli, memory_bytes=spec.memory_bytes, load=engine.host_load, monotonic_ns=clock.monotonic_ns
     )
-    guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().hurried(spec.hurry))
+    guard = Guard(spec.node_name, has_control=has_control, local=local, limits=GuardLimits().speed_up(spec.hurry))
     node = AgentNode(
         identity,
         host=host,
@@ -209,7 +209,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
 
     def work(drop: DropStream) -> tuple[Awaitable[None], ...]:
         wheel, keeper = SimulatedNodesLoop(pairs, clock=clock, stalled=drop), InlineEnforcementLoop(kept, clock=clock)
-        return wheel.run(), keeper.run(), *(faults.follow() for faults in followed)
+        return wheel.run(), keeper.run(), *(faults.follow_file() for faults in followed)
 
     return HostedNodes(nodes=tuple(agent.node for agent in agents), work=work, close=close, calls=calls)
 
@@ -260,17 +260,17 @@ def _device_plugins(
     # A machine without Kubernetes has no use for these.
     from eelgrid_agent.kubelet.device_plugins import build_device_plugins
 
-    return build_device_plugins(config, node, kubelet, given=reporter.given)
+    return build_device_plugins(config, node, kubelet, given=reporter.on_allocated)
 
 
 async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Callable[[], int]) -> HostedNodes:
     """Without a driver the node has no GPUs, says so and asks again. Raises NotEnforceable."""
     stack = ExitStack()
     driver, slow_driver = DriverThread(), DriverThread()
-    device, first = await _opened(config.vendor, driver)
+    device, first = await _open_driver(config.vendor, driver)
     if first.problem:
         _LOG.warning("event=no_gpus reason=%r", first.problem)
-    memory = _remembered(config, stack)
+    memory = _open_memory(config, stack)
     observe_only = "--observe-only" if config.observe_only else memory.problem
     if observe_only:
         _LOG.warning("event=observe_only reason=%r", observe_only)
@@ -278,7 +278,9 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
             raise BudgetNotEnforceable(f"--power-budget cannot be kept: {observe_only}")
     kubelet = PodResourcesClient(config.kubelet, clock_s=time.monotonic)
     sources = AttributionSources(
-        ProcessOwnerResolver(names=ContainerNameIndex().find), kubelet=kubelet, slurm_folder=config.slurm_folder
+        ProcessOwnerResolver(names=ContainerNameIndex().find_container),
+        kubelet=kubelet,
+        slurm_folder=config.slurm_folder,
     )
     energy = NodeEnergy(load_catalogue(), sources)
     host = MachineHost()
@@ -305,9 +307,9 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     )  # fmt: skip
 
     telling = AllocationReporter(
-        gpus=lambda: node.inventory.gpus, tell=node.tell_held, steers=config.device_plugin != "off"
+        gpus=lambda: node.inventory.gpus, tell=node.report_held_devices, steers=config.device_plugin != "off"
     )
-    kubelet.heard = telling.heard
+    kubelet.heard = telling.on_containers
     plugins = _device_plugins(config, node, kubelet, telling)
     claims = None
     if config.dra:
@@ -334,13 +336,13 @@ async def open_machine(config: AgentConfig, clock: AgentClock, incarnation: Call
     )
 
 
-async def _opened(vendor: str, driver: DriverThread) -> tuple[RemoteDevice, DeviceSurvey]:
+async def _open_driver(vendor: str, driver: DriverThread) -> tuple[RemoteDevice, DeviceSurvey]:
     """The vendor's driver; with auto the first that has devices, else the first of all."""
     names = ("nvidia", "amd") if vendor == "auto" else (vendor,)
     first: tuple[RemoteDevice, DeviceSurvey] | None = None
     for name in names:
         device = RemoteDevice(_FACTORIES[name])
-        found = await _surveyed(device, driver)
+        found = await _survey_driver(device, driver)
         if found.gpus:
             if first is not None:
                 driver.call(first[0].close)
@@ -353,7 +355,7 @@ async def _opened(vendor: str, driver: DriverThread) -> tuple[RemoteDevice, Devi
     return first
 
 
-async def _surveyed(device: RemoteDevice, driver: DriverThread) -> DeviceSurvey:
+async def _survey_driver(device: RemoteDevice, driver: DriverThread) -> DeviceSurvey:
     asked = asyncio.wrap_future(driver.call(lambda: survey_devices(device)))
     try:
         async with asyncio.timeout(FIRST_SURVEY_S):
@@ -364,7 +366,7 @@ async def _surveyed(device: RemoteDevice, driver: DriverThread) -> DeviceSurvey:
     return found
 
 
-def _remembered(config: AgentConfig, stack: ExitStack) -> _Memory:
+def _open_memory(config: AgentConfig, stack: ExitStack) -> _Memory:
     """The journals in the state directory; in memory where there is none and none was asked for."""
     directory = config.state or default_state_directory(os.environ, root=os.geteuid() == 0)
     try:
@@ -428,7 +430,7 @@ def _layouts(device: RemoteDevice, memory: _Memory, clock: AgentClock) -> MigSer
         monotonic_s=time.monotonic,
         wall_ns=clock.wall_ns,
         obstacle=lambda geometry: find_reset_obstacle(geometry, machine),
-        open_nodes=CapabilityNodes().make,
+        open_nodes=CapabilityNodes().create_missing,
     )
 
 

@@ -95,11 +95,11 @@ class Rig:
             keep=_kept,
             pace=InformerTiming(first_wait_s=0.1, most_wait_s=1.0),
         )
-        self._informer.hear(self._heard)
+        self._informer.add_listener(self._heard)
 
     async def __aenter__(self) -> Self:
         self._watching = asyncio.create_task(self._informer.run())
-        await self._informer.synced()
+        await self._informer.wait_synced()
         return self
 
     async def __aexit__(self, *reason: object) -> None:

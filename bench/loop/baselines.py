@@ -227,7 +227,7 @@ def best_cap(scene: Scene) -> float:
     while share > 0.3:
         opening = under_cap(share - 0.05)
         for job in scene.jobs:
-            slower = job.curve.at(opening(job.limits_w)).time_s / job.curve.largest.time_s
+            slower = job.curve.interpolate(opening(job.limits_w)).time_s / job.curve.largest.time_s
             if not isinstance(job.promise, BestEffort) and slower > 1.0 + SLOWDOWN:
                 return share
         share -= 0.05

@@ -78,7 +78,7 @@ class Cluster:
         for inventory in self._inventories.values():
             for gpu in inventory.gpus:
                 self.index[gpu.uuid] = len(self.index)
-            self.core.node_joined(inventory, now_ns=0)
+            self.core.register_node(inventory, now_ns=0)
         self._specs = {service.name: self._service_spec(service) for service in scene.services}
         self._wanted: dict[str, int] = {}  # replicas by service
         self._lost: set[str] = set()
@@ -165,7 +165,7 @@ class Cluster:
 
     def lose(self, node: str, jobs: list[Job], now_s: float) -> None:
         """The node is lost; what stood there is asked for anew."""
-        self.core.node_lost(node, now_ns=_ns(now_s))
+        self.core.mark_node_lost(node, now_ns=_ns(now_s))
         self._lost.add(node)
         for name, wanted in self._wanted.items():
             if any(place.node == node for place in self._places(name)):
@@ -177,13 +177,13 @@ class Cluster:
     def back(self, node: str, now_s: float) -> None:
         """The node is there again, with nothing on it."""
         self._lost.discard(node)
-        self.core.node_joined(self._inventories[node], now_ns=_ns(now_s))
+        self.core.register_node(self._inventories[node], now_ns=_ns(now_s))
 
     def go_on(self, now_s: float) -> None:
         """Tries what waits, where the Core stopped."""
-        while self.core.backlog:
+        while self.core.has_backlog:
             step: CoreStep[None] = self.core.retry(now_ns=_ns(now_s))
-            if not step.events and not self.core.backlog:
+            if not step.events and not self.core.has_backlog:
                 break
 
 

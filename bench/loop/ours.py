@@ -44,18 +44,18 @@ class Ours:
         if self._band is not None and isinstance(event, ServiceStarted):
             limits = replace(event.promised.limits, band=self._band)
             event = event._replace(promised=replace(event.promised, limits=limits))
-        return self.steering.on(event)
+        return self.steering.handle_event(event)
 
     def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
         """What the budgets leave; a job that was promised something waits for its largest limit, which that is told by."""
-        limit_w = self.steering.opening_w(job.limits_w, tuple(holdings))
+        limit_w = self.steering.initial_limit_w(job.limits_w, tuple(holdings))
         if limit_w is None or isinstance(job.promise, BestEffort) or limit_w >= max(job.limits_w):
             return limit_w
         return None
 
     def earned_s(self, job: str) -> float:
         """From the last standing that knew the job."""
-        for one in self.steering.standing().jobs:
+        for one in self.steering.controller_status().jobs:
             if one.name == job and one.earned_s is not None:
                 self._earned_s[job] = one.earned_s
         return self._earned_s.get(job, 0.0)
@@ -66,7 +66,7 @@ class AtOnce(Ours):
 
     def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
         """What the budgets leave."""
-        return self.steering.opening_w(job.limits_w, tuple(holdings))
+        return self.steering.initial_limit_w(job.limits_w, tuple(holdings))
 
 
 class Blind(Ours):
@@ -78,7 +78,7 @@ class Blind(Ours):
         """Services alone."""
         if isinstance(event, BudgetsSet | PricesSet | JobStarted | JobMeasured):
             return []
-        return [one for one in self.steering.on(event) if not isinstance(one, SetPowerLimit)]
+        return [one for one in self.steering.handle_event(event) if not isinstance(one, SetPowerLimit)]
 
     def opening_w(self, job: Job, holdings: Sequence[Holding]) -> float | None:
         """The largest."""

@@ -56,10 +56,10 @@ class Running:
 
     def gpu_w(self, node: str) -> float:
         """Watts of each GPU on a node while it works."""
-        return self.job.curve.at(self.limits_w[node]).power_w
+        return self.job.curve.interpolate(self.limits_w[node]).power_w
 
     def _read_curve(self) -> None:
-        self.pace_s = max(self.job.curve.at(limit_w).time_s for limit_w in self.limits_w.values())
+        self.pace_s = max(self.job.curve.interpolate(limit_w).time_s for limit_w in self.limits_w.values())
         self.power_w = sum(self.gpu_w(node) * len(gpus) for node, gpus in self.gpus.items())
 
     def put(self, gpus: dict[str, list[int]], limit_w: float, now_s: float) -> None:

@@ -71,7 +71,7 @@ def measured(data_set: DataSet) -> Iterator[Row]:
     catalogue = load_catalogue()
     profiles = store(data_set, data_set.cells)
     readings = [ProfileReading(cell.point, 1e6) for cell in data_set.cells[:_READINGS]]
-    yield _timed("a reading told", data_set.name, [lambda one=one: profiles.told(one) for one in readings])
+    yield _timed("a reading told", data_set.name, [lambda one=one: profiles.with_reading(one) for one in readings])
     begin = time.perf_counter()
     learned = learn_family(profiles, data_set.name, catalogue)
     took_ms = 1e3 * (time.perf_counter() - begin)

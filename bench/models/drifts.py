@@ -54,7 +54,7 @@ def _alarms(seed: int, noise: float, errors: str, shift: float) -> list[int]:
     """Readings at which an alarm was raised."""
     rng = np.random.default_rng(seed)
     levels = rng.normal(0.0, 0.5, _CONFIGURATIONS)
-    profiles = ProfileStore().introduced(ProfiledWorkload("made up"))
+    profiles = ProfileStore().with_workload(ProfiledWorkload("made up"))
     found: list[int] = []
     error = 0.0
     for index in range(CHANGE + _AFTER):
@@ -63,7 +63,7 @@ def _alarms(seed: int, noise: float, errors: str, shift: float) -> list[int]:
         error = _KEPT * error + math.sqrt(1.0 - _KEPT**2) * fresh if errors == "runs" else fresh
         value = levels[which] + noise * error + (shift if index >= CHANGE else 0.0)
         point = Point("made up", Configuration("a40", batch=2**which), math.exp(value))
-        profiles = profiles.told(ProfileReading(point, float(index)))
+        profiles = profiles.with_reading(ProfileReading(point, float(index)))
         if len(profiles.profiles["made up"].drifts) > len(found):
             found.append(index)
     return found

@@ -57,14 +57,14 @@ def store(data_set: DataSet, cells: Sequence[Cell]) -> ProfileStore:
     """The store that was told these cells."""
     found = ProfileStore()
     for workload in sorted({cell.point.workload for cell in data_set.cells}):
-        found = found.introduced(ProfiledWorkload(workload, data_set.name, data_set.traits.get(workload, {})))
+        found = found.with_workload(ProfiledWorkload(workload, data_set.name, data_set.traits.get(workload, {})))
     return told(found, cells)
 
 
 def told(profiles: ProfileStore, cells: Sequence[Cell]) -> ProfileStore:
     """The store that was told more; a second each."""
     for second, cell in enumerate(cells):
-        profiles = profiles.told(ProfileReading(cell.point, float(second), noise=cell.noise))
+        profiles = profiles.with_reading(ProfileReading(cell.point, float(second), noise=cell.noise))
     return profiles
 
 

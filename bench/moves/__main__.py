@@ -103,7 +103,7 @@ def _scenes(trace: TraceArrays, seed: int) -> Iterator[tuple[str, float, Core]]:
     """The cluster at each load, first as it fills, then as it empties."""
     core = Core(ClusterState(ended_most=0), catalogue.load_catalogue())
     for inventory in _inventories(trace):
-        core.node_joined(inventory, now_ns=1)
+        core.register_node(inventory, now_ns=1)
     order = arrival_order(trace, seed).tolist()
     milli, capacity = trace.task_milli.tolist(), trace.fleet.gpu_milli
     arrived, done = 0, 0

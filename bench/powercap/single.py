@@ -99,7 +99,7 @@ class _Course:
 
     def window(self, limit_w: float) -> MeasurementWindow:
         """One window at a limit, as it is measured."""
-        at = self.curve.at(limit_w)
+        at = self.curve.interpolate(limit_w)
         work = min(self.window_s / at.time_s, self.epochs - self.done)
         self.spend(at, work)
         root = (_WINDOW_S[1] / min(_WINDOW_S[1], self.window_s)) ** 0.5 if self.noise.white else 1.0
@@ -141,14 +141,14 @@ def _profiled(course: _Course, windows: int) -> None:
             seen[limit_w] = (time / work, energy / work)
     slowest = (1.0 + SLOWDOWN) * seen[max(seen)][0]
     best = min((energy, limit) for limit, (time, energy) in seen.items() if time <= slowest)[1]
-    course.spend(course.curve.at(best), course.epochs - course.done)
+    course.spend(course.curve.interpolate(best), course.epochs - course.done)
 
 
 def _fixed(course: _Course, share: float) -> None:
     """The largest measured limit up to a share of the largest."""
     most = share * course.curve.largest.limit_w + _ROUNDING
     limit = max((limit for limit in course.curve.limits_w if limit <= most), default=min(course.curve.limits_w))
-    course.spend(course.curve.at(limit), course.epochs)
+    course.spend(course.curve.interpolate(limit), course.epochs)
 
 
 def _epoch(course: _Course) -> None:

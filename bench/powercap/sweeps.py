@@ -75,7 +75,7 @@ def held_out(curves: Iterable[PowerCurve]) -> HeldOut:
             rest = PowerCurve(
                 curve.workload, curve.gpu_model, curve.gpus, (*curve.points[:place], *curve.points[place + 1 :])
             )
-            at = rest.at(truth.limit_w)
+            at = rest.interpolate(truth.limit_w)
             share = (truth.limit_w - low.limit_w) / (high.limit_w - low.limit_w)
             times.append(abs(at.time_s / truth.time_s - 1.0))
             powers.append(abs(at.power_w / truth.power_w - 1.0))

@@ -111,11 +111,13 @@ class _AtOnce:
         self.asked: dict[int, str] = {}
         self.lost: set[str] = set()
 
-    def want(self, settings: dict[str, LimitSetting], _: BudgetTree | None = None) -> list[LimitCommand]:
+    def request_settings(self, settings: dict[str, LimitSetting], _: BudgetTree | None = None) -> list[LimitCommand]:
         self.wanted.update({name: setting.limit_w for name, setting in settings.items()})
-        return [self._command(name) for name in self.unfinished() if self.nodes[name] not in self.lost]
+        return [self._command(name) for name in self.unfinished_holdings() if self.nodes[name] not in self.lost]
 
-    def on(self, event: CommandConfirmed | CommandFailed | RolloutNodeLost | RolloutNodeReturned) -> list[LimitCommand]:
+    def handle_event(
+        self, event: CommandConfirmed | CommandFailed | RolloutNodeLost | RolloutNodeReturned
+    ) -> list[LimitCommand]:
         match event:
             case RolloutNodeLost(node):
                 self.lost.add(node)
@@ -135,10 +137,10 @@ class _AtOnce:
         self.asked[number] = name
         return LimitCommand(name, self.nodes[name], self.wanted[name], number)
 
-    def unfinished(self) -> tuple[str, ...]:
+    def unfinished_holdings(self) -> tuple[str, ...]:
         return tuple(name for name, limit in self.wanted.items() if self.now[name] != limit)
 
-    def given_up(self) -> tuple[str, ...]:
+    def abandoned_holdings(self) -> tuple[str, ...]:
         return ()
 
 
@@ -216,7 +218,7 @@ class _Day:
         self._settle(failing=True)
         if not rises:
             self._settle(failing=False)
-            if not self.changes.given_up() and not self.world.down:
+            if not self.changes.abandoned_holdings() and not self.world.down:
                 self.budgets = wanted
             else:
                 self.refused += 1
@@ -242,7 +244,7 @@ class _Day:
                 for one in allocate_limits(free, left, AllocationGoal.THROUGHPUT, certify=False).given
             }
             self.world.send(
-                self.changes.want(
+                self.changes.request_settings(
                     {
                         name: self._setting(name, given[job.name])
                         for name, (job, _) in self.holdings.items()
@@ -265,12 +267,12 @@ class _Day:
                 if node not in world.down:
                     world.down[node] = int(world.rng.integers(1, 60))
                     world.losses += 1
-                    world.send(self.changes.on(RolloutNodeLost(node)))
+                    world.send(self.changes.handle_event(RolloutNodeLost(node)))
             for node in [name for name, left in world.down.items() if left <= 0 or not world.flight]:
                 self._back(node)
             world.down = {node: left - 1 for node, left in world.down.items()}
             if world.flight:
-                world.send(self.changes.on(world.answer()))
+                world.send(self.changes.handle_event(world.answer()))
             self.look()
 
     def _back(self, node: str) -> None:
@@ -279,7 +281,7 @@ class _Day:
         world.flight = [command for command in world.flight if command.node != node]
         mine = {name: world.has[name] for name in self.holdings if self._is_on(name, node)}
         world.may.update({name: {limit} for name, limit in mine.items()})
-        world.send(self.changes.on(RolloutNodeReturned(node, mine)))
+        world.send(self.changes.handle_event(RolloutNodeReturned(node, mine)))
 
     def _is_on(self, name: str, node: str) -> bool:
         job, _ = self.holdings[name]
@@ -296,7 +298,7 @@ class _Day:
             world.failures,
             world.losses,
             self.refused,
-            len(set(self.changes.unfinished()) - set(self.changes.given_up())),
+            len(set(self.changes.unfinished_holdings()) - set(self.changes.abandoned_holdings())),
         )
 
 

@@ -82,7 +82,7 @@ _SUBMIT = "SubmitWorkload"
 
 def owner_of(caller: Caller | None) -> str:
     """Who owns what this caller submits; empty where only the stated user is known."""
-    return caller.user if caller is not None and caller.holds(Role.SUBMITTER) else ""
+    return caller.user if caller is not None and caller.has_role(Role.SUBMITTER) else ""
 
 
 def format_owner(workload: Workload) -> str:
@@ -92,7 +92,7 @@ def format_owner(workload: Workload) -> str:
 
 def _is_bound(caller: Caller, rules: RoleRules) -> bool:
     """Whether it may act on its own work alone."""
-    is_submitter = caller.holds(Role.SUBMITTER) and not caller.holds(Role.ADMIN)
+    is_submitter = caller.has_role(Role.SUBMITTER) and not caller.has_role(Role.ADMIN)
     return is_submitter and (rules.demanded or bool(caller.user or caller.rights))
 
 
@@ -120,7 +120,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
     if caller is None or not _is_bound(caller, rules):
         return spec
     if not caller.user:
-        raise _refused(
+        raise _make_refusal(
             caller,
             "user",
             "needs a certificate that names a user",
@@ -128,7 +128,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
             "use one with a common name, or bind it: --bind user:NAME=KIND:NAME",
         )
     if spec.user not in {"", caller.user}:
-        raise _refused(
+        raise _make_refusal(
             caller,
             "user",
             f"as {_cut(spec.user)} needs that user's certificate or the role admin",
@@ -146,7 +146,7 @@ def bind_spec(caller: Caller | None, spec: WorkloadSpec, policy: Policy, rules: 
 
 
 def _namespace(caller: Caller, spec: WorkloadSpec, *, is_strict: bool) -> str:
-    named = caller.rights_to("namespace")
+    named = caller.rights_of_kind("namespace")
     allowed = named or (DEFAULT_NAMESPACE,)
     if ANY in allowed or spec.namespace in allowed or (not named and not is_strict):
         return spec.namespace
@@ -154,7 +154,7 @@ def _namespace(caller: Caller, spec: WorkloadSpec, *, is_strict: bool) -> str:
 
 
 def _queue(caller: Caller, spec: WorkloadSpec, *, is_strict: bool) -> str:
-    named = caller.rights_to("queue")
+    named = caller.rights_of_kind("queue")
     if ANY in named or spec.queue in named or not (named or (is_strict and spec.queue)):
         return spec.queue
     if not spec.queue and len(named) == 1:
@@ -164,7 +164,7 @@ def _queue(caller: Caller, spec: WorkloadSpec, *, is_strict: bool) -> str:
 
 def _labels(caller: Caller, spec: WorkloadSpec, policy: Policy, *, is_strict: bool) -> Mapping[str, str]:
     named: dict[str, list[str]] = {}
-    for text in caller.rights_to("label"):
+    for text in caller.rights_of_kind("label"):
         key, _, value = text.partition("=")
         named.setdefault(key, []).append(value)
     labels = dict(spec.labels)
@@ -188,7 +188,7 @@ def _without(caller: Caller, kind: str, name: str, allowed: Sequence[str]) -> Ro
     if kind == "label" and not allowed:
         problem = "names no value of this label, by which a spending limit is counted"
     right = f"eelgrid:{kind}:{name}" if name else f"one of these {kind}s"
-    return _refused(
+    return _make_refusal(
         caller,
         kind,
         f"with the {kind} {name or '(none)'} needs a right to it or the role admin",
@@ -201,5 +201,5 @@ def _cut(name: str) -> str:
     return name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
 
 
-def _refused(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:
+def _make_refusal(caller: Caller, needs: str, words: str, problem: str, remedy: str) -> RoleRefused:
     return RoleRefused(caller, _SUBMIT, needs, words=words, problem=problem, remedy=remedy)

@@ -91,13 +91,13 @@ class OptionalParts:
             endpoint,
             instance=instance,
             now_ns=self.clock.now_ns,
-            has_agent=agents.speaks_for,
+            has_agent=agents.is_node_reported,
             log=self.log.getChild("tracing"),
         )
         state = loop.core.state
-        tracing.traces.go_on(state.workloads[key] for key in state.pending)
-        loop.listeners.append(tracing.traces.committed)
-        agents.listeners.append(tracing.traces.told)
+        tracing.traces.resume_traces(state.workloads[key] for key in state.pending)
+        loop.listeners.append(tracing.traces.on_commit)
+        agents.listeners.append(tracing.traces.on_plan_message)
         self.metrics.add(tracing.families)
         self.stack.push_async_callback(tracing.stop)
 
@@ -131,11 +131,11 @@ class OptionalParts:
         placing = KubernetesRuntime(
             self.config.kubernetes,
             loop=loop,
-            has_agent=agents.speaks_for,
-            awaits_agent=agents.is_awaited,
+            has_agent=agents.is_node_reported,
+            awaits_agent=agents.is_report_pending,
             foresees=steward.foresees,
             data=self.config.data,
-            draws=lambda: {name: PlacePower(*one) for name, one in steward.standing.drawn.items()},
+            draws=lambda: {name: PlacePower(*one) for name, one in steward.objectives_status.drawn.items()},
             devices=agents.devices,
             clock=self.clock,
             log=self.log.getChild("kubernetes"),
@@ -145,8 +145,8 @@ class OptionalParts:
         if watches.tracing is not None:
             watches.tracing.follow_pods(placing.engine.writes.listeners, is_gate_workload)
         users = PodUsers()
-        placing.engine.hear_pods(users.heard)
-        ledger.user_of_pod = users.of
+        placing.engine.add_pod_listener(users.on_deltas)
+        ledger.user_of_pod = users.user_of
         await placing.start()
         self.stack.push_async_callback(placing.stop)
         return placing
@@ -186,7 +186,7 @@ class OptionalParts:
         hub = LiveHub(source, log=log)
         door = LiveServer(hub, source, tls=tls, insecure=insecure, log=log, admit=admit)
         port = await door.start(self.config.page)
-        loop.listeners.append(hub.committed)
+        loop.listeners.append(hub.on_commit)
         self.stack.push_async_callback(door.stop)
         return port
 
@@ -311,7 +311,7 @@ class Controller:
             steward=self.steward,
             tls=self._tls,
             insecure=self._insecure,
-            admit=None if self._keeper is None else self._keeper.admit_viewer,
+            admit=None if self._keeper is None else self._keeper.authorize_viewer,
         )
         self.savings = self._optional.count_savings(self.loop, catalogue.load_catalogue())
         self.placing = await self._optional.place_pods(
@@ -328,7 +328,7 @@ class Controller:
         self._log.info("%s", line)
         return line
 
-    def _tell_loss(self, journal: SqliteJournal) -> None:
+    def _report_loss(self, journal: SqliteJournal) -> None:
         """Say what was lost; the loop puts it into the journal before anything else."""
         if journal.lost is not None:
             self._log.critical(
@@ -363,10 +363,10 @@ class Controller:
             config=self.config,
             clock=self._clock,
             log=self._log.getChild("loop"),
-            observe_decision=self.watches.decided,
-            observe_commit=self.watches.wrote,
+            observe_decision=self.watches.on_decision,
+            observe_commit=self.watches.on_write,
         )
-        self._tell_loss(journal)
+        self._report_loss(journal)
         recovered = await self.loop.start()
         self._stack.push_async_callback(self.loop.stop)
         self._begin_audit(journal)
@@ -375,7 +375,7 @@ class Controller:
             await self.loop.expect_reports()
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
-        self._hear_agents(telemetry)
+        self._serve_agents(telemetry)
         views = ResourceViews(
             telemetry=telemetry,
             decisions=self.loop.decisions,
@@ -394,15 +394,15 @@ class Controller:
             shadowing=shadowing,
             log=self._log.getChild("operators"),
             origin_of=self.watches.origin,
-            call_of=self.trail.call,
+            call_of=self.trail.describe_call,
         )
-        self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.call)
+        self.promises = ObjectiveService(loop=self.loop, steers=self.steward, call_of=self.trail.describe_call)
         self.partitions = PartitionService(
             loop=self.loop,
             telemetry=telemetry,
             monotonic_s=self._clock.monotonic_s,
             log=self._log.getChild("partitions"),
-            call_of=self.trail.call,
+            call_of=self.trail.describe_call,
         )
         self._stack.callback(self.partitions.close)
         self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry, page, self.guard))
@@ -413,7 +413,7 @@ class Controller:
             monotonic_s=self._clock.monotonic_s,
             now_ns=self._clock.now_ns,
         )
-        self.loop.listeners.append(fleet.committed)
+        self.loop.listeners.append(fleet.on_commit)
         self._optional.follow_placements(
             self._traces_to, self.watches, loop=self.loop, agents=self.agents, instance=journal.cluster_id
         )
@@ -428,8 +428,8 @@ class Controller:
             loop=self.loop,
             clock=self._clock,
             log=self._log.getChild("audit"),
-            caller_of=None if keeper is None else keeper.caller,
-            count_refusal=(lambda _: None) if keeper is None else keeper.count,
+            caller_of=None if keeper is None else keeper.identify_caller,
+            count_refusal=(lambda _: None) if keeper is None else keeper.count_refusal,
         )
         journal.audit_table.rows_most = self.config.audit_rows_most
         self.audit = AuditService(journal=journal, trail=self.trail)
@@ -438,7 +438,7 @@ class Controller:
         self._stack.push_async_callback(self.trail.write)
         self._stack.callback(asyncio.create_task(self.trail.run()).cancel)
 
-    def _hear_agents(self, telemetry: Telemetry) -> None:
+    def _serve_agents(self, telemetry: Telemetry) -> None:
         """Speak with agents once the door opens, and keep the energy ledger that they fill."""
         self.agents = AgentService(
             loop=self.loop,
@@ -446,10 +446,10 @@ class Controller:
             energy=self._begin_energy(),
             log=self._log.getChild("agents"),
             monotonic_s=self._clock.monotonic_s,
-            admit_node=None if self._keeper is None else self._keeper.admit_node,
+            admit_node=None if self._keeper is None else self._keeper.authorize_node,
             register=self._begin_registering(),
         )
-        self.nodes = NodeService(loop=self.loop, agents=self.agents, call_of=self.trail.call)
+        self.nodes = NodeService(loop=self.loop, agents=self.agents, call_of=self.trail.describe_call)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
         """Bound how many new nodes one certificate, or address, may register."""
@@ -459,13 +459,13 @@ class Controller:
         self.metrics.add(lambda: iter((build_family("eelgrid_registrations_refused_total", dict(refused)),)))
 
         def register(node_name: str, context: Any) -> None:
-            caller = None if keeper is None else keeper.caller(context)
+            caller = None if keeper is None else keeper.identify_caller(context)
             if caller is not None and caller.nodes:
                 # It can name no others than its certificate does.
                 return
             peer = peer_address(context).rpartition(":")[0] if caller is None else caller.subject or "(no name)"
             try:
-                limits.register(node_name, peer, now_s=clock.monotonic_s())
+                limits.register_node(node_name, peer, now_s=clock.monotonic_s())
             except RegistrationRefused as refusal:
                 refused[refusal.limit] += 1
                 raise
@@ -532,7 +532,7 @@ class Controller:
             clock=self._clock,
             log=log,
             durations=DurationObservers(self.metrics.turn.observe, self.metrics.division.observe),
-            worked=self.ledger.worked,
+            worked=self.ledger.add_work,
         )
         steering = asyncio.create_task(self.steward.run())
 
@@ -573,14 +573,14 @@ class Controller:
         )
         port = await door.start(self.config.metrics)
         self._stack.push_async_callback(door.stop)
-        lag = asyncio.create_task(self.metrics.watch_lag())
+        lag = asyncio.create_task(self.metrics.measure_loop_lag())
         self._stack.callback(lag.cancel)
         return port
 
     async def _open_door(self, server: grpc.aio.Server) -> None:
         keeper = self._keeper
-        callers = CallerService(None if keeper is None else keeper.caller, demanded=self.config.roles.demanded)
-        admit = admit_everybody if keeper is None else keeper.admit
+        callers = CallerService(None if keeper is None else keeper.identify_caller, demanded=self.config.roles.demanded)
+        admit = admit_everybody if keeper is None else keeper.authorize_call
         omissions = OmissionCounter(monotonic_s=self._clock.monotonic_s, log=self._log.getChild("answers"))
         self.metrics.add(omissions.families)
         operators = (
@@ -593,8 +593,12 @@ class Controller:
             self.nodes,
             callers,
         )
-        around: dict[str, Any] = {"admit": admit, "omitted": omissions.note, "settled": self.trail.settled}
-        front = self.guard.over(
+        around: dict[str, Any] = {
+            "admit": admit,
+            "omitted": omissions.record_omission,
+            "settled": self.trail.on_call_end,
+        }
+        front = self.guard.wrap_handlers(
             build_handler(AGENT_SERVICE, self.agents, **around), build_handler(OPERATOR_SERVICE, *operators, **around)
         )
         health = await standard_services(front, (AGENT_SERVICE, OPERATOR_SERVICE))

@@ -112,7 +112,7 @@ class KubernetesRuntime:
         pod, namespace = os.environ.get("POD_NAME", ""), os.environ.get("POD_NAMESPACE", "")
         if pod and namespace:
             self._label = LeaderLabel(self._clients[0], name=pod, namespace=namespace, log=log.getChild("lease"))
-            self.elector.hear(self._label.turned)
+            self.elector.add_listener(self._label.on_term)
         self._stack = contextlib.AsyncExitStack()
         log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
 

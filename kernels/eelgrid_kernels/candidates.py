@@ -148,7 +148,7 @@ class CandidateIndex:
         columns = (nodes.cpu_free, nodes.memory_free, nodes.gpu_free, sorts, nodes.available)
         adopt_nodes(self._run, rows, self._shape, *columns)
 
-    def update(self, nodes: Nodes, rows: Sequence[int], sorts: Ints) -> bool:
+    def update_nodes(self, nodes: Nodes, rows: Sequence[int], sorts: Ints) -> bool:
         """Takes over rows that changed; false if one has a shape never met, so that all must be built anew."""
         reshaped = False
         for row in rows:
@@ -172,20 +172,20 @@ class CandidateIndex:
         self._run.facts[SHIFTS] = shifts
         return bool(are_prices_due(self._run))
 
-    def quote(self) -> tuple[list[int], int, int]:
+    def compute_prices(self) -> tuple[list[int], int, int]:
         """Offers of the classes of the mix, bits of the scarce models, and the load in thousandths."""
         offers = np.zeros(self._run.offers.shape[0], np.int64)
         scarce, load = compute_prices(self._run, offers)
         whole: list[int] = offers.tolist()
         return whole, int(scarce), int(load)
 
-    def put(self, offers: Sequence[int], scarce: int, load: int) -> None:
+    def apply_prices(self, offers: Sequence[int], scarce: int, load: int) -> None:
         """Puts quotes in force; offers that are for another mix, or none, count as 0."""
         most = self._run.offers.shape[0]
         fitting = offers if len(offers) == most else [0] * most
         apply_prices(self._run, np.array(fitting, np.int64), scarce, load)
 
-    def kind(self, task: Task, allows: Ints) -> int:
+    def register_kind(self, task: Task, allows: Ints) -> int:
         """The number of a kind of task; allows (M,) is 1 for each model that it may use."""
         key = (task, encode_models(allows))
         kind = self._kinds.pop(key, None)
@@ -198,35 +198,35 @@ class CandidateIndex:
         self._kinds[key] = kind
         return kind
 
-    def best(self, kind: int, moment: int, most: int) -> list[NodeCandidate]:
+    def best_candidates(self, kind: int, moment: int, most: int) -> list[NodeCandidate]:
         """The best choices on different nodes, best first; moment numbers the decisions of RANDOM, which has but one."""
         nodes = np.empty(most, np.int64)
         found = choose_nodes(self._run, kind, moment, nodes)
-        return self.on(kind, nodes[:found], moment)
+        return self.candidates_on(kind, nodes[:found], moment)
 
-    def on(self, kind: int, nodes: Ints, moment: int = 0) -> list[NodeCandidate]:
+    def candidates_on(self, kind: int, nodes: Ints, moment: int = 0) -> list[NodeCandidate]:
         """The choice on each of these nodes, where the task fits."""
         return [self._found(kind, node, moment) for node in nodes.tolist()]
 
-    def costs(self, kind: int) -> Floats:
+    def node_costs(self, kind: int) -> Floats:
         """What the task costs on each node (N,), infinite where it does not fit; not for RANDOM nor what is scaled."""
         run = self._run
         compute_all_costs(run, kind)
         roomy = run.nodes[:, MEMORY_FREE] >= run.kinds[kind, ASKED_MEMORY]
         return np.where(roomy, run.cost[kind, run.nodes[:, STATE]], np.inf)
 
-    def states(self, nodes: Ints) -> Ints:
+    def state_numbers(self, nodes: Ints) -> Ints:
         """A number for the state of each of these nodes: those with the same one are weighed alike but for memory."""
         states: Ints = self._run.nodes[nodes, STATE]
         return states
 
-    def several(self, kind: int, nodes: Ints, most: int) -> Floats:
+    def replica_costs(self, kind: int, nodes: Ints, most: int) -> Floats:
         """What 0, 1, 2 ... S such tasks cost on each of these nodes (len(nodes), S+1), infinite beyond its room.
 
         S is how many any of them holds, at most `most`; of the nodes in one state one is weighed.
         """
         run = self._run
-        rows, place = np.unique(self.states(nodes), return_inverse=True)
+        rows, place = np.unique(self.state_numbers(nodes), return_inverse=True)
         costs = np.empty((len(rows), most + 1))
         held = compute_replica_costs(run._replace(states=np.empty_like(run.states[:1])), run.states, rows, kind, costs)
         table = costs[place.reshape(-1), : held + 1]
@@ -242,7 +242,7 @@ class CandidateIndex:
         _terms(run, kind, node, terms)
         return NodeCandidate(node, slots, tuple(terms.tolist()))
 
-    def verdicts(self, nodes: Nodes, task: Task, allows: Ints) -> list[int]:
+    def count_verdicts(self, nodes: Nodes, task: Task, allows: Ints) -> list[int]:
         """Nodes that fit, then nodes by first failing constraint in the order of CONSTRAINTS."""
         _count(self._run, nodes, task, allows, self._counts)
         counts: list[int] = self._counts.tolist()

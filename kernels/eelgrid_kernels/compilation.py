@@ -81,22 +81,22 @@ _FOLDER = cache_folder()
 
 def kernel(function: _Function) -> _Function:
     """The function compiled by numba on its first call, or loaded if these very sources were compiled before."""
-    return _compiled(function)
+    return _compile(function)
 
 
 def lean_kernel(function: _Function) -> _Function:
     """A kernel that allocates nothing: nobody counts references to its arrays, which takes time there and in the compiler."""
-    return _compiled(function, _nrt=False)
+    return _compile(function, _nrt=False)
 
 
 def inlined_kernel(function: _Function) -> _Function:
     """A lean kernel whose code goes into that of its callers: for the small and hot, where handing over is what costs."""
-    return _compiled(function, forceinline=True, _nrt=False)
+    return _compile(function, forceinline=True, _nrt=False)
 
 
 def kernel_sum(function: _Function) -> _Function:
     """A lean kernel that sums whole numbers in floats: exact in any order, so the compiler may choose the order."""
-    return _compiled(function, fastmath={"reassoc", "nsz"}, _nrt=False)
+    return _compile(function, fastmath={"reassoc", "nsz"}, _nrt=False)
 
 
 def nogil_kernel(function: _Function) -> _Function:
@@ -104,10 +104,10 @@ def nogil_kernel(function: _Function) -> _Function:
 
     Not for what takes microseconds: who gives the lock up may wait milliseconds to have it back.
     """
-    return _compiled(function, nogil=True)
+    return _compile(function, nogil=True)
 
 
-def _compiled(function: _Function, **options: Any) -> _Function:
+def _compile(function: _Function, **options: Any) -> _Function:
     if _FOLDER is None:
         compiled: _Function = numba.njit(**options)(function)
         return compiled

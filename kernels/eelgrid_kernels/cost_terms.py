@@ -267,7 +267,7 @@ TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
 
 
 @inlined_kernel
-def _served(
+def _served_milli(
     states: Ints,
     groups: Ints,
     weight: Ints,
@@ -338,7 +338,7 @@ def fill_state_terms(
                 states[row, usable_at + q] += 1
                 states[row, usable_at + width + q] += free
     states[row, OPTIONS], states[row, TOTAL], states[row, MOST_FREE] = options, total, most
-    states[row, SERVED] = _served(states, groups, weight, levels, row, family, states[row, CPU], 0, 0, 0, 0)
+    states[row, SERVED] = _served_milli(states, groups, weight, levels, row, family, states[row, CPU], 0, 0, 0, 0)
     refresh_gain(states, shapes, added_w, kinds, classes, wanted, offers, row)
 
 
@@ -385,7 +385,7 @@ def _served_after_several(
                 states[row, usable_at + width + q] += sign * (after * (free - milli) - before * free)
         if sign > 0:
             cpu_left = states[row, CPU] - kinds[kind, ASKED_CPU]
-            served = _served(states, groups, weight, levels, row, family, cpu_left, 0, 0, 0, 0)
+            served = _served_milli(states, groups, weight, levels, row, family, cpu_left, 0, 0, 0, 0)
     return served
 
 
@@ -442,7 +442,9 @@ def compute_added_terms(
         if several:
             served = _served_after_several(states, shapes, added_w, kinds, groups, weight, levels, kind, row)
         else:
-            served = _served(states, groups, weight, levels, row, family, cpu_left, model, count, was, was - milli)
+            served = _served_milli(
+                states, groups, weight, levels, row, family, cpu_left, model, count, was, was - milli
+            )
         fragments = -asked * facts[WEIGHT] - (served - states[row, SERVED])
     if rates[WEIGHTS, 3] != 0.0:
         if exact:

@@ -199,7 +199,7 @@ def fill_fleet_facts(facts: Ints, shapes: Ints, mean: tuple[float, float]) -> No
     facts[CAPACITY_MILLI], facts[HORIZON] = gpu_milli, max(1, round(HORIZON_SHARE * tasks))
 
 
-def _seed(rank: Ints) -> int:
+def _random_seed(rank: Ints) -> int:
     """The only draw that a run is given: RANDOM's go by the order of the nodes."""
     seed = 0
     for place in rank.tolist():
@@ -236,7 +236,7 @@ def build_engine(
         rates[GIVEN, len(TERMS)] = rates[GIVEN, 2]
     rates[WEIGHTS] = rates[GIVEN]
     facts = np.zeros(9, np.int64)
-    facts[WEIGHT], facts[SEED], facts[SHIFTS] = expected.total, _seed(nodes[1]), -1
+    facts[WEIGHT], facts[SEED], facts[SHIFTS] = expected.total, _random_seed(nodes[1]), -1
     fill_fleet_facts(facts, shapes[0][nodes[0]], expected.mean)
     states = np.zeros((rows, GPU + 2 * slots + 2 * expected.groups.shape[2]), np.int64)
     states[:, ROOT] = -1

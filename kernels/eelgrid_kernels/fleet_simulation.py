@@ -141,11 +141,11 @@ def simulate_arrivals(
 # ruff: noqa: PLR0917 (the columns of a run come one by one, as kernels take them)
 
 
-def _copied(value: Any) -> Any:
+def _copy_arrays(value: Any) -> Any:
     """Arrays of a tree of tuples, copied."""
     if isinstance(value, np.ndarray):
         return value.copy()
-    return type(value)(*map(_copied, value)) if isinstance(value, tuple) else value
+    return type(value)(*map(_copy_arrays, value)) if isinstance(value, tuple) else value
 
 
 class SimulatedFleet:
@@ -163,7 +163,7 @@ class SimulatedFleet:
         self._run = build_empty_engine(columns, specs, typical, rank, policy, weights)
         self._turn = 0
 
-    def place(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
+    def place_task(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
         """The node and its GPUs for a task, which it then holds; node -1 if it fits nowhere.
 
         moment numbers the decisions of RANDOM; no other policy heeds it.
@@ -174,11 +174,11 @@ class SimulatedFleet:
             return node, ()
         return node, tuple(slot for slot in self._run.taken.tolist() if slot >= 0)
 
-    def put(self, node: int, spec: int, slots: Sequence[int]) -> None:
+    def book_task(self, node: int, spec: int, slots: Sequence[int]) -> None:
         """Books a task on a node and GPUs chosen elsewhere; the caller knows that it fits."""
         shift_task(self._run, node, spec, np.array(slots, np.int64), -1)
 
-    def release(self, node: int, spec: int, slots: Sequence[int]) -> None:
+    def release_task(self, node: int, spec: int, slots: Sequence[int]) -> None:
         """Takes a task off the node and GPUs that it was placed on; unavailable nodes let go, too."""
         shift_task(self._run, node, spec, np.array(slots, np.int64), 1)
 
@@ -186,7 +186,7 @@ class SimulatedFleet:
         """Whether the node takes new tasks; what it holds stays and draws its watts until it is released."""
         set_node_available(self._run, node, available)
 
-    def tend(self, most: int) -> None:
+    def work_ahead(self, most: int) -> None:
         """Idle work, bounded: one kind of task, each in turn, reads at most so many changes ahead of its next task.
 
         It changes no decision, only how long the next one of a rare kind takes.
@@ -199,7 +199,7 @@ class SimulatedFleet:
         """Modelled watts of all nodes."""
         return float(self._run.power_w[0])
 
-    def free(self, node: int) -> tuple[int, int, tuple[int, ...]]:
+    def free_resources(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """CPU milli, memory MiB and milli of each GPU slot that nobody holds."""
         run = self._run
         row = run.states[run.nodes[node, STATE]]
@@ -207,12 +207,12 @@ class SimulatedFleet:
         return int(row[CPU]), int(run.nodes[node, MEMORY]), tuple(row[GPU : GPU + width].tolist())
 
     @property
-    def run(self) -> EngineArrays:
+    def engine(self) -> EngineArrays:
         """The arrays, for the kernels of eelgrid_kernels.argmin_index."""
         return self._run
 
     def copy(self) -> "SimulatedFleet":
         """A fleet in the same state that goes its own way."""
         other = object.__new__(SimulatedFleet)
-        other._run, other._turn = _copied(self._run), self._turn
+        other._run, other._turn = _copy_arrays(self._run), self._turn
         return other

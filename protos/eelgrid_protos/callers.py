@@ -33,12 +33,12 @@ class CallerReader:
     def __len__(self) -> int:
         return len(self._known)
 
-    def of(self, context: Context) -> Caller:
+    def identify_caller(self, context: Context) -> Caller:
         """Whoever calls."""
         (pem, *_) = context.auth_context().get(_PEM) or (b"",)
-        return self.read(pem)
+        return self.read_caller(pem)
 
-    def read(self, certificate: bytes) -> Caller:
+    def read_caller(self, certificate: bytes) -> Caller:
         """Whose a certificate in PEM or DER is, which TLS has verified."""
         known = self._known.get(certificate)
         if known is not None:

@@ -58,14 +58,14 @@ class Certificate:
         return tuple(value for kind, value in self.alternatives if kind in {"DNS", "IP"})
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Whose it is, for people: one line without control characters, SUBJECT_SHOWN_MOST characters at most."""
         # One without a subject is of its alternative names (RFC 5280, 4.1.2.6).
-        text = ",".join(f"{kind}={_escaped(value)}" for kind, value in self.subject or self.alternatives)
+        text = ",".join(f"{kind}={_escape_value(value)}" for kind, value in self.subject or self.alternatives)
         return text if len(text) <= SUBJECT_SHOWN_MOST else f"{text[: SUBJECT_SHOWN_MOST - 3]}..."
 
 
-def _escaped(value: str) -> str:
+def _escape_value(value: str) -> str:
     """As RFC 4514 writes a value: what would read as the next attribute, and what no terminal should get."""
     marks = "".join(f"\\{one}" if one in ',+"\\<>;=' else one for one in value[:SUBJECT_SHOWN_MOST])
     return "".join(

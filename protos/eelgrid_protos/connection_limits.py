@@ -125,10 +125,10 @@ class _Table(Generic[_One]):
         self._busy: dict[Any, _One] = {}
         self._idle: OrderedDict[Any, _One] = OrderedDict()
 
-    def find(self, key: Any) -> _One | None:
+    def find_peer(self, key: Any) -> _One | None:
         return self._busy.get(key) or self._idle.get(key)
 
-    def keep(self, one: _One) -> None:
+    def update_peer(self, one: _One) -> None:
         """After its `open` changed."""
         if one.open:
             self._idle.pop(one.key, None)
@@ -157,7 +157,7 @@ class _Entry:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self.guard.end(
+        self.guard.end_call(
             self, is_cancelled=kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit))
         )
 
@@ -189,19 +189,19 @@ class PeerGuard:
         self._looks = 0
         self._wake = asyncio.Event()
 
-    def guards(self, port: int, lost_authority: Callable[[], bool] | None = None) -> None:
+    def attach_port(self, port: int, lost_authority: Callable[[], bool] | None = None) -> None:
         """Of which port; `lost_authority` tells, once, that a certificate left the authority's file."""
         self._port = port
         if lost_authority is not None:
             self._lost_authority = lost_authority
 
-    def over(self, *handlers: grpc.GenericRpcHandler) -> "GuardedHandlers":
+    def wrap_handlers(self, *handlers: grpc.GenericRpcHandler) -> "GuardedHandlers":
         """The same handlers behind this guard, and an answer for what none of them knows."""
         return GuardedHandlers(self, handlers)
 
     # Calls
 
-    def begin(self, kind: str, context: Context) -> _Entry:
+    def begin_call(self, kind: str, context: Context) -> _Entry:
         """Counts a call in; raises ResourceExhausted."""
         connection = self._connection(context)
         account, limits, why = connection.account, self.limits, ""
@@ -220,7 +220,7 @@ class PeerGuard:
         self._entries.add(entry)
         return entry
 
-    def end(self, entry: _Entry, *, is_cancelled: bool) -> None:
+    def end_call(self, entry: _Entry, *, is_cancelled: bool) -> None:
         """Counts it out; a reset or a refusal is a strike."""
         self._entries.discard(entry)
         self._count(entry, -1)
@@ -228,7 +228,7 @@ class PeerGuard:
         if is_reset or entry.context.code() in _STRIKES:
             self._strike(entry.connection)
 
-    def vanished(self, entry: _Entry) -> None:
+    def on_call_reset(self, entry: _Entry) -> None:
         """The call was reset before its request came."""
         self._strike(entry.connection)
 
@@ -239,18 +239,18 @@ class PeerGuard:
         # Agents' streams are counted by node, where their Hello is known; a connection has so many streams anyway.
         account.watches += by * (entry.kind == _WATCH)
         account.calls += by * (entry.kind == _CALL)
-        self._connections.keep(connection)
-        self._accounts.keep(account)
+        self._connections.update_peer(connection)
+        self._accounts.update_peer(account)
 
     def _connection(self, context: Context) -> _Connection:
         peer = parse_peer(context.peer())
         (pem, *_) = context.auth_context().get(_CERTIFICATE) or (b"",)
         key = pem or peer[0]
-        account = self._accounts.find(key)
+        account = self._accounts.find_peer(key)
         if account is None:
             account = _account_of(key, pem, peer)
-            self._accounts.keep(account)
-        connection = self._connections.find(peer)
+            self._accounts.update_peer(account)
+        connection = self._connections.find_peer(peer)
         is_over = connection is not None and time.monotonic() - connection.ended_s > _ENDING_S
         if connection is None or connection.account is not account or is_over:
             # New, or a port that is used again.
@@ -259,12 +259,12 @@ class PeerGuard:
 
     def _strike(self, connection: _Connection) -> None:
         limits, account, now_s = self.limits, connection.account, time.monotonic()
-        self._connections.keep(connection)
+        self._connections.update_peer(connection)
         # Without a certificate an address may be a whole site's: each of its connections has a bucket of its own.
         bucket = account.bucket if account.name else connection.bucket
         is_full = not bucket.add(now_s, most=limits.strikes_most, per_s=limits.strikes_per_s)
         if is_full and self._condemn(connection, "flood"):
-            self._say(
+            self._log_limited(
                 "flood", "peer=%s certificate=%r action=disconnected reason=flood", connection.key[0], account.name
             )
 
@@ -293,7 +293,7 @@ class PeerGuard:
                 self._looks += 1
                 if time.monotonic() - looked_s >= _LOOK_S:
                     looked_s = time.monotonic()
-                    await self._look(looked_s)
+                    await self._watch_peers(looked_s)
                 if self._condemned:
                     condemned, self._condemned = self._condemned, {}
                     await asyncio.to_thread(end_accepted, self._port, condemned.__contains__)
@@ -301,7 +301,7 @@ class PeerGuard:
             except Exception:  # noqa: BLE001  # the guard must outlive a fault in one look
                 self._log.exception("guard=failed")
 
-    async def _look(self, now_s: float) -> None:
+    async def _watch_peers(self, now_s: float) -> None:
         if self.found - self._begun > _VANISHED_MOST:
             self._wary_until_s = now_s + _WARY_S
         self.found = self._begun = 0
@@ -332,9 +332,11 @@ class PeerGuard:
         idle = [peer for peer, since_s in self._seen_s.items() if now_s - since_s >= _IDLE_S]
         for peer in idle:
             self._end_soon(peer, "idle")
-        self._say("crowded", "connections=%d idle=%d action=disconnect_idle reason=descriptors", len(here), len(idle))
+        self._log_limited(
+            "crowded", "connections=%d idle=%d action=disconnect_idle reason=descriptors", len(here), len(idle)
+        )
 
-    def _say(self, kind: str, line: str, *words: object) -> None:
+    def _log_limited(self, kind: str, line: str, *words: object) -> None:
         now_s = time.monotonic()
         again_s, unsaid = self._quiet.get(kind, (now_s, 0))
         if now_s < again_s:
@@ -352,7 +354,7 @@ def _account_of(key: bytes | str, pem: bytes, peer: PeerAddress) -> _Account:
     except (CertificateUnreadable, UnicodeDecodeError):
         # Roles refuse it; here it has an account like any other.
         return _Account(key, f"unreadable, from {peer[0]}", float("inf"))
-    return _Account(key, certificate.shown or "(no name)", certificate.ends_s)
+    return _Account(key, certificate.display_name or "(no name)", certificate.ends_s)
 
 
 async def _unknown(_requests: object, context: Context) -> AsyncIterator[bytes]:
@@ -379,10 +381,10 @@ class GuardedHandlers(grpc.GenericRpcHandler):
         for one in self._handlers:
             found = one.service(handler_call_details)
             if found is not None:
-                return self._wrapped(found)
-        return self._wrapped(grpc.stream_stream_rpc_method_handler(_unknown))
+                return self._wrap_handler(found)
+        return self._wrap_handler(grpc.stream_stream_rpc_method_handler(_unknown))
 
-    def _wrapped(self, handler: Any) -> Any:
+    def _wrap_handler(self, handler: Any) -> Any:
         two_way, watch = handler.request_streaming, handler.response_streaming
         kind = _TWO_WAY if two_way else _WATCH if watch else _CALL
         name = f"{'stream' if two_way else 'unary'}_{'stream' if watch else 'unary'}"
@@ -398,7 +400,7 @@ class GuardedHandlers(grpc.GenericRpcHandler):
 
 def _around_call(guard: PeerGuard, kind: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: Any, context: Context) -> Any:
-        with await _entered(guard, kind, context):
+        with await _enter_call(guard, kind, context):
             return await inner(request, context)
 
     return call
@@ -406,7 +408,7 @@ def _around_call(guard: PeerGuard, kind: str, inner: Callable[..., Any]) -> Call
 
 def _around_stream(guard: PeerGuard, kind: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-        with await _entered(guard, kind, context) as entry:
+        with await _enter_call(guard, kind, context) as entry:
             async with contextlib.aclosing(inner(request, context)) as messages:
                 async for message in messages:
                     entry.writing_s = time.monotonic()
@@ -420,10 +422,10 @@ def _read_first(guard: PeerGuard, kind: str, inner: Callable[..., Any], decode: 
     """A handler that has an entry before its request is there."""
 
     async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
-        with await _entered(guard, kind, context) as entry:
+        with await _enter_call(guard, kind, context) as entry:
             request = await anext(aiter(requests), None)
             if request is None:
-                guard.vanished(entry)
+                guard.on_call_reset(entry)
                 return
             message = request if decode is None else decode(request)
             if not inspect.isasyncgenfunction(inner):
@@ -441,9 +443,9 @@ def _read_first(guard: PeerGuard, kind: str, inner: Callable[..., Any], decode: 
     return stream
 
 
-async def _entered(guard: PeerGuard, kind: str, context: Context) -> _Entry:
+async def _enter_call(guard: PeerGuard, kind: str, context: Context) -> _Entry:
     try:
-        return guard.begin(kind, context)
+        return guard.begin_call(kind, context)
     except Fault as fault:
         await abort_call(context, fault, kind)
         raise AssertionError("abort raises") from fault

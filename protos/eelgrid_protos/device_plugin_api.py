@@ -125,13 +125,15 @@ def _parse(request: wire.PreferredAllocationRequest | wire.AllocateRequest, data
     try:
         request.ParseFromString(data)
     except DecodeError as error:
-        raise _refused("", f"the bytes are no message ({error})") from error
+        raise _malformed("", f"the bytes are no message ({error})") from error
 
 
 def _bound(containers: int, counts: Iterable[int]) -> None:
     if containers > _CONTAINERS_MOST or max(counts, default=0) > _IDS_MOST:
-        raise _refused("container_requests", f"asks for more than {_CONTAINERS_MOST} containers or {_IDS_MOST} devices")
+        raise _malformed(
+            "container_requests", f"asks for more than {_CONTAINERS_MOST} containers or {_IDS_MOST} devices"
+        )
 
 
-def _refused(field_: str, problem: str) -> MalformedMessage:
+def _malformed(field_: str, problem: str) -> MalformedMessage:
     return MalformedMessage("DevicePlugin", (Violation(field_, problem, "check that the caller is the kubelet"),))

@@ -73,7 +73,7 @@ def parse_claims(data: bytes) -> tuple[ClaimReference, ...]:
     request = wire.ClaimsRequest()
     _parse(request, data)
     if len(request.claims) > _CLAIMS_MOST:
-        raise _refused("claims", f"are {len(request.claims)}, more than {_CLAIMS_MOST}")
+        raise _malformed("claims", f"are {len(request.claims)}, more than {_CLAIMS_MOST}")
     return tuple(ClaimReference(namespace=one.namespace, name=one.name, uid=one.uid) for one in request.claims)
 
 
@@ -104,8 +104,8 @@ def _parse(message: wire.ClaimsRequest | registration.RegistrationStatus, data: 
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise _refused("", f"the bytes are no message ({error})") from error
+        raise _malformed("", f"the bytes are no message ({error})") from error
 
 
-def _refused(field: str, problem: str) -> MalformedMessage:
+def _malformed(field: str, problem: str) -> MalformedMessage:
     return MalformedMessage("DRAPlugin", (Violation(field, problem, "check that the caller is the kubelet"),))

@@ -68,11 +68,11 @@ def parse_containers(data: bytes) -> tuple[ContainerDevices, ...]:
     for pod in answer.pod_resources:
         for container in pod.containers:
             devices = _devices(container.devices)
-            claimed = _claimed(container.dynamic_resources)
+            claimed = _parse_claimed(container.dynamic_resources)
             if not devices and not claimed:
                 continue
             if len(found) == _CONTAINERS_MOST:
-                raise _refused("pod_resources", f"holds more than {_CONTAINERS_MOST} containers with devices")
+                raise _malformed("pod_resources", f"holds more than {_CONTAINERS_MOST} containers with devices")
             found.append(
                 ContainerDevices(
                     namespace=pod.namespace, pod=pod.name, container=container.name, devices=devices, claimed=claimed
@@ -90,11 +90,11 @@ def parse_allocatable(data: bytes) -> AllocatableDevices:
 
 def _parse(answer: wire.ListPodResourcesResponse | wire.AllocatableResourcesResponse, data: bytes) -> None:
     if len(data) > ANSWER_BYTES_MOST:
-        raise _refused("", f"the answer has {len(data)} bytes and at most {ANSWER_BYTES_MOST} are read")
+        raise _malformed("", f"the answer has {len(data)} bytes and at most {ANSWER_BYTES_MOST} are read")
     try:
         answer.ParseFromString(data)
     except DecodeError as error:
-        raise _refused("", f"the bytes are no message ({error})") from error
+        raise _malformed("", f"the bytes are no message ({error})") from error
 
 
 def _devices(entries: Iterable[wire.ContainerDevices]) -> tuple[tuple[str, str], ...]:
@@ -103,7 +103,7 @@ def _devices(entries: Iterable[wire.ContainerDevices]) -> tuple[tuple[str, str],
     return tuple(pairs)
 
 
-def _claimed(entries: Iterable[wire.DynamicResource]) -> tuple[ClaimedDevice, ...]:
+def _parse_claimed(entries: Iterable[wire.DynamicResource]) -> tuple[ClaimedDevice, ...]:
     found = [
         ClaimedDevice(
             claim_namespace=entry.claim_namespace,
@@ -122,11 +122,11 @@ def _claimed(entries: Iterable[wire.DynamicResource]) -> tuple[ClaimedDevice, ..
 
 def _bound(count: int, texts: Iterable[str]) -> None:
     if count > _IDS_MOST:
-        raise _refused("devices", f"one container holds {count} and at most {_IDS_MOST} are read")
+        raise _malformed("devices", f"one container holds {count} and at most {_IDS_MOST} are read")
     if any(len(text) > _ID_LENGTH_MOST for text in texts):
-        raise _refused("device_ids", f"an id has more than {_ID_LENGTH_MOST} characters")
+        raise _malformed("device_ids", f"an id has more than {_ID_LENGTH_MOST} characters")
 
 
-def _refused(field: str, problem: str) -> MalformedMessage:
+def _malformed(field: str, problem: str) -> MalformedMessage:
     remedy = "check that the socket is the kubelet's"
     return MalformedMessage("PodResources", (Violation(field, problem, remedy),))

@@ -56,7 +56,7 @@ class PendingConnections:
         self._most = most
         self._waiting: dict[asyncio.BaseTransport, None] = {}
 
-    def came(self, transport: asyncio.BaseTransport) -> None:
+    def add_connection(self, transport: asyncio.BaseTransport) -> None:
         """One more."""
         self._waiting[transport] = None
         if len(self._waiting) > self._most:
@@ -73,7 +73,7 @@ class PendingConnections:
         if isinstance(oldest, asyncio.WriteTransport):
             oldest.abort()
 
-    def asked(self, transport: asyncio.BaseTransport) -> None:
+    def discard_connection(self, transport: asyncio.BaseTransport) -> None:
         """It said what it wants, or went."""
         self._waiting.pop(transport, None)
 
@@ -90,7 +90,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._deadline = asyncio.get_running_loop().call_later(REQUEST_WITHIN_S, transport.abort)
-        self._waiting.came(transport)
+        self._waiting.add_connection(transport)
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
@@ -98,7 +98,7 @@ class _Connection(asyncio.Protocol):
         if len(self._head) > HEAD_BYTES_MOST:
             self._transport.abort()
         elif b"\r\n\r\n" in self._head or b"\n\n" in self._head:
-            self._waiting.asked(self._transport)
+            self._waiting.discard_connection(self._transport)
             method, _, rest = self._head.partition(b"\n")[0].decode("latin-1").strip().partition(" ")
             status, text = http.HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered"
             if method in {"GET", "HEAD"}:
@@ -115,7 +115,7 @@ class _Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         if self._transport is not None:
-            self._waiting.asked(self._transport)
+            self._waiting.discard_connection(self._transport)
 
 
 class ProbeServer:
@@ -133,7 +133,7 @@ class ProbeServer:
     def start(self, address: str) -> int:
         """Listens on HOST:PORT and returns the port; raises OSError, and ValueError for what is no address."""
         host, port = split_address(address)
-        make = partial(_Connection, self._waiting, self._answer)
+        make = partial(_Connection, self._waiting, self._answer_path)
         self._thread.start()
         try:
             listening = asyncio.run_coroutine_threadsafe(
@@ -163,7 +163,7 @@ class ProbeServer:
         # Connections are closed by the loop's next turn.
         await asyncio.sleep(0)
 
-    def _answer(self, path: str) -> tuple[http.HTTPStatus, str]:
+    def _answer_path(self, path: str) -> tuple[http.HTTPStatus, str]:
         ask = {"/livez": self._fault, "/readyz": self._unready}.get(path)
         if ask is None:
             return http.HTTPStatus.NOT_FOUND, "ask for /livez or /readyz"

@@ -42,9 +42,11 @@ class Reporter:
         if now_s < self._next_s or not (self._controller and self._workload) or not self._busy.acquire(blocking=False):
             return
         self._next_s = now_s + self._every_s
-        threading.Thread(target=self._tell, args=(float(work_done),), name="eelgrid-progress", daemon=True).start()
+        threading.Thread(
+            target=self._report_progress, args=(float(work_done),), name="eelgrid-progress", daemon=True
+        ).start()
 
-    def _tell(self, work_done: float) -> None:
+    def _report_progress(self, work_done: float) -> None:
         # grpc takes a fifth of a second to load, which a job without a controller need not pay.
         try:
             from eelgrid_protos import rpc, transport

@@ -96,18 +96,18 @@ class Caller:
     rights: frozenset[Right] = frozenset()
 
     @property
-    def is_of_before_roles(self) -> bool:
+    def predates_roles(self) -> bool:
         """Whether it says nothing of roles, well or badly."""
         return not self.roles and not self.unknown
 
     @property
-    def greatest(self) -> str:
+    def greatest_role(self) -> str:
         """One word for its roles, of few: for metrics."""
         order = (Role.ADMIN, Role.SUBMITTER, Role.VIEWER, Role.AGENT)
         return next((role.value for role in order if role in self.roles), "unknown" if self.unknown else "none")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Its roles for people."""
         if self.roles:
             named = sorted(role.value for role in self.roles)
@@ -116,11 +116,11 @@ class Caller:
             return f"names {', '.join(self.unknown[:_SHOWN_MOST])}, which is no role"
         return "has no role"
 
-    def holds(self, role: Role) -> bool:
+    def has_role(self, role: Role) -> bool:
         """Whether one of its roles includes this one."""
         return any(role in _HELD[one] for one in self.roles)
 
-    def rights_to(self, kind: str) -> tuple[str, ...]:
+    def rights_of_kind(self, kind: str) -> tuple[str, ...]:
         """The names of one kind that it may use, in order."""
         return tuple(sorted(name for one, name in self.rights if one == kind))
 
@@ -220,7 +220,7 @@ def build_caller(
                 unknown.append(_printable(value[: len(_MARK) + 40]))
     kept = tuple(rights)[:_RIGHTS_MOST]
     return Caller(
-        certificate.shown,
+        certificate.display_name,
         frozenset(roles),
         frozenset(nodes),
         tuple(unknown),
@@ -258,13 +258,13 @@ def check_role(caller: Caller, method: str, needs: Role | None, rules: RoleRules
         remedy = "renew it and connect again"
         words = "needs a certificate in date"
         raise RoleRefused(caller, method, "date", words=words, problem="has expired", remedy=remedy)
-    if needs is None or caller.holds(needs):
+    if needs is None or caller.has_role(needs):
         return True
-    if caller.is_of_before_roles and not rules.demanded:
+    if caller.predates_roles and not rules.demanded:
         return False
     remedy = f"use one with the organization {_MARK}{needs.value}, or have this one granted it (--grant)"
     words = f"needs the role {needs.value}"
-    raise RoleRefused(caller, method, needs.value, words=words, problem=caller.words, remedy=remedy)
+    raise RoleRefused(caller, method, needs.value, words=words, problem=caller.description, remedy=remedy)
 
 
 def check_node(caller: Caller, node_name: str) -> None:

@@ -236,12 +236,12 @@ def _server_stream(method: RpcMethod, call: Callable[..., Any], path: str, aroun
     return grpc.unary_stream_rpc_method_handler(serve)
 
 
-async def _decoded(method: RpcMethod, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+async def _decode_stream(method: RpcMethod, stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     async for data in stream:
         yield _request(method, data)
 
 
-async def _admitted(admit: Admit, path: str, context: Context, stream: AsyncIterator[bytes]) -> None:
+async def _admit_stream(admit: Admit, path: str, context: Context, stream: AsyncIterator[bytes]) -> None:
     """Raises the fault of a refusal once the client's first message is here, unread."""
     try:
         admit(path, context)
@@ -257,8 +257,8 @@ async def _admitted(admit: Admit, path: str, context: Context, stream: AsyncIter
 def _two_way(method: RpcMethod, call: Callable[..., Any], path: str, around: _Around) -> Any:
     async def serve(stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         try:
-            await _admitted(around.admit, path, context, stream)
-            async for message in call(_decoded(method, stream), context):
+            await _admit_stream(around.admit, path, context, stream)
+            async for message in call(_decode_stream(method, stream), context):
                 answer = _encode_element(message, method.name, around.omitted)
                 if answer is not None:
                     yield answer
@@ -294,7 +294,7 @@ def build_handler(
     return grpc.method_handlers_generic_handler(service.name, handlers)
 
 
-def _sized(method: RpcMethod, request: object) -> bytes:
+def _encode_sized(method: RpcMethod, request: object) -> bytes:
     """The bytes of a request; raises ContractError where no server would take them."""
     data = codec.encode_message(request)
     codec.check_size(method.request.__name__, data, method.request_bytes_most)
@@ -308,13 +308,13 @@ def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel
 
     def unary(request: object, timeout: float | None = None) -> Any:
         try:
-            return raw(_sized(method, request), timeout=timeout)
+            return raw(_encode_sized(method, request), timeout=timeout)
         except grpc.RpcError as error:
             raise fault_from(error) from None
 
     def stream(request: object, timeout: float | None = None) -> Iterator[Any]:
         try:
-            yield from raw(_sized(method, request), timeout=timeout)
+            yield from raw(_encode_sized(method, request), timeout=timeout)
         except grpc.RpcError as error:
             raise fault_from(error) from None
 
@@ -326,14 +326,14 @@ def _async_call(service: RpcService, method: RpcMethod, channel: grpc.aio.Channe
         return codec.decode_message(method.response, data)
 
     def write(request: object) -> bytes:
-        return _sized(method, request)
+        return _encode_sized(method, request)
 
     if not method.response_streaming:
         unary_raw: Any = channel.unary_unary(service.path(method), None, read)
 
         async def unary(request: object, timeout: float | None = None) -> Any:
             try:
-                return await unary_raw(_sized(method, request), timeout=timeout)
+                return await unary_raw(_encode_sized(method, request), timeout=timeout)
             except grpc.RpcError as error:
                 raise fault_from(error) from None
 
@@ -343,7 +343,7 @@ def _async_call(service: RpcService, method: RpcMethod, channel: grpc.aio.Channe
     stream_raw = kind(service.path(method), write if method.request_streaming else None, read)
 
     async def stream(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
-        call = stream_raw(request if method.request_streaming else _sized(method, request), timeout=timeout)
+        call = stream_raw(request if method.request_streaming else _encode_sized(method, request), timeout=timeout)
         try:
             async for message in call:
                 yield message

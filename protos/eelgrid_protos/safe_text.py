@@ -22,7 +22,7 @@ _FORMULA = re.compile("[=@+\\-\t\r]")
 _NUMBER = re.compile("[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 
 
-def _escaped(letter: str) -> str:
+def _escape_letter(letter: str) -> str:
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -35,7 +35,7 @@ def escape_text(text: str) -> str:
     """The text on one line, with everything escaped that a terminal would act upon, as in Python's literals."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(letter) if _is_unsafe(letter) else letter for letter in text)
+    return "".join(_escape_letter(letter) if _is_unsafe(letter) else letter for letter in text)
 
 
 def escape_text_line(line: str) -> str:

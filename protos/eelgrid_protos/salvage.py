@@ -135,25 +135,25 @@ def repair_text(value: str, rule: Text) -> str:
     return value
 
 
-def _repaired(shape: ValueShape, value: Any) -> Any:
+def _repair_value(shape: ValueShape, value: Any) -> Any:
     rule = shape.rule
     match shape.kind:
         case "str" if isinstance(rule, Text) and isinstance(value, str):
             return repair_text(value, rule)
         case "int" | "float" if isinstance(rule, Range) and isinstance(value, int | float):
-            return _clamped(value, rule, whole=shape.kind == "int")
+            return _clamp_number(value, rule, whole=shape.kind == "int")
         case "message" | "choice" if isinstance(value, shape.choices or shape.type):
             return repair_message(value)
         case "many" if shape.item is not None:
             item = shape.item
-            return tuple(_repaired(item, element) for element in value)
+            return tuple(_repair_value(item, element) for element in value)
         case "mapping" if shape.key is not None and shape.item is not None:
-            return {_repaired(shape.key, key): _repaired(shape.item, item) for key, item in value.items()}
+            return {_repair_value(shape.key, key): _repair_value(shape.item, item) for key, item in value.items()}
         case _:
             return value
 
 
-def _clamped(value: float, rule: Range, *, whole: bool) -> float:
+def _clamp_number(value: float, rule: Range, *, whole: bool) -> float:
     if not math.isfinite(value):
         return rule.low if whole or rule.low > 0.0 else max(rule.low, 0.0)
     bounded = min(max(value, rule.low), rule.high)
@@ -170,7 +170,7 @@ def repair_message(message: _Message) -> _Message:
     changes = {}
     for entry in fields_of(_class(message)):
         value = getattr(message, entry.name)
-        if value is not None and (repaired := _repaired(entry.shape, value)) != value:
+        if value is not None and (repaired := _repair_value(entry.shape, value)) != value:
             changes[entry.name] = repaired
     left: Any = message
     return replace(left, **changes) if changes else message

@@ -273,7 +273,7 @@ async def listen_on_address(
     except RuntimeError as error:
         raise AddressInUse(f"cannot listen on {address}: {error}; choose another with --listen") from error
     if guard is not None:
-        guard.guards(port, None if held is None else held.lost_authority)
+        guard.attach_port(port, None if held is None else held.lost_authority)
     return port
 
 

@@ -77,11 +77,11 @@ def befall(node: SimulatedNode, uuids: list[str], step: tuple) -> None:
     faults = node.faults
     match step:
         case ("take_rights", level):
-            faults.take_rights(level)
+            faults.set_rights(level)
         case (name,):
             getattr(faults, name)()
         case ("let_mode_reset", index, works):
-            faults.let_mode_reset(uuids[index], works=works)
+            faults.allow_mode_reset(uuids[index], works=works)
         case ("refuse", index, act, why):
             faults.refuse_next(uuids[index], act, why)
         case (name, index, *arguments):
@@ -128,7 +128,7 @@ def library() -> Iterator[SimulatedNode]:
 
 
 def test_the_second_power_setter_hides_that_it_was_refused(library: SimulatedNode) -> None:
-    library.faults.take_rights(AccessLevel.READ_ONLY)
+    library.faults.set_rights(AccessLevel.READ_ONLY)
     handle = pynvml.nvmlDeviceGetHandleByIndex(H100)
     assert pynvml.nvmlDeviceSetPowerManagementLimit_v2(handle, pynvml.NVML_POWER_SCOPE_GPU, 300_000) == 0
     assert library.devices[H100].limit_mw == 700_000
@@ -160,7 +160,7 @@ def test_success_of_a_mode_change_says_nothing(library: SimulatedNode) -> None:
     assert pynvml.nvmlDeviceSetMigMode(handle, 1) == pynvml.NVML_ERROR_RESET_REQUIRED
     assert pynvml.nvmlDeviceGetMigMode(handle) == [0, 1]
     pynvml.nvmlDeviceSetMigMode(handle, 0)
-    library.faults.let_mode_reset(library.devices[A30].identity.uuid, works=True)
+    library.faults.allow_mode_reset(library.devices[A30].identity.uuid, works=True)
     # This session reads the device and so is its client.
     pynvml.nvmlDeviceGetPowerUsage(handle)
     assert pynvml.nvmlDeviceSetMigMode(handle, 1) == pynvml.NVML_ERROR_IN_USE

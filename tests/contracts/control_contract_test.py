@@ -99,7 +99,7 @@ def test_power_profiles_are_there_from_blackwell_and_branch_570_on(rig: Rig) -> 
 
 def test_rights_decide_what_may_be_done(rig: Rig) -> None:
     h100, b200 = rig.uuid(H100), rig.uuid(B200)
-    rig.node.faults.take_rights(AccessLevel.MIG_CONFIG)
+    rig.node.faults.set_rights(AccessLevel.MIG_CONFIG)
     number = rig.control.create_gpu_instance(b200, G3, 4)
     rig.control.destroy_gpu_instance(b200, number)
     before = rig.control.power_settings(h100)
@@ -112,7 +112,7 @@ def test_rights_decide_what_may_be_done(rig: Rig) -> None:
     ):
         with pytest.raises(NoPermission, match=r"rights|root"):
             refused()
-    rig.node.faults.take_rights(AccessLevel.MIG_MONITOR)
+    rig.node.faults.set_rights(AccessLevel.MIG_MONITOR)
     for refused in (
         lambda: rig.control.create_gpu_instance(b200, G3, 4),
         lambda: rig.control.destroy_gpu_instance(rig.uuid(A100), 8),
@@ -122,7 +122,7 @@ def test_rights_decide_what_may_be_done(rig: Rig) -> None:
         with pytest.raises(NoPermission):
             refused()
     assert rig.control.power_settings(h100) == before
-    rig.node.faults.take_rights(AccessLevel.ROOT)
+    rig.node.faults.set_rights(AccessLevel.ROOT)
     rig.control.set_power_limit(h100, 300.0)
 
 
@@ -136,16 +136,16 @@ def test_a_device_that_does_not_answer_says_so_and_comes_back(rig: Rig) -> None:
         lambda: rig.control.create_gpu_instance(uuid, G3, 4),
         lambda: rig.control.destroy_gpu_instance(uuid, 2),
     ]
-    rig.node.faults.lose(uuid)
+    rig.node.faults.lose_gpu(uuid)
     for act in acts:
         with pytest.raises(GpuLostError):
             act()
-    rig.node.faults.restore(uuid)
-    rig.node.faults.hang(uuid)
+    rig.node.faults.restore_gpu(uuid)
+    rig.node.faults.hang_gpu(uuid)
     for act in acts:
         with pytest.raises(DeviceTimeout):
             act()
-    rig.node.faults.restore(uuid)
+    rig.node.faults.restore_gpu(uuid)
     rig.node.faults.unload_driver()
     for act in acts:
         with pytest.raises(DriverUnavailable):
@@ -159,7 +159,7 @@ def test_a_device_that_does_not_answer_says_so_and_comes_back(rig: Rig) -> None:
 
 def test_faults_on_demand_strike_once_and_are_seen(rig: Rig) -> None:
     uuid = rig.uuid(B200)
-    rig.node.faults.no_room_once(uuid)
+    rig.node.faults.refuse_instance_once(uuid)
     with pytest.raises(InsufficientResources):
         rig.control.create_gpu_instance(uuid, G3, 4)
     number = rig.control.create_gpu_instance(uuid, G3, 4)
@@ -172,10 +172,10 @@ def test_faults_on_demand_strike_once_and_are_seen(rig: Rig) -> None:
         with pytest.raises(DeviceInUse):
             rig.control.destroy_gpu_instance(uuid, number)
     rig.control.destroy_gpu_instance(uuid, number)
-    foreign = rig.node.faults.foreign_instance(uuid, G1, 6)
+    foreign = rig.node.faults.create_foreign_instance(uuid, G1, 6)
     with pytest.raises(InsufficientResources):
         rig.control.create_gpu_instance(uuid, G1, 6)
-    rig.node.faults.destroy_behind(uuid, foreign)
+    rig.node.faults.destroy_foreign_instance(uuid, foreign)
     with pytest.raises(UnknownInstance):
         rig.control.create_compute_instance(uuid, foreign, 0)
     rig.node.announcements.clear()

@@ -135,13 +135,13 @@ def test_a_lost_device_is_silent_stays_listed_and_comes_back_with_its_counter_at
     before = rig.device.gpus()
     rig.advance(100.0)
     assert rig.read(T4).energy_counter_j == pytest.approx(3350.0)
-    rig.node.faults.lose(rig.uuid(T4))
+    rig.node.faults.lose_gpu(rig.uuid(T4))
     assert throughout(rig.read(T4), AbsenceReason.GPU_LOST)
     assert throughout(rig.read(T4), AbsenceReason.GPU_LOST)
     assert rig.device.gpus() == before
     assert throughout(rig.read(T4), AbsenceReason.GPU_LOST)
     assert not throughout(rig.read(V100), AbsenceReason.GPU_LOST)
-    rig.node.faults.restore(rig.uuid(T4))
+    rig.node.faults.restore_gpu(rig.uuid(T4))
     rig.advance(1.0)
     assert rig.read(T4).energy_counter_j == pytest.approx(33.5)
     assert rig.device.gpus() == before
@@ -149,34 +149,34 @@ def test_a_lost_device_is_silent_stays_listed_and_comes_back_with_its_counter_at
 
 def test_a_device_that_came_back_is_read_without_being_listed_anew(rig: Rig) -> None:
     rig.read(T4)
-    rig.node.faults.lose(rig.uuid(T4))
+    rig.node.faults.lose_gpu(rig.uuid(T4))
     assert throughout(rig.read(T4), AbsenceReason.GPU_LOST)
-    rig.node.faults.restore(rig.uuid(T4))
+    rig.node.faults.restore_gpu(rig.uuid(T4))
     assert rig.read(T4).energy_counter_j == 0.0
     # Gone and back between two looks: the first look may still find it dead, no later one does.
-    rig.node.faults.lose(rig.uuid(T4))
-    rig.node.faults.restore(rig.uuid(T4))
+    rig.node.faults.lose_gpu(rig.uuid(T4))
+    rig.node.faults.restore_gpu(rig.uuid(T4))
     rig.read(T4)
     assert rig.read(T4).energy_counter_j == 0.0
 
 
 def test_a_device_that_never_answered_is_not_listed(rig: Rig) -> None:
-    rig.node.faults.lose(rig.uuid(V100))
+    rig.node.faults.lose_gpu(rig.uuid(V100))
     assert rig.uuid(V100) not in {gpu.uuid for gpu in rig.device.gpus()}
     with pytest.raises(UnknownGpu, match=rig.uuid(V100)):
         rig.read(V100)
-    rig.node.faults.restore(rig.uuid(V100))
+    rig.node.faults.restore_gpu(rig.uuid(V100))
     assert len(rig.device.gpus()) == len(DEVICES)
 
 
 def test_a_hung_device_times_out_and_loses_nothing(rig: Rig) -> None:
     before = rig.device.gpus()
     rig.node.set_load(rig.uuid(V100), GpuLoad(utilization_ratio=1.0))
-    rig.node.faults.hang(rig.uuid(V100))
+    rig.node.faults.hang_gpu(rig.uuid(V100))
     rig.advance(10.0)
     assert throughout(rig.read(V100), AbsenceReason.TIMED_OUT)
     assert rig.device.gpus() == before
-    rig.node.faults.restore(rig.uuid(V100))
+    rig.node.faults.restore_gpu(rig.uuid(V100))
     assert rig.read(V100).energy_counter_j == pytest.approx(3000.0)
 
 
@@ -210,8 +210,8 @@ def test_devices_are_told_apart_by_uuid_when_the_driver_counts_them_anew(rig: Ri
     """Known failure 21: indices change with a reset or a reboot."""
     before = {gpu.uuid: gpu for gpu in rig.device.gpus()}
     rig.load(H100, 1.0)
-    rig.node.faults.lose(rig.uuid(T4))
-    rig.node.faults.renumber()
+    rig.node.faults.lose_gpu(rig.uuid(T4))
+    rig.node.faults.renumber_gpus()
     rig.advance(2.0)
     after = {gpu.uuid: gpu for gpu in rig.device.gpus()}
     last = len(DEVICES) - 1
@@ -222,7 +222,7 @@ def test_devices_are_told_apart_by_uuid_when_the_driver_counts_them_anew(rig: Ri
     assert after[rig.uuid(T4)].index == last
     assert rig.read(H100).values[Reading.UTILIZATION_RATIO] == 1.0
     assert rig.read(G2).values[Reading.UTILIZATION_RATIO] == 0.0
-    rig.node.faults.restore(rig.uuid(T4))
+    rig.node.faults.restore_gpu(rig.uuid(T4))
     assert [gpu.uuid for gpu in rig.device.gpus()] == [rig.uuid(index) for index in reversed(range(len(DEVICES)))]
 
 

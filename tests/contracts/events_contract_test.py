@@ -42,7 +42,7 @@ def test_announcements_are_taken_once_and_from_the_first_call_on(rig: Rig) -> No
 def test_what_a_lost_device_announced_survives_a_new_session(rig: Rig) -> None:
     rig.device.take_events()
     rig.node.faults.announce_xid(rig.uuid(H100), 79)
-    rig.node.faults.lose(rig.uuid(H100))
+    rig.node.faults.lose_gpu(rig.uuid(H100))
     rig.read(H100)
     rig.device.gpus()
     assert [event.code for event in rig.device.take_events()] == [79]
@@ -61,7 +61,7 @@ def test_a_changed_layout_is_announced(way: str) -> None:
 def test_access_is_what_the_driver_gives(rig: Rig) -> None:
     assert rig.device.access() is AccessLevel.ROOT
     for level in (AccessLevel.MIG_CONFIG, AccessLevel.MIG_MONITOR, AccessLevel.READ_ONLY):
-        rig.node.faults.take_rights(level)
+        rig.node.faults.set_rights(level)
         assert rig.device.access() is level
 
 
@@ -69,8 +69,8 @@ def test_a_silent_device_reads_missing_slowly_and_is_an_error_where_there_is_no_
     uuid = rig.uuid(V100)
     rig.device.gpus()
     for befall, reason, error in (
-        (rig.node.faults.hang, AbsenceReason.TIMED_OUT, DeviceTimeout),
-        (rig.node.faults.lose, AbsenceReason.GPU_LOST, GpuLostError),
+        (rig.node.faults.hang_gpu, AbsenceReason.TIMED_OUT, DeviceTimeout),
+        (rig.node.faults.lose_gpu, AbsenceReason.GPU_LOST, GpuLostError),
     ):
         befall(uuid)
         assert set(rig.slow(V100).values()) == {Missing(reason)}
@@ -78,7 +78,7 @@ def test_a_silent_device_reads_missing_slowly_and_is_an_error_where_there_is_no_
             rig.device.processes(uuid)
         with pytest.raises(error, match=uuid):
             rig.device.read_instances(uuid)
-        rig.node.faults.restore(uuid)
+        rig.node.faults.restore_gpu(uuid)
         assert rig.device.processes(uuid) == ()
         assert rig.slow(V100)[Reading.PCIE_LINK_WIDTH] == 16.0
 

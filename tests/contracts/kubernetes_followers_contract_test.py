@@ -50,7 +50,7 @@ async def test_an_informer_holds_what_there_is_also_over_watches_that_end(rig):
     )
     await rig.add(PODS, pod("first"))
     async with running(informer):
-        await informer.synced()
+        await informer.wait_synced()
         for index in range(20):
             await rig.add(PODS, pod(f"p{index}"))
             await rig.cluster.patch(PODS, f"p{index}", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)

@@ -40,7 +40,7 @@ async def suspended(rig, body):
 
 def dealt_with(found):
     """The patch that it gets."""
-    (write,) = JobRightSizer().take([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=True)
+    (write,) = JobRightSizer().on_events([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=True)
     assert write.outcome == "changed"
     return write.operations
 

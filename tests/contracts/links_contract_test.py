@@ -63,7 +63,7 @@ def test_each_device_tells_its_numa_node_and_neighbours_below_it_share_one(way: 
 def test_a_silent_device_has_no_neighbours(way: str) -> None:
     with open_rig(way, *[GpuSpec(product="h100-sxm5-80gb")] * 3) as rig:
         rig.device.gpus()
-        rig.node.faults.lose(rig.uuid(0))
+        rig.node.faults.lose_gpu(rig.uuid(0))
         assert [(link.one, link.other) for link in rig.device.topology()] == [(rig.uuid(1), rig.uuid(2))]
 
 

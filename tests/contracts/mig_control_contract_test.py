@@ -34,7 +34,7 @@ def test_a_geometry_is_the_catalogues_where_the_driver_says_no_other(rig: Rig) -
         assert ("1g.2x" in expected.profiles) == (rig.branch >= 525 and index != A30)
     with pytest.raises(NotSupported):
         rig.control.mig_geometry(rig.uuid(T4))
-    rig.node.faults.take_rights(AccessLevel.READ_ONLY)
+    rig.node.faults.set_rights(AccessLevel.READ_ONLY)
     assert rig.control.mig_geometry(rig.uuid(A100)) == adapt_geometry(
         catalogue.products["a100-sxm4-40gb"].mig, rig.branch
     )
@@ -85,13 +85,13 @@ def test_the_halves_of_seven_mix_from_branch_510_on(rig: Rig) -> None:
 
 def test_a_process_keeps_its_instance(rig: Rig) -> None:
     uuid = rig.uuid(A100)
-    rig.node.faults.hold(uuid, 4711, 2, 1)
+    rig.node.faults.start_process(uuid, 4711, 2, 1)
     with pytest.raises(DeviceInUse):
         rig.control.destroy_compute_instance(uuid, 2, 1)
     rig.control.destroy_compute_instance(uuid, 2, 0)
     with pytest.raises(DeviceInUse):
         rig.control.destroy_gpu_instance(uuid, 2)
-    rig.node.faults.release(uuid, 4711)
+    rig.node.faults.end_process(uuid, 4711)
     rig.control.destroy_compute_instance(uuid, 2, 1)
     rig.control.destroy_gpu_instance(uuid, 2)
     assert rig.spans(A100) == [(8, G1, 1)]
@@ -101,11 +101,11 @@ def test_a_part_that_needs_no_reset_changes_its_mode_at_once(rig: Rig) -> None:
     uuid = rig.uuid(H100)
     with pytest.raises(NotSupported):
         rig.control.create_gpu_instance(uuid, G3, 4)
-    rig.node.faults.foreign_client(uuid)
+    rig.node.faults.add_foreign_client(uuid)
     with pytest.raises(DeviceInUse):
         rig.control.set_mig_mode(uuid, enabled=True)
     assert (rig.gpu(H100).mig_enabled, rig.gpu(H100).mig_pending) == (False, False)
-    rig.node.faults.client_gone(uuid)
+    rig.node.faults.remove_foreign_client(uuid)
     assert rig.control.set_mig_mode(uuid, enabled=True) is ModeChange.DONE
     assert rig.control.set_mig_mode(uuid, enabled=True) is ModeChange.DONE
     rig.control.create_gpu_instance(uuid, G3, 4)
@@ -126,14 +126,14 @@ def test_a_part_that_needs_a_reset_waits_for_it(rig: Rig) -> None:
     assert rig.control.set_mig_mode(uuid, enabled=False) is ModeChange.DONE
     assert not rig.gpu(A30).mig_pending
     assert rig.control.set_mig_mode(uuid, enabled=True) is ModeChange.PENDING
-    rig.node.faults.reset(uuid)
+    rig.node.faults.reset_gpu(uuid)
     assert (rig.gpu(A30).mig_enabled, rig.gpu(A30).mig_pending) == (True, False)
     assert rig.control.create_gpu_instance(uuid, 5, 2) == 2
 
 
 def test_a_mode_change_that_clients_block_is_taken_back(rig: Rig) -> None:
     uuid = rig.uuid(A30)
-    rig.node.faults.foreign_client(uuid, "dcgm")
+    rig.node.faults.add_foreign_client(uuid, "dcgm")
     with pytest.raises(DeviceInUse, match="stop"):
         rig.control.set_mig_mode(uuid, enabled=True)
     assert (rig.gpu(A30).mig_enabled, rig.gpu(A30).mig_pending) == (False, False)
@@ -141,7 +141,7 @@ def test_a_mode_change_that_clients_block_is_taken_back(rig: Rig) -> None:
 
 def test_the_own_session_does_not_block_a_mode_change_that_resets(rig: Rig) -> None:
     uuid = rig.uuid(A30)
-    rig.node.faults.let_mode_reset(uuid, works=True)
+    rig.node.faults.allow_mode_reset(uuid, works=True)
     # A session that has used the device is a client of it; the adapter has to let it go first.
     rig.control.power_settings(uuid)
     assert rig.control.set_mig_mode(uuid, enabled=True) is ModeChange.DONE
@@ -153,7 +153,7 @@ def test_what_stays_after_each_end(rig: Rig) -> None:
     rig.control.set_power_limit(rig.uuid(H100), 300.0)
     rig.control.set_mig_mode(rig.uuid(H100), enabled=True)
     rig.control.create_gpu_instance(rig.uuid(H100), G3, 4)
-    rig.node.faults.reset(rig.uuid(H100))
+    rig.node.faults.reset_gpu(rig.uuid(H100))
     assert (rig.gpu(H100).mig_enabled, rig.spans(H100)) == (True, [])
     rig.node.faults.reload_driver()
     modes = [rig.gpu(index).mig_enabled for index in (A100, H100, B200)]
@@ -161,7 +161,7 @@ def test_what_stays_after_each_end(rig: Rig) -> None:
     assert rig.spans(A100) == []
     assert rig.control.power_settings(rig.uuid(H100)).requested_w == 700.0
     rig.control.create_gpu_instance(rig.uuid(A100), G4, 0)
-    rig.node.faults.reboot()
+    rig.node.faults.reboot_node()
     assert (rig.gpu(A100).mig_enabled, rig.spans(A100)) == (True, [])
 
 

@@ -232,7 +232,7 @@ def test_processes_of_instances_name_them_and_need_the_right_to_see_them(rig: Ri
     for _ in range(2):
         assert rig.device.processes(uuid) == (process,)
         rig.advance(1.0)
-    rig.node.faults.take_rights(AccessLevel.READ_ONLY)
+    rig.node.faults.set_rights(AccessLevel.READ_ONLY)
     with pytest.raises(NoPermission, match=uuid):
         rig.device.processes(uuid)
     assert rig.slow(A100)[Reading.PROCESSES] == Missing(AbsenceReason.NO_PERMISSION)

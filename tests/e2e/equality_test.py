@@ -92,17 +92,17 @@ def feed(core, event):
         case WorkloadCancelled():
             return core.cancel(event.workload_id, now_ns=event.time_ns)
         case NodeJoined():
-            return core.node_joined(event.inventory, plan_epoch=event.plan_epoch, now_ns=event.time_ns)
+            return core.register_node(event.inventory, plan_epoch=event.plan_epoch, now_ns=event.time_ns)
         case ControllerStarted():
             return core.controller_started(now_ns=event.time_ns)
         case NodeHeard():
-            return core.node_joined(core.state.nodes[event.node_name].inventory, now_ns=event.time_ns)
+            return core.register_node(core.state.nodes[event.node_name].inventory, now_ns=event.time_ns)
         case NodeLost():
-            return core.node_lost(event.node_name, now_ns=event.time_ns)
+            return core.mark_node_lost(event.node_name, now_ns=event.time_ns)
         case GpuLost():
-            return core.gpu_lost(event.node_name, event.gpu_uuid, now_ns=event.time_ns)
+            return core.mark_gpu_lost(event.node_name, event.gpu_uuid, now_ns=event.time_ns)
         case GpuReturned():
-            return core.gpu_returned(event.node_name, event.gpu_uuid, now_ns=event.time_ns)
+            return core.mark_gpu_returned(event.node_name, event.gpu_uuid, now_ns=event.time_ns)
         case PolicyChanged():
             return core.update_policy(replace(event.policy, revision=event.policy.revision - 1), now_ns=event.time_ns)
         case WorkloadPlaced() | WorkloadDeferred() | WorkloadMoved() | PricesQuoted():
@@ -139,7 +139,7 @@ def test_placements_through_grpc_equal_those_of_the_pure_core(cluster):
         step = feed(core, cause) if cause.time_ns == events[position].time_ns else None
         while step is None or not (step.events or step.result):
             # The rest of a round of tries, which may find nothing to say for a while.
-            assert core.backlog, f"entry {position + 1} is an outcome that no call brought about"
+            assert core.has_backlog, f"entry {position + 1} is an outcome that no call brought about"
             step = core.retry(now_ns=events[position].time_ns)
         assert step is not None, f"entry {position + 1} is an outcome that no call brought about"
         expected = events[position : position + len(step.events)]

@@ -106,7 +106,7 @@ def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
                 for one in pods[:20]:
                     await cluster.delete(PODS, one["metadata"]["name"], namespace="default", grace_s=0)
                 async with asyncio.timeout(10.0):
-                    while state.live > 180:  # noqa: ASYNC110
+                    while state.live_workloads > 180:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
 
     asyncio.run(play())

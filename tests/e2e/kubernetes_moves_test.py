@@ -349,7 +349,7 @@ def test_what_runs_on_a_lost_gpu_goes_to_another(tmp_path):
             await cluster.create(DEPLOYMENTS, deployment("d", labels=_OURS))
             (old,) = await until(cluster, lambda pods: len(ready(pods)) == 1 and pods)
             (held,) = loop.core.state.workloads[plan_of(old)["workload"]].placements
-            await loop.gpu_lost(held.node_name, held.gpu_uuids[0])
+            await loop.mark_gpu_lost(held.node_name, held.gpu_uuids[0])
 
             def is_elsewhere(pods):
                 here = ready(pods)

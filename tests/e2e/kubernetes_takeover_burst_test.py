@@ -145,11 +145,11 @@ def test_a_leader_whose_watch_is_behind_sees_what_the_one_before_has_written_bef
                     await cluster.create(PODS, pod(f"gone{index}"))
                 await burst(cluster)
                 state = rig.controller.loop.core.state
-                await until(cluster, lambda _: state.live == BURST + 10)
+                await until(cluster, lambda _: state.live_workloads == BURST + 10)
                 for index in range(10):
                     await cluster.delete(PODS, f"gone{index}", namespace="default", grace_s=0)
                 gate = standby.controller.placing.engine.gate
-                await until(cluster, lambda _: state.live == BURST == len(gate.units))
+                await until(cluster, lambda _: state.live_workloads == BURST == len(gate.units))
                 # From here on the standby hears nothing of what the leader pins: ten pods of all.
                 fake.knobs.is_mute = True
                 for tens in "1234":

@@ -332,8 +332,8 @@ def fleet_of(path, nodes):
 
 def small_trace(folder, *, nodes, tasks):
     """A cut of the trace: the published one where it is at hand, else one with its marginals."""
-    surroundings = replace(TraceSearch.real(os.environ), cache=folder, fetch=None)
-    return locate_openb("auto", surroundings).limited(nodes=nodes, tasks=tasks)
+    surroundings = replace(TraceSearch.from_environment(os.environ), cache=folder, fetch=None)
+    return locate_openb("auto", surroundings).truncated(nodes=nodes, tasks=tasks)
 
 
 def trace_fleet(path: Path, rows):

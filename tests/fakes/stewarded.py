@@ -116,11 +116,11 @@ class Pages:
         self.rounds = {}
         self.runs = 0
 
-    def ask(self, asked):
+    def set_targets(self, asked):
         self.asked = dict(asked)
         return frozenset()
 
-    def take(self):
+    def collect_rounds(self):
         taken, self.rounds = self.rounds, {}
         return taken
 
@@ -165,8 +165,8 @@ class World:
     async def start(self):
         await self.loop.start()
         for name in self.loop.core.state.nodes:
-            self.loop.presence.arrived(name)  # agents are back at once
-            self.telemetry.open(self.loop.core.state.nodes[name].inventory, 1)
+            self.loop.presence.mark_connected(name)  # agents are back at once
+            self.telemetry.open_stream(self.loop.core.state.nodes[name].inventory, 1)
         self.steward = ControlLoop(
             loop=self.loop,
             telemetry=self.telemetry,
@@ -180,8 +180,8 @@ class World:
 
     async def join(self, *inventories):
         for item in inventories:
-            await self.loop.node_joined(item)
-            self.telemetry.open(item, 1)
+            await self.loop.register_node(item)
+            self.telemetry.open_stream(item, 1)
 
     async def enforce(self, *pools, **changes):
         modes = tuple(PoolMode(pool=pool, mode=EnforcementMode.ENFORCE) for pool in pools)
@@ -219,14 +219,14 @@ class World:
                 time_ns=(int(self.now_s * 1e9),),
                 gpu_columns=columns,
             )
-            self.telemetry.receive(name, batch, now_s=self.now_s)
+            self.telemetry.receive_batch(name, batch, now_s=self.now_s)
             if answer:
                 plan = self.loop.core.node_plan(name)
                 results = tuple(
                     ApplyResult(subject=one.gpu_uuid, status=ApplyStatus.APPLIED, power_limit_w=one.power_limit_w)
                     for one in plan.gpu_settings
                 )
-                self.telemetry.report(
+                self.telemetry.record_plan_applied(
                     name,
                     PlanApplied(epoch=plan.epoch, status=ApplyStatus.APPLIED, results=results if plan.enforce else ()),
                 )
@@ -252,7 +252,7 @@ class World:
 
     async def cycle(self, seconds=5.0):
         self.now_s += seconds
-        await self.steward.cycle()
+        await self.steward.run_cycle()
         assert self.steward.failures == 0
 
 

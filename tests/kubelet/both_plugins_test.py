@@ -63,7 +63,7 @@ async def driver(real, node):
             async with running(plugin.run()):
                 await real.until(lambda: plugin.is_registered and not plugin.problem)
                 yield plugin
-            publisher.withdraw()
+            publisher.withdraw_slices()
         finally:
             reading.close()
             writing.close()

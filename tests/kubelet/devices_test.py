@@ -96,13 +96,13 @@ class Agent:
         )
 
     def _give(self, ids):
-        self.telling.given()
-        self.kubelet.hurry()
+        self.telling.on_allocated()
+        self.kubelet.refresh_soon()
         return allocate_by_cdi(ids)
 
     def _heard(self, containers):
         if not self.is_mute:
-            self.telling.heard(containers)
+            self.telling.on_containers(containers)
 
     def _tell(self, held: HeldDevices):
         self.told += 1

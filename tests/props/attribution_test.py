@@ -275,7 +275,7 @@ def test_the_ledger_keeps_few_of_the_dead_and_loses_nothing(rounds):
             )
             for job, energy_mj in users
         ]
-        ledger.settle((share.owner for share in shares), now_ns=turn * SECOND)
+        ledger.drain_ended((share.owner for share in shares), now_ns=turn * SECOND)
         ledger.add("GPU-0", shares)
         charged += sum(share.energy_mj for share in shares)
         rows = ledger.rows()

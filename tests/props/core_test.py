@@ -124,7 +124,7 @@ class Cluster(RuleBasedStateMachine):
         for row, name in enumerate(snapshot.names):
             if not required <= set(self.core.state.nodes[name].others.traits):
                 snapshot = snapshot.with_open(np.arange(len(snapshot.names)) != row)
-        return bool(Planner().decide(snapshot, wanted, self.core.state.policy.weights).placements)
+        return bool(Planner().decide_placement(snapshot, wanted, self.core.state.policy.weights).placements)
 
     @precondition(lambda self: self.core.state.nodes)
     @rule(data=st.data(), others=OTHERS)
@@ -150,7 +150,7 @@ class Cluster(RuleBasedStateMachine):
             self.both(lambda core: core.corrected(name, held, now_ns=self.now_ns))
         except CorrectionRefused:
             with pytest.raises(CorrectionRefused):
-                self.twin.corrected(name, held, now_ns=self.now_ns)
+                self.twin.correct_devices(name, held, now_ns=self.now_ns)
             assert state.digest() == before
             return
         assert sums == (record.allocated_gpu_milli, record.allocated_cpu_milli)
@@ -166,20 +166,20 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=NAMES, shape=SHAPES)
     def join(self, name, shape):
-        self.both(lambda core: core.node_joined(node(name, **shape), now_ns=self.now_ns))
+        self.both(lambda core: core.register_node(node(name, **shape), now_ns=self.now_ns))
 
     @precondition(lambda self: self.core.state.nodes)
     @rule(data=st.data())
     def lose_node(self, data):
         name = data.draw(st.sampled_from(sorted(self.core.state.nodes)))
-        self.both(lambda core: core.node_lost(name, now_ns=self.now_ns))
+        self.both(lambda core: core.mark_node_lost(name, now_ns=self.now_ns))
 
     @precondition(lambda self: any(record.inventory.gpus for record in self.core.state.nodes.values()))
     @rule(data=st.data(), back=st.booleans())
     def turn_gpu(self, data, back):
         gpus = [(name, gpu.uuid) for name, record in self.core.state.nodes.items() for gpu in record.inventory.gpus]
         name, uuid = data.draw(st.sampled_from(gpus))
-        self.both(lambda core: (core.gpu_returned if back else core.gpu_lost)(name, uuid, now_ns=self.now_ns))
+        self.both(lambda core: (core.mark_gpu_returned if back else core.mark_gpu_lost)(name, uuid, now_ns=self.now_ns))
 
     @rule()
     def reload(self):
@@ -196,7 +196,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def whoever_waits_has_no_room(self):
         """No capacity lies idle that the work waiting longest and highest could use."""
-        assert not self.core.backlog
+        assert not self.core.has_backlog
         for key in self.core.state.pending:
             wanted = self.core.state.workloads[key].spec
             assert not self.fits(wanted)

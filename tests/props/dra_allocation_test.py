@@ -45,9 +45,9 @@ def names(answer):
 def pools_of(every, claims=()):
     pools = DevicePools()
     for number, piece in enumerate(every):
-        pools.put(f"{number}-{piece['metadata']['name']}", piece["spec"])
+        pools.put_slice(f"{number}-{piece['metadata']['name']}", piece["spec"])
     for number, one in enumerate(claims):
-        pools.hold(f"held-{number}", allocation_results(one))
+        pools.set_allocation(f"held-{number}", allocation_results(one))
     return pools
 
 

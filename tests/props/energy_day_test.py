@@ -89,12 +89,14 @@ class Day:
             energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc"))),
             outbox=outbox,
         )
-        self.kept, self.changes = outbox.kept(), -1
+        self.kept, self.changes = outbox.state(), -1
         self.plan()
 
     def plan(self):
         held = Assignment(workload_id="w-1", replica=0, gpu_uuids=(self.node.gpu_uuids[1],), gpu_milli=1000)
-        self.node.receive(ConnectResponse(message=NodePlan(node_name="n0", epoch=1, lease_s=1e9, assignments=(held,))))
+        self.node.on_message(
+            ConnectResponse(message=NodePlan(node_name="n0", epoch=1, lease_s=1e9, assignments=(held,)))
+        )
 
     def kill_agent(self):
         """What is not on its disk is lost; devices go on counting."""
@@ -144,14 +146,14 @@ class Day:
     def tick(self):
         self.clock.now_ns += STEP_S * SECOND
         self.step += 1
-        self.node.tick(read_each_gpu(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
+        self.node.record_tick(read_each_gpu(self.device, self.node.gpu_uuids), monotonic_ns=self.clock.now_ns)
         if self.step % (LOOK_S // STEP_S) == 0:
             slow = read_extended_readings(self.device, self.node.gpu_uuids)
-            found = self.node.energy.read(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
+            found = self.node.energy.read_sources(self.node.inventory.gpus, slow, now_ns=self.clock.now_ns)
             self.node.observe_slow(slow, found)
         outbox = self.node.outbox
         if outbox.windows.changes != self.changes:
-            self.kept, self.changes = outbox.kept(), outbox.windows.changes
+            self.kept, self.changes = outbox.state(), outbox.windows.changes
 
     def hear(self, windows, told):
         if self.losing.random() < 0.3:
@@ -161,9 +163,9 @@ class Day:
 
     def send(self):
         windows = self.node.outbox.windows
-        while (window := windows.upcoming()) is not None:
+        while (window := windows.next_window()) is not None:
             arrived = codec.decode_message(EnergyWindow, codec.encode_message(window))
-            self.desk.take(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
+            self.desk.add_window(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
 
     async def run(self):
         await self.begin_desk()
@@ -209,12 +211,12 @@ async def test_a_random_day_adds_up_and_is_what_was_drawn(tmp_path, monkeypatch,
     store = open_ledger(tmp_path / "data")
     stretch = {"begin_ns": BEGIN_NS - DAY_S * SECOND, "end_ns": BEGIN_NS + 3 * DAY_S * SECOND, "filters": {}}
     for by in ((), ("hour",), ("kind", "name"), ("gpu_model", "day")):
-        answer = store.ask(parse_query(**stretch, group_by=by, rows_most=5))
+        answer = store.query(parse_query(**stretch, group_by=by, rows_most=5))
         assert answer.total.energy_mj == answer.measured_mj, by
     assert sum(store.namespaces.counters_mj().values()) == answer.measured_mj
     for hour in range(-1, 26):
         begin_ns = BEGIN_NS + hour * 3600 * SECOND
-        one = store.ask(
+        one = store.query(
             parse_query(begin_ns=begin_ns, end_ns=begin_ns + 3600 * SECOND, group_by=(), filters={}, rows_most=5)
         )
         assert one.total.energy_mj == one.measured_mj, hour

@@ -93,7 +93,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        while self.store.forget(now_s=self.now_s):
+        while self.store.prune_rows(now_s=self.now_s):
             pass
 
     @rule()
@@ -111,7 +111,7 @@ class Ledger(RuleBasedStateMachine):
             rows_most=10_000,
             with_nobody=True,
         )
-        answer = self.store.ask(asked)
+        answer = self.store.query(asked)
         assert not answer.left_out_rows
         assert answer.owned.energy_mj == answer.total.energy_mj
         found = {}

@@ -251,7 +251,7 @@ def test_questions_that_are_asked_together_have_the_answers_of_each_alone(
         )
         for group_by, rows_most in questions
     ]
-    for one, answer in zip(together, store.ask_all(together), strict=True):
+    for one, answer in zip(together, store.query_all(together), strict=True):
         alike(answer, store.ask(one))
         if with_nobody:
             assert (answer.unallocated.energy_mj, answer.unattributed.energy_mj) == (0, 0)
@@ -270,7 +270,7 @@ def test_money_is_the_price_of_the_time(found):
         for entry in made.entries:
             low, high = max(begin_s, entry.hour_s), min(end_s, entry.hour_s + 3600)
             steps = [low + (high - low) * (step + 0.5) / 400 for step in range(400)]
-            mean = sum(map(_TARIFF.at, steps)) / len(steps)
+            mean = sum(map(_TARIFF.price_at, steps)) / len(steps)
             assert entry.spent.cost == pytest.approx(mean * entry.spent.energy_mj / 1000.0, rel=0.01, abs=1e-12)
             assert entry.spent.carbon_g == pytest.approx(1.5e-4 * entry.spent.energy_mj / 1000.0, abs=1e-9)
 

@@ -115,9 +115,9 @@ class Meter:
             case "reload":
                 faults.load_driver()
             case "reboot":
-                faults.reboot()
+                faults.reboot_node()
             case "lose" | "hang":
-                faults.restore(uuid)
+                faults.restore_gpu(uuid)
         self.wait(1.0 - share)
         self.look()
 

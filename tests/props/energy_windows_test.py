@@ -88,7 +88,7 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
                 charged[uuid, name or "UNALLOCATED"] += energy_mj
             case ("send", count):
                 for _ in range(count):
-                    window = windows.upcoming()
+                    window = windows.next_window()
                     if window is not None:
                         on_the_way.append(decode_message(wire.EnergyWindow, encode_message(window)))
             case ("acknowledge",) if on_the_way:
@@ -102,14 +102,14 @@ def test_everything_that_is_charged_arrives_once(script, many, most):
                 on_the_way.clear()
                 windows.resume()
             case ("restart",):
-                windows.close()
+                windows.close_window()
                 ended_ns = max(ended_ns, windows.ended_ns)
                 on_the_way.clear()
                 windows = EnergyWindowQueue(
                     7, many=many, most=most, kept=windows.closed, number=windows.number, before_ns=ended_ns
                 )
         assert len(windows.closed) <= most + 8
-    windows.close()
+    windows.close_window()
     left = [window for window in windows.closed if not arrived or window.number > max(arrived)]
     assert counted([*arrived.values(), *left]) == +charged
     everything = [*arrived.values(), *left]
@@ -122,7 +122,7 @@ def test_neighbours_of_one_hour_become_one_when_there_are_many():
     windows = EnergyWindowQueue(1, many=3, most=100)
     for minute in range(90):
         windows.charge({"g0": [share(job("a"), 1000)]}, at_ns=_BEGIN_NS + minute * 60 * _SECOND_NS)
-    windows.close()
+    windows.close_window()
     hours = [window.begin_ns // (3600 * _SECOND_NS) for window in windows.closed]
     assert len(hours) <= 5
     assert counted(windows.closed)["g0", "a"] == 90_000
@@ -131,8 +131,8 @@ def test_neighbours_of_one_hour_become_one_when_there_are_many():
 def test_a_window_that_may_be_on_its_way_is_not_merged():
     windows = EnergyWindowQueue(1, many=2, most=3)
     windows.charge({"g0": [share(job("a"), 5)]}, at_ns=_BEGIN_NS)
-    windows.close()
-    sent = windows.upcoming()
+    windows.close_window()
+    sent = windows.next_window()
     for minute in range(1, 60):
         windows.charge({"g0": [share(job("a"), 5)]}, at_ns=_BEGIN_NS + minute * 60 * _SECOND_NS)
     assert windows.closed[0] == sent
@@ -142,7 +142,7 @@ def test_merging_keeps_names_apart_and_adds_the_same():
     def window(number, name):
         made = EnergyWindowQueue(1, number=number - 1)
         made.charge({"g0": [share(job(name), 10), share(job("all"), 1)]}, at_ns=_BEGIN_NS + number * _SECOND_NS)
-        made.close()
+        made.close_window()
         return made.closed[0]
 
     both = merge_windows(window(1, "a"), window(2, "b"))
@@ -168,8 +168,8 @@ def test_a_window_file_gives_back_what_it_was_given_and_survives_nonsense(tmp_pa
     outbox = EnergyOutbox(fresh, boot="b")
     outbox.windows.charge({"g0": [share(job("a"), 9)]}, at_ns=_BEGIN_NS)
     outbox.close()
-    file.store(outbox.kept())
-    assert file.load(draw_incarnation=lambda: 6) == outbox.kept()
+    file.store(outbox.state())
+    assert file.load(draw_incarnation=lambda: 6) == outbox.state()
     (tmp_path / "energy.json").write_text('{"schema": 1, "windows": 7}')
     assert file.load(draw_incarnation=lambda: 6) == OutboxState(incarnation=6)
     assert (tmp_path / "energy.json.corrupt-1").exists()

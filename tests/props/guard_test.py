@@ -45,8 +45,8 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(plan=plans)
     def offer(self, plan):
         before = self.guard.plan
-        verdict = self.guard.offer(plan, gpu_uuids=HERE, now_ns=self.now_ns)
-        applied = verdict.answer or self.guard.settle(verdict, ())
+        verdict = self.guard.offer_plan(plan, gpu_uuids=HERE, now_ns=self.now_ns)
+        applied = verdict.answer or self.guard.complete_plan(verdict, ())
         assert decode_message(PlanApplied, encode_message(applied)) == applied
         assert applied.epoch == plan.epoch
         taken = plan.node_name == "n" and plan.epoch > self.epoch
@@ -69,7 +69,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     @rule()
     def word(self):
-        self.guard.renew(self.now_ns)
+        self.guard.renew_lease(self.now_ns)
         if self.guard.plan is not None and not self.guard.expired:
             self.heard_ns = self.now_ns
 
@@ -77,7 +77,7 @@ class GuardMachine(RuleBasedStateMachine):
     def silence(self, seconds):
         self.now_ns += int(seconds * SECOND)
         was = self.guard.expired or self.guard.plan is None
-        event = self.guard.check(now_ns=self.now_ns, wall_ns=self.now_ns)
+        event = self.guard.check_lease(now_ns=self.now_ns, wall_ns=self.now_ns)
         over = not was and self.now_ns - self.heard_ns >= int(self.guard.plan.lease_s * SECOND)
         assert (event is not None) == over
 

@@ -164,7 +164,7 @@ def test_what_the_core_refuses_stays_counted_and_is_asked_for_again():
     other.lead(2)
     at_s = settle(api, [other], at_s, rounds=5)
     record = other.core.state.nodes["n0"]
-    assert (other.core.state.live, record.others.gpu_count) == (0, 4)
+    assert (other.core.state.live_workloads, record.others.gpu_count) == (0, 4)
     api.node("n0")
     settle(api, [other], at_s, rounds=40)
     is_held_where_it_stands(api, other)

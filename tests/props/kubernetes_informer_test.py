@@ -54,7 +54,7 @@ async def play(steps):
             pace=PACE,
         )
         mirror = Mirror()
-        informer.hear(mirror.hear)
+        informer.add_listener(mirror.hear)
         task = asyncio.create_task(informer.run())
         for number, (what, name) in enumerate(steps):
             await step(fake, kind, what, name, number)

@@ -199,7 +199,7 @@ class Story:
         leads = self.rng.random() < 0.8 if leads is None else leads
         self.at_s += self.rng.choice((0.1, 1.0, 10.0))
         events, self.inbox = self.inbox, []
-        for one in self.machine.take(events, ground(), self.at_s, leads=leads):
+        for one in self.machine.on_events(events, ground(), self.at_s, leads=leads):
             if isinstance(one, PatchJob):
                 self.under_way.append(one)
 

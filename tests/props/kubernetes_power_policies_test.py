@@ -72,7 +72,7 @@ class Controller:
         self.machine = PowerPolicyMerger(find_policy_violations)
 
     def round(self, until="end"):
-        found = self.machine.decide(self.objects.values(), NODES, self.policy, self.disk)
+        found = self.machine.merge_policies(self.objects.values(), NODES, self.policy, self.disk)
         self.disk = _through_the_file(found.ahead)
         if until == "ahead":
             return

@@ -245,7 +245,7 @@ def counted(one, found, other):
 def cluster(nodes):
     found = rules.ClusterNodes()
     for one in nodes:
-        found.put(parse_node(one))
+        found.put_node(parse_node(one))
     return found
 
 
@@ -258,7 +258,7 @@ def index(pods):
     for name, labels in NAMESPACES.items():
         found.set_namespace(name, labels)
     for one in pods:
-        found.put(placed(one))
+        found.put_pod(placed(one))
     return found
 
 

@@ -85,7 +85,7 @@ class Story:
             yield SliceOffer(name, cpu_milli, 2**60, {SMALL: len(some) - taken}, free, used)
 
     def look(self, _):
-        told = self.machine.take(self.known, self.nodes, self.offers(), 1, self.at_s)
+        told = self.machine.schedule_pods(self.known, self.nodes, self.offers(), 1, self.at_s)
         self.under_way += [one for one in told if isinstance(one, UngatePod)]
 
     def write(self, rng):
@@ -98,7 +98,7 @@ class Story:
             version = str(int(one.version) + 1)
             self.real[one.uid] = replace(found, gates=(), labels={"to": one.node_name}, resource_version=version)
         if not is_done or rng.random() < 0.3:
-            self.machine.failed(one.uid, WriteFailure.BUSY, self.at_s)
+            self.machine.on_failure(one.uid, WriteFailure.BUSY, self.at_s)
 
     def bind(self, _):
         for uid, one in list(self.real.items()):
@@ -121,7 +121,7 @@ class Story:
         for name in names or [rng.choice(sorted(SLICES))]:
             there = {self.real[uid].name: some for uid, some in self.holds.items() if self.real[uid].node_name == name}
             self.words[name] = frozenset().union(*there.values())
-            self.machine.seen(
+            self.machine.on_devices_reported(
                 name, {PodKey("ml", key): tuple(some) for key, some in there.items()}, steers=name == "n1"
             )
 

@@ -47,14 +47,14 @@ class Cluster:
         self.follower = PowerLimitedNodes()
         self.now_ns = 0
         for name in "abc":
-            self.told(self.core.node_joined(node(name, gpus=2, model="G2"), now_ns=self.tick()))
+            self.told(self.core.register_node(node(name, gpus=2, model="G2"), now_ns=self.tick()))
 
     def tick(self):
         self.now_ns += 1
         return self.now_ns
 
     def told(self, step):
-        self.follower.committed(step.events)
+        self.follower.on_commit(step.events)
 
     def do(self, what, which, value):
         core, key = self.core, f"w{which}"
@@ -75,9 +75,9 @@ class Cluster:
                 if runs:
                     self.told(core.scale(key, value, now_ns=self.tick()))
             case "lose":
-                self.told(core.node_lost("abc"[which], now_ns=self.tick()))
+                self.told(core.mark_node_lost("abc"[which], now_ns=self.tick()))
             case "join":
-                self.told(core.node_joined(node("abc"[which], gpus=2, model="G2"), now_ns=self.tick()))
+                self.told(core.register_node(node("abc"[which], gpus=2, model="G2"), now_ns=self.tick()))
             case "restart":
                 plain = json.loads(json.dumps(core.state.dump()))
                 self.core = Core(ClusterState.load(plain), catalogue.load_catalogue())

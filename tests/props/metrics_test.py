@@ -29,7 +29,7 @@ def rendered(looks):
         batches_under_way=0,
         collection_s=looks,
     )
-    return MetricsRenderer().render(AgentSnapshot(agent=agent))
+    return MetricsRenderer().render_snapshot(AgentSnapshot(agent=agent))
 
 
 @given(st.dictionaries(TEXTS, NUMBERS, min_size=1, max_size=5))
@@ -60,7 +60,7 @@ def test_strangers_get_no_more_hashes_than_the_bound(gaps):
     hashed = "$2b$04$abcdefghijklmnopqrstuuqaAl9ktEIPj2NAqA75U6nyFa4K.2Hda"
     for index, gap in enumerate(gaps):
         now_ns += gap * 250_000_000
-        if credentials.check({"a": hashed}, "a", str(index).encode()) is not PasswordVerdict.TOO_MANY:
+        if credentials.check_password({"a": hashed}, "a", str(index).encode()) is not PasswordVerdict.TOO_MANY:
             checked.append(now_ns)
     for first, fifth in zip(checked, checked[4:], strict=False):
         assert fifth - first >= 1_000_000_000

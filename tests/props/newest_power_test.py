@@ -22,15 +22,15 @@ STEPS = st.lists(
 @given(STEPS, st.integers(0, 30), st.integers(0, 30), st.integers(0, 15))
 def test_it_is_the_newest_of_every_node(steps, now_s, now, fresh_s):
     newest, naive = NewestPower(), {}
-    rows = [newest.add(f"n{number}") for number in range(NODES)]
+    rows = [newest.add_node(f"n{number}") for number in range(NODES)]
     for node, said in steps:
         if said is None:
             naive.pop(node, None)
-            newest.clear(rows[node])
+            newest.clear_readings(rows[node])
             continue
         naive[node] = power, received_s, at = said
         listed = [(model, power_w, gpus) for model, (power_w, gpus) in power.items()]
-        newest.put(rows[node], listed, received_s=float(received_s), time_ns=at * 10**9)
+        newest.set_readings(rows[node], listed, received_s=float(received_s), time_ns=at * 10**9)
     seen = newest.readings(now_s=float(now_s), now_ns=now * 10**9, fresh_s=float(fresh_s))
     ages = {node: max(0.0, now_s - received_s, now - at) for node, (_, received_s, at) in naive.items()}
     assert {row: age_s for row, age_s in enumerate(seen.age_s.tolist()) if not math.isnan(age_s)} == ages
@@ -49,6 +49,8 @@ def test_it_is_the_newest_of_every_node(steps, now_s, now, fresh_s):
 def test_rows_and_cells_grow():
     newest = NewestPower()
     for number in range(200):
-        newest.put(newest.add(f"n{number}"), [("A", 1.0, 1), (f"M{number}", 2.0, 1)], received_s=0.0, time_ns=0)
+        newest.set_readings(
+            newest.add_node(f"n{number}"), [("A", 1.0, 1), (f"M{number}", 2.0, 1)], received_s=0.0, time_ns=0
+        )
     seen = newest.readings(now_s=0.0, now_ns=0, fresh_s=1.0)
     assert (len(seen.age_s), len(seen.row), seen.power_w.sum(), len(seen.models)) == (200, 400, 600.0, 201)

@@ -136,23 +136,23 @@ def test_no_budget_is_exceeded_at_any_moment_and_all_ends_well(data):
         for budget, watts in world.most_w().items():
             assert claims[budget] >= watts - HAIR_W, "nothing that may be drawn is left out"
 
-    world.send(changes.want({name: setting(name, limit) for name, limit in wanted.items()}))
+    world.send(changes.request_settings({name: setting(name, limit) for name, limit in wanted.items()}))
     check()
     for _ in range(draw(st.integers(0, 40))):
         act = draw(st.sampled_from(["answer", "answer", "answer", "lose", "back", "want"]))
         if act == "answer" and world.flight:
-            world.send(changes.on(world.answer(draw)))
+            world.send(changes.handle_event(world.answer(draw)))
         elif act == "lose":
             node = f"n{draw(st.integers(0, nodes - 1))}"
             world.down.add(node)
-            world.send(changes.on(RolloutNodeLost(node)))
+            world.send(changes.handle_event(RolloutNodeLost(node)))
         elif act == "back" and world.down:
             node = draw(st.sampled_from(sorted(world.down)))
             bring_back(world, changes, node)
         elif act == "want":
             name = draw(st.sampled_from([one.name for one in holdings]))
             with suppress(BudgetTooSmall):
-                world.send(changes.want({name: setting(name, draw(limits))}))
+                world.send(changes.request_settings({name: setting(name, draw(limits))}))
         check()
     finish(world, changes, {name: setting(name, limit) for name, limit in wanted.items()}, check)
 

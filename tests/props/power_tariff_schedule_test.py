@@ -100,11 +100,11 @@ def test_where_energy_is_dearer_no_limit_is_faster(points, cut, share):
 @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=6), st.floats(0.0, 2e5), st.floats(600.0, 2e5))
 def test_slices_cover_the_horizon_and_tell_the_price_of_every_moment(values, from_s, horizon_s):
     tariff = EnergyTariff(StepFunction(tuple(3600.0 * k for k in range(len(values))), tuple(values)), begins_s=17.0)
-    cut = tariff.slices(from_s, horizon_s)
+    cut = tariff.price_slices(from_s, horizon_s)
     assert math.isclose(sum(one.seconds for one in cut), horizon_s, rel_tol=1e-9)
     assert cut[0].begin_s == from_s
     for one in cut:
-        assert tariff.at(one.begin_s + one.seconds / 2.0) == one.price
+        assert tariff.price_at(one.begin_s + one.seconds / 2.0) == one.price
         assert math.isclose(one.seconds, min(one.seconds, horizon_s))
     assert all(one.price != other.price for one, other in itertools.pairwise(cut))
 

@@ -83,7 +83,7 @@ class Life:
         self.rig.cycle(seconds=seconds)
 
     def _renew(self) -> None:
-        self.rig.guard.renew(self.machine.now_ns)
+        self.rig.guard.renew_lease(self.machine.now_ns)
 
     def _load(self, place, demand_w) -> None:
         self.machine.load(self.machine.uuids[place], demand_w)

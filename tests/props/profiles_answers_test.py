@@ -34,7 +34,7 @@ def told_more(draw):
     for second in range(draw(st.integers(0, 6))):
         how = draw(st.sampled_from(list(configurations())) | st.builds(Configuration, st.just(A100), batch=BATCHES))
         one = point(draw(WORKLOADS), how, draw(st.floats(-0.5, 0.5)))
-        found = found.told(ProfileReading(one, 1000.0 + second))
+        found = found.with_reading(ProfileReading(one, 1000.0 + second))
     return found
 
 
@@ -89,7 +89,7 @@ def test_an_interval_holds_what_was_measured_by_the_laws(workload, how, times, o
     told = measured()
     level = point(workload, how, off if workload == STRANGER else 0.0)
     for second in range(times):
-        told = told.told(ProfileReading(level, 2000.0 + second))
+        told = told.with_reading(ProfileReading(level, 2000.0 + second))
     found = _predictor(told).predict(workload, [how])[0]
     assert found.throughput_hz.basis is EstimateBasis.MEASURED
     assert found.throughput_hz.lower <= level.throughput_hz <= found.throughput_hz.upper
@@ -114,7 +114,7 @@ def test_without_a_drift_the_order_of_readings_does_not_matter(order):
     readings = [ProfileReading(point(STRANGER, hows[n % 6], 0.003 * (n // 6)), 500.0) for n in range(12)]
     plain, shuffled = measured(), measured()
     for number, place in enumerate(order):
-        plain, shuffled = plain.told(readings[number]), shuffled.told(readings[place])
+        plain, shuffled = plain.with_reading(readings[number]), shuffled.with_reading(readings[place])
     one, other = plain.profiles[STRANGER], shuffled.profiles[STRANGER]
     assert (one.readings, set(one.cells)) == (other.readings, set(other.cells))
     for how, cell in one.cells.items():
@@ -166,7 +166,7 @@ def test_a_store_comes_back_from_its_record(given_points):
 def test_sources_and_configurations_are_conserved(given_points):
     told = ProfileStore()
     for second, one in enumerate(given_points):
-        told = told.told(ProfileReading(one, float(second)))
+        told = told.with_reading(ProfileReading(one, float(second)))
     for name, profile in told.profiles.items():
         mine = [one for one in given_points if one.workload == name]
         assert set(profile.cells) == {one.configuration for one in mine}

@@ -174,7 +174,7 @@ def test_the_same_run_twice_is_the_same_to_the_bit(world, policy):
 def test_the_queue_gives_the_first_of_some_classes(listed, asked):
     queue, left = TaskQueue(), []
     for number, (spec, priority) in enumerate(listed):
-        queue.add(number, spec=spec, priority=priority)
+        queue.push(number, spec=spec, priority=priority)
         left.append((-priority, number, spec))
     while True:
         assert len(queue) == len(left)
@@ -185,7 +185,7 @@ def test_the_queue_gives_the_first_of_some_classes(listed, asked):
         assert head == (None if wanted is None else (wanted[2], wanted[1]))
         if wanted is None:
             return
-        queue.take(wanted[2])
+        queue.pop(wanted[2])
         left.remove(wanted)
 
 

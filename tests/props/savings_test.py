@@ -77,11 +77,11 @@ def done(core, step, now_ns):
         case ("scale", number, replicas):
             return core.scale(keys[number % len(keys)], replicas, now_ns=now_ns).events
         case ("lose", name):
-            return core.node_lost(name, now_ns=now_ns).events
+            return core.mark_node_lost(name, now_ns=now_ns).events
         case ("join", name):
-            return core.node_joined(NODES[name], now_ns=now_ns).events
+            return core.register_node(NODES[name], now_ns=now_ns).events
         case ("gpu", name, index, is_lost):
-            turn = core.gpu_lost if is_lost else core.gpu_returned
+            turn = core.mark_gpu_lost if is_lost else core.mark_gpu_returned
             return turn(name, f"GPU-{name}-{index}", now_ns=now_ns).events
         case ("others", name, cpu, gpus, has, closed):
             others = ExternalUsage(
@@ -116,7 +116,7 @@ def alike(savings, twin):
 @given(STEPS, st.integers(1, 4))
 def test_both_plans_are_those_of_the_naive_twin(steps, turn):
     core = core_with()
-    savings, twin = PlacementSavings(InitialCluster.of(core.state, 0), POWER.gpu), Twin()
+    savings, twin = PlacementSavings(InitialCluster.from_state(core.state, 0), POWER.gpu), Twin()
     energy_j, now_ns = dict.fromkeys((BEST_FIT, EELGRID), 0.0), 0
     for number, step in enumerate([*(("join", name) for name in "ac"), *steps], 1):
         try:
@@ -124,13 +124,13 @@ def test_both_plans_are_those_of_the_naive_twin(steps, turn):
         except (Fault, ZeroDivisionError):
             continue
         for event in events:
-            savings.follow(event)
+            savings.follow_event(event)
             twin.follow(event)
         if number % turn == 0:
             for plan, power_w in savings.figures().power_w.items():
                 energy_j[plan] += power_w * (number - now_ns)
             now_ns = number
-            savings.advance(number * 10**9)
+            savings.advance_to(number * 10**9)
             alike(savings, twin)
             assert savings.figures().energy_j == energy_j
     for record in savings._best_fit.nodes.values():
@@ -146,7 +146,7 @@ def test_begun_anew_it_is_what_the_live_work_comes_to_in_the_order_of_submission
             done(core, step, number)
         except (Fault, ZeroDivisionError):
             continue
-    savings, twin = PlacementSavings(InitialCluster.of(core.state, 5), POWER.gpu), Twin()
+    savings, twin = PlacementSavings(InitialCluster.from_state(core.state, 5), POWER.gpu), Twin()
     for name, record in core.state.nodes.items():
         twin.inventories[name], twin.others[name] = record.inventory, record.others
         twin.lost |= {*record.lost_gpus, *([] if record.is_ready else [name])}

@@ -57,7 +57,7 @@ def play(scaler, state, rates, *, began_s=0.0, ready=True, **facts):
 @given(LIMITS, RATES, st.integers(1, 25))
 def test_a_constant_rate_is_reached_and_kept(limits, rate_hz, begun):
     scaler = ReplicaScaler(limits, needed)
-    _, targets, _ = play(scaler, scaler.begin(begun), [rate_hz] * 200)
+    _, targets, _ = play(scaler, scaler.initial_state(begun), [rate_hz] * 200)
     last = targets[-1]
     assert last == targets[-60]
     assert targets[-60:] == [last] * 60
@@ -70,8 +70,8 @@ def test_a_constant_rate_is_reached_and_kept(limits, rate_hz, begun):
 def test_it_turns_at_most_once_on_the_way(limits, rate_hz, begun):
     """From above it only falls, from below it rises and then may give back what it rose too far."""
     scaler = ReplicaScaler(limits, needed)
-    _, targets, _ = play(scaler, scaler.begin(begun), [rate_hz] * 200)
-    moves = [b - a for a, b in zip([scaler.begin(begun).target, *targets], targets, strict=False) if b != a]
+    _, targets, _ = play(scaler, scaler.initial_state(begun), [rate_hz] * 200)
+    moves = [b - a for a, b in zip([scaler.initial_state(begun).target, *targets], targets, strict=False) if b != a]
     turns = sum(1 for a, b in itertools.pairwise(moves) if (a > 0) != (b > 0))
     assert turns <= 1
     if moves and moves[0] < 0:
@@ -87,7 +87,7 @@ def test_noise_within_the_band_settles_once(limits, rate_hz, noise):
     """
     scaler = ReplicaScaler(limits, needed)
     rates = [rate_hz * (1.0 + limits.band / 2.2 * one) for one in noise]
-    state, _, at_s = play(scaler, scaler.begin(needed(rate_hz)), [rate_hz * (1.0 + limits.band / 2.2)] * 60)
+    state, _, at_s = play(scaler, scaler.initial_state(needed(rate_hz)), [rate_hz * (1.0 + limits.band / 2.2)] * 60)
     _, targets, _ = play(scaler, state, rates, began_s=at_s)
     rises = [(a, b) for a, b in itertools.pairwise(targets) if b > a]
     # A forecast adds what the noise scatters by; that is less than a replica in ten, and it is met once.
@@ -98,15 +98,15 @@ def test_noise_within_the_band_settles_once(limits, rate_hz, noise):
 @given(LIMITS, st.lists(RATES, min_size=1, max_size=30), st.lists(st.floats(61.0, 5000.0), min_size=1, max_size=10))
 def test_stale_data_never_takes_away(limits, rates, gaps):
     scaler = ReplicaScaler(limits, needed)
-    state, _, at_s = play(scaler, scaler.begin(5), rates)
+    state, _, at_s = play(scaler, scaler.initial_state(5), rates)
     before = state.target
     for gap_s in gaps:
         at_s += gap_s
-        state, decision = scaler.step(state, ScalerTick(at_s))
+        state, decision = scaler.scale_replicas(state, ScalerTick(at_s))
         assert state.phase is ScalerPhase.BLIND
         assert decision.replicas == state.target == before
     # Nor does the first window after it, however low: the look-back begins anew.
-    state, decision = scaler.step(state, LoadObserved(at_s + 1.0, 0.0))
+    state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 1.0, 0.0))
     assert decision.replicas == before
 
 
@@ -116,7 +116,7 @@ def test_a_step_up_is_reached_within_the_stated_windows(limits, low_hz, high_hz)
     """Each start multiplies by `rise` and adds two: so many starts, and no more, until the need is met."""
     assume(high_hz > low_hz)
     scaler = ReplicaScaler(limits, needed)
-    state, _, at_s = play(scaler, scaler.begin(needed(low_hz)), [low_hz] * 60)
+    state, _, at_s = play(scaler, scaler.initial_state(needed(low_hz)), [low_hz] * 60)
     starts, reached = 0, state.target
     goal = min(limits.most, max(limits.least, needed(high_hz)))
     while reached < goal:
@@ -131,12 +131,12 @@ def test_a_step_up_is_reached_within_the_stated_windows(limits, low_hz, high_hz)
 @given(LIMITS, st.lists(RATES, min_size=2, max_size=60))
 def test_changes_are_bounded(limits, rates):
     scaler = ReplicaScaler(limits, needed)
-    state = scaler.begin(4)
+    state = scaler.initial_state(4)
     at_s, fell_s = 0.0, -math.inf
     for rate_hz in rates:
         at_s += EVERY_S
         before = state.target
-        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz))
+        state, _ = scaler.scale_replicas(state, LoadObserved(at_s, rate_hz))
         assert limits.least <= state.target <= limits.most
         assert state.target <= math.ceil(limits.rise * before) + 2
         if state.target < before:
@@ -150,16 +150,18 @@ def test_changes_are_bounded(limits, rates):
 def test_a_queue_that_grows_is_never_answered_by_less(limits, rate_hz, waiting, share):
     """Whatever the arrivals look like: an overloaded server may well report less of them."""
     scaler = ReplicaScaler(limits, needed)
-    state, _, at_s = play(scaler, scaler.begin(needed(rate_hz)), [rate_hz] * 60)
+    state, _, at_s = play(scaler, scaler.initial_state(needed(rate_hz)), [rate_hz] * 60)
     before = state.target
     for number in range(40):
         at_s += EVERY_S
         grown = LoadObserved(at_s, rate_hz * share, waiting=waiting * (number + 1), waiting_growth=waiting)
-        state, _ = scaler.step(state, grown)
+        state, _ = scaler.scale_replicas(state, grown)
         assert state.target >= before
     for _ in range(120):  # as many starts as it takes, and the queue stays
         at_s += EVERY_S
-        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz * share, waiting=waiting * 40, waiting_growth=0.0))
+        state, _ = scaler.scale_replicas(
+            state, LoadObserved(at_s, rate_hz * share, waiting=waiting * 40, waiting_growth=0.0)
+        )
     assert state.target >= min(limits.most, needed(waiting * 40 / limits.drain_s))
 
 
@@ -167,6 +169,6 @@ def test_a_queue_that_grows_is_never_answered_by_less(limits, rate_hz, waiting, 
 @given(LIMITS, st.floats(1.0, 300.0))
 def test_no_traffic_ends_at_the_least(limits, rate_hz):
     scaler = ReplicaScaler(limits, needed)
-    state, _, at_s = play(scaler, scaler.begin(needed(rate_hz)), [rate_hz] * 30)
+    state, _, at_s = play(scaler, scaler.initial_state(needed(rate_hz)), [rate_hz] * 30)
     _, targets, _ = play(scaler, state, [0.0] * 400, began_s=at_s)
     assert targets[-1] == limits.least

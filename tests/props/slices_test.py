@@ -33,7 +33,7 @@ class Cluster(RuleBasedStateMachine):
         self.stages = []
         self.now_ns = 0
         for name in "ab":
-            self.take(self.core.node_joined(node(name), now_ns=0))
+            self.take(self.core.register_node(node(name), now_ns=0))
         self.take(self.core.record_points(points(), now_ns=0))
         self.shift(partitioned=True)
         self.take(self.core.submit(service("s", 15.0), now_ns=0))
@@ -69,12 +69,12 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(name=NAMES, gpus=st.sampled_from([1, 2, 2, 2]), pool=st.sampled_from(["mig"] * 5 + ["x"]))
     def join(self, name, gpus, pool):
-        self.take(self.core.node_joined(node(name, gpus=gpus, pool=pool), now_ns=self.now_ns))
+        self.take(self.core.register_node(node(name, gpus=gpus, pool=pool), now_ns=self.now_ns))
 
     @rule(name=NAMES, really=st.integers(0, 2))
     def lose(self, name, really):
         if name in self.core.state.nodes and not really:
-            self.take(self.core.node_lost(name, now_ns=self.now_ns))
+            self.take(self.core.mark_node_lost(name, now_ns=self.now_ns))
 
     @rule(scale=st.sampled_from([1.0, 0.5]))
     def measure(self, scale):
@@ -89,7 +89,7 @@ class Cluster(RuleBasedStateMachine):
         for name, record in list(self.core.state.nodes.items()):
             if record.is_ready:
                 done = as_planned(self.core, record, lambda uuid: not halfway or uuid.endswith("0"))
-                self.take(self.core.node_joined(done, now_ns=self.now_ns))
+                self.take(self.core.register_node(done, now_ns=self.now_ns))
                 assert self.core.state.nodes[name].is_ready
 
     @rule(

@@ -137,8 +137,8 @@ class Twin:
         }
         for one in limit_statuses(policy, spending, told, now_ns):
             assert one.spent == self.spent(one.limit), one
-        self.keep(core.judge_spending(judge_limits(policy, spending, told, now_ns), now_ns=now_ns))
-        while core.backlog:
+        self.keep(core.set_exhausted_spending(judge_limits(policy, spending, told, now_ns), now_ns=now_ns))
+        while core.has_backlog:
             self.keep(core.retry(now_ns=now_ns))
 
     def spenders(self):
@@ -197,7 +197,7 @@ class Twin:
 def test_who_is_over_a_limit_begins_nothing_and_all_others_do(limits, offset_hours, script):
     twin = Twin(offset_hours)
     core = twin.core
-    twin.keep(core.node_joined(node("a", gpus=4), now_ns=twin.now_ns))
+    twin.keep(core.register_node(node("a", gpus=4), now_ns=twin.now_ns))
     prices = EnergyPrices(
         periods=(PricePeriod(begins_minute=0, price_per_kwh=0.2),), utc_offset_minutes=twin.offset_minutes
     )

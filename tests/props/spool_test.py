@@ -71,11 +71,11 @@ class Controller(RuleBasedStateMachine):
 
     @rule(beyond=st.integers(1, 100))
     def claim_the_future(self, beyond):
-        before = self.spool.held_ticks
+        before = self.spool.unacknowledged_ticks
         newest = max([self.highest, *(batch.sequence for batch in self.in_transit)])
         if self.spool.acknowledge(newest + self.window + beyond) is not Acknowledged.FUTURE:
             raise AssertionError("what was never sent cannot be acknowledged")
-        assert self.spool.held_ticks == before
+        assert self.spool.unacknowledged_ticks == before
 
     @rule()
     def reconnect(self):
@@ -91,7 +91,7 @@ class Controller(RuleBasedStateMachine):
     def bounded(self):
         if hasattr(self, "spool"):
             assert self.spool.waiting_ticks <= self.ticks_most
-            assert self.spool.under_way <= self.window
+            assert self.spool.in_flight <= self.window
 
     @invariant()
     def sequences_are_contiguous_and_order_is_kept(self):
@@ -105,7 +105,7 @@ class Controller(RuleBasedStateMachine):
         if not hasattr(self, "spool"):
             return
         self.reconnect()
-        while self.spool.held_ticks:
+        while self.spool.unacknowledged_ticks:
             self.send()
             self.arrive(len(self.in_transit))
             self.acknowledge(0)

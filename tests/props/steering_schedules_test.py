@@ -163,7 +163,7 @@ def test_no_answer_passes_a_budget_and_claims_cover_what_may_be_drawn(ops, seed,
     for op in ops:
         happened(fleet, rng, op)
         assert fleet.worst_w <= 1e-6, op
-        claims = {one.name: one.claim_w for one in fleet.steering.standing().budgets}
+        claims = {one.name: one.claim_w for one in fleet.steering.controller_status().budgets}
         assert all(watts <= claims[name] + 1e-6 for name, watts in fleet.drawn_most().items()), op
 
 
@@ -182,7 +182,7 @@ def test_once_it_is_quiet_gangs_are_even_budgets_kept_or_said_and_commands_end(o
         fleet.now_s += 160.0
         fleet.tell(ControlTick(fleet.now_s))
         fleet.run(4)
-    standing = fleet.steering.standing()
+    standing = fleet.steering.controller_status()
     for one in standing.jobs:
         assert len(set(fleet.jobs[one.name].limits.values())) == 1
         assert one.limit_w == next(iter(fleet.jobs[one.name].limits.values()))
@@ -201,8 +201,8 @@ def test_the_same_events_give_the_same_instructions_and_the_same_standing(ops, s
     for op in ops:
         happened(fleet, rng, op)
     again = ObjectiveController()
-    assert [one for event in fleet.told for one in again.on(event)] == fleet.said
-    assert again.standing() == fleet.steering.standing()
+    assert [one for event in fleet.told for one in again.handle_event(event)] == fleet.said
+    assert again.controller_status() == fleet.steering.controller_status()
 
 
 REPLICA = ServiceStation(servers=2, service_s=0.1, service_cv2=0.25)
@@ -229,20 +229,20 @@ def seen(rate_hz, waiting, growth):
 )
 def test_scaling_is_bounded_and_time_alone_takes_nothing_away(windows, replicas):
     steering, at_s, last_s = ObjectiveController(), 0.0, -np.inf
-    steering.on(ServiceStarted(0.0, "s", PROMISED, replicas))
-    targets = [steering.standing().services[0].target]
+    steering.handle_event(ServiceStarted(0.0, "s", PROMISED, replicas))
+    targets = [steering.controller_status().services[0].target]
     for rate_hz, waiting, step_s in windows:
         at_s = max(0.0, at_s + step_s)
-        steering.on(ControlTick(at_s))
-        assert steering.standing().services[0].target == targets[-1]
-        made = steering.on(ServiceWindow(at_s, "s", seen(rate_hz, waiting, 0.0)))
-        target = steering.standing().services[0].target
+        steering.handle_event(ControlTick(at_s))
+        assert steering.controller_status().services[0].target == targets[-1]
+        made = steering.handle_event(ServiceWindow(at_s, "s", seen(rate_hz, waiting, 0.0)))
+        target = steering.controller_status().services[0].target
         if at_s <= last_s:
             assert made == []
         last_s = max(last_s, at_s)
         assert all(one.replicas == target for one in made)
         targets.append(target)
-        steering.on(ServiceReady(at_s, "s", target))
+        steering.handle_event(ServiceReady(at_s, "s", target))
     for before, after in pairwise(targets):
         assert LIMITS.least <= after <= LIMITS.most
         assert after <= 2 * before + 2

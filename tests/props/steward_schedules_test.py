@@ -46,7 +46,7 @@ class Life:
         match step:
             case ("lose", name):
                 if name in world.loop.core.state.nodes:
-                    await world.loop.command(lambda core, now_ns: core.node_lost(name, now_ns=now_ns))
+                    await world.loop.command(lambda core, now_ns: core.mark_node_lost(name, now_ns=now_ns))
             case ("join", name):
                 await world.join(node(name))
             case ("enforce", wanted):

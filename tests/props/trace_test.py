@@ -70,7 +70,7 @@ def test_the_trace_is_placed_the_same_twice_and_as_the_naive_twin_would():
         assert step == again.submit(wanted, now_ns=number)
         assert step.result.phase is WorkloadPhase.PLACED
         if theirs:
-            (explained,) = core.state.explanations.of(step.result.workload_id)
+            (explained,) = core.state.explanations.get(step.result.workload_id)
             assert explained.feasible_nodes == theirs.feasible
             assert [found.cost_w for found in explained.candidates] == pytest.approx(
                 [found.cost_w for found in theirs.candidates], abs=1e-9

@@ -80,7 +80,7 @@ steps = st.lists(
 def test_what_begins_passes_no_budget_and_what_could_begin_does(budgets, script):
     core = Core(ClusterState(), CATALOGUE)
     for name, gpus in (("a", 2), ("b", 1), ("c", 2), ("d", 3)):
-        core.node_joined(v100s(name, gpus), now_ns=1)
+        core.register_node(v100s(name, gpus), now_ns=1)
     core.update_policy(replace(core.state.policy, budgets=tuple(budgets)), now_ns=2)
     read_w: dict[str, float] = {}
     for now_ns, step in enumerate(script, start=3):
@@ -91,7 +91,7 @@ def test_what_begins_passes_no_budget_and_what_could_begin_does(budgets, script)
             now_w = naive_w(core.state, read_w, budget)
             is_raised = now_w > before.get(budget, now_w) + 1e-6
             assert not (began and is_raised) or now_w <= budget.limit_w + 1e-6
-        while core.backlog:
+        while core.has_backlog:
             core.retry(now_ns=now_ns)
         _nothing_waits_idly(core, read_w)
     core.state.validate()
@@ -116,9 +116,9 @@ def _done(core: Core, step, read_w: dict[str, float], now_ns: int):
         case ("told", is_set):
             if is_set:
                 read_w.clear()
-            return core.told_limits(dict(read_w), now_ns=now_ns).events
+            return core.report_limits(dict(read_w), now_ns=now_ns).events
         case ("lost", name):
-            return core.gpu_lost(name, f"GPU-{name}-0", now_ns=now_ns).events
+            return core.mark_gpu_lost(name, f"GPU-{name}-0", now_ns=now_ns).events
         case ("budgets", budgets):
             return core.update_policy(replace(core.state.policy, budgets=tuple(budgets)), now_ns=now_ns).events
     return ()

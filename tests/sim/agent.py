@@ -63,7 +63,7 @@ class _Stream:
         self.is_over = False
         self.began_ns = agent.clock.monotonic_ns()
         self._connection = network.connect(node.name, self)
-        self._send(node.hello())
+        self._send(node.build_hello())
         agent.later(seconds(_LIMITS.welcome_s), self._welcome_overdue)
 
     def received(self, data: bytes) -> None:
@@ -73,7 +73,7 @@ class _Stream:
             if self.is_welcomed:
                 self._agent.hear(self._node, response)
             elif isinstance(response.message, Welcome):
-                self._node.welcome(response.message)
+                self._node.on_welcome(response.message)
                 self.is_welcomed = True
                 self._agent.welcomed(self)
         except (ContractError, ForeignSequence) as error:
@@ -101,7 +101,7 @@ class _Stream:
     def pump(self) -> None:
         """Sends what the node has to say."""
         while self.is_welcomed and not self.is_over:
-            message = self._node.pull()
+            message = self._node.next_message()
             if message is None:
                 return
             if isinstance(message.message, SampleBatch):
@@ -176,7 +176,7 @@ class Agent:
         )
         self.device = SimulatedNode(self.spec, monotonic_ns=self.clock.monotonic_ns, seed=self._seed)
         for uuid in sorted(lost):
-            self.device.faults.lose(uuid)
+            self.device.faults.lose_gpu(uuid)
         self.start()
 
     def start(self) -> None:
@@ -262,16 +262,16 @@ class Agent:
             return
         now_ns = self.clock.monotonic_ns()
         truth = read_each_gpu(self.device, node.gpu_uuids)
-        turned = node.tick(self.looks(node), monotonic_ns=now_ns)
+        turned = node.record_tick(self.looks(node), monotonic_ns=now_ns)
         assert node.last_tick is not None
         self.ledger.ticks.took(self.device, truth, node.last_tick, self.timeline.now_ns)
         if turned or now_ns - self._surveyed_ns >= SURVEY_S * 1e9:
             self._surveyed_ns = now_ns
-            node.adopt(survey_devices(self.device))
+            node.update_inventory(survey_devices(self.device))
         if now_ns - self._slowly_ns >= SLOW_S * 1e9:
             self._slowly_ns = now_ns
             node.observe_slow(read_extended_readings(self.device, node.gpu_uuids))
-        if node.stalled(now_ns=now_ns) and self.stream is not None:
+        if node.is_stalled(now_ns=now_ns) and self.stream is not None:
             self.stream.end("no acknowledgement in time")
         self._tick_in(interval_ns)
 
@@ -293,7 +293,7 @@ class Agent:
         if self._rollbacks != self.ledger.rollbacks:
             # A controller that lost its journal goes on above what this process holds, not above those before it.
             self._rollbacks, self._taken_epoch = self.ledger.rollbacks, node.guard.epoch
-        node.receive(response)
+        node.on_message(response)
         if node.guard.plan is not before:
             self.ledger.plan_taken(self.name, self._taken_epoch, node.guard)
             self._taken_epoch = node.guard.epoch
@@ -303,7 +303,7 @@ class Agent:
         if self.node is None or stream is not self.stream:
             return
         self.timeline.note(f"agent {self.name} stream ended reason={reason}")
-        self.node.disconnected()
+        self.node.on_disconnected()
         if stream.is_welcomed and self.clock.monotonic_ns() - stream.began_ns >= _LIMITS.good_s * 1e9:
             self._failures = 0
         bound_s = min(_LIMITS.backoff_most_s, _LIMITS.backoff_first_s * 2.0 ** min(self._failures, 16))

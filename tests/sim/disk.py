@@ -120,11 +120,11 @@ class Unreliable:
         """As they stand."""
         return self.inner.entries_after(seq)
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """As it stands."""
         return self.inner.past()
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keeps it where there is room."""
         self.probe()
         self.inner.checkpoint(checkpoint)

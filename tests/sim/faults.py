@@ -79,7 +79,7 @@ class Faults:
             agent.device.faults.load_driver()
             for gpu in agent.device.devices:
                 if gpu.health is SimHealth.HUNG or (gpu.health is SimHealth.LOST and self._rng.random() < 0.5):
-                    agent.device.faults.restore(gpu.identity.uuid)
+                    agent.device.faults.restore_gpu(gpu.identity.uuid)
 
     # Processes and machines
 
@@ -165,15 +165,15 @@ class Faults:
         """A device falls off the bus."""
         agent, uuid = self._gpu("lose_gpu")
         if uuid:
-            agent.device.faults.lose(uuid)
-            self._end(60.0, lambda: agent.device.faults.restore(uuid))
+            agent.device.faults.lose_gpu(uuid)
+            self._end(60.0, lambda: agent.device.faults.restore_gpu(uuid))
 
     def hang_gpu(self) -> None:
         """A device answers nothing in time."""
         agent, uuid = self._gpu("hang_gpu")
         if uuid:
-            agent.device.faults.hang(uuid)
-            self._end(20.0, lambda: agent.device.faults.restore(uuid))
+            agent.device.faults.hang_gpu(uuid)
+            self._end(20.0, lambda: agent.device.faults.restore_gpu(uuid))
 
     def reset_counter(self) -> None:
         """An energy counter starts from zero."""

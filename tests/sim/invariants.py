@@ -174,7 +174,7 @@ def check_freshness(controller: Controller, ledger: Ledger) -> None:
     now_s, now_ns = clock.monotonic_s(), clock.wall_ns()
     total_w, gpus = 0.0, 0
     for name, feed in ledger.ticks.feeds.items():
-        tick = telemetry.fresh(name, now_s=now_s, now_ns=now_ns)
+        tick = telemetry.fresh_tick(name, now_s=now_s, now_ns=now_ns)
         if tick is None:
             continue
         fact = feed.latest
@@ -187,10 +187,10 @@ def check_freshness(controller: Controller, ledger: Ledger) -> None:
         powers = [value for value in fact.cells[Reading.POWER_W] if value is not None]
         total_w, gpus = total_w + sum(powers), gpus + len(powers)
     rogues = [life.core.state.nodes[name] for name in life.core.state.nodes if name.startswith(ROGUE)]
-    for tick in (telemetry.fresh(one.inventory.node_name, now_s=now_s, now_ns=now_ns) for one in rogues):
+    for tick in (telemetry.fresh_tick(one.inventory.node_name, now_s=now_s, now_ns=now_ns) for one in rogues):
         powers = [] if tick is None else [value for value in tick.gpus.get(Reading.POWER_W, ()) if value is not None]
         total_w, gpus = total_w + sum(powers), gpus + len(powers)
-    sums = telemetry.power(now_s=now_s, now_ns=now_ns)
+    sums = telemetry.fresh_power(now_s=now_s, now_ns=now_ns)
     demand(6, sums.gpus == gpus, f"{sums.gpus} devices in the sum of power, {gpus} have fresh readings")
     demand(6, math.isclose(sums.power_w, total_w, abs_tol=1e-6), f"the sum of power is {sums.power_w}, not {total_w}")
 
@@ -221,7 +221,9 @@ def _check_converged(agent: Agent, life: Life) -> None:
     if plan.epoch:
         demand(4, node.guard.plan == plan, f"{name}: the plan in force is not the planned one")
         demand(4, not node.guard.expired, f"{name}: connected, but the lease of plan {plan.epoch} is over")
-        demand(4, life.telemetry.applied(name) == node.guard.applied, f"{name}: the answer to the plan did not arrive")
+        demand(
+            4, life.telemetry.plan_applied(name) == node.guard.applied, f"{name}: the answer to the plan did not arrive"
+        )
     _check_runs(agent, node.gpu_uuids, plan)
     lost = {gpu.identity.uuid for gpu in agent.device.devices if gpu.health is SimHealth.LOST} & set(node.gpu_uuids)
     demand(4, record.lost_gpus == lost, f"{name}: marked lost are {sorted(record.lost_gpus)}, lost are {sorted(lost)}")

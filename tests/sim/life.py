@@ -85,7 +85,7 @@ class Life:
         self.telemetry = self.telemetry_type(send_interval_s=self.core.state.policy.send_interval_s)
         for name, node in self.core.state.nodes.items():
             if node.state is NodeState.READY:
-                self.presence.left(name, deadline_s=clock.monotonic_s() + RESTART_GRACE_S)
+                self.presence.mark_disconnected(name, deadline_s=clock.monotonic_s() + RESTART_GRACE_S)
         self._begin(journal.lost)
         self.later(_TICK_NS, self._tick)
 
@@ -96,7 +96,7 @@ class Life:
             if fault is not None:
                 self.later(seconds(PROBE_EVERY_S), lambda: self._begin(lost))
 
-        self.command(lambda core, now_ns: core.controller_started(now_ns=now_ns, lost=lost), check)
+        self.command(lambda core, now_ns: core.record_controller_start(now_ns=now_ns, lost=lost), check)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Runs the action after a while, unless the process has died by then."""
@@ -122,7 +122,7 @@ class Life:
             self.later(self.timeline.draw_ns(_TURN_NS), self._turn)
 
     def _turn(self) -> None:
-        if self.core.backlog and self._journal_fault is None:
+        if self.core.has_backlog and self._journal_fault is None:
             self._queue.append(_Command(lambda core, now_ns: core.retry(now_ns=now_ns), _ignore))
         if self._journal_fault is not None and not self._can_write():
             while self._queue:
@@ -193,7 +193,7 @@ class Life:
         for view in readers:
             view()
         self._is_busy = False
-        if self._queue or self.core.backlog:
+        if self._queue or self.core.has_backlog:
             self._wake()
         elif self._since_checkpoint >= CHECKPOINT_EVENTS:
             self._checkpoint()
@@ -218,14 +218,14 @@ class Life:
         state = self.core.state
         self._since_checkpoint = 0
         try:
-            self.journal.checkpoint(Checkpoint(state.revision, state.dump(), state.digest()))
+            self.journal.write_checkpoint(Checkpoint(state.revision, state.dump(), state.digest()))
         except JournalError:
             # Entries are still there.
             return
         self.timeline.note(f"controller checkpoint revision={state.revision}")
 
     def _tick(self) -> None:
-        for name in self.presence.expired(now_s=self.clock.monotonic_s()):
+        for name in self.presence.pop_expired(now_s=self.clock.monotonic_s()):
             self._lose(name)
         self.later(_TICK_NS, self._tick)
 
@@ -235,9 +235,9 @@ class Life:
 
         def check(_: Any, fault: Exception | None) -> None:
             if fault is not None:
-                self.presence.retry(name, deadline_s=self.clock.monotonic_s() + PROBE_EVERY_S)
+                self.presence.schedule_recheck(name, deadline_s=self.clock.monotonic_s() + PROBE_EVERY_S)
 
-        self.command(lambda core, now_ns: core.node_lost(name, now_ns=now_ns), check)
+        self.command(lambda core, now_ns: core.mark_node_lost(name, now_ns=now_ns), check)
 
 
 def _ignore(_: Any, fault: Exception | None) -> None:

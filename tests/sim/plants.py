@@ -159,10 +159,10 @@ class GenerousLife(Life):
 
 
 class _CountsTwice(Telemetry):
-    def receive(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
+    def receive_batch(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
         feed = self._feeds[node_name]
         feed.sequence = min(feed.sequence, batch.sequence - 1)
-        return super().receive(node_name, batch, now_s=now_s)
+        return super().receive_batch(node_name, batch, now_s=now_s)
 
 
 class DoubleCountingLife(Life):
@@ -186,7 +186,9 @@ class CredulousLife(Life):
     """Takes every agent for one that holds what the journal says."""
 
     def _begin(self, lost: LostEntries | None) -> None:
-        self.command(lambda core, now_ns: core.controller_started(now_ns=now_ns, lost=lost, asks_agents=False), _nobody)
+        self.command(
+            lambda core, now_ns: core.record_controller_start(now_ns=now_ns, lost=lost, asks_agents=False), _nobody
+        )
 
 
 class QuietDisk(Disk):
@@ -197,8 +199,8 @@ class QuietDisk(Disk):
 
 
 class _Boastful(Telemetry):
-    def counts(self, node_name: str) -> tuple[int, int]:
-        received, lost = super().counts(node_name)
+    def tick_counts(self, node_name: str) -> tuple[int, int]:
+        received, lost = super().tick_counts(node_name)
         return received, lost + (2**70 if node_name.startswith(ROGUE) else 0)
 
 

@@ -140,7 +140,7 @@ class Session:
         epoch = message.plan_epoch
         claim = PlanClaim(epoch=epoch, held=None if message.held is None else message.held.assignments)
         self._command(
-            lambda core, now_ns: core.node_joined(message.inventory, now_ns=now_ns, plan_epoch=epoch, claim=claim),
+            lambda core, now_ns: core.register_node(message.inventory, now_ns=now_ns, plan_epoch=epoch, claim=claim),
             self._welcome,
         )
 
@@ -148,7 +148,7 @@ class Session:
         assert self.hello is not None
         name = self.hello.inventory.node_name
         self._life.ledger.joined(self.hello, self._life.core.state.nodes[name])
-        self.sequence = self._life.telemetry.open(self.hello.inventory, self.hello.incarnation)
+        self.sequence = self._life.telemetry.open_stream(self.hello.inventory, self.hello.incarnation)
         policy = self._owner.policy
         cadence = cadence_of(policy)
         self.ack_every = batches_per_acknowledgement(cadence, policy.lease_s)
@@ -162,7 +162,7 @@ class Session:
         match message:
             case SampleBatch():
                 if name.startswith(ROGUE):
-                    receipt = self._life.telemetry.receive(name, message, now_s=self._life.clock.monotonic_s())
+                    receipt = self._life.telemetry.receive_batch(name, message, now_s=self._life.clock.monotonic_s())
                 else:
                     receipt = self._life.ledger.receive(self._life.telemetry, self.hello, message, self._life.clock)
                 self._took(receipt.sequence)
@@ -171,7 +171,8 @@ class Session:
             case Inventory():
                 telemetry = self._life.telemetry
                 self._command(
-                    lambda core, now_ns: core.node_joined(message, now_ns=now_ns), lambda: telemetry.describe(message)
+                    lambda core, now_ns: core.register_node(message, now_ns=now_ns),
+                    lambda: telemetry.update_inventory(message),
                 )
             case NodeEvent():
                 self._event(name, message)
@@ -179,7 +180,7 @@ class Session:
                 if message.epoch > self.sent_epoch:
                     self._accuse(f"epoch {message.epoch} was never sent")
                 else:
-                    self._life.telemetry.report(name, message)
+                    self._life.telemetry.record_plan_applied(name, message)
             case Hello():
                 self._accuse("Hello comes a second time")
             case _:
@@ -187,7 +188,7 @@ class Session:
 
     def _event(self, name: str, event: NodeEvent) -> None:
         def turn(core: Any, now_ns: int) -> Any:
-            method = core.gpu_lost if event.kind is NodeEventKind.GPU_LOST else core.gpu_returned
+            method = core.mark_gpu_lost if event.kind is NodeEventKind.GPU_LOST else core.mark_gpu_returned
             return method(name, event.gpu_uuid, now_ns=now_ns)
 
         if event.kind in (NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED):
@@ -264,14 +265,14 @@ class Sessions:
         self.by_node[name] = session
         if older is not None:
             older.end("replaced by another stream")
-        self.life.presence.arrived(name)
+        self.life.presence.mark_connected(name)
 
     def left(self, session: Session) -> None:
         """Its stream is over."""
         name = session.hello.inventory.node_name if session.hello else ""
         if self.by_node.get(name) is session:
             del self.by_node[name]
-            self.life.presence.left(name, deadline_s=self.life.clock.monotonic_s() + AWAY_GRACE_S)
+            self.life.presence.mark_disconnected(name, deadline_s=self.life.clock.monotonic_s() + AWAY_GRACE_S)
 
     def _on_commit(self, committed: Committed) -> None:
         # In the order of connecting, since the order of a set differs between processes.
@@ -282,7 +283,7 @@ class Sessions:
         policy = self.life.core.state.policy
         if policy.revision != self.policy.revision:
             self.policy = policy
-            self.life.telemetry.expect_every(policy.send_interval_s)
+            self.life.telemetry.set_send_interval(policy.send_interval_s)
             for session in list(self.by_node.values()):
                 session.cadence = cadence_of(policy)
                 session.ack_every = batches_per_acknowledgement(session.cadence, policy.lease_s)

@@ -73,7 +73,7 @@ class Process:
     def conserve(self) -> None:
         """Every tick is resolved, held or counted dropped."""
         held = self.held()
-        demand(5, len(held) == self.spool.held_ticks, f"{self.node_name}: a tick stands in the spool twice")
+        demand(5, len(held) == self.spool.unacknowledged_ticks, f"{self.node_name}: a tick stands in the spool twice")
         vanished = self.unresolved - held
         demand(
             5,
@@ -184,16 +184,16 @@ class TickBook:
         name, ticks = hello.inventory.node_name, len(batch.time_ns)
         feed = self.feeds.setdefault(name, _Feed(hello.incarnation))
         feed.incarnation = hello.incarnation
-        received, lost = telemetry.counts(name)
+        received, lost = telemetry.tick_counts(name)
         try:
-            receipt = telemetry.receive(name, batch, now_s=clock.monotonic_s())
+            receipt = telemetry.receive_batch(name, batch, now_s=clock.monotonic_s())
         except BatchRefused as error:
             if self.is_fair:
                 raise Broken(5, f"{name}: batch {batch.sequence} was refused: {error}") from error
             self._pass_over(feed, batch.sequence)
             self._resolve(feed, serials_of(batch), is_received=False)
             raise
-        received, lost = (now - then for now, then in zip(telemetry.counts(name), (received, lost), strict=True))
+        received, lost = (now - then for now, then in zip(telemetry.tick_counts(name), (received, lost), strict=True))
         where = f"{name}: batch {batch.sequence} ({receipt.verdict.name})"
         if receipt.verdict is BatchVerdict.DUPLICATE:
             demand(5, (received, lost) == (0, 0), f"{where} was counted")
@@ -255,7 +255,7 @@ class TickBook:
 
 def _energy_is_true(process: Process, device: SimulatedNode, uuid: str, raw: RawReadings, energy_j: float) -> None:
     """What the counter counts is what is reported; an estimate across a gap may only be ahead of it."""
-    gpu = device.device(uuid)
+    gpu = device.get_device(uuid)
     true_j = gpu.energy_pj(device.monotonic_ns()) / 1e12
     meter = process.meters.get(uuid)
     if isinstance(raw.energy_counter_j, Missing):

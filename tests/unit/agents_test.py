@@ -116,7 +116,7 @@ async def test_a_placement_reaches_the_agent_and_its_answer_reaches_the_operator
         assert [item.workload_id for item in plan.assignments] == ["w1"]
         assert not plan.enforce
         await agent.say(PlanApplied(epoch=plan.epoch, status=ApplyStatus.OBSERVED))
-        await until(lambda: rig.controller.agents._telemetry.applied("n1") is not None)
+        await until(lambda: rig.controller.agents._telemetry.plan_applied("n1") is not None)
         (status,) = (await rig.operators.list_plans(ListPlansRequest())).plans
         assert (status.plan.epoch, status.applied.status) == (plan.epoch, ApplyStatus.OBSERVED)
         (node,) = (await rig.operators.list_nodes(ListNodesRequest())).nodes
@@ -378,13 +378,13 @@ async def test_agents_wait_in_a_line_and_none_is_refused_for_waiting(tmp_path: P
     """The journal stands still while more come than are welcomed at one time; each is told, and none is sent away."""
     async with running(tmp_path) as rig:
         hold = asyncio.Event()
-        joined = rig.controller.loop.node_joined
+        joined = rig.controller.loop.register_node
 
         async def slowly(*arguments: Any, **options: Any) -> None:
             await hold.wait()
             await joined(*arguments, **options)
 
-        rig.controller.loop.node_joined = slowly
+        rig.controller.loop.register_node = slowly
         welcomes = []
         for number in range(80):
             agent = Agent(rig.address)
@@ -400,7 +400,7 @@ async def test_agents_wait_in_a_line_and_none_is_refused_for_waiting(tmp_path: P
 async def test_who_leaves_the_line_leaves_nothing_behind(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         hold = asyncio.Event()
-        rig.controller.loop.node_joined = lambda *_arguments, **_options: hold.wait()
+        rig.controller.loop.register_node = lambda *_arguments, **_options: hold.wait()
         agent = Agent(rig.address)
         await agent.say(Hello(incarnation=1, inventory=inventory()))
         hearing = asyncio.create_task(agent.hear(Welcome))

@@ -75,7 +75,7 @@ async def test_a_node_of_kubernetes_end_to_end(tmp_path):
     in_proc(
         tmp_path / "proc", 10, f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{ID}.scope"
     )
-    book = ProcessOwnerResolver(tmp_path / "proc", names=ContainerNameIndex(logs).find)
+    book = ProcessOwnerResolver(tmp_path / "proc", names=ContainerNameIndex(logs).find_container)
     socket = tmp_path / "kubelet.sock"
     async with kubelet.serving(socket):
         client = PodResourcesClient(socket, clock_s=lambda: 0.0)
@@ -118,4 +118,4 @@ def test_what_no_source_says_is_not_nothing(tmp_path):
     ]
     assert gathered(AttributionSources(book), (WHOLE,), energies(0, {}), slow(), assignments=()).allocations == ()
     # Without a book no process is looked up, whatever this machine runs under its id.
-    assert AttributionSources().read((WHOLE,), slow(GPU_0=(process(1),)), now_ns=0).owners == {}
+    assert AttributionSources().read_files((WHOLE,), slow(GPU_0=(process(1),)), now_ns=0).owners == {}

@@ -162,7 +162,7 @@ def test_entries_are_in_the_transaction_of_the_events_and_survive_the_process(tm
         assert journal.last_seq == 1
     with closing(journal_of(tmp_path)) as journal:
         journal.append([], (entry(4),))
-        page = journal.audit_page(AuditFilter(), size=10)
+        page = journal.read_audit_page(AuditFilter(), size=10)
         assert [(one.number, one.time_ns) for one in page.entries] == [(4, 4), (3, 3), (2, 2), (1, 1)]
         assert (page.total, page.next_before, page.damaged) == (4, 0, 0)
 
@@ -172,7 +172,7 @@ def test_a_commit_that_fails_leaves_neither_events_nor_entries(tmp_path):
         with pytest.raises(ValueError, match="not JSON compliant"):
             journal.append([JournalEntry("k", {"x": float("nan")})], (entry(1),))
         journal.append([JournalEntry("k", {})], (entry(2),))
-        assert [one.time_ns for one in journal.audit_page(AuditFilter(), size=10).entries] == [2]
+        assert [one.time_ns for one in journal.read_audit_page(AuditFilter(), size=10).entries] == [2]
         assert journal.last_seq == 1
 
 
@@ -197,7 +197,7 @@ def test_filters(tmp_path, wanted_, found):
             entry(5, call="ScaleWorkload"),
         ]
         journal.append([], rows)
-        page = journal.audit_page(wanted_, size=10)
+        page = journal.read_audit_page(wanted_, size=10)
         assert ([one.time_ns for one in page.entries], page.total) == (found, len(found))
 
 
@@ -206,7 +206,7 @@ def test_the_oldest_go_beyond_so_many_rows_and_numbers_go_on(tmp_path):
         for number in range(1, 501):
             journal.append([], (entry(number),))
             assert journal.audit_table.rows <= 64
-        page = journal.audit_page(AuditFilter(), size=1000)
+        page = journal.read_audit_page(AuditFilter(), size=1000)
         assert [one.number for one in page.entries] == list(range(500, 500 - len(page.entries), -1))
         assert len(page.entries) >= 60
     with closing(journal_of(tmp_path, rows_most=64)) as journal:
@@ -217,7 +217,7 @@ def test_the_oldest_go_beyond_so_many_bytes(tmp_path):
     with closing(journal_of(tmp_path, bytes_most=50_000)) as journal:
         for number in range(1, 401):
             journal.append([], (entry(number, arguments="x" * 900),))
-        page = journal.audit_page(AuditFilter(), size=1000)
+        page = journal.read_audit_page(AuditFilter(), size=1000)
         assert 40 <= len(page.entries) <= 51
         assert page.entries[0].number == 400
 
@@ -226,7 +226,7 @@ def test_one_commit_beyond_the_bounds_keeps_them(tmp_path):
     with closing(journal_of(tmp_path, rows_most=10)) as journal:
         journal.append([], [entry(number) for number in range(1, 101)])
         assert journal.audit_table.rows <= 10
-        assert journal.audit_page(AuditFilter(), size=5).entries[0].number == 100
+        assert journal.read_audit_page(AuditFilter(), size=5).entries[0].number == 100
 
 
 def test_a_damaged_entry_is_left_out_and_counted(tmp_path):
@@ -235,17 +235,17 @@ def test_a_damaged_entry_is_left_out_and_counted(tmp_path):
     with closing(sqlite3.connect(tmp_path / "journal.sqlite3")) as file, file:
         file.execute("UPDATE audit SET body = replace(body, 'alice', 'malice') WHERE number = 2")
     with closing(journal_of(tmp_path)) as journal:
-        page = journal.audit_page(AuditFilter(), size=10)
+        page = journal.read_audit_page(AuditFilter(), size=10)
         assert ([one.number for one in page.entries], page.damaged) == ([3, 1], 1)
 
 
 def test_a_journal_of_before_the_audit_log_is_opened_and_gets_one(tmp_path):
     with closing(journal_of(tmp_path)) as journal:
         journal.append([JournalEntry("k", {})])
-        assert journal.audit_page(AuditFilter(), size=10).entries == ()
+        assert journal.read_audit_page(AuditFilter(), size=10).entries == ()
     with closing(journal_of(tmp_path)) as journal:
         journal.append([], (entry(1),))
-        assert journal.audit_page(AuditFilter(), size=10).total == 1
+        assert journal.read_audit_page(AuditFilter(), size=10).total == 1
 
 
 # The loop
@@ -254,7 +254,7 @@ def test_a_journal_of_before_the_audit_log_is_opened_and_gets_one(tmp_path):
 async def test_an_accepted_call_is_in_the_commit_of_its_events():
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.node_joined(inventory())
+        await loop.register_node(inventory())
         commits = len(journal.commits)
         call = AuditedCall("SubmitWorkload", ALICE, "ipv4:10.0.0.7:1", "{}")
         await loop.submit(wanted("w"), call=call)
@@ -267,7 +267,7 @@ async def test_an_accepted_call_is_in_the_commit_of_its_events():
 async def test_what_this_process_asks_of_itself_is_no_call():
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.node_joined(inventory())
+        await loop.register_node(inventory())
         await loop.submit(wanted("w"))
         await loop.cancel("w")
         assert journal.audited == []
@@ -276,7 +276,7 @@ async def test_what_this_process_asks_of_itself_is_no_call():
 async def test_a_call_that_could_not_be_committed_is_not_said_to_be_accepted():
     journal = MemoryJournal()
     async with looping(journal) as loop:
-        await loop.node_joined(inventory())
+        await loop.register_node(inventory())
         journal.fault = JournalFull(journal.path, "full", "make room")
         with pytest.raises(ResourceExhausted):
             await loop.submit(wanted("w"), call=AuditedCall("SubmitWorkload", ALICE, "p"))
@@ -325,8 +325,10 @@ async def test_without_certificates_callers_are_told_apart_by_address_and_not_by
     async with looping(journal) as loop:
         trail = AuditTrail(loop=loop, clock=Clock(), log=LOG, caller_of=None)
         for port in range(10):
-            await trail.settled(f"{PATH}CancelWorkload", Context(None, f"ipv4:10.0.0.7:{port}"), None, NotFound("no"))
-        await trail.settled(f"{PATH}CancelWorkload", Context(None, "ipv4:10.0.0.8:1"), None, NotFound("no"))
+            await trail.on_call_end(
+                f"{PATH}CancelWorkload", Context(None, f"ipv4:10.0.0.7:{port}"), None, NotFound("no")
+            )
+        await trail.on_call_end(f"{PATH}CancelWorkload", Context(None, "ipv4:10.0.0.8:1"), None, NotFound("no"))
         await trail.write()
         assert [one.peer for one in journal.audited] == ["ipv4:10.0.0.7:0", "ipv4:10.0.0.8:1"]
 

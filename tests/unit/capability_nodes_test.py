@@ -50,20 +50,20 @@ def test_f16_nodes_that_are_missing_after_a_change_are_made_and_looked_for_again
         return ""
 
     nodes = CapabilityNodes(root, modprobe)
-    assert [node.device for node in nodes.missing(GPU)] == [
+    assert [node.device for node in nodes.find_missing(GPU)] == [
         "/dev/nvidia-caps/nvidia-cap30",
         "/dev/nvidia-caps/nvidia-cap31",
     ]
-    assert nodes.make(GPU) == ""
+    assert nodes.create_missing(GPU) == ""
     assert calls == [["nvidia-modprobe", "-f", f"{BELOW}/access", "-f", f"{BELOW}/ci0/access"]]
-    assert nodes.make(GPU) == ""
+    assert nodes.create_missing(GPU) == ""
     assert len(calls) == 1, "what is there is not made again"
 
 
 def test_f16_only_what_is_missing_is_made(root):
     calls = []
     (root / "dev/nvidia-caps/nvidia-cap30").touch()
-    problem = CapabilityNodes(root, lambda words: calls.append(list(words)) or "").make(GPU)
+    problem = CapabilityNodes(root, lambda words: calls.append(list(words)) or "").create_missing(GPU)
     assert calls == [["nvidia-modprobe", "-f", f"{BELOW}/ci0/access"]]
     assert problem == (
         "containers cannot open /dev/nvidia-caps/nvidia-cap31: nvidia-modprobe says that it made them; run "
@@ -72,22 +72,22 @@ def test_f16_only_what_is_missing_is_made(root):
 
 
 def test_f16_a_program_that_fails_is_told_with_what_it_says(root):
-    problem = CapabilityNodes(root, lambda _: "nvidia-modprobe failed with 1 (no rights)").make(GPU)
+    problem = CapabilityNodes(root, lambda _: "nvidia-modprobe failed with 1 (no rights)").create_missing(GPU)
     assert "containers cannot open /dev/nvidia-caps/nvidia-cap30, /dev/nvidia-caps/nvidia-cap31" in problem
     assert "nvidia-modprobe failed with 1 (no rights)" in problem
 
 
 def test_f21_a_device_is_found_by_its_bus_address_whatever_its_index(root):
     nodes = CapabilityNodes(root, lambda _: "")
-    assert nodes.missing(replace(GPU, index=7)) == nodes.missing(GPU) != ()
+    assert nodes.find_missing(replace(GPU, index=7)) == nodes.find_missing(GPU) != ()
 
 
 def test_where_the_driver_tells_nothing_nothing_is_missing(root):
     nodes = CapabilityNodes(root, lambda _: "must not be called")
-    assert nodes.make(replace(GPU, pci_bus_id="00000000:99:00.0")) == ""
-    assert nodes.make(replace(GPU, pci_bus_id="")) == ""
+    assert nodes.create_missing(replace(GPU, pci_bus_id="00000000:99:00.0")) == ""
+    assert nodes.create_missing(replace(GPU, pci_bus_id="")) == ""
     (root / f"{BELOW}/access".lstrip("/")).write_text("DeviceFileMinor: many\n")
-    assert [node.capability for node in nodes.missing(GPU)] == [f"{BELOW}/ci0/access"]
+    assert [node.capability for node in nodes.find_missing(GPU)] == [f"{BELOW}/ci0/access"]
 
 
 def test_a_program_is_run_and_its_end_is_told(tmp_path):
@@ -117,12 +117,12 @@ def test_f16_the_agent_makes_nodes_after_each_change_and_tells_what_it_could_not
         wall_ns=lambda: 1,
         open_nodes=open_nodes,
     )
-    assert keeper.check() == ()
+    assert keeper.check_layouts() == ()
     assert asked_for == []
-    assert applied(keeper.apply(asked(rig, THREE)))
+    assert applied(keeper.apply_layout(asked(rig, THREE)))
     assert asked_for == [[4]]
-    (told,) = [event for event in keeper.take_events() if event.kind is NodeEventKind.HEALTH]
+    (told,) = [event for event in keeper.drain_events() if event.kind is NodeEventKind.HEALTH]
     assert told.detail == "MIG: containers cannot open /dev/nvidia-caps/nvidia-cap30"
     rig.device.remove(2)
-    assert [applied(result) for result in keeper.check()] == [True]
+    assert [applied(result) for result in keeper.check_layouts()] == [True]
     assert asked_for == [[4], [4]]

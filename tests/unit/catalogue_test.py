@@ -104,12 +104,12 @@ def test_watts_and_clocks_are_the_captured_ones() -> None:
 
 
 def test_a_product_is_found_by_name_with_or_without_its_brand_and_not_against_its_memory() -> None:
-    assert CATALOGUE.find("NVIDIA A100-SXM4-40GB", 40960 * MIB).key == "a100-sxm4-40gb"
-    assert CATALOGUE.find("A100-SXM4-40GB", None).key == "a100-sxm4-40gb"
-    assert CATALOGUE.find("Tesla V100-SXM2-32GB", 32480 * MIB).key == "v100-sxm2-32gb"
-    assert CATALOGUE.find("NVIDIA A100-SXM4-40GB", 81920 * MIB) is None
-    assert CATALOGUE.find("NVIDIA A100", None) is None
-    assert CATALOGUE.find("Tesla T4", 15360 * MIB).key == "t4"
+    assert CATALOGUE.find_product("NVIDIA A100-SXM4-40GB", 40960 * MIB).key == "a100-sxm4-40gb"
+    assert CATALOGUE.find_product("A100-SXM4-40GB", None).key == "a100-sxm4-40gb"
+    assert CATALOGUE.find_product("Tesla V100-SXM2-32GB", 32480 * MIB).key == "v100-sxm2-32gb"
+    assert CATALOGUE.find_product("NVIDIA A100-SXM4-40GB", 81920 * MIB) is None
+    assert CATALOGUE.find_product("NVIDIA A100", None) is None
+    assert CATALOGUE.find_product("Tesla T4", 15360 * MIB).key == "t4"
 
 
 @pytest.mark.parametrize(

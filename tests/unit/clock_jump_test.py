@@ -84,13 +84,13 @@ def test_a_clock_that_is_slewed_is_no_jump():
 
 
 def test_gpu_time_goes_on_with_its_period_when_a_clock_comes_back():
-    found = GpuTime.begun(SpendingPeriod.DAY, 0, NOON_S * NS)
-    found.hold("w", 2000)
+    found = GpuTime.start_period(SpendingPeriod.DAY, 0, NOON_S * NS)
+    found.set_held("w", 2000)
     found.advance(NOON_S * NS + HOUR)
     found.advance((NOON_S + DECADE_S) * NS)  # something ended there
     assert found.spent_s(NOON_S * NS + 2 * HOUR) == 4 * 3600.0
     found = GpuTime.load(SpendingPeriod.DAY, json.loads(json.dumps(found.dump())))
-    found.hold("w", 2000)
+    found.set_held("w", 2000)
     found.advance(NOON_S * NS + 3 * HOUR)
     assert found.spent_s(NOON_S * NS + 3 * HOUR) == 6 * 3600.0
     # Within the period: what was counted stays, and time goes on from there.
@@ -115,13 +115,13 @@ async def test_a_spending_limit_binds_after_a_clock_was_ten_years_ahead_for_a_mo
 
     async def judged(loop):
         await loop.command(
-            lambda core, now_ns: core.judge_spending(
+            lambda core, now_ns: core.set_exhausted_spending(
                 judge_limits(core.state.policy, core.state.spending, {}, now_ns), now_ns=now_ns
             )
         )
 
     async with looping(journal, clock=hands.clock) as loop:
-        await loop.node_joined(inventory(gpus=4))
+        await loop.register_node(inventory(gpus=4))
         await loop.update_policy(replace(loop.core.state.policy, spending=(limit,)))
         await loop.submit(wanted("first", gpus=1, namespace="research"))
         hands.pass_(60.0, jump_s=DECADE_S)
@@ -156,12 +156,12 @@ async def test_a_listing_is_whole_page_by_page_whatever_the_clock_did(tmp_path):
 def test_what_leaves_the_steering_is_by_the_wall_clock():
     hands = Hands()
     steady = MonotonicUnixClock(hands.clock)
-    assert steady.ahead_s() == 0.0
+    assert steady.lead_s() == 0.0
     hands.pass_(5.0, jump_s=DECADE_S)
     assert steady.now_s() == hands.wall_s
     hands.pass_(5.0, jump_s=-DECADE_S)
-    assert steady.ahead_s() == pytest.approx(DECADE_S)
-    assert steady.now_s() - steady.ahead_s() == pytest.approx(hands.wall_s)
+    assert steady.lead_s() == pytest.approx(DECADE_S)
+    assert steady.now_s() - steady.lead_s() == pytest.approx(hands.wall_s)
 
 
 def test_the_doctor_tells_of_jumps():

@@ -93,9 +93,9 @@ async def test_what_is_only_imagined_and_what_is_too_long_has_no_exemplar(tmp_pa
         await rig.join(inventory("n1"))
         await rig.operators.submit_workload(replace(wanted("imagined"), dry_run=True))
         await rig.operators.submit_workload(wanted("l" * 128))
-        assert exemplars((await rig.controller.metrics.page(opened=True)).decode()) == {}
+        assert exemplars((await rig.controller.metrics.render_page(opened=True)).decode()) == {}
         await rig.operators.submit_workload(wanted("l" * 120))
-        assert set(exemplars((await rig.controller.metrics.page(opened=True)).decode())) == {"l" * 120}
+        assert set(exemplars((await rig.controller.metrics.render_page(opened=True)).decode())) == {"l" * 120}
 
 
 async def test_while_the_disk_stalls_the_page_comes_with_its_lag_and_without_the_state(tmp_path, monkeypatch):
@@ -113,14 +113,14 @@ async def test_while_the_disk_stalls_the_page_comes_with_its_lag_and_without_the
         begun_s = time.monotonic()
         waits = asyncio.create_task(rig.operators.submit_workload(wanted("w1")))
         await asyncio.sleep(0.3)
-        text = (await rig.controller.metrics.page()).decode()
+        text = (await rig.controller.metrics.render_page()).decode()
         (lag,) = [s.value for f in parse_text(text) for s in f.samples if s.name == "eelgrid_journal_lag_seconds"]
         assert 0.0 < lag <= time.monotonic() - begun_s
         assert "eelgrid_workloads{" not in text
         assert "eelgrid_plan_changes_total" not in text
         gate.set()
         await waits
-        text = (await rig.controller.metrics.page()).decode()
+        text = (await rig.controller.metrics.render_page()).decode()
         assert "eelgrid_journal_lag_seconds 0.0" in text
         assert 'eelgrid_workloads{phase="placed"} 1.0' in text
 

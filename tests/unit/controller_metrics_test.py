@@ -191,7 +191,7 @@ async def test_the_whole_page_tells_what_is_listed(tmp_path):
         await rig.operators.submit_workload(wanted("w1"))
         await until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
         await until(lambda: rig.controller.ledger.used_bytes is not None, within_s=60.0)
-        text = (await rig.controller.metrics.page()).decode()
+        text = (await rig.controller.metrics.render_page()).decode()
     types = {
         one.name + {"counter": "_total", "info": "_info"}.get(one.type, ""): one
         for one in text_string_to_metric_families(text)
@@ -222,7 +222,7 @@ async def test_promtool_has_nothing_to_say_of_a_page_with_promises(tmp_path):
         await lived(world)
         own = rig.controller.metrics._sources
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
-        text = (await rig.controller.metrics.page()).decode()
+        text = (await rig.controller.metrics.render_page()).decode()
     assert 'eelgrid_service_windows_total{verdict="missed",workload="s"}' in text
     assert await asyncio.to_thread(words_of_promtool, text) == (0, "")
 

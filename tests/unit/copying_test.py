@@ -42,9 +42,9 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
                 if number % 2:
                     moved.append(await loop.apply_moves((away(loop.core, f"k{number}"),)))
                 if number == 10:
-                    await loop.gpu_lost("n5", "GPU-n5-1")
+                    await loop.mark_gpu_lost("n5", "GPU-n5-1")
                 if number == 15:
-                    await loop.node_joined(inventory("n9"))
+                    await loop.register_node(inventory("n9"))
                 await asyncio.sleep(0)
 
         work = asyncio.create_task(busy())

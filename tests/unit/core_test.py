@@ -66,7 +66,7 @@ def test_a_dry_run_tells_the_outcome_and_changes_nothing():
 )
 def test_what_no_node_could_ever_hold_is_refused_by_field(wanted, field, words):
     core = core_with(node("a"), node("b", gpus=4, model="T4", cpu=16, memory_gib=64))
-    core.node_lost("b", now_ns=1)  # A lost node may come back: it counts.
+    core.mark_node_lost("b", now_ns=1)  # A lost node may come back: it counts.
     with pytest.raises(InvalidArgument) as refused:
         core.submit(wanted, now_ns=1)
     (violation,) = refused.value.violations
@@ -120,41 +120,41 @@ def test_smaller_work_may_overtake_larger_work_that_waits():
 def test_a_node_that_joins_takes_the_work_that_waits():
     core = core_with()
     core.submit(request(gpus=1), now_ns=1)
-    step = core.node_joined(node("a"), now_ns=2)
+    step = core.register_node(node("a"), now_ns=2)
     assert [type(event).__name__ for event in decided(step.events)] == ["NodeJoined", "WorkloadPlaced"]
     assert step.nodes == {"a"}
-    assert core.node_joined(node("a"), now_ns=3).events == ()
+    assert core.register_node(node("a"), now_ns=3).events == ()
 
 
 def test_the_reason_follows_what_stands_in_the_way():
     core = core_with()
     for _ in range(3):
         assert core.submit(request(gpus=2), now_ns=1).result.reason.startswith("no_nodes")
-    core.node_joined(node("a"), now_ns=2)
+    core.register_node(node("a"), now_ns=2)
     assert [core.workload(f"w-{n}").reason.partition(":")[0] for n in (1, 2, 3)] == ["", "gpu_count", "gpu_count"]
 
 
 def test_a_lost_node_takes_nothing_until_it_is_back():
     core = core_with(node("a"))
     core.submit(request(gpus=1), now_ns=1)
-    assert core.node_lost("a", now_ns=2).nodes == frozenset()
-    assert core.node_lost("a", now_ns=2).events == ()
+    assert core.mark_node_lost("a", now_ns=2).nodes == frozenset()
+    assert core.mark_node_lost("a", now_ns=2).events == ()
     assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PENDING
     assert core.workload("w-1").phase is WorkloadPhase.PLACED
-    core.node_joined(node("a"), now_ns=4)
+    core.register_node(node("a"), now_ns=4)
     assert core.workload("w-2").placements[0].gpu_uuids == ("GPU-a-1",)
 
 
 def test_a_lost_gpu_takes_nothing_until_it_is_back():
     core = core_with(node("a"))
-    core.gpu_lost("a", "GPU-a-0", now_ns=1)
-    assert core.gpu_lost("a", "GPU-a-0", now_ns=1).events == ()
+    core.mark_gpu_lost("a", "GPU-a-0", now_ns=1)
+    assert core.mark_gpu_lost("a", "GPU-a-0", now_ns=1).events == ()
     assert core.submit(request(gpus=1), now_ns=2).result.placements[0].gpu_indexes == (1,)
     assert core.submit(request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
-    step = core.gpu_returned("a", "GPU-a-0", now_ns=3)
+    step = core.mark_gpu_returned("a", "GPU-a-0", now_ns=3)
     assert core.workload("w-2").placements[0].gpu_indexes == (0,)
     assert step.nodes == {"a"}
-    assert core.gpu_returned("a", "GPU-a-0", now_ns=3).events == ()
+    assert core.mark_gpu_returned("a", "GPU-a-0", now_ns=3).events == ()
 
 
 def test_a_cordoned_gpu_takes_nothing_until_the_node_says_that_it_is_mended():
@@ -163,7 +163,7 @@ def test_a_cordoned_gpu_takes_nothing_until_the_node_says_that_it_is_mended():
     core = core_with(replace(plain, gpus=(sick, plain.gpus[1])))
     assert core.submit(request(gpus=1), now_ns=1).result.placements[0].gpu_indexes == (1,)
     assert core.submit(request(gpus=1), now_ns=1).result.phase is WorkloadPhase.PENDING
-    core.node_joined(plain, now_ns=2)
+    core.register_node(plain, now_ns=2)
     assert core.workload("w-2").placements[0].gpu_indexes == (0,)
 
 
@@ -181,10 +181,10 @@ def test_a_gpu_of_a_partition_takes_no_whole_work():
         lambda core: core.workload("nobody"),
         lambda core: core.explain("nobody"),
         lambda core: core.node_plan("nobody"),
-        lambda core: core.node_lost("nobody", now_ns=1),
-        lambda core: core.gpu_lost("nobody", "GPU-1", now_ns=1),
-        lambda core: core.gpu_lost("a", "nobody", now_ns=1),
-        lambda core: core.gpu_returned("a", "nobody", now_ns=1),
+        lambda core: core.mark_node_lost("nobody", now_ns=1),
+        lambda core: core.mark_gpu_lost("nobody", "GPU-1", now_ns=1),
+        lambda core: core.mark_gpu_lost("a", "nobody", now_ns=1),
+        lambda core: core.mark_gpu_returned("a", "nobody", now_ns=1),
     ],
 )
 def test_what_is_not_there_is_named(call):
@@ -235,9 +235,9 @@ def test_a_round_of_tries_is_bounded_and_goes_on_where_it_stopped(monkeypatch):
     core.submit(request(gpus=1, milli=600), now_ns=3)
     step = core.cancel("w-1", now_ns=4)
     assert len(decided(step.events)) == 2
-    assert core.backlog
+    assert core.has_backlog
     calls = 0
-    while core.backlog:
+    while core.has_backlog:
         calls += 1
         assert calls < 10
         core.retry(now_ns=5)
@@ -258,10 +258,10 @@ def test_like_work_is_tried_once_in_a_step(monkeypatch):
     for _ in range(50):
         core.submit(request(gpus=2), now_ns=2)
     core.submit(request(gpus=1), now_ns=3)
-    core.gpu_lost("a", "GPU-a-0", now_ns=4)
+    core.mark_gpu_lost("a", "GPU-a-0", now_ns=4)
     step = core.cancel("w-1", now_ns=5)
     assert [getattr(event, "workload_id", "") for event in decided(step.events)] == ["w-1", "w-52"]
-    assert not core.backlog
+    assert not core.has_backlog
 
 
 def test_a_new_core_on_a_loaded_state_decides_the_same():
@@ -279,9 +279,9 @@ def test_a_new_core_on_a_loaded_state_decides_the_same():
 def test_plans_go_on_above_the_epoch_that_an_agent_holds():
     """The journal began anew, or its disk was lost: agents must not take new plans for old ones."""
     core = core_with()
-    core.node_joined(node("n"), now_ns=1, plan_epoch=41)
+    core.register_node(node("n"), now_ns=1, plan_epoch=41)
     assert core.node_plan("n").epoch == 42
-    assert core.node_joined(node("n"), now_ns=2, plan_epoch=42).events == ()
+    assert core.register_node(node("n"), now_ns=2, plan_epoch=42).events == ()
     core.submit(request(gpus=1), now_ns=3)
     assert core.node_plan("n").epoch == 43
 

@@ -29,7 +29,7 @@ class Recorder:
         self.entries: list[tuple[int, JournalEntry]] = []
         self.checkpoint: Checkpoint | None = None
         for item in inventories:
-            self.do(self.core.node_joined, item)
+            self.do(self.core.register_node, item)
 
     def do(self, call, *arguments):
         step = call(*arguments, now_ns=len(self.entries) + 1)
@@ -170,9 +170,9 @@ def test_decisions_of_random_histories_replay(history):
             case ("cancel", number) if number < len(rig.core.state.workloads):
                 rig.do(rig.core.cancel, list(rig.core.state.workloads)[number])
             case ("lose", name) if name in rig.core.state.nodes:
-                rig.do(rig.core.node_lost, name)
+                rig.do(rig.core.mark_node_lost, name)
             case ("join", name):
-                rig.do(rig.core.node_joined, node(name, model="G3" if name == "d" else "G2"))
+                rig.do(rig.core.register_node, node(name, model="G3" if name == "d" else "G2"))
             case ("compact",):
                 rig.compact()
                 recent.clear()

@@ -261,9 +261,9 @@ async def test_a_kubelet_that_refuses_is_asked_until_it_does_not(machine):
 
 async def test_without_a_kubelet_nothing_is_served_and_the_reason_is_told(tmp_path):
     machine = Machine(tmp_path)
-    assert not await machine.plugins.look()
+    assert not await machine.plugins.reconcile_plugins()
     assert "the folder is not mounted" in machine.plugins.problem
-    assert not any(plugin.serves for plugin in machine.plugins.plugins.values())
+    assert not any(plugin.is_serving for plugin in machine.plugins.plugins.values())
 
 
 async def test_a_device_that_failed_since_is_refused_with_the_reason(machine):

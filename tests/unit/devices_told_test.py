@@ -49,30 +49,30 @@ def test_a_pod_is_told_with_all_its_containers_by_the_drivers_ids():
 def test_only_changes_are_told_and_what_follows_an_allocation():
     told = []
     telling = AllocationReporter(gpus=lambda: GPUS, tell=told.append, steers=True)
-    telling.heard([])
-    telling.heard([])
+    telling.on_containers([])
+    telling.on_containers([])
     assert len(told) == 1
-    telling.heard([container("a", "GPU-0")])
-    telling.heard([container("a", "GPU-0")])
+    telling.on_containers([container("a", "GPU-0")])
+    telling.on_containers([container("a", "GPU-0")])
     assert len(told) == 2
     # Another pod of the same name may have the same device again.
-    telling.given()
-    telling.heard([container("a", "GPU-0")])
-    telling.heard([container("a", "GPU-0")])
+    telling.on_allocated()
+    telling.on_containers([container("a", "GPU-0")])
+    telling.on_containers([container("a", "GPU-0")])
     assert len(told) == 3
 
 
 def test_a_controller_is_told_at_once_and_the_next_one_again():
     node = Bench().node
-    while node.pull() is not None:
+    while node.next_message() is not None:
         pass
     held = HeldDevices(steers=True, pods=(PodDevices(namespace="ml", pod="a", device_uuids=("GPU-0",)),))
-    node.tell_held(held)
-    assert node.pull() == ConnectRequest(message=held)
-    assert held not in [message.message for message in iter(node.pull, None)]
-    node.disconnected()
-    node.welcome(Welcome(acknowledged_sequence=0, cadence=node.cadence))
-    assert held in [message.message for message in iter(node.pull, None)]
+    node.report_held_devices(held)
+    assert node.next_message() == ConnectRequest(message=held)
+    assert held not in [message.message for message in iter(node.next_message, None)]
+    node.on_disconnected()
+    node.on_welcome(Welcome(acknowledged_sequence=0, cadence=node.cadence))
+    assert held in [message.message for message in iter(node.next_message, None)]
 
 
 def test_what_is_free_is_held_by_nobody_whatever_was_said_before():
@@ -97,7 +97,7 @@ async def test_after_an_allocation_the_kubelet_is_asked_soon_and_a_few_times(kub
         async with asyncio.timeout(10.0):
             await kubelet.called(1)
             kubelet.hold("ml", "a", "main", "nvidia.com/gpu", "GPU-0")
-            client.hurry()
+            client.refresh_soon()
             await kubelet.called(4)
             while len(heard) < 4:  # noqa: ASYNC110  # the answers are on their way
                 await asyncio.sleep(0.01)

@@ -206,7 +206,7 @@ async def test_the_page_is_for_whoever_may_look(authority, tmp_path, subject, st
     context = ssl.create_default_context(cafile=client.authority)
     context.load_cert_chain(client.certificate, client.key)
     keeper = keeper_of()
-    door = await PageFleet(1).open(tls=server, admit=keeper.admit_viewer)
+    door = await PageFleet(1).open(tls=server, admit=keeper.authorize_viewer)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
             for path in ("/", "/main.js", "/events", "/data/gpu?node=node-0000&index=0"):
@@ -263,9 +263,9 @@ def test_a_node_of_others_is_counted_apart(authority, tmp_path):
     files = authority.write(tmp_path / "c", ("CN", "eelgrid:node:gpu-1"))
     keeper = keeper_of(RoleRules())
     caller = Connection(files.certificate.read_bytes())
-    keeper.admit_node("gpu-1", caller)
+    keeper.authorize_node("gpu-1", caller)
     with pytest.raises(PermissionDenied, match="Connect as gpu-2 needs that node's certificate"):
-        keeper.admit_node("gpu-2", caller)
+        keeper.authorize_node("gpu-2", caller)
     assert next(iter(keeper.families())).values == {("agent", "node"): 1}
 
 
@@ -303,6 +303,6 @@ def test_the_memory_of_callers_is_bounded_and_goes_by_the_certificate(authority)
     for number in range(1100):
         # Not one that any authority signed; only what is kept of it matters.
         with pytest.raises(PermissionDenied):
-            keeper.admit_viewer(b"%d" % number)
-    keeper.admit_viewer(ders[0])
+            keeper.authorize_viewer(b"%d" % number)
+    keeper.authorize_viewer(ders[0])
     assert len(keeper._callers) <= 1024

@@ -145,23 +145,23 @@ def test_where_the_api_server_is():
 def test_slices_are_written_once_and_anew_when_they_change(objects, node):
     with objects.serving() as url:
         publisher = ResourceSlicePublisher(client(objects, url), NODE)
-        written = publisher.publish(node.slices)
+        written = publisher.publish_slices(node.slices)
         stand = {path: one for path, one in objects.objects.items() if path.startswith(SLICES_PATH)}
         assert written == len(stand) == len(node.slices())
         assert {one["spec"]["pool"]["generation"] for one in stand.values()} == {1}
         assert {one["metadata"]["ownerReferences"][0]["uid"] for one in stand.values()} == {"node-uid"}
-        assert publisher.publish(node.slices) == 0
+        assert publisher.publish_slices(node.slices) == 0
         # The API server adds a time to each taint.
         for path, one in stand.items():
             for device in one["spec"].get("devices", ()):
                 device["taints"][0]["timeAdded"] = "2026-11-22T00:00:00Z"
             objects.put(path, one)
-        assert publisher.publish(node.slices) == 0
+        assert publisher.publish_slices(node.slices) == 0
         objects.objects.pop(max(stand))
-        assert publisher.publish(node.slices) == len(stand)
+        assert publisher.publish_slices(node.slices) == len(stand)
         stand = {path: one for path, one in objects.objects.items() if path.startswith(SLICES_PATH)}
         assert {one["spec"]["pool"]["generation"] for one in stand.values()} == {2}
-        assert publisher.withdraw() == len(stand)
+        assert publisher.withdraw_slices() == len(stand)
         assert not any(path.startswith(SLICES_PATH) for path in objects.objects)
 
 
@@ -171,16 +171,16 @@ def test_a_writer_in_between_is_looked_at_again_and_others_slices_are_left(objec
     objects.denied.add(("GET", f"/api/v1/nodes/{NODE}"))
     with objects.serving() as url:
         publisher = ResourceSlicePublisher(client(objects, url), NODE)
-        assert publisher.publish(node.slices) > 0
+        assert publisher.publish_slices(node.slices) > 0
         node.cannot_change = "--observe-only"
         objects.faults += [(200, {"items": []})]  # as an old list would
-        assert publisher.publish(node.slices) > 0
+        assert publisher.publish_slices(node.slices) > 0
         left = [path for path in objects.objects if path.startswith(SLICES_PATH)]
         assert f"{SLICES_PATH}/x" in left
         assert len(left) == 1 + len(node.slices())
         objects.faults += [(409, {})] * 3
         with pytest.raises(ApiConflict):
-            publisher.publish(node.slices)
+            publisher.publish_slices(node.slices)
 
 
 # The kubelet.

@@ -16,10 +16,10 @@ class OneEach:
         self.judged, self.open, self.asked = set(judged), {"a", "b", "c"}, 0
         self.domains = domains or {}
 
-    def judges(self, workload_id):
+    def has_rules_for(self, workload_id):
         return workload_id in self.judged
 
-    def eligible(self, workload_id, placed, workloads):
+    def list_eligible_nodes(self, workload_id, placed, workloads):
         self.asked += 1
         taken = {place.node_name for one in self.judged & workloads.keys() for place in workloads[one].placements}
         free = self.open - taken - set(placed.values())
@@ -27,16 +27,16 @@ class OneEach:
             free = {name for name in free if self.domains[name] == self.domains[placed[0]]}
         return frozenset(free)
 
-    def alike(self, workload_id, node_name):
+    def list_equivalent_nodes(self, workload_id, node_name):
         return frozenset(name for name, one in self.domains.items() if one == self.domains[node_name])
 
 
 def core(rules, *, gpus=8):
     made, eligibility = Core(ClusterState(), catalogue.load_catalogue()), Eligibility()
     eligibility.rules = rules
-    made.judge_by(eligibility)
+    made.set_eligibility(eligibility)
     for at, name in enumerate("abc", start=1):
-        made.node_joined(inventory(name, gpus=gpus), now_ns=at)
+        made.register_node(inventory(name, gpus=gpus), now_ns=at)
     return made
 
 

@@ -242,7 +242,7 @@ def test_the_agent_counts_and_keeps_why(tmp_path):
     refusal = EnergyAcknowledgement(
         incarnation=site.node.outbox.windows.incarnation, number=closed[0].number, refused=1, refused_reason="too much"
     )
-    site.node.receive(ConnectResponse(message=refusal))
+    site.node.on_message(ConnectResponse(message=refusal))
     assert (site.node.outbox.refused, site.node.outbox.refused_reason) == (1, "too much")
     assert closed[0] not in site.node.outbox.windows.closed
 
@@ -259,7 +259,7 @@ def test_sums_beyond_64_bits_are_sums(tmp_path):
     whole = {"begin_ns": 0, "end_ns": hours * 3600 * SECOND_NS, "filters": {}, "rows_most": 10}
     # An hour, and a day, holds at most so much; hours and days together exceed 64 bits.
     for by, many in (((), hours // 24), (("namespace",), hours // 24), (("hour",), hours)):
-        answer = store.ask(parse_query(**whole, group_by=by))
+        answer = store.query(parse_query(**whole, group_by=by))
         assert answer.total.energy_mj == answer.measured_mj == pytest.approx(many * cell_mj)
     assert sum(store.namespaces.counters_mj().values()) <= 2**63 - 1
     store.add([entries[0]], [], [], now_s=0)

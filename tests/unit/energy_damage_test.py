@@ -83,7 +83,7 @@ def whole(tmp_path_factory):
     with closing(open_ledger(folder)) as store:
         for hour in range(HOURS):
             book(store, hour)
-        truth = [figures(store.ask(asked(*by))) for by in QUESTIONS]
+        truth = [figures(store.query(asked(*by))) for by in QUESTIONS]
     return folder / FILE_NAME, truth
 
 
@@ -94,7 +94,7 @@ def said(folder):
             found = []
             for by in QUESTIONS:
                 try:
-                    answer = store.ask(asked(*by))
+                    answer = store.query(asked(*by))
                 except LedgerError:
                     found.append(None)
                 else:
@@ -153,7 +153,7 @@ def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path
             raw.execute(f"DROP TRIGGER {name}")
         assert raw.execute(sql.format(day=BEGIN_S, hour=BEGIN_S + 3600 * 51)).rowcount
     with closing(open_ledger(tmp_path)) as store:
-        answer = store.ask(asked("title", "namespace"))
+        answer = store.query(asked("title", "namespace"))
         assert len(answer.damaged) == 1
         assert words in answer.damaged[0]
         whole_mj = truth[1][4]
@@ -161,7 +161,7 @@ def test_what_does_not_agree_is_left_out_and_told_and_the_rest_is_there(tmp_path
         assert sum(map(len, store.damage)) == 1
         # What is not of that stretch is as it was.
         begin_s = BEGIN_S + 86_400
-        other = store.ask(
+        other = store.query(
             parse_query(
                 begin_ns=begin_s * SECOND_NS,
                 end_ns=(begin_s + 86_400) * SECOND_NS,
@@ -187,11 +187,11 @@ def test_an_hour_that_is_added_to_after_it_was_damaged_stays_found(tmp_path):
             raw.execute("DROP TRIGGER hourly_updated")
             raw.execute("UPDATE hourly SET active = active + 1 WHERE place = 1 AND holder = 1")
             raw.commit()
-        assert store.ask(asked("hour")).damaged
+        assert store.query(asked("hour")).damaged
     with closing(open_ledger(tmp_path)) as store:
         store._connection.execute(next(iter_triggers("hourly_updated")))
         book(store, 0)
-        assert store.ask(asked("hour")).damaged
+        assert store.query(asked("hour")).damaged
 
 
 def iter_triggers(name):
@@ -211,10 +211,10 @@ def test_an_index_that_lacks_a_holder_is_found_and_made_anew(tmp_path, whole):
         raw.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'holders_workload'", (sql,))
     with closing(open_ledger(tmp_path)) as store:
         with pytest.raises(LedgerError, match="index"):
-            store.ask(asked("title", "namespace"))
+            store.query(asked("title", "namespace"))
         assert store.index_is_damaged
         store.mend_indexes()
-        answer = store.ask(asked("namespace"))
+        answer = store.query(asked("namespace"))
         assert (figures(answer), answer.damaged) == (truth[1], ())
 
 
@@ -240,7 +240,7 @@ def test_rows_that_leave_take_their_checks_along(tmp_path):
     with closing(open_ledger(tmp_path)) as store:
         for hour in range(4):
             book(store, hour)
-        while store.forget(now_s=BEGIN_S + 3000 * 86_400):
+        while store.prune_rows(now_s=BEGIN_S + 3000 * 86_400):
             pass
         for table in ("hourly", "daily"):
             assert store._read(f"SELECT count(*) FROM {table}_check", ()) == [(0,)]
@@ -255,7 +255,7 @@ def test_records_of_nodes_and_counters_that_are_damaged_are_dropped(tmp_path, wh
         raw.commit()
     with closing(open_ledger(tmp_path)) as store:
         assert store.dropped == 2
-        assert set(store.newest()) == {"node-0", "node-2"}
+        assert set(store.last_windows()) == {"node-0", "node-2"}
         assert "team-1" not in store.namespaces.sums
 
 
@@ -265,12 +265,12 @@ def test_a_node_whose_rows_are_damaged_stops_no_other(tmp_path):
         entry = LedgerEntry(BEGIN_S, PLACES[0], HOLDERS[0], LedgerAmount(active_mj=5))
         bad = NodeEntries([entry._replace(holder=EnergyHolder("pod", "\ud800"))], [], LastWindow("bad", 1, 1, 0.0))
         good = NodeEntries([entry], [MeasuredEnergy(BEGIN_S, PLACES[0], 5, 0, 0.0)], LastWindow("good", 1, 1, 0.0))
-        before_mj = store.ask(asked()).measured_mj
+        before_mj = store.query(asked()).measured_mj
         outcome = store.add_each({"bad": bad, "good": good}, now_s=BEGIN_S)
         assert (list(outcome.refused), outcome.failed) == (["bad"], {})
-        assert store.ask(asked()).measured_mj == before_mj + 5
-        assert {"good"} == set(store.newest()) - {place.node_name for place in PLACES}
-        assert store.ask(asked("namespace")).damaged == ()
+        assert store.query(asked()).measured_mj == before_mj + 5
+        assert {"good"} == set(store.last_windows()) - {place.node_name for place in PLACES}
+        assert store.query(asked("namespace")).damaged == ()
 
 
 @pytest.mark.parametrize("damage", ["none", "bits", "gone"])
@@ -279,7 +279,7 @@ def test_a_log_that_a_kill_left_and_the_disk_damaged_is_whole_or_said_to_be_lost
     with closing(open_ledger(tmp_path)) as store:
         for hour in range(4):
             book(store, hour)
-        truth = figures(store.ask(asked("namespace")))
+        truth = figures(store.query(asked("namespace")))
         killed.mkdir()
         for path in tmp_path.glob("energy.*"):
             shutil.copy(path, killed / path.name)
@@ -292,7 +292,7 @@ def test_a_log_that_a_kill_left_and_the_disk_damaged_is_whole_or_said_to_be_lost
         log.write_bytes(raw)
     try:
         with closing(open_ledger(killed)) as store:
-            answer = store.ask(asked("namespace"))
+            answer = store.query(asked("namespace"))
             if damage == "none":
                 assert (figures(answer), answer.damaged) == (truth, ())
             else:
@@ -323,14 +323,14 @@ def test_a_ledger_of_format_4_opens_whole_and_without_what_was_never_spent(tmp_p
         assert store.healed.rows == 2
         assert store.healed.energy_j == 73 * 10**12
         for by in ((), ("namespace",), ("hour",), ("day",), ("title", "node")):
-            answer = store.ask(asked(*by, hours=30))
+            answer = store.query(asked(*by, hours=30))
             assert answer.damaged == ()
             assert answer.total.energy_mj == answer.measured_mj
             assert answer.measured_mj == 2 * sum(3 * (1000 + 200 + 30_000 + 10 * hour) + 3 for hour in range(30))
-        (done,) = next(group.done for group in store.ask(asked("title", hours=30)).groups if group.done)
+        (done,) = next(group.done for group in store.query(asked("title", hours=30)).groups if group.done)
         assert (done.unit, done.amount) == ("request", 30 * 12.5)
         assert store.namespaces.counters_mj()["victim"] == 0
-        assert store.newest() == {"n1": (7, 30), "n2": (7, 172)}
+        assert store.last_windows() == {"n1": (7, 30), "n2": (7, 172)}
         assert set(store.marks.exporters) == {"archive"}
         # And it goes on: the next honest window of the victim was an error for ever.
         store.add(
@@ -349,4 +349,4 @@ def test_a_ledger_of_format_4_opens_whole_and_without_what_was_never_spent(tmp_p
         assert store.namespaces.counters_mj()["victim"] == 7
     with closing(open_ledger(tmp_path)) as again:
         assert again.healed.rows == 0
-        assert again.ask(asked("hour", hours=30)).damaged == ()
+        assert again.query(asked("hour", hours=30)).damaged == ()

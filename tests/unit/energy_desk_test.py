@@ -53,17 +53,17 @@ def disk(monkeypatch):
 
 async def test_what_is_written_is_acknowledged_and_summed_up_by_namespace(tmp_path):
     async with Site(tmp_path) as site:
-        assert (site.desk.newest_ns, dict(site.desk.by_namespace())) == (None, {})
+        assert (site.desk.newest_ns, dict(site.desk.joules_by_namespace())) == (None, {})
         for number, owner in ((1, 0), (2, 1), (3, 2)):
             site.take(window(number, 1_000 * number, owner=owner))
         await site.until(lambda: site.acknowledged)
         expected = {"ml": 1.0, "(unallocated)": 2.0, "(none)": 3.0}
         assert site.acknowledged == [("n1", 3)]
-        assert dict(site.desk.by_namespace()) == expected
+        assert dict(site.desk.joules_by_namespace()) == expected
         assert site.desk.newest_ns == BEGIN_NS + 180 * SECOND_NS
         assert (await site.total()).measured_mj == 6_000
     async with Site(tmp_path) as again:
-        assert dict(again.desk.by_namespace()) == expected
+        assert dict(again.desk.joules_by_namespace()) == expected
 
 
 async def test_a_disk_that_is_full_loses_nothing(tmp_path, disk):
@@ -76,7 +76,7 @@ async def test_a_disk_that_is_full_loses_nothing(tmp_path, disk):
         assert site.desk.failures == 3
         assert site.desk.fault == ""
         assert (await site.total()).measured_mj == 5_000
-        assert site.desk.by_namespace() == {"ml": 5.0}
+        assert site.desk.joules_by_namespace() == {"ml": 5.0}
 
 
 async def test_a_folder_that_cannot_be_opened_is_tried_again(tmp_path):
@@ -123,7 +123,7 @@ async def test_a_window_that_comes_again_adds_nothing_and_is_acknowledged_when_i
         site.take(window(1))
         assert site.acknowledged[-1] == ("n1", 1)
         site.take(window(1, incarnation=2))  # another run of the agent, whose state was lost
-        await site.until(lambda: site.desk.by_namespace() == {"ml": 2.0})
+        await site.until(lambda: site.desk.joules_by_namespace() == {"ml": 2.0})
     async with Site(tmp_path) as again:
         again.take(window(1, incarnation=2))
         assert (again.desk.again, again.acknowledged) == (1, [("n1", 1)])
@@ -138,7 +138,7 @@ async def test_a_stop_while_the_disk_works_writes_all_in_order_or_nothing(tmp_pa
     # The first write failed under the stop; the last one had both.
     assert site.acknowledged == [("n1", 2)]
     store = open_ledger(tmp_path)
-    assert store.newest() == {"n1": (1, 2)}
+    assert store.last_windows() == {"n1": (1, 2)}
     assert store.namespaces.counters_mj() == {"ml": 2_000}
     store.close()
 
@@ -259,4 +259,4 @@ async def test_a_ledger_beyond_its_size_lets_go_and_says_so(tmp_path):
         # The hour and the day: of the holder and of what was measured.
         assert site.desk.forgotten == {"age": 0, "size": 4}
         assert (await site.total()).measured_mj == 0
-        assert site.desk.by_namespace() == {"ml": 5.0}
+        assert site.desk.joules_by_namespace() == {"ml": 5.0}

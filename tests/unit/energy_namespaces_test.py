@@ -61,7 +61,7 @@ def test_counters_go_on_when_the_ledger_is_opened_again_and_when_its_rows_have_g
     store.close()
     again = open_ledger(tmp_path)
     assert again.namespaces.counters_mj() == told
-    while again.forget(now_s=10**10):
+    while again.prune_rows(now_s=10**10):
         pass
     again.close()
     last = open_ledger(tmp_path)

@@ -63,12 +63,12 @@ def test_by_the_plan_energy_goes_to_who_was_assigned_while_it_was_spent():
     both = looks(0.0, 0.0)
     first = (works("w1", "g0"),)
     second = (works("w2", "g0", 400), works("w3", "g0", 350), works("w2", "g1", 400))
-    outbox.tick(tick(0, 0.0, 0.0), both, None)
-    outbox.tick(tick(5, 10.0, 4.0), both, first)  # until now nobody was assigned
-    outbox.tick(tick(20, 100.0, 9.0), both, first)
-    outbox.tick(tick(30, 210.0, 14.0), both, second)  # until now the first
-    outbox.tick(tick(50, None, 20.0), both, second)
-    outbox.tick(tick(90, 410.0, 34.0), both, second)  # the next minute
+    outbox.on_tick(tick(0, 0.0, 0.0), both, None)
+    outbox.on_tick(tick(5, 10.0, 4.0), both, first)  # until now nobody was assigned
+    outbox.on_tick(tick(20, 100.0, 9.0), both, first)
+    outbox.on_tick(tick(30, 210.0, 14.0), both, second)  # until now the first
+    outbox.on_tick(tick(50, None, 20.0), both, second)
+    outbox.on_tick(tick(90, 410.0, 34.0), both, second)  # the next minute
     outbox.close()
     assert charged(outbox) == {
         ("g0", "UNALLOCATED"): 10_000 + 50_000,
@@ -91,7 +91,7 @@ def test_by_the_plan_totals_are_looked_at_when_the_plan_or_the_minute_changes():
     outbox = EnergyOutbox(OutboxState(incarnation=1), by_plan=True)
     same = (works("w1", "g0"),)
     for second in range(120):
-        outbox.tick(tick(second, 100.0 * second), looks(0.0), same)
+        outbox.on_tick(tick(second, 100.0 * second), looks(0.0), same)
     assert [window.end_ns - window.begin_ns for window in outbox.windows.closed] == [60 * SECOND_NS]
 
 
@@ -115,8 +115,8 @@ def attribution(**spent_mj):
 def run_of(kept, boot, counter_j, at_s):
     """A run of the agent that looks once and ends."""
     outbox = EnergyOutbox(kept, boot=boot)
-    outbox.tick(tick(at_s, 0.0), looks(counter_j), None)
-    outbox.attributed(attribution(g0=1_000), at_ns=BEGIN_NS + at_s * SECOND_NS)
+    outbox.on_tick(tick(at_s, 0.0), looks(counter_j), None)
+    outbox.charge_attribution(attribution(g0=1_000), at_ns=BEGIN_NS + at_s * SECOND_NS)
     outbox.close()
     return outbox
 
@@ -134,8 +134,8 @@ def test_what_this_run_counts_before_its_first_look_is_not_charged_twice():
     kept = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0).kept()
     outbox = EnergyOutbox(kept, boot="boot-1")
     for second in range(5):
-        outbox.tick(tick(600 + second, 100.0 * second), looks(5_750.0 + 100.0 * second), None)
-    outbox.attributed(attribution(g0=400_000), at_ns=BEGIN_NS + 604 * SECOND_NS)
+        outbox.on_tick(tick(600 + second, 100.0 * second), looks(5_750.0 + 100.0 * second), None)
+    outbox.charge_attribution(attribution(g0=400_000), at_ns=BEGIN_NS + 604 * SECOND_NS)
     outbox.close()
     assert charged(outbox) == {("g0", "7"): 401_000, ("g0", "UNATTRIBUTED"): 750_000}
 
@@ -160,9 +160,9 @@ def test_windows_that_the_controller_may_have_are_never_merged_into_later_ones()
     windows = EnergyWindowQueue(1, many=4, most=6)
     for minute in range(12):
         windows.charge({"g0": share}, at_ns=BEGIN_NS + minute * 60 * SECOND_NS)
-        windows.close()
+        windows.close_window()
         if minute == 1:
-            sent = (windows.upcoming(), windows.upcoming())
+            sent = (windows.next_window(), windows.next_window())
     # No acknowledgement came: everything goes again, and the first two are as they were.
     assert windows.closed[:2] == sent
     assert len(windows.closed) == 4
@@ -170,7 +170,7 @@ def test_windows_that_the_controller_may_have_are_never_merged_into_later_ones()
     later = EnergyWindowQueue(1, many=4, most=6, kept=windows.closed, number=windows.number)
     for minute in range(12, 24):
         later.charge({"g0": share}, at_ns=BEGIN_NS + minute * 60 * SECOND_NS)
-        later.close()
+        later.close_window()
     assert later.closed[:4] == windows.closed
 
 
@@ -223,9 +223,9 @@ def test_windows_of_the_run_before_move_with_the_clock_of_the_same_boot_alone(tm
         look(first, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)
     first.close()
     file = WindowFile(tmp_path / "windows.json")
-    file.store(first.kept())
+    file.store(first.state())
     kept = file.load(draw_incarnation=lambda: 9)
-    assert kept == first.kept()
+    assert kept == first.state()
     # The clock was set right while no agent ran.
     again = EnergyOutbox(kept, boot="b")
     look(again, 300, wall_ns=BEGIN_NS + 300 * SECOND_NS, g0=1_000)
@@ -250,9 +250,9 @@ def test_a_file_of_before_clocks_were_kept_is_read(tmp_path):
 def test_windows_that_were_kept_with_a_clock_ahead_hold_up_none_that_come():
     ahead = EnergyWindowQueue(1)
     ahead.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS + YEARS_NS)
-    ahead.close()
+    ahead.close_window()
     windows = EnergyWindowQueue(1, kept=ahead.closed, number=ahead.number)
     windows.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS)
     windows.charge({"g0": attribution(g0=1).shares["g0"]}, at_ns=BEGIN_NS + 30 * SECOND_NS)
-    windows.close()
+    windows.close_window()
     assert spans(windows.closed)[-1] == (0.0, 30.0)

@@ -49,7 +49,7 @@ class Desk:
         self.store = store
 
     async def ask(self, asked):
-        return self.store.ask_all(asked)
+        return self.store.query_all(asked)
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ def test_what_is_written_while_a_question_is_answered_is_in_all_of_the_answer_or
 
     store._reader.set_trace_callback(between)
     asked = parse_query(begin_ns=0, end_ns=3600 * 10**9, group_by=("namespace",), filters={}, rows_most=5)
-    answer = store.ask(asked)
+    answer = store.query(asked)
     assert written
     assert answer.total.energy_mj == answer.measured_mj
     store._reader.set_trace_callback(None)
-    assert store.ask(asked).measured_mj == 1500
+    assert store.query(asked).measured_mj == 1500
     store.close()

@@ -86,7 +86,7 @@ class Bench:
         self.layouts = Counted(self.agent.layouts)
         self.keeper = InlineEnforcementLoop(((self.agent.enforcement, self.node, self.layouts),), clock=self.clock)
         self.uuids = self.node.gpu_uuids
-        self.node.welcome(Welcome(acknowledged_sequence=0, cadence=Cadence(sample_interval_s=1.0)))
+        self.node.on_welcome(Welcome(acknowledged_sequence=0, cadence=Cadence(sample_interval_s=1.0)))
         self.said = []
         self.epochs = itertools.count(1)
 
@@ -95,7 +95,7 @@ class Bench:
 
     def send(self, **wanted):
         plan = NodePlan(node_name="n", epoch=next(self.epochs), lease_s=wanted.pop("lease_s", 1e6), **wanted)
-        self.node.receive(ConnectResponse(message=plan))
+        self.node.on_message(ConnectResponse(message=plan))
 
     def live(self, seconds, *, ticks=True):
         """Quarter seconds of the keeper, with the wheel's tick at each whole one."""
@@ -103,12 +103,12 @@ class Bench:
             self.clock.now_ns += 250_000_000
             if ticks and quarter % 4 == 3:
                 now_ns = self.clock.now_ns
-                if self.node.tick(read_each_gpu(self.machine, self.node.gpu_uuids), monotonic_ns=now_ns):
-                    self.node.adopt(survey_devices(self.machine))
-            self.keeper.turn()
+                if self.node.record_tick(read_each_gpu(self.machine, self.node.gpu_uuids), monotonic_ns=now_ns):
+                    self.node.update_inventory(survey_devices(self.machine))
+            self.keeper.run_due_cycles()
             if self.node.survey_due:
-                self.node.adopt(survey_devices(self.machine))
-            while (message := self.node.pull()) is not None:
+                self.node.update_inventory(survey_devices(self.machine))
+            while (message := self.node.next_message()) is not None:
                 self.said.append(message.message)
 
     def limits_w(self):
@@ -136,7 +136,7 @@ def test_an_enforced_limit_is_set_read_back_answered_and_put_back_when_the_lease
     bench.live(20)
     assert bench.limits_w() == before
     assert NodeEventKind.LEASE_EXPIRED in bench.events()
-    assert not bench.node.guard.has_business
+    assert not bench.node.guard.has_work
 
 
 def test_a_pool_that_observes_and_an_agent_that_only_observes_change_nothing():
@@ -152,16 +152,16 @@ def test_a_pool_that_observes_and_an_agent_that_only_observes_change_nothing():
         assert bench.limits_w() == before
         assert not any(gpu.mig_enabled for gpu in bench.machine.gpus())
         assert {(result.status, result.rule) for result in bench.answer().results} == said
-        assert bench.node.guard.layouts_unmet == ({bench.uuids[0]} if enforce else set())
+        assert bench.node.guard.unmet_layouts == ({bench.uuids[0]} if enforce else set())
 
 
 def test_a_layout_of_a_plan_is_made_stamped_and_not_changed_under_work_that_holds_it():
     bench = Bench()
     layout = GpuLayout(gpu_uuid=bench.uuids[1], mig_enabled=True, instances=HALVES)
     bench.send(enforce=True, gpu_layouts=(layout,))
-    assert bench.node.guard.layouts_unmet == {bench.uuids[1]}
+    assert bench.node.guard.unmet_layouts == {bench.uuids[1]}
     bench.live(3)
-    assert bench.node.guard.layouts_unmet == set()
+    assert bench.node.guard.unmet_layouts == set()
     gpu = bench.node.inventory.gpus[1]
     assert gpu.mig_enabled
     assert [instance.start for instance in gpu.gpu_instances] == [0, 4]
@@ -181,7 +181,7 @@ def test_a_layout_of_a_plan_is_made_stamped_and_not_changed_under_work_that_hold
     bench.live(2)
     refusals = [result for result in bench.answer().results if result.status is ApplyStatus.REFUSED]
     assert [refusal.rule for refusal in refusals] == ["busy"]
-    assert bench.node.guard.layouts_unmet == {bench.uuids[1]}
+    assert bench.node.guard.unmet_layouts == {bench.uuids[1]}
     assert [instance.start for instance in bench.node.inventory.gpus[1].gpu_instances] == [0, 4]
 
 
@@ -214,7 +214,7 @@ def test_a_standing_layout_is_not_asked_for_again_and_a_foreign_change_is_repair
         bench.live(3)
         assert bench.answer().status is ApplyStatus.APPLIED
     assert bench.layouts.applied == 1
-    bench.machine.faults.destroy_behind(uuid, bench.node.inventory.gpus[0].gpu_instances[0].id)
+    bench.machine.faults.destroy_foreign_instance(uuid, bench.node.inventory.gpus[0].gpu_instances[0].id)
     bench.live(40)
     assert [instance.start for instance in bench.node.inventory.gpus[0].gpu_instances] == [0, 4]
     assert [
@@ -224,7 +224,7 @@ def test_a_standing_layout_is_not_asked_for_again_and_a_foreign_change_is_repair
     for _ in range(8):
         gone = bench.machine.gpus()[0].gpu_instances
         if gone:
-            bench.machine.faults.destroy_behind(uuid, gone[0].id)
+            bench.machine.faults.destroy_foreign_instance(uuid, gone[0].id)
         bench.live(35)
     assert NodeEventKind.ENFORCEMENT_SUSPENDED in bench.events()
     (result,) = [result for result in bench.answer().results if result.rule == "drift"]
@@ -253,9 +253,9 @@ def test_work_that_comes_back_after_a_lost_gpu_finds_its_limit_again():
     bench = Bench()
     bench.send(enforce=True, gpu_settings=bench.settings(450.0))
     bench.live(6)
-    bench.machine.faults.lose(bench.uuids[0])
+    bench.machine.faults.lose_gpu(bench.uuids[0])
     bench.live(3)
-    bench.machine.faults.restore(bench.uuids[0])
+    bench.machine.faults.restore_gpu(bench.uuids[0])
     bench.live(8)
     assert bench.limits_w() == [450.0, 450.0]
     assert {NodeEventKind.GPU_LOST, NodeEventKind.GPU_RETURNED} <= set(bench.events())
@@ -265,9 +265,9 @@ def test_a_gpu_that_is_lost_again_and_again_is_cordoned():
     bench = Bench()
     bench.send(enforce=True, gpu_settings=bench.settings(450.0))
     for _ in range(3):
-        bench.machine.faults.lose(bench.uuids[0])
+        bench.machine.faults.lose_gpu(bench.uuids[0])
         bench.live(3)
-        bench.machine.faults.restore(bench.uuids[0])
+        bench.machine.faults.restore_gpu(bench.uuids[0])
         bench.live(3)
     assert "quarantined" in bench.node.inventory.gpus[0].cordon
     assert not bench.node.inventory.gpus[1].cordon
@@ -322,7 +322,7 @@ async def test_a_machine_sets_in_the_background_and_puts_back_when_it_is_cancell
     before = bench.limits_w()
     task = asyncio.ensure_future(threads.keeper(bench.agent.layouts).run())
     try:
-        bench.node.tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=threads.clock.monotonic_ns())
+        bench.node.record_tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=threads.clock.monotonic_ns())
         bench.send(enforce=True, gpu_settings=bench.settings(650.0))
         layout = GpuLayout(gpu_uuid=bench.uuids[1], mig_enabled=True, instances=HALVES)
         await until(lambda: bench.limits_w() == [650.0, 650.0])
@@ -344,7 +344,7 @@ async def test_what_a_crash_left_is_put_back_at_the_next_start():
     bench = crashed.bench
     before = bench.limits_w()
     task = asyncio.ensure_future(crashed.keeper(bench.agent.layouts, end_s=0.0).run())
-    bench.node.tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=crashed.clock.monotonic_ns())
+    bench.node.record_tick(read_each_gpu(bench.machine, bench.uuids), monotonic_ns=crashed.clock.monotonic_ns())
     bench.send(enforce=True, gpu_settings=bench.settings(650.0))
     await until(lambda: bench.limits_w() == [650.0, 650.0] and len(journal.load()) == 2)
     left = journal.load()

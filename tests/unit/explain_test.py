@@ -16,7 +16,7 @@ def reason_of(core, wanted):
 def test_a_placed_workload_shows_the_alternatives_that_it_beat():
     core = core_with(node("a", model="T4"), node("b", model="G3"), node("c"))
     core.submit(request(gpus=1, milli=500), now_ns=1)
-    explanation = core.explain("w-1")
+    explanation = core.explain_workload("w-1")
     (replica,) = explanation.replicas
     assert [found.node_name for found in replica.candidates] == ["a", "c", "b"]
     best = replica.candidates[0]
@@ -30,7 +30,7 @@ def test_a_placed_workload_shows_the_alternatives_that_it_beat():
 def test_only_the_first_replicas_are_explained():
     core = core_with(node("a", gpus=8))
     core.submit(request(gpus=1, milli=100, replicas=40), now_ns=1)
-    assert [replica.replica for replica in core.explain("w-1").replicas] == list(range(16))
+    assert [replica.replica for replica in core.explain_workload("w-1").replicas] == list(range(16))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_reason_names_the_constraint_and_holds_no_numbers(wanted, constraint
     assert kind == constraint
     assert sentence
     assert not any(letter.isdigit() for letter in sentence)
-    explanation = core.explain(step.result.workload_id)
+    explanation = core.explain_workload(step.result.workload_id)
     assert "To help:" in explanation.remedy
     if constraint == "replicas":
         assert "room for 2 of 3 replicas" in explanation.remedy
@@ -67,12 +67,12 @@ def test_the_reason_names_the_constraint_and_holds_no_numbers(wanted, constraint
 def test_without_nodes_everything_waits():
     core = core_with()
     assert reason_of(core, request(gpus=64)) == "no_nodes"
-    assert "start eelgrid-agent" in core.explain("w-1").remedy
+    assert "start eelgrid-agent" in core.explain_workload("w-1").remedy
 
 
 def test_lost_nodes_are_named_when_nothing_else_stands_in_the_way():
     core = core_with(node("a"))
-    core.node_lost("a", now_ns=1)
+    core.mark_node_lost("a", now_ns=1)
     assert reason_of(core, request(gpus=1)) == "unavailable"
 
 
@@ -80,9 +80,9 @@ def test_counts_are_of_now_not_of_submission():
     core = core_with(node("a"))
     core.submit(request(gpus=2), now_ns=1)
     core.submit(request(gpus=2), now_ns=1)
-    core.node_joined(node("b", gpus=1, cpu=0), now_ns=2)
-    core.node_lost("a", now_ns=3)
-    (replica,) = core.explain("w-2").replicas
+    core.register_node(node("b", gpus=1, cpu=0), now_ns=2)
+    core.mark_node_lost("a", now_ns=3)
+    (replica,) = core.explain_workload("w-2").replicas
     assert replica.removals == (Removal(constraint="unavailable", nodes=1), Removal(constraint="gpu_count", nodes=1))
 
 
@@ -90,4 +90,4 @@ def test_an_ended_workload_has_nothing_to_explain():
     core = core_with(node("a"))
     core.submit(request(gpus=1), now_ns=1)
     core.cancel("w-1", now_ns=2)
-    assert core.explain("w-1").replicas == ()
+    assert core.explain_workload("w-1").replicas == ()

@@ -60,7 +60,7 @@ def test_every_rule_is_explained_on_the_page(rule):
 def test_f19_the_level_found_is_published_and_the_rest_goes_on(level):
     with open_rig("nvml", SLICED) as rig:
         uuid = rig.uuid(0)
-        rig.node.faults.take_rights(level)
+        rig.node.faults.set_rights(level)
         found = survey_devices(rig.device)
         host = SimulatedHost(cpu_milli=1, memory_bytes=1, load=lambda: (0, 0), monotonic_ns=lambda: 0)
         inventory = build_inventory(
@@ -103,7 +103,7 @@ def test_f21_devices_that_are_counted_anew_keep_their_readings_and_layouts():
         assert executor.apply(wanted).status is ApplyStatus.APPLIED
         before = {gpu.uuid: gpu for gpu in rig.device.gpus()}
         power = {uuid: rig.device.read(uuid).values[Reading.POWER_W] for uuid in before}
-        rig.node.faults.renumber()
+        rig.node.faults.renumber_gpus()
         rig.device.close()
         after = {gpu.uuid: gpu for gpu in rig.device.gpus()}
         assert [gpu.index for gpu in after.values()] == [0, 1, 2]

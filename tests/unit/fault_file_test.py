@@ -29,7 +29,7 @@ class Scene:
     def say(self, text):
         with self.path.open("a") as out:
             out.write(text)
-        return self.file.apply_new()
+        return self.file.apply_new_faults()
 
     def do(self, fault, **fields):
         return self.say(json.dumps({"fault": fault, **fields}) + "\n")
@@ -48,12 +48,12 @@ def scene(tmp_path):
 
 
 def test_a_line_is_done_once_when_it_is_whole(scene):
-    assert scene.file.apply_new() == 0
+    assert scene.file.apply_new_faults() == 0
     assert scene.say('{"fault": "lose", ') == 0
     assert scene.gpu.health is SimHealth.OK
     assert scene.say('"gpu": 0}\n\n') == 2
     assert scene.gpu.health is SimHealth.LOST
-    assert scene.file.apply_new() == 0
+    assert scene.file.apply_new_faults() == 0
     scene.do("restore", gpu=0)
     assert scene.gpu.health is SimHealth.OK
 
@@ -141,4 +141,4 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path):
     scene = Scene(tmp_path)
     scene.path.mkdir()
     with pytest.raises(FaultFileError, match=r"cannot be read .*; make it readable"):
-        scene.file.apply_new()
+        scene.file.apply_new_faults()

@@ -52,10 +52,10 @@ def test_nodes_and_devices_are_multiplied(tmp_path: Path) -> None:
 def test_a_node_in_a_hurry_waits_less_and_no_other_does(tmp_path: Path) -> None:
     hurried, usual = load_fleet(write(tmp_path, {"nodes": [{**NODE, "hurry": 60}, {**NODE, "name": "other"}]}))
     assert (hurried.hurry, usual.hurry) == (60.0, 1.0)
-    limits = GuardLimits().hurried(hurried.hurry)
+    limits = GuardLimits().speed_up(hurried.hurry)
     assert (limits.quarantine_s, limits.loss_window_s, limits.repair_window_s) == (5.0, 10.0, 10.0)
     assert limits.slew_w == GuardLimits().slew_w
-    assert GuardLimits().hurried(usual.hurry) == GuardLimits()
+    assert GuardLimits().speed_up(usual.hurry) == GuardLimits()
 
 
 def test_toml_says_the_same(tmp_path: Path) -> None:

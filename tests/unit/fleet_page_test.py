@@ -127,8 +127,8 @@ def test_reasons_are_a_bounded_set_that_adds_up_to_all_that_wait():
 def test_every_node_is_read_with_its_age_and_its_fresh_power():
     telemetry = Telemetry(send_interval_s=5.0)
     for name in ("n1", "n2"):
-        telemetry.open(inventory(name), 1)
-    telemetry.receive("n1", batch(1, time_ns=SECOND), now_s=1.0)
+        telemetry.open_stream(inventory(name), 1)
+    telemetry.receive_batch("n1", batch(1, time_ns=SECOND), now_s=1.0)
     seen = telemetry.readings(now_s=3.0, now_ns=3 * SECOND)
     assert (seen.names, seen.models) == (["n1", "n2"], ["G2"])
     assert seen.age_s.tolist() == [2.0, pytest.approx(float("nan"), nan_ok=True)]

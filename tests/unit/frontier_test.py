@@ -38,7 +38,7 @@ def test_what_lacks_is_named_where_the_fleet_is_short():
     found = compute_frontier([a_point(), a_point(batch=2, hz=20.0, latency_s=0.2)], ONE, {"a": FrontierPool(1, 50.0)})
     short, enough = found.rows
     assert short.plan is None
-    assert (short.lacks, short.binds, short.factor) == ({"a": 1}, "1 more a", 0.5)
+    assert (short.lacks, short.binding_constraint, short.factor) == ({"a": 1}, "1 more a", 0.5)
     assert not short.is_efficient
     assert enough.plan.gpus == {"a": 1}
     assert (enough.factor, enough.lacks) == (1.0, {})

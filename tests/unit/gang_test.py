@@ -24,7 +24,9 @@ def nodes_used(decision):
 
 
 def decide(core, wanted, *, locality_w=100.0, planner=None):
-    return (planner or Planner()).decide(core.snapshot(), wanted.spec, replace(BALANCED, locality_w=locality_w))
+    return (planner or Planner()).decide_placement(
+        core.snapshot(), wanted.spec, replace(BALANCED, locality_w=locality_w)
+    )
 
 
 def taken(there, task, slots):
@@ -89,7 +91,7 @@ def cases(draw):
     for _ in range(draw(st.integers(0, 6))):
         gpus, milli = draw(st.sampled_from([(0, None), (1, 400), (1, 1000), (2, 1000)]))
         wanted = request(gpus=gpus, milli=milli, cpu=draw(st.integers(1, 12)))
-        if Planner().decide(core.snapshot(), wanted.spec, BALANCED).placements:
+        if Planner().decide_placement(core.snapshot(), wanted.spec, BALANCED).placements:
             core.submit(wanted, now_ns=1)
     gpus, milli = draw(st.sampled_from([(0, None), (1, 500), (1, 1000), (2, 1000)]))
     gang = request(
@@ -214,7 +216,7 @@ def test_a_published_policy_knows_no_wish(placement):
     placed = []
     for locality in Locality:
         wanted = request(gpus=1, replicas=5, locality=locality)
-        placed.append(Planner().decide(grid().snapshot(), wanted.spec, BALANCED, placement))
+        placed.append(Planner().decide_placement(grid().snapshot(), wanted.spec, BALANCED, placement))
     assert len(placed[0].placements) == 5
     assert all(decision == placed[0] for decision in placed)
     ours = {decide(grid(), request(gpus=1, replicas=5, locality=locality)).placements for locality in (PACK, SPREAD)}

@@ -36,9 +36,9 @@ def statuses(applied):
 
 def test_a_plan_is_taken_and_its_settings_are_observed():
     guard = Guard("n")
-    verdict = guard.offer(plan(), gpu_uuids=GPUS, now_ns=0)
+    verdict = guard.offer_plan(plan(), gpu_uuids=GPUS, now_ns=0)
     assert verdict.assignments == plan().assignments
-    applied = guard.settle(verdict, ())
+    applied = guard.complete_plan(verdict, ())
     assert (applied.status, statuses(applied)) == (ApplyStatus.OBSERVED, {"GPU-0": ApplyStatus.OBSERVED})
     assert guard.settings == plan().gpu_settings
     assert guard.epoch == 1
@@ -93,9 +93,9 @@ def test_items_are_refused_one_by_one():
         ),
     )
     guard = Guard("n")
-    verdict = guard.offer(offered, gpu_uuids=GPUS, now_ns=0)
+    verdict = guard.offer_plan(offered, gpu_uuids=GPUS, now_ns=0)
     assert verdict.assignments == (good,)
-    applied = guard.settle(verdict, ())
+    applied = guard.complete_plan(verdict, ())
     assert [(r.subject, r.status) for r in applied.results] == [
         ("unknown", ApplyStatus.REFUSED),
         ("good", ApplyStatus.REFUSED),
@@ -119,34 +119,34 @@ def test_enforcement_is_refused_by_name():
 
 def test_the_gravest_outcome_is_the_plan_s():
     guard = Guard("n")
-    verdict = guard.offer(plan(), gpu_uuids=GPUS, now_ns=0)
+    verdict = guard.offer_plan(plan(), gpu_uuids=GPUS, now_ns=0)
     failed = ApplyResult(subject="w", status=ApplyStatus.FAILED)
-    assert guard.settle(verdict, (failed,)).status is ApplyStatus.FAILED
+    assert guard.complete_plan(verdict, (failed,)).status is ApplyStatus.FAILED
 
 
 def test_the_lease_runs_out_once_and_only_the_recommendations_go():
     guard = Guard("n")
     take(guard, plan())
-    assert guard.check(now_ns=59 * SECOND, wall_ns=0) is None
-    event = guard.check(now_ns=60 * SECOND, wall_ns=7)
+    assert guard.check_lease(now_ns=59 * SECOND, wall_ns=0) is None
+    event = guard.check_lease(now_ns=60 * SECOND, wall_ns=7)
     assert (event.kind, event.time_ns) == (NodeEventKind.LEASE_EXPIRED, 7)
-    assert guard.check(now_ns=61 * SECOND, wall_ns=0) is None
+    assert guard.check_lease(now_ns=61 * SECOND, wall_ns=0) is None
     assert (guard.settings, guard.plan, guard.lease_left_s(61 * SECOND)) == ((), plan(), 0.0)
 
 
 def test_any_word_renews_the_lease():
     guard = Guard("n")
     take(guard, plan())
-    guard.renew(50 * SECOND)
-    assert guard.check(now_ns=100 * SECOND, wall_ns=0) is None
+    guard.renew_lease(50 * SECOND)
+    assert guard.check_lease(now_ns=100 * SECOND, wall_ns=0) is None
     assert guard.lease_left_s(100 * SECOND) == 10.0
 
 
 def test_after_the_lease_the_same_plan_takes_force_again():
     guard = Guard("n")
     take(guard, plan())
-    guard.check(now_ns=60 * SECOND, wall_ns=0)
-    guard.renew(61 * SECOND)
+    guard.check_lease(now_ns=60 * SECOND, wall_ns=0)
+    guard.renew_lease(61 * SECOND)
     assert guard.settings == ()
     assert take(guard, plan(), 62 * SECOND).status is ApplyStatus.OBSERVED
     assert guard.settings == plan().gpu_settings

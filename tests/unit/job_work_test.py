@@ -18,8 +18,8 @@ HOUR_S = 1_799_971_200
 
 def counted(*told, placed_s=HOUR_S, unit=""):
     work = JobWorkCounter()
-    work.keep({"j"}, HOUR_S - 10.0)
-    return [work.look("j", unit, one and JobProgress(*one), placed_s) for one in told]
+    work.retain({"j"}, HOUR_S - 10.0)
+    return [work.count_increment("j", unit, one and JobProgress(*one), placed_s) for one in told]
 
 
 def test_totals_become_increments_from_the_first_that_is_seen():

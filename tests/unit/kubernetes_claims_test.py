@@ -53,7 +53,7 @@ A = f"device.attributes['{DRIVER}']"
     ],
 )
 def test_expressions_choose_as_cel_does(text, is_taken):
-    assert compile_selector(text).takes(SLICE) is is_taken
+    assert compile_selector(text).matches(SLICE) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,15 @@ def test_the_gate_leaves_pods_with_claims_alone_and_counts_them_where_their_plan
 
 def test_gpus_that_are_given_by_claims_are_anothers_to_the_core(api):
     side = Side(api, epoch=1)
-    sliced = [one for one in side.machine.take(side.events, 0.0, "") if isinstance(one, ClaimGpusReported)]
+    sliced = [one for one in side.machine.on_events(side.events, 0.0, "") if isinstance(one, ClaimGpusReported)]
     assert sliced == [ClaimGpusReported("a", 2), ClaimGpusReported("b", 2)]
     others = ExternalUsageTracker()
-    others.node(node("a", gpus=2), has_agent=True)
-    others.known("a")
-    (told,) = others.flush()
+    others.update_node(node("a", gpus=2), has_agent=True)
+    others.on_node_acknowledged("a")
+    (told,) = others.flush_reports()
     assert told.others.gpu_count == 0
-    others.sliced("a", 2)
-    (told,) = others.flush()
+    others.set_claim_gpus("a", 2)
+    (told,) = others.flush_reports()
     assert told.others.gpu_count == 2
 
 

@@ -16,19 +16,19 @@ S = 1_000_000_000
 
 
 def test_the_time_is_that_of_the_last_other_status():
-    found = ConditionSet().set("Accepted", True, "Valid", "is read", generation=1, at_ns=10 * S)
-    again = found.set("Accepted", True, "Valid", "is read anew", generation=2, at_ns=20 * S)
+    found = ConditionSet().with_condition("Accepted", True, "Valid", "is read", generation=1, at_ns=10 * S)
+    again = found.with_condition("Accepted", True, "Valid", "is read anew", generation=2, at_ns=20 * S)
     assert again.get("Accepted") == StatusCondition("Accepted", True, "Valid", "is read anew", 2, 10)
-    turned = again.set("Accepted", False, "Invalid", "a rack lacks", generation=3, at_ns=30 * S)
+    turned = again.with_condition("Accepted", False, "Invalid", "a rack lacks", generation=3, at_ns=30 * S)
     assert turned.get("Accepted").since_s == 30
-    unknown = turned.set("Accepted", None, "Stale", "", generation=3, at_ns=40 * S)
+    unknown = turned.with_condition("Accepted", None, "Stale", "", generation=3, at_ns=40 * S)
     assert (unknown.get("Accepted").since_s, unknown.is_true("Accepted")) == (40, False)
     assert found.is_true("Accepted")
-    assert found.set("Accepted", True, "Valid", "is read", generation=1, at_ns=99 * S) == found
+    assert found.with_condition("Accepted", True, "Valid", "is read", generation=1, at_ns=99 * S) == found
 
 
 def test_as_kubernetes_writes_them():
-    found = ConditionSet().set(
+    found = ConditionSet().with_condition(
         "InForce", False, "NotAccepted", "see Accepted", generation=4, at_ns=1_795_332_600 * S + 5
     )
     assert found.to_json() == [
@@ -47,29 +47,29 @@ def test_as_kubernetes_writes_them():
 def test_there_is_one_of_each_type_in_the_order_of_their_coming():
     found = (
         ConditionSet()
-        .set("A", True, "R", "", generation=1, at_ns=0)
-        .set("B", None, "R", "", generation=1, at_ns=0)
-        .set("A", False, "R", "", generation=1, at_ns=0)
+        .with_condition("A", True, "R", "", generation=1, at_ns=0)
+        .with_condition("B", None, "R", "", generation=1, at_ns=0)
+        .with_condition("A", False, "R", "", generation=1, at_ns=0)
     )
     assert [(one.type, one.status) for one in found] == [("A", False), ("B", None)]
     assert [one.type for one in found.without("A")] == ["B"]
-    assert [one.type for one in found.only(["A", "C"])] == ["A"]
+    assert [one.type for one in found.retain(["A", "C"])] == ["A"]
     assert found.get("C") is None
 
 
 def test_limits():
-    found = ConditionSet().set("A", True, "R", "x" * (MAX_MESSAGE_LENGTH + 1), generation=1, at_ns=0)
+    found = ConditionSet().with_condition("A", True, "R", "x" * (MAX_MESSAGE_LENGTH + 1), generation=1, at_ns=0)
     assert len(found.get("A").message) == MAX_MESSAGE_LENGTH
     assert found.get("A").message.endswith(" ...")
     for number in range(MAX_CONDITIONS - 1):
-        found = found.set(f"C{number}", True, "R", "", generation=1, at_ns=0)
+        found = found.with_condition(f"C{number}", True, "R", "", generation=1, at_ns=0)
     with pytest.raises(ValueError, match="one too many"):
-        found.set("More", True, "R", "", generation=1, at_ns=0)
-    assert found.set("A", False, "R", "", generation=1, at_ns=0).get("A").status is False
+        found.with_condition("More", True, "R", "", generation=1, at_ns=0)
+    assert found.with_condition("A", False, "R", "", generation=1, at_ns=0).get("A").status is False
     with pytest.raises(ValueError, match="no reason"):
-        ConditionSet().set("A", True, "two words", "", generation=1, at_ns=0)
+        ConditionSet().with_condition("A", True, "two words", "", generation=1, at_ns=0)
     with pytest.raises(ValueError, match="no name"):
-        ConditionSet().set("", True, "R", "", generation=1, at_ns=0)
+        ConditionSet().with_condition("", True, "R", "", generation=1, at_ns=0)
 
 
 def test_what_is_no_condition_is_dropped():
@@ -116,11 +116,11 @@ def test_any_course_comes_back_from_json_and_changes_times_only_with_the_status(
     found = ConditionSet()
     for step in course:
         before = found.get(step[0])
-        found = found.set(*step[:4], generation=step[4], at_ns=step[5])
+        found = found.with_condition(*step[:4], generation=step[4], at_ns=step[5])
         after = found.get(step[0])
         if before is not None and before.status is after.status:
             assert after.since_s == before.since_s
         else:
             assert after.since_s == step[-1] // S
-        assert found.set(*step[:4], generation=step[4], at_ns=step[5]) == found
+        assert found.with_condition(*step[:4], generation=step[4], at_ns=step[5]) == found
     assert ConditionSet.from_json(found.to_json()) == found

@@ -109,49 +109,49 @@ def lane(node, resource="nvidia.com/gpu"):
 
 def test_the_next_unit_goes_when_the_pod_before_was_seen_with_its_devices():
     flights = InflightPods(most_s=15.0)
-    assert list(flights.steered("n", is_so=True)) == []
-    assert flights.may_go("x", [lane("n")])
-    flights.begun("x", "u1", ("s", "p1"), lane("n"), 0.0)
-    assert not flights.may_go("y", [lane("n")])
-    assert flights.may_go("y", [lane("n", "nvidia.com/mig-1g.10gb"), lane("m")])
-    assert flights.may_go("x", [lane("n")])
-    assert list(flights.seen("n", {("s", "p2"): ()})) == []
-    assert list(flights.seen("n", {("s", "p1"): ()})) == ["y"]
-    assert flights.may_go("y", [lane("n")])
+    assert list(flights.set_steered("n", is_so=True)) == []
+    assert flights.can_start("x", [lane("n")])
+    flights.record_start("x", "u1", ("s", "p1"), lane("n"), 0.0)
+    assert not flights.can_start("y", [lane("n")])
+    assert flights.can_start("y", [lane("n", "nvidia.com/mig-1g.10gb"), lane("m")])
+    assert flights.can_start("x", [lane("n")])
+    assert list(flights.on_devices_reported("n", {("s", "p2"): ()})) == []
+    assert list(flights.on_devices_reported("n", {("s", "p1"): ()})) == ["y"]
+    assert flights.can_start("y", [lane("n")])
     assert len(flights) == 0
 
 
 @pytest.mark.parametrize("end", ["gone", "late", "unsteered"])
 def test_a_flight_ends_however_it_ends(end):
     flights = InflightPods(most_s=15.0)
-    list(flights.steered("n", is_so=True))
-    flights.begun("x", "u1", ("s", "p1"), lane("n"), 1.0)
-    assert not flights.may_go("y", [lane("n")])
-    assert list(flights.expired(15.9)) == []
+    list(flights.set_steered("n", is_so=True))
+    flights.record_start("x", "u1", ("s", "p1"), lane("n"), 1.0)
+    assert not flights.can_start("y", [lane("n")])
+    assert list(flights.expire_overdue(15.9)) == []
     ways = {
-        "gone": lambda: flights.ended("u1"),
-        "late": lambda: flights.expired(16.0),
-        "unsteered": lambda: flights.steered("n", is_so=False),
+        "gone": lambda: flights.record_end("u1"),
+        "late": lambda: flights.expire_overdue(16.0),
+        "unsteered": lambda: flights.set_steered("n", is_so=False),
     }
     assert list(ways[end]()) == ["y"]
-    assert flights.may_go("y", [lane("n")])
-    assert list(flights.ended("u1")) == []
+    assert flights.can_start("y", [lane("n")])
+    assert list(flights.record_end("u1")) == []
 
 
 def test_where_somebody_else_gives_devices_away_nobody_waits():
     flights = InflightPods(most_s=15.0)
-    flights.begun("x", "u1", ("s", "p1"), lane("n"), 0.0)
-    assert flights.may_go("y", [lane("n")])
+    flights.record_start("x", "u1", ("s", "p1"), lane("n"), 0.0)
+    assert flights.can_start("y", [lane("n")])
 
 
 def test_units_over_several_nodes_take_all_lanes_or_none():
     for order in permutations(["n1", "n2"]):
         flights = InflightPods(most_s=15.0)
         for name in order:
-            list(flights.steered(name, is_so=True))
-        flights.begun("x", "u1", ("s", "p1"), lane("n1"), 0.0)
-        assert not flights.may_go("gang", [lane("n1"), lane("n2")])
-        assert flights.may_go("y", [lane("n2")]), "nobody holds a lane while it waits for another"
+            list(flights.set_steered(name, is_so=True))
+        flights.record_start("x", "u1", ("s", "p1"), lane("n1"), 0.0)
+        assert not flights.can_start("gang", [lane("n1"), lane("n2")])
+        assert flights.can_start("y", [lane("n2")]), "nobody holds a lane while it waits for another"
 
 
 def test_the_gate_lets_one_pod_at_a_time_go_to_a_node_whose_devices_follow_the_plan():

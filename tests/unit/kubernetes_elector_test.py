@@ -36,7 +36,7 @@ class Race:
             timing=TIMING,
             floor=floor,
         )
-        elector.hear(lambda term: self._told(who, term))
+        elector.add_listener(lambda term: self._told(who, term))
         self.electors[who] = elector
         self.tasks[who] = asyncio.create_task(elector.run())
 

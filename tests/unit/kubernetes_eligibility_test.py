@@ -24,28 +24,28 @@ def demands(index):
 
 def test_one_user_and_one_namespace_have_a_share_of_the_slots():
     slots = TraitSlots()
-    granted = [slots.take(demands(index), "a", "eve")[0] for index in range(300)]
+    granted = [slots.acquire(demands(index), "a", "eve")[0] for index in range(300)]
     assert sum(map(bool, granted)) == MAX_TRAITS_PER_USER
     for user in range(20):
         for index in range(10):
-            slots.take(demands(f"{user}-{index}"), "a", f"u{user}")
+            slots.acquire(demands(f"{user}-{index}"), "a", f"u{user}")
     assert len(slots) == MAX_TRAITS_PER_NAMESPACE
-    assert slots.take(demands("innocent"), "b", "")[0]
+    assert slots.acquire(demands("innocent"), "b", "")[0]
     for space in range(30):
         for index in range(20):
-            slots.take(demands(f"{space}/{index}"), f"n{space}", "")
+            slots.acquire(demands(f"{space}/{index}"), f"n{space}", "")
     assert len(slots) == MAX_TRAITS
 
 
 def test_a_slot_is_free_again_when_its_last_pod_has_gone():
     slots = TraitSlots()
-    held = [slots.take(demands(index), "a", "eve")[0] for index in range(MAX_TRAITS_PER_USER)]
-    assert slots.take(demands(0), "b", "bob") == (held[0], False), "the same demands share one"
-    assert slots.take(demands("more"), "a", "eve") == ("", False)
+    held = [slots.acquire(demands(index), "a", "eve")[0] for index in range(MAX_TRAITS_PER_USER)]
+    assert slots.acquire(demands(0), "b", "bob") == (held[0], False), "the same demands share one"
+    assert slots.acquire(demands("more"), "a", "eve") == ("", False)
     slots.release(held[0])
-    assert slots.take(demands("more"), "a", "eve") == ("", False), "somebody else uses it still"
+    assert slots.acquire(demands("more"), "a", "eve") == ("", False), "somebody else uses it still"
     slots.release(held[1])
-    found, is_new = slots.take(demands("more"), "a", "eve")
+    found, is_new = slots.acquire(demands("more"), "a", "eve")
     assert found
     assert is_new
     assert demands(1) not in slots.constraints

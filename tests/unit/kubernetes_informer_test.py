@@ -35,7 +35,7 @@ class Watched:
             self.cluster, CONFIG_MAPS, rng=random.Random(1), monotonic_s=time.monotonic, log=LOG, **how
         )
         self.deltas = []
-        self.informer.hear(self.deltas.extend)
+        self.informer.add_listener(self.deltas.extend)
 
     async def add(self, name, labels=None, **data):
         return await self.cluster.create(CONFIG_MAPS, config(name, labels, **data))
@@ -60,7 +60,7 @@ async def watching(**how):
         watched = Watched(fake, **how)
         task = asyncio.create_task(watched.informer.run())
         try:
-            await asyncio.wait_for(watched.informer.synced(), 5.0)
+            await asyncio.wait_for(watched.informer.wait_synced(), 5.0)
             yield watched
         finally:
             task.cancel()
@@ -214,7 +214,7 @@ async def test_lists_come_in_pages_and_a_page_too_late_begins_anew():
         task = asyncio.create_task(watched.informer.run())
         await eventually(lambda: _when(slow.met == 2))
         fake.store.compact()
-        await asyncio.wait_for(watched.informer.synced(), 10.0)
+        await asyncio.wait_for(watched.informer.wait_synced(), 10.0)
         assert len(watched.informer.objects) == 1_200
         assert slow.met >= 5, "two pages, one too late, three pages"
         task.cancel()
@@ -225,7 +225,7 @@ async def test_more_objects_than_may_be_held_are_an_error():
     async with FakeCluster() as fake:
         watched = Watched(fake, most=2)
         task = asyncio.create_task(watched.informer.run())
-        await watched.informer.synced()
+        await watched.informer.wait_synced()
         for name in "abc":
             await watched.add(name)
         with pytest.raises(TooManyObjects):
@@ -268,11 +268,11 @@ def test_an_event_that_is_older_than_what_is_held_changes_nothing():
     held = ObjectStore(most=10)
     found = {"metadata": {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7"}}
     old = {"metadata": {**found["metadata"], "resourceVersion": "5"}}
-    assert held.replaced([found]) == [Delta(DeltaType.ADDED, ObjectKey("n", "a"), None, found)]
-    assert held.applied(WatchEvent(WatchEventType.MODIFIED, old)) == []
-    assert held.applied(WatchEvent(WatchEventType.DELETED, old)) == []
+    assert held.replace([found]) == [Delta(DeltaType.ADDED, ObjectKey("n", "a"), None, found)]
+    assert held.apply_change(WatchEvent(WatchEventType.MODIFIED, old)) == []
+    assert held.apply_change(WatchEvent(WatchEventType.DELETED, old)) == []
     assert held.objects[ObjectKey("n", "a")] is found
-    assert held.replaced([old]) == [Delta(DeltaType.MODIFIED, ObjectKey("n", "a"), found, old)], "a list is right"
+    assert held.replace([old]) == [Delta(DeltaType.MODIFIED, ObjectKey("n", "a"), found, old)], "a list is right"
 
 
 async def test_a_list_from_now_on_tells_what_a_mute_watch_did_not():
@@ -283,11 +283,11 @@ async def test_a_list_from_now_on_tells_what_a_mute_watch_did_not():
         await watched.add("b")
         lists = watched.informer.lists
         async with asyncio.timeout(10.0):
-            await watched.informer.listed_since(time.monotonic())
+            await watched.informer.wait_listed_since(time.monotonic())
         assert ObjectKey("default", "b") in watched.informer.objects
         assert watched.informer.lists == lists + 1
         assert watched.informer.failures == 0
-        await watched.informer.listed_since(0.0)
+        await watched.informer.wait_listed_since(0.0)
         assert watched.informer.lists == lists + 1, "one that began later will do"
         watched.fake.knobs.is_mute = False
         watched.fake.drop_watches()

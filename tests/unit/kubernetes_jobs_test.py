@@ -111,7 +111,7 @@ def test_what_nobody_can_read_keeps_nobody_waiting():
     odd = gated(job("odd", queue="q"))
     del odd["spec"]["template"]["spec"]
     jobs = JobRightSizer()
-    told = jobs.take(
+    told = jobs.on_events(
         [SuspendedJobUpdated("Job", odd), SuspendedJobUpdated("Job", job(**LOOSE))], ground(), 0.0, leads=True
     )
     assert [write.outcome for write in told] == ["kept", "changed"]
@@ -222,17 +222,19 @@ def test_before_136_it_is_recommended_once():
     jobs, before = JobRightSizer(), job(unsuspend="true", **LOOSE)
     assert one(before, jobs=jobs).outcome == "changed"
     assert (
-        jobs.take([JobPatchFailed("uid-j", WriteFailure.INVALID, "field is immutable")], ground(), 1.0, leads=False)
+        jobs.on_events(
+            [JobPatchFailed("uid-j", WriteFailure.INVALID, "field is immutable")], ground(), 1.0, leads=False
+        )
         == []
     )
-    (again,) = jobs.take((), ground(), 1.0, leads=True)
+    (again,) = jobs.on_events((), ground(), 1.0, leads=True)
     assert again.outcome == "recommended"
     assert "field is immutable" in again.why
     after = written(before, again)
     assert after["spec"] == {**before["spec"], "suspend": False}
-    (told,) = jobs.take([JobPatched("uid-j")], ground(), 2.0, leads=True)
+    (told,) = jobs.on_events([JobPatched("uid-j")], ground(), 2.0, leads=True)
     assert isinstance(told, RecordJobEvent)
-    assert jobs.take([SuspendedJobUpdated("Job", after)], ground(), 900.0, leads=True) == []
+    assert jobs.on_events([SuspendedJobUpdated("Job", after)], ground(), 900.0, leads=True) == []
     assert jobs.is_wasteful("uid-j")
 
 
@@ -241,9 +243,11 @@ def test_failures_wait_longer_each_time_and_are_told_once():
     assert isinstance(one(job(), jobs=jobs), PatchJob)
     tells, at_s, waits = 0, 0.0, []
     for _ in range(12):
-        tells += len(jobs.take([JobPatchFailed("uid-j", WriteFailure.FORBIDDEN, "no")], ground(), at_s, leads=False))
+        tells += len(
+            jobs.on_events([JobPatchFailed("uid-j", WriteFailure.FORBIDDEN, "no")], ground(), at_s, leads=False)
+        )
         begin_s = at_s
-        while not jobs.take((), ground(), at_s, leads=True):
+        while not jobs.on_events((), ground(), at_s, leads=True):
             at_s += 1.0
         waits.append(at_s - begin_s)
     assert tells == 1
@@ -254,10 +258,10 @@ def test_failures_wait_longer_each_time_and_are_told_once():
 def test_a_conflict_is_looked_at_anew_and_a_job_that_went_is_forgotten():
     jobs = JobRightSizer()
     one(job(), jobs=jobs)
-    assert jobs.take([JobPatchFailed("uid-j", WriteFailure.CONFLICT)], ground(), 0.0, leads=True) == []
-    (again,) = jobs.take([SuspendedJobUpdated("Job", job(version="8"))], ground(), 1.0, leads=True)
+    assert jobs.on_events([JobPatchFailed("uid-j", WriteFailure.CONFLICT)], ground(), 0.0, leads=True) == []
+    (again,) = jobs.on_events([SuspendedJobUpdated("Job", job(version="8"))], ground(), 1.0, leads=True)
     assert again.job.version == "8"
-    jobs.take([SuspendedJobDeleted("uid-j")], ground(), 2.0, leads=True)
+    jobs.on_events([SuspendedJobDeleted("uid-j")], ground(), 2.0, leads=True)
     assert not len(jobs)
 
 
@@ -265,9 +269,9 @@ def test_a_prediction_is_waited_for_and_not_for_long():
     jobs, coming = JobRightSizer(), frozenset({"bert"})
     assert one(job(profile="bert"), jobs=jobs, coming=coming, points={}) is None
     assert jobs.is_waiting(0.0)
-    assert jobs.profiles() == {"bert"}
-    assert jobs.take((), ground(coming=coming, points={}), 59.0, leads=True) == []
-    (write,) = jobs.take((), ground(coming=coming, points={}), 60.0, leads=True)
+    assert jobs.pending_profiles() == {"bert"}
+    assert jobs.on_events((), ground(coming=coming, points={}), 59.0, leads=True) == []
+    (write,) = jobs.on_events((), ground(coming=coming, points={}), 60.0, leads=True)
     assert write.outcome == "kept"
     # It did not come: the next job of the profile does not wait, nor does one of which all is known.
     assert one(job("k"), jobs=jobs, at_s=61.0, coming=coming, points={}).outcome == "kept"
@@ -284,8 +288,8 @@ def test_a_copied_record_is_of_another_job():
 
 def test_only_who_leads_writes():
     jobs = JobRightSizer()
-    assert jobs.take([SuspendedJobUpdated("Job", job())], ground(), 0.0, leads=False) == []
-    assert len(jobs.take((), ground(), 50.0, leads=True)) == 1
+    assert jobs.on_events([SuspendedJobUpdated("Job", job())], ground(), 0.0, leads=False) == []
+    assert len(jobs.on_events((), ground(), 50.0, leads=True)) == 1
 
 
 def pytorch_job(**notes):
@@ -357,5 +361,5 @@ def test_the_wish_is_read_from_the_template_and_the_job_goes_before():
     assert (wish.profile, wish.gpus, wish.slowdown_most) == ("mine", (1, 2, 4, 8), 0.1)
     assert wish.asked == JobSize(1, 4)
     jobs = JobRightSizer()
-    jobs.take([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=False)
-    assert jobs.profiles() == {"mine"}
+    jobs.on_events([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=False)
+    assert jobs.pending_profiles() == {"mine"}

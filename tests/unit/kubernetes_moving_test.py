@@ -84,45 +84,45 @@ def test_what_is_no_note_is_none(text):
 def test_moves_begin_in_turn_within_their_bounds():
     mover = MoveQueue(MoveLimits(at_once=2, per_hour=3))
     orders = [order(f"u{index}", owner=f"rs{index // 2}") for index in range(8)]
-    assert all(mover.offer(one, 0.0) for one in orders)
-    assert not mover.offer(orders[0], 0.0)
-    begun = list(mover.due(lambda _: None, 0.0))
+    assert all(mover.request_move(one, 0.0) for one in orders)
+    assert not mover.request_move(orders[0], 0.0)
+    begun = list(mover.start_due_orders(lambda _: None, 0.0))
     assert [one.goes[0].uid for one in begun] == ["u0", "u2"], "one of an owner at a time, two at once"
-    mover.end(begun[0], is_done=True)
-    assert [one.goes[0].uid for one in mover.due(lambda _: None, 1.0)] == ["u1"]
-    mover.end(begun[1], is_done=False)
-    assert not list(mover.due(lambda _: None, 2.0)), "three an hour"
-    assert list(mover.due(lambda _: None, 3600.0))
+    mover.finish_order(begun[0], is_done=True)
+    assert [one.goes[0].uid for one in mover.start_due_orders(lambda _: None, 1.0)] == ["u1"]
+    mover.finish_order(begun[1], is_done=False)
+    assert not list(mover.start_due_orders(lambda _: None, 2.0)), "three an hour"
+    assert list(mover.start_due_orders(lambda _: None, 3600.0))
     assert (mover.done, mover.failed) == (1, 1)
 
 
 def test_what_came_by_a_move_stays_for_a_while():
     mover = MoveQueue(MoveLimits(again_s=600.0))
     came = {"u": pod("u", annotations={ANNOTATION_MOVED_AT: "1000"})}
-    mover.offer(order("u"), 0.0)
-    assert not list(mover.due(came.get, 1500.0))
-    assert list(mover.due(came.get, 1600.0))
+    mover.request_move(order("u"), 0.0)
+    assert not list(mover.start_due_orders(came.get, 1500.0))
+    assert list(mover.start_due_orders(came.get, 1600.0))
 
 
 def test_a_new_pod_of_the_same_owner_claims_the_kept_place_once():
     mover = MoveQueue(MoveLimits())
     one = order("old")
-    mover.begin(one)
-    assert mover.claim(pod("n1", owner="other", gated=True)) == ""
-    assert mover.claim(pod("n1")) == "", "it does not wait"
-    assert mover.claim(pod("n1", gated=True)) == "unit-old"
-    assert mover.claim(pod("n2", gated=True)) == ""
-    mover.gone("n1")
-    assert mover.claim(pod("n2", gated=True)) == "unit-old"
-    mover.end(one, is_done=True)
-    assert mover.claim(pod("n3", gated=True)) == ""
+    mover.mark_started(one)
+    assert mover.claim_place(pod("n1", owner="other", gated=True)) == ""
+    assert mover.claim_place(pod("n1")) == "", "it does not wait"
+    assert mover.claim_place(pod("n1", gated=True)) == "unit-old"
+    assert mover.claim_place(pod("n2", gated=True)) == ""
+    mover.release_claim("n1")
+    assert mover.claim_place(pod("n2", gated=True)) == "unit-old"
+    mover.finish_order(one, is_done=True)
+    assert mover.claim_place(pod("n3", gated=True)) == ""
 
 
 def test_of_a_stateful_set_the_pod_of_the_same_name_claims():
     mover = MoveQueue(MoveLimits())
-    mover.begin(order("old", kind="StatefulSet", manner=MoveMethod.EVICT, name="s-1"))
-    assert mover.claim(pod("n0", kind="StatefulSet", name="s-0", gated=True)) == ""
-    assert mover.claim(pod("n1", kind="StatefulSet", name="s-1", gated=True)) == "unit-old"
+    mover.mark_started(order("old", kind="StatefulSet", manner=MoveMethod.EVICT, name="s-1"))
+    assert mover.claim_place(pod("n0", kind="StatefulSet", name="s-0", gated=True)) == ""
+    assert mover.claim_place(pod("n1", kind="StatefulSet", name="s-1", gated=True)) == "unit-old"
 
 
 def test_what_is_fixed_or_has_no_owner_is_never_moved():
@@ -136,12 +136,12 @@ def test_what_is_fixed_or_has_no_owner_is_never_moved():
 
 def test_what_waits_too_long_for_its_turn_is_late():
     mover = MoveQueue(MoveLimits(at_once=1, wait_s=100.0))
-    mover.offer(order("a", owner="1"), 0.0)
-    mover.offer(order("b", owner="2"), 50.0)
-    mover.offer(order("c", owner="3"), 50.0)
-    assert [one.goes[0].uid for one in mover.due(lambda _: None, 60.0)] == ["a"]
-    assert mover.late(150.0) == []
-    assert [one.goes[0].uid for one in mover.late(151.0)] == ["b", "c"]
+    mover.request_move(order("a", owner="1"), 0.0)
+    mover.request_move(order("b", owner="2"), 50.0)
+    mover.request_move(order("c", owner="3"), 50.0)
+    assert [one.goes[0].uid for one in mover.start_due_orders(lambda _: None, 60.0)] == ["a"]
+    assert mover.overdue_orders(150.0) == []
+    assert [one.goes[0].uid for one in mover.overdue_orders(151.0)] == ["b", "c"]
 
 
 # Evictions
@@ -251,13 +251,13 @@ def test_our_taint_goes_on_and_off_and_those_of_others_stay():
 
 def test_a_taint_that_nothing_wants_is_removed_whoever_put_it_there():
     taints = TaintTimers(most_s=100.0)
-    assert taints.turns({"a"}, {"b"}, 0.0) == {"a": True, "b": False}
-    assert taints.turns({"a"}, {"a"}, 50.0) == {}
-    assert taints.turns({"a"}, {"a"}, 101.0) == {"a": False}
-    assert taints.is_given_up("a", 101.0)
-    assert taints.turns({"a"}, (), 102.0) == {}
-    assert taints.turns((), (), 103.0) == {}
-    assert taints.turns({"a"}, (), 104.0) == {"a": True}
+    assert taints.taint_changes({"a"}, {"b"}, 0.0) == {"a": True, "b": False}
+    assert taints.taint_changes({"a"}, {"a"}, 50.0) == {}
+    assert taints.taint_changes({"a"}, {"a"}, 101.0) == {"a": False}
+    assert taints.is_timed_out("a", 101.0)
+    assert taints.taint_changes({"a"}, (), 102.0) == {}
+    assert taints.taint_changes((), (), 103.0) == {}
+    assert taints.taint_changes({"a"}, (), 104.0) == {"a": True}
 
 
 def test_what_a_pod_asked_for_before_it_was_pinned():

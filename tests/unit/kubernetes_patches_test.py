@@ -80,29 +80,29 @@ def test_plans_and_names_come_back_as_they_were():
 
 def test_one_owner_waits_twice_as_long_in_each_round():
     dog = UnboundPodWatchdog(unbound_s=10.0, most_s=25.0)
-    dog.watch("u", 0.0)
-    assert not list(dog.overdue(9.0))
-    assert list(dog.overdue(10.0)) == [("u", 10.0)]
+    dog.watch_pod("u", 0.0)
+    assert not list(dog.overdue_pods(9.0))
+    assert list(dog.overdue_pods(10.0)) == [("u", 10.0)]
     assert dog.may_recreate("rs", 10.0, 10.0)
-    dog.recreated("rs", 10.0, 10.0)
+    dog.record_recreation("rs", 10.0, 10.0)
     assert not dog.may_recreate("rs", 19.0, 29.0)
     assert dog.may_recreate("rs", 20.0, 30.0)
-    dog.recreated("rs", 20.0, 30.0)
+    dog.record_recreation("rs", 20.0, 30.0)
     assert not dog.may_recreate("rs", 24.0, 54.0)
     assert dog.may_recreate("rs", 25.0, 55.0), "never longer than the most"
-    dog.forget("u")
-    assert not list(dog.overdue(99.0))
+    dog.forget_pod("u")
+    assert not list(dog.overdue_pods(99.0))
 
 
 def test_pods_of_one_owner_that_are_stuck_together_are_made_anew_together():
     dog = UnboundPodWatchdog(unbound_s=10.0)
     for uid in range(10):
-        dog.watch(f"u{uid}", uid / 10.0)
-    due = [uid for uid, waited_s in dog.overdue(11.0) if dog.may_recreate("rs", waited_s, 11.0)]
+        dog.watch_pod(f"u{uid}", uid / 10.0)
+    due = [uid for uid, waited_s in dog.overdue_pods(11.0) if dog.may_recreate("rs", waited_s, 11.0)]
     assert len(due) == 10
     for _ in due:
         assert dog.may_recreate("rs", 10.0, 11.5)
-        dog.recreated("rs", 10.0, 11.5)
+        dog.record_recreation("rs", 10.0, 11.5)
     assert not dog.may_recreate("rs", 19.0, 31.0), "the next round waits twice as long, and no longer"
     assert dog.may_recreate("rs", 20.0, 32.0)
 
@@ -111,7 +111,7 @@ def test_all_that_were_pinned_at_once_are_made_anew_at_once_and_those_after_them
     dog = UnboundPodWatchdog(unbound_s=10.0, most_s=100.0)
     for number in range(20):
         assert dog.may_recreate("rs", 10.0, 10.0 + number / 10)
-        dog.recreated("rs", 10.0, 10.0 + number / 10)
+        dog.record_recreation("rs", 10.0, 10.0 + number / 10)
     assert not dog.may_recreate("rs", 10.0, 22.0), "these were made anew once already"
     assert dog.may_recreate("rs", 20.0, 32.0)
 

@@ -25,16 +25,16 @@ def standing(api, name, node, devices, *, epoch=1):
 
 def test_of_two_that_name_one_device_the_first_is_whom_the_core_holds_there_then_the_older_plan():
     devices = PlannedDevices()
-    assert list(devices.put("a", PlannedPod("n", 2, (0, 1), epoch=2))) == []
-    assert list(devices.put("b", PlannedPod("n", 1, (1,), epoch=1))) == ["a"]
-    assert (devices.named("a"), devices.named("b")) == ((), (1,))
-    assert list(devices.put("a", PlannedPod("n", 2, (0, 1), epoch=2, is_held=True))) == ["b", "b"]
-    assert (devices.named("a"), devices.named("b")) == ((0, 1), ())
-    assert devices.gpus("n", without="a") == 1
-    assert devices.rival("n", (1,), "b").gpu_count == 2
-    assert list(devices.put("a", None)) == ["b"]
-    assert devices.named("b") == (1,)
-    assert devices.rival("n", (1,), "b") is None
+    assert list(devices.put_pod("a", PlannedPod("n", 2, (0, 1), epoch=2))) == []
+    assert list(devices.put_pod("b", PlannedPod("n", 1, (1,), epoch=1))) == ["a"]
+    assert (devices.planned_devices_of("a"), devices.planned_devices_of("b")) == ((), (1,))
+    assert list(devices.put_pod("a", PlannedPod("n", 2, (0, 1), epoch=2, is_held=True))) == ["b", "b"]
+    assert (devices.planned_devices_of("a"), devices.planned_devices_of("b")) == ((0, 1), ())
+    assert devices.count_gpus("n", without="a") == 1
+    assert devices.find_rival("n", (1,), "b").gpu_count == 2
+    assert list(devices.put_pod("a", None)) == ["b"]
+    assert devices.planned_devices_of("b") == (1,)
+    assert devices.find_rival("n", (1,), "b") is None
 
 
 def test_two_pods_that_have_one_device_by_the_plans_of_before_get_one_each():
@@ -151,7 +151,7 @@ def test_nothing_is_decided_before_all_that_waited_are_fenced():
     new.hear()
     new.round(1.4)
     assert new.gate.unfenced == 0
-    assert new.core.state.live == 2
+    assert new.core.state.live_workloads == 2
     settle(api, [new], 2.0, rounds=4)
     assert judge(api.pods.values(), api.nodes.values()).is_safe
 

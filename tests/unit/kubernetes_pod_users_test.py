@@ -24,7 +24,7 @@ def test_a_pod_says_whose_it_is():
     assert told(users, pod("a", annotation="ann@example.org", label="bob")) == "ann@example.org"
     assert told(users, pod("b", label="bob")) == "bob"
     assert told(users, pod("c")) == ""
-    assert users.of("web", "a") == ""
+    assert users.user_of("web", "a") == ""
     assert told(users, pod("b", label="eve")) == "eve"
     assert told(users, pod("b")) == ""
 
@@ -35,7 +35,7 @@ def test_a_pod_that_is_gone_is_known_until_others_need_the_room():
     assert told(users, pod("a", label="ann"), gone=True) == "ann"
     told(users, pod("b", label="bob"))
     told(users, pod("c", label="carl"))
-    assert [users.of("ml", name) for name in "abc"] == ["", "bob", "carl"]
+    assert [users.user_of("ml", name) for name in "abc"] == ["", "bob", "carl"]
 
 
 def test_what_is_no_name_is_nobody():

@@ -61,7 +61,7 @@ class World:
 
     def settle(self, *objects):
         """Carry out what follows; the standings by name."""
-        found = self.machine.decide(objects, self.nodes, self.policy, self.memory)
+        found = self.machine.merge_policies(objects, self.nodes, self.policy, self.memory)
         if found.policy != self.policy:
             self.policy = replace(found.policy, revision=self.policy.revision + 1)
         self.memory = found.after

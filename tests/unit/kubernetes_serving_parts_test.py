@@ -82,11 +82,11 @@ def test_of_two_services_with_one_target_the_older_has_it():
         **{name: getattr(old, name) for name in old.__slots__} | {"uid": "t", "created": "2026-11-23T00:00:00Z"}
     )
     services = ServiceIndex()
-    assert services.replaced([new, old]) == {old.target}
-    assert services.rival("t") == old
-    assert services.rival("s") is None
-    assert services.replaced([new]) == {old.target}
-    assert services.replaced([new]) == frozenset()
+    assert services.replace_services([new, old]) == {old.target}
+    assert services.find_rival("t") == old
+    assert services.find_rival("s") is None
+    assert services.replace_services([new]) == {old.target}
+    assert services.replace_services([new]) == frozenset()
 
 
 def wanted(service, replicas, **others):
@@ -99,15 +99,17 @@ def test_pods_that_go_are_marked_before_the_number_is_lowered():
     service, scaling = wanted(read(), 3), ScaleSubresourceWriter()
     gone = (PodKey("x", "p"), "u", "")
     seen = ReplicaCounts(places=2, lasting=2, pods=3, placed=2, let_go=(gone,))
-    assert scaling.look(service, "7", seen, 0.0) == [SetDeletionCost(PodKey("x", "p"), "u", LOWEST_DELETION_COST)]
+    assert scaling.reconcile_replicas(service, "7", seen, 0.0) == [
+        SetDeletionCost(PodKey("x", "p"), "u", LOWEST_DELETION_COST)
+    ]
     marked = ReplicaCounts(
         places=2, lasting=2, pods=3, placed=2, let_go=((PodKey("x", "p"), "u", LOWEST_DELETION_COST),)
     )
-    assert scaling.look(service, "8", marked, 1.0) == [SetReplicas(service.target, "8", 2)]
-    scaling.wrote(2, "9", 1.5)
+    assert scaling.reconcile_replicas(service, "8", marked, 1.0) == [SetReplicas(service.target, "8", 2)]
+    scaling.on_written(2, "9", 1.5)
     # The informer has not heard of it yet: an older target says nothing.
-    assert scaling.look(service, "8", marked, 2.0) == []
-    assert scaling.look(wanted(read(), 2), "9", marked, 3.0) == []
+    assert scaling.reconcile_replicas(service, "8", marked, 2.0) == []
+    assert scaling.reconcile_replicas(wanted(read(), 2), "9", marked, 3.0) == []
     assert scaling.advice_reason == "RollingOver"
 
 
@@ -119,32 +121,32 @@ def test_a_number_is_never_lowered_for_pods_that_are_yet_to_come():
         ReplicaCounts(pods=3, waiting=3),
         ReplicaCounts(pods=3, beside=3),
     ):
-        assert ScaleSubresourceWriter().look(service, "1", seen, 0.0) == []
+        assert ScaleSubresourceWriter().reconcile_replicas(service, "1", seen, 0.0) == []
 
 
 def test_a_write_without_an_answer_is_not_the_word_of_others():
     service, scaling = wanted(read(), 2), ScaleSubresourceWriter()
     seen = ReplicaCounts(places=3, lasting=3, vacant=1, pods=2, placed=2)
-    assert scaling.look(service, "7", seen, 0.0) == [SetReplicas(service.target, "7", 3)]
-    assert scaling.look(wanted(read(), 3), "8", seen, 1.0) == []
+    assert scaling.reconcile_replicas(service, "7", seen, 0.0) == [SetReplicas(service.target, "7", 3)]
+    assert scaling.reconcile_replicas(wanted(read(), 3), "8", seen, 1.0) == []
     assert (scaling.agreed, scaling.advice) == (3, "")
-    scaling.look(wanted(read(), 5), "9", seen, 2.0)
+    scaling.reconcile_replicas(wanted(read(), 5), "9", seen, 2.0)
     assert scaling.advice_reason == "ScaledByOthers"
 
 
 def test_a_lost_write_is_ours_also_where_another_number_was_wanted_since():
     service, scaling = wanted(read(), 1), ScaleSubresourceWriter()
     two = ReplicaCounts(places=2, lasting=2, vacant=1, pods=1, placed=1)
-    assert scaling.look(service, "7", two, 0.0) == [SetReplicas(service.target, "7", 2)]
+    assert scaling.reconcile_replicas(service, "7", two, 0.0) == [SetReplicas(service.target, "7", 2)]
     # It was written and the answer lost; the load rises on before the target is heard of again.
     three = ReplicaCounts(places=3, lasting=3, vacant=2, pods=1, placed=1)
-    assert scaling.look(service, "7", three, 1.0) == [SetReplicas(service.target, "7", 3)]
+    assert scaling.reconcile_replicas(service, "7", three, 1.0) == [SetReplicas(service.target, "7", 3)]
     came = ReplicaCounts(places=3, lasting=3, vacant=1, pods=2, placed=2)
-    assert scaling.look(wanted(read(), 2), "8", came, 2.0) == [SetReplicas(service.target, "8", 3)]
+    assert scaling.reconcile_replicas(wanted(read(), 2), "8", came, 2.0) == [SetReplicas(service.target, "8", 3)]
     assert (scaling.agreed, scaling.advice) == (2, "")
     # What was asked of an older target did not come about: now that number is the word of others.
-    scaling.look(wanted(read(), 2), "9", came, 3.0)
-    scaling.look(wanted(read(), 1), "10", came, 4.0)
+    scaling.reconcile_replicas(wanted(read(), 2), "9", came, 3.0)
+    scaling.reconcile_replicas(wanted(read(), 1), "10", came, 4.0)
     assert scaling.advice_reason == "ScaledByOthers"
 
 
@@ -153,11 +155,11 @@ def test_who_scales_again_and_again_is_left_alone_for_longer():
     at_s, spans = 0.0, []
     for replicas in (2, 3, 4, 5):
         seen = ReplicaCounts(places=replicas, lasting=replicas, pods=replicas, placed=replicas)
-        scaling.look(wanted(service, replicas), "1", seen, at_s)
+        scaling.reconcile_replicas(wanted(service, replicas), "1", seen, at_s)
         begun_s = at_s
         while scaling.advice_reason == "ScaledByOthers":
             at_s += 10.0
-            scaling.look(wanted(service, replicas), "1", seen, at_s)
+            scaling.reconcile_replicas(wanted(service, replicas), "1", seen, at_s)
         spans.append(at_s - begun_s)
     assert spans == [0.0, 300.0, 600.0, 1200.0]
 

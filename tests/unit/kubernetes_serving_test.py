@@ -260,7 +260,7 @@ def test_the_pod_that_comes_after_an_eviction_goes_to_the_place_that_the_core_mo
     (old,) = api.pods_of()
     assert side.unit.elastic.moved == {old["metadata"]["uid"]}
     orders = MoveOrders(SimpleNamespace(gate=side.gate), logging.getLogger("test"))
-    (order,) = orders.of_services(side.core)
+    (order,) = orders.orders_from_services(side.core)
     assert (order.manner, order.workload, order.goes[0].uid) == (MoveMethod.EVICT, "", old["metadata"]["uid"])
     held = sum(record.others.gpu_count for record in side.core.state.nodes.values())
     assert held == 1, "until it goes it is what others hold"
@@ -300,7 +300,7 @@ def test_pods_of_a_service_are_moved_one_by_one_and_no_further_one_is_made_where
     core = side.core
     pools = (PoolMode(pool=core.state.nodes[node].inventory.pool, mode=EnforcementMode.ENFORCE),)
     core.update_policy(replace(core.state.policy, pools=pools), now_ns=10**6)
-    asked, status = orders.of_nodes(core)
+    asked, status = orders.orders_from_drained_nodes(core)
     here = [pod["metadata"]["uid"] for pod in api.pods_of() if pod["spec"]["nodeName"] == node]
     assert sorted(order.goes[0].uid for order in asked) == sorted(here)
     assert {(order.manner, len(order.goes), order.workload) for order in asked} == {(manner, 1, "")}

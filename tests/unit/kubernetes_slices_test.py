@@ -171,16 +171,16 @@ def test_a_place_is_given_once_even_where_nobody_steers():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     pods = by_uid(*(slice_pod(f"p-{number}") for number in range(5)))
     on = [offer("n1", small=[OfferedMigSlice(f"s{number}", 0, number, 1) for number in range(3)])]
-    told = machine.take(pods, NODES, on, 7, 0.0)
+    told = machine.schedule_pods(pods, NODES, on, 7, 0.0)
     assert [type(one) for one in told].count(UngatePod) == 3
     assert "waits: no node" in next(one.text for one in told if isinstance(one, RecordEvent))
-    assert not [one for one in machine.take(pods, NODES, on, 7, 1.0) if isinstance(one, UngatePod)]
+    assert not [one for one in machine.schedule_pods(pods, NODES, on, 7, 1.0) if isinstance(one, UngatePod)]
 
 
 def test_room_for_cpu_is_not_given_twice():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     pods = by_uid(slice_pod("p-1"), slice_pod("p-2"))
-    told = machine.take(pods, NODES, [offer("n1", small=gpus([[1, 1, 1]]), cpu=7_999)], 7, 0.0)
+    told = machine.schedule_pods(pods, NODES, [offer("n1", small=gpus([[1, 1, 1]]), cpu=7_999)], 7, 0.0)
     assert [type(one) for one in told].count(UngatePod) == 1
 
 
@@ -199,24 +199,24 @@ def test_a_pinned_pod_that_cannot_be_scheduled_is_made_anew_by_its_owner():
     owned = slice_pod(owner=("apps/v1", "ReplicaSet", "web", "r1"))
     changed = {**_fields(owned.pod), "gates": (), "unscheduled": "Unschedulable", "unscheduled_message": "0/1 nodes"}
     stuck = by_uid(SlicePod(owned.pod.__class__(**changed), "n1"))
-    assert machine.take(stuck, {}, [], 7, 0.0) == []
-    told = machine.take(stuck, {}, [], 7, 31.0)
+    assert machine.schedule_pods(stuck, {}, [], 7, 0.0) == []
+    told = machine.schedule_pods(stuck, {}, [], 7, 31.0)
     assert [type(one) for one in told] == [RecordEvent, RecreatePod]
     assert "n1 does not take it: 0/1 nodes" in told[0].text
     nobodys = by_uid(SlicePod(owned.pod.__class__(**{**changed, "owner": None}), "n1"))
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
-    machine.take(nobodys, {}, [], 7, 0.0)
-    (told,) = machine.take(nobodys, {}, [], 7, 31.0)
+    machine.schedule_pods(nobodys, {}, [], 7, 0.0)
+    (told,) = machine.schedule_pods(nobodys, {}, [], 7, 31.0)
     assert "delete it" in told.text
 
 
 def test_what_cannot_be_read_is_told_or_let_go_as_its_people_want():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     gang = {"eelgrid.io/group": "g", "eelgrid.io/group-size": "3"}
-    (told,) = machine.take(by_uid(slice_pod(annotations=gang)), NODES, [], 7, 0.0)
+    (told,) = machine.schedule_pods(by_uid(slice_pod(annotations=gang)), NODES, [], 7, 0.0)
     assert "placed pod by pod" in told.text
     released = {"eelgrid.io/priority": "x", "eelgrid.io/on-error": "schedule"}
-    (told,) = machine.take(by_uid(slice_pod("p-2", annotations=released)), NODES, [], 7, 0.0)
+    (told,) = machine.schedule_pods(by_uid(slice_pod("p-2", annotations=released)), NODES, [], 7, 0.0)
     assert isinstance(told, RemoveGate)
 
 
@@ -224,9 +224,9 @@ def test_a_node_that_the_pod_may_not_go_to_is_passed_over():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     cordoned = {"n1": node("n1", allocatable={SMALL: "7"}, unschedulable=True)}
     on = [offer("n1", small=[OfferedMigSlice("a", 0, 0, 1)])]
-    assert [type(one) for one in machine.take(by_uid(slice_pod()), cordoned, on, 7, 0.0)] == [RecordEvent]
+    assert [type(one) for one in machine.schedule_pods(by_uid(slice_pod()), cordoned, on, 7, 0.0)] == [RecordEvent]
     elsewhere = slice_pod("p-2", nodeSelector={"zone": "b"})
-    assert [type(one) for one in machine.take(by_uid(elsewhere), NODES, on, 7, 0.0)] == [RecordEvent]
+    assert [type(one) for one in machine.schedule_pods(by_uid(elsewhere), NODES, on, 7, 0.0)] == [RecordEvent]
 
 
 def test_slices_and_whole_gpus_together_are_nobodys():

@@ -34,7 +34,7 @@ def box(cpu=None, gpus=None, *, name="c", policy=None, limits=None):
 def test_a_bare_object_is_a_pod():
     found = parse_pod({"metadata": {"name": "a", "uid": "u", "labels": None}, "spec": None})
     assert (found.name, found.uid, found.labels, found.owner, found.gates) == ("a", "u", {}, None, ())
-    assert not any([found.is_gated, found.is_managed, found.is_terminal, found.is_going, found.is_ready])
+    assert not any([found.is_gated, found.is_managed, found.is_terminal, found.is_deleting, found.is_ready])
     assert found.requested == ResourceAmounts()
 
 
@@ -101,7 +101,7 @@ def test_everything_that_is_kept_of_a_pod():
         """)
     )
     assert (found.namespace, found.name, found.resource_version) == ("serve", "llm-7d9f-x2k", "812")
-    assert (found.created_s, found.deleted_s, found.is_going) == (1795321800.0, 1795321860.0, True)
+    assert (found.created_s, found.deleted_s, found.is_deleting) == (1795321800.0, 1795321860.0, True)
     assert found.labels == {"eelgrid.io/managed": "true", "app": "llm", "pod-template-hash": "7d9f"}
     assert found.annotations == {"eelgrid.io/rate": "12"}
     assert found.owner == OwnerReference("apps/v1", "ReplicaSet", "llm-7d9f", "r1")

@@ -57,13 +57,13 @@ def test_processes_of_one_owner_are_one_account_and_its_parts_are_several():
 def test_the_worthless_dead_leave_after_one_showing_and_the_others_after_a_while():
     ledger = EnergyAccounts()
     ledger.add("GPU-0", [share(owner(1), ENDED_MJ_LEAST - 1), share(owner(2), ENDED_MJ_LEAST)])
-    ledger.settle((), now_ns=0)
+    ledger.drain_ended((), now_ns=0)
     assert jobs(ledger) == {1, 2}
-    ledger.settle((), now_ns=SECOND)
+    ledger.drain_ended((), now_ns=SECOND)
     assert jobs(ledger) == {2}
-    ledger.settle((), now_ns=int(ENDED_KEPT_S * SECOND))
+    ledger.drain_ended((), now_ns=int(ENDED_KEPT_S * SECOND))
     assert jobs(ledger) == {2}
-    ledger.settle((), now_ns=int(ENDED_KEPT_S * SECOND) + 1)
+    ledger.drain_ended((), now_ns=int(ENDED_KEPT_S * SECOND) + 1)
     assert jobs(ledger) == set()
     assert ledger.drained_mj == {"GPU-0": 2 * ENDED_MJ_LEAST - 1}
     assert ledger.total_mj("GPU-0") == 2 * ENDED_MJ_LEAST - 1
@@ -72,9 +72,9 @@ def test_the_worthless_dead_leave_after_one_showing_and_the_others_after_a_while
 def test_whoever_comes_back_in_time_has_its_account_still():
     ledger = EnergyAccounts()
     ledger.add("GPU-0", [share(owner(1), 5)])
-    ledger.settle((), now_ns=0)
-    ledger.settle((owner(1),), now_ns=SECOND)
-    ledger.settle((), now_ns=2 * SECOND)
+    ledger.drain_ended((), now_ns=0)
+    ledger.drain_ended((owner(1),), now_ns=SECOND)
+    ledger.drain_ended((), now_ns=2 * SECOND)
     ledger.add("GPU-0", [share(owner(1), 5)])
     assert list(ledger.rows().values()) == [10]
 
@@ -85,7 +85,7 @@ def test_five_hundred_of_the_dead_are_kept_the_smallest_leave_first():
         ledger.add("GPU-0", [share(owner(job), ENDED_MJ_LEAST + job)])
     total = ledger.total_mj("GPU-0")
     for turn in range(3):
-        ledger.settle((), now_ns=turn * SECOND)
+        ledger.drain_ended((), now_ns=turn * SECOND)
     assert jobs(ledger) == set(range(100, ENDED_MOST + 100))
     assert ledger.total_mj("GPU-0") == total
 
@@ -103,7 +103,7 @@ def test_when_accounts_grow_many_the_dead_make_room():
     ledger = EnergyAccounts()
     ledger.add("GPU-0", [share(owner(job), 10 * ENDED_MJ_LEAST + job) for job in range(CROWDED + 10)])
     living = [owner(job) for job in range(10, CROWDED + 10)]
-    ledger.settle(living, now_ns=0)
-    ledger.settle(living, now_ns=SECOND)
+    ledger.drain_ended(living, now_ns=0)
+    ledger.drain_ended(living, now_ns=SECOND)
     assert jobs(ledger) == set(range(10, CROWDED + 10))
     assert ledger.total_mj("GPU-0") == sum(10 * ENDED_MJ_LEAST + job for job in range(CROWDED + 10))

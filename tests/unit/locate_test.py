@@ -149,11 +149,11 @@ def test_only_default_can_be_generated(around):
 def test_a_limited_trace_keeps_the_load_and_the_mix():
     nodes, tasks = synthesize_openb()
     trace = OpenbTrace(nodes=nodes, tasks=tasks, source=TraceSource.GENERATED, where="")
-    small = trace.limited(nodes=50, tasks=None)
+    small = trace.truncated(nodes=50, tasks=None)
     assert (len(small.nodes), len(small.tasks)) == (50, 337)
     assert len({node.name for node in small.nodes}) == 50
-    assert trace.limited(nodes=None, tasks=10).tasks == tasks[:10]
-    assert trace.limited(nodes=9999, tasks=None) == trace
+    assert trace.truncated(nodes=None, tasks=10).tasks == tasks[:10]
+    assert trace.truncated(nodes=9999, tasks=None) == trace
 
 
 def test_the_digests_are_of_the_files_at_hand():

@@ -165,7 +165,7 @@ def test_windows_are_violated_by_tokens_that_come_late_or_not_at_all():
 def _ended(promise, limit_w, took_s):
     running = Running(_job(promise))
     running.first_s, running.ended_s = 0.0, took_s
-    running.done, running.working_s = 100.0, 100.0 * CURVE.at(limit_w).time_s
+    running.done, running.working_s = 100.0, 100.0 * CURVE.interpolate(limit_w).time_s
     return running
 
 
@@ -223,7 +223,7 @@ def test_zeus_profiles_every_limit_and_takes_the_cheapest(promise, best_w):
     seen = []
     for _ in range(20):
         at_s += 30.0
-        at = CURVE.at(limit_w)
+        at = CURVE.interpolate(limit_w)
         for one in driver.on(JobMeasured(at_s, "j", JobWindow(limit_w, 30.0 / at.time_s, 30.0, 30.0 * at.power_w))):
             assert isinstance(one, SetPowerLimit)
             limit_w = one.limit_w

@@ -40,10 +40,10 @@ class Meter:
         )
         now_ns = round(at_s * SECOND)
         look = NodeSample(wall_ns=now_ns + SECOND, monotonic_ns=now_ns, generation=1, gpus=looks, host={})
-        self.metering.tick(GPUS, looks, self.sampler.observe(look), monotonic_ns=now_ns)
+        self.metering.on_tick(GPUS, looks, self.sampler.observe(look), monotonic_ns=now_ns)
 
     def take(self):
-        return self.metering.take(uncounted_s=self.sampler.uncounted_by_gpu)
+        return self.metering.pop_energies(uncounted_s=self.sampler.uncounted_by_gpu)
 
 
 def test_totals_are_the_samplers_and_utilization_is_the_mean_since_the_look_before():
@@ -105,5 +105,5 @@ def test_devices_that_come_and_go_are_bounded():
     looks = [(f"GPU-x{number}", RawReadings(energy_counter_j=1.0, values={})) for number in range(1000)]
     for number, one in enumerate(looks):
         look = NodeSample(wall_ns=number, monotonic_ns=number, generation=1, gpus=(one,), host={})
-        meter.metering.tick(GPUS, (one,), meter.sampler.observe(look), monotonic_ns=number)
+        meter.metering.on_tick(GPUS, (one,), meter.sampler.observe(look), monotonic_ns=number)
     assert len(meter.take().total_j) <= 128

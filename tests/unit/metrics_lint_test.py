@@ -50,12 +50,12 @@ async def controllers_page(tmp_path):
         await until(lambda: telemetry.received == POOLS_MOST + 9)
         own = rig.controller.metrics._sources
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
-        return (await rig.controller.metrics.page()).decode()
+        return (await rig.controller.metrics.render_page()).decode()
 
 
 def agents_page():
     shares = [share(namespace="a", pod=f"b-{number}") for number in range(30)]
-    return MetricsRenderer().render(frame(view(), view("GPU-2"), shares=shares)).prometheus().decode()
+    return MetricsRenderer().render_snapshot(frame(view(), view("GPU-2"), shares=shares)).prometheus().decode()
 
 
 def said(text):

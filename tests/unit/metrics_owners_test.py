@@ -34,7 +34,7 @@ def told(names, values):
 
 def test_an_owner_is_told_by_all_that_is_known_of_them():
     owned = attribution([(account(POD, gpu_instance_id=3), 1500)])
-    (labels,) = told(SHARE_LABELS, OwnerLabelCache().view(owned).energy_j)
+    (labels,) = told(SHARE_LABELS, OwnerLabelCache().build_view(owned).energy_j)
     assert labels == (
         "gpu=GPU-1",
         "owner=pod",
@@ -51,16 +51,16 @@ def test_an_owner_is_told_by_all_that_is_known_of_them():
 def test_owners_that_look_alike_are_one_and_keep_their_joules():
     one, other = (UsageOwner(kind=UsageOwnerKind.SLURM, job="7", user=user) for user in ("ann", "bob"))
     owned = attribution([(account(one), 2000), (account(other), 3000), (account(POD), 500)])
-    assert sorted(OwnerLabelCache().view(owned).energy_j.values()) == [0.5, 5.0]
+    assert sorted(OwnerLabelCache().build_view(owned).energy_j.values()) == [0.5, 5.0]
 
 
 def test_more_owners_than_series_are_counted():
     owners = [UsageOwner(kind=UsageOwnerKind.SLURM, job=str(number)) for number in range(SHARES_MOST + 3)]
     names, accounts = OwnerLabelCache(), [(account(owner), 1000) for owner in owners]
     for _ in range(2):
-        view = names.view(attribution(accounts))
+        view = names.build_view(attribution(accounts))
         assert (len(view.energy_j), view.left_out) == (SHARES_MOST, 3)
-    view = names.view(attribution(accounts[3:]))
+    view = names.build_view(attribution(accounts[3:]))
     assert (len(view.energy_j), view.left_out) == (SHARES_MOST, 0)
     assert len(names._kept) == SHARES_MOST, "labels of those who left leave with them"
 
@@ -79,11 +79,11 @@ def test_an_owner_is_told_since_when_what_they_hold_idles():
             idle(POD, 60, kind=EnergyAnomalyKind.STALLED),
         ]
     )
-    assert told(HOLDER_LABELS, OwnerLabelCache().view(owned).idle_since_s) == {
+    assert told(HOLDER_LABELS, OwnerLabelCache().build_view(owned).idle_since_s) == {
         ("gpu=GPU-1", "owner=pod", "gpu_instance=3", "namespace=team", "pod=train-0", "container=main"): 100.0,
         ("gpu=GPU-1", "owner=slurm", "slurm_job=7"): 200.0,
     }
-    assert OwnerLabelCache().view(attribution()).idle_since_s == {}
+    assert OwnerLabelCache().build_view(attribution()).idle_since_s == {}
 
 
 def test_an_account_in_the_place_of_another_has_its_own_labels():
@@ -91,5 +91,5 @@ def test_an_account_in_the_place_of_another_has_its_own_labels():
     names = OwnerLabelCache()
     for number in range(50):
         owner = UsageOwner(kind=UsageOwnerKind.SLURM, job=str(number))
-        (labels,) = told(SHARE_LABELS, names.view(attribution([(account(owner), 1)])).energy_j)
+        (labels,) = told(SHARE_LABELS, names.build_view(attribution([(account(owner), 1)])).energy_j)
         assert f"slurm_job={number}" in labels

@@ -70,7 +70,7 @@ NOT_BASE = re.compile(r"milli|micro|kilo|mega|giga|mib|gib|percent|mhz|(_mw|_mj|
 
 def parsed(shown):
     """Samples by name of both formats, which must agree."""
-    rendered = MetricsRenderer().render(shown)
+    rendered = MetricsRenderer().render_snapshot(shown)
     text, opened = rendered.prometheus().decode(), rendered.openmetrics().decode()
     found = [(s.name, s.labels, s.value) for family in parse_text(text) for s in family.samples]
     assert [(s.name, s.labels, s.value) for family in parse_openmetrics(opened) for s in family.samples] == found
@@ -252,12 +252,12 @@ def test_a_histogram_adds_up():
 def test_what_left_the_node_leaves_the_renderer():
     renderer = MetricsRenderer()
     both, alone = frame(view(), view("GPU-2")), frame(view())
-    fresh = MetricsRenderer().render(alone).prometheus()
-    renderer.render(both)
-    assert renderer.render(alone).prometheus() == fresh
+    fresh = MetricsRenderer().render_snapshot(alone).prometheus()
+    renderer.render_snapshot(both)
+    assert renderer.render_snapshot(alone).prometheus() == fresh
     changed = Gpu(uuid="GPU-1", index=0, product="A100", model="A100")
-    assert b"instance_info" not in renderer.render(frame(GpuView(gpu=changed))).prometheus()
-    assert renderer.render(alone).prometheus() == fresh
+    assert b"instance_info" not in renderer.render_snapshot(frame(GpuView(gpu=changed))).prometheus()
+    assert renderer.render_snapshot(alone).prometheus() == fresh
 
 
 def test_a_fleet_has_no_node_to_show():
@@ -267,6 +267,10 @@ def test_a_fleet_has_no_node_to_show():
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: prometheus)")
 def test_promtool_finds_nothing_to_say():
-    page = MetricsRenderer().render(frame(view(), view("GPU-2", value=Missing(AbsenceReason.GPU_LOST)))).prometheus()
+    page = (
+        MetricsRenderer()
+        .render_snapshot(frame(view(), view("GPU-2", value=Missing(AbsenceReason.GPU_LOST))))
+        .prometheus()
+    )
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False, timeout=30)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")

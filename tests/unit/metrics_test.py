@@ -85,7 +85,7 @@ class Agent:
             node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=self.clock.now_ns)
 
     def samples(self):
-        answer = self.page.answer("/metrics")
+        answer = self.page.build_response("/metrics")
         assert answer.status == 200
         return {
             sample.name: sample
@@ -94,7 +94,7 @@ class Agent:
         }
 
     def all_samples(self, name):
-        families = text_string_to_metric_families(self.page.answer("/metrics").body.decode())
+        families = text_string_to_metric_families(self.page.build_response("/metrics").body.decode())
         return [sample for family in families for sample in family.samples if sample.name == name]
 
 
@@ -260,7 +260,7 @@ def test_what_the_worker_does_and_costs_is_shown():
     assert {name for name in vars(DriverProcessStatus) if not name.startswith("_")} <= set(vars(RemoteDevice))
     clock = HandClock()
     collector = AgentCollector([], connections=lambda: 0, monotonic_ns=clock.monotonic_ns, worker=OneChild())
-    found = collector.frame().agent.worker
+    found = collector.build_snapshot().agent.worker
     assert (found.starts, found.hangs, found.left_behind, found.hung_gpus) == (3, 2, 1, 1)
     assert found.cpu_s > 0.0
     assert found.resident_bytes > 1e6
@@ -289,7 +289,7 @@ def test_the_timed_port_has_every_call_of_the_port():
 )
 def test_the_format_is_what_the_scraper_likes(accept, wanted):
     assert prefers_openmetrics(accept) is wanted
-    answer = Agent().page.answer("/metrics", accept=accept)
+    answer = Agent().page.build_response("/metrics", accept=accept)
     assert answer.content_type == (OPENMETRICS if wanted else PROMETHEUS)
     assert answer.body.endswith(b"# EOF\n") is wanted
 
@@ -300,7 +300,7 @@ def test_the_format_is_what_the_scraper_likes(accept, wanted):
 )
 def test_pages_are_compressed_where_that_is_taken(header, taken):
     page = Agent().page
-    plain, answer = page.answer("/metrics"), page.answer("/metrics", accept_encoding=header)
+    plain, answer = page.build_response("/metrics"), page.build_response("/metrics", accept_encoding=header)
     assert answer.encoding == ("gzip" if taken else "")
     assert (gzip.decompress(answer.body) if taken else answer.body) == plain.body
     assert page.renders_total == 1
@@ -328,14 +328,14 @@ def test_the_page_is_rendered_once_a_tick():
 
 def test_ready_means_sampled_and_live_means_sampled_lately():
     agent = Agent()
-    assert agent.page.answer("/readyz").status == 503
-    assert agent.page.answer("/livez").status == 200
+    assert agent.page.build_response("/readyz").status == 503
+    assert agent.page.build_response("/livez").status == 200
     agent.tick()
-    assert agent.page.answer("/readyz").status == 200
+    assert agent.page.build_response("/readyz").status == 200
     agent.clock.now_ns += 61 * SECOND
-    assert agent.page.answer("/livez").status == 503
-    assert agent.page.answer("/metrics?name=x").status == 200
-    assert agent.page.answer("/").status == 404
+    assert agent.page.build_response("/livez").status == 503
+    assert agent.page.build_response("/metrics?name=x").status == 200
+    assert agent.page.build_response("/").status == 404
 
 
 def get(port, path):

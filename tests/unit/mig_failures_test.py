@@ -100,7 +100,7 @@ def test_f03_f04_a_machine_that_cannot_reset_keeps_the_mode_found_and_says_why(m
     )
     rig.executor.recover()
     rig.hook.names.clear()
-    result = rig.executor.apply(asked(rig, THREE))
+    result = rig.executor.apply_layout(asked(rig, THREE))
     assert refused(result, "mode")
     assert "reset" in result.detail
     assert "before set_mig_mode" not in rig.hook.names
@@ -153,7 +153,7 @@ def test_f06_a_driver_reload_within_one_boot_is_the_same():
     before = rig.generations()
     rig.device.reset()
     rig.device.stand(*THREE)
-    rig.executor.device_was_reset("GPU-0")
+    rig.executor.on_device_reset("GPU-0")
     assert rig.executor.check() == ()
     ((uuid, (_, generation)),) = rig.generations().items()
     assert generation > before[uuid][1]

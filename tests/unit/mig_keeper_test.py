@@ -43,25 +43,25 @@ class Machine:
         return {(h.profile.id, h.start) for h in self.device.held.values()}
 
     def generations(self):
-        gpus = self.keeper.stamped(self.device.gpus())
+        gpus = self.keeper.stamp_gpus(self.device.gpus())
         return {c.uuid: c.generation for gpu in gpus for i in gpu.gpu_instances for c in i.compute_instances}
 
     def kinds(self):
-        return [event.kind for event in self.keeper.take_events()]
+        return [event.kind for event in self.keeper.drain_events()]
 
 
 def test_what_is_found_at_start_is_adopted_told_with_a_generation_and_may_be_changed():
     machine = Machine(ONE, THREE)
     assert machine.keeper.recover() == ()
     assert machine.generations() == {"MIG-7-0": 1, "MIG-2-0": 1}
-    assert applied(machine.keeper.apply(machine.asked(FOUR)))
+    assert applied(machine.keeper.apply_layout(machine.asked(FOUR)))
     assert machine.standing() == {(G4, 0)}
     assert machine.kinds() == [NodeEventKind.LAYOUT_CHANGED]
 
 
 def test_an_agent_that_may_only_observe_counts_generations_and_changes_nothing():
     machine = Machine()
-    machine.keeper.apply(machine.asked(THREE))
+    machine.keeper.apply_layout(machine.asked(THREE))
     machine.device.remove(2)
     machine.device.stand(*ONE)
     machine.device.hook.names.clear()
@@ -75,45 +75,45 @@ def test_an_agent_that_may_only_observe_counts_generations_and_changes_nothing()
 @pytest.mark.parametrize("boot", ["boot-2/1", "boot-1/8"], ids=["reboot", "driver loaded anew"])
 def test_after_a_boot_or_a_driver_load_the_layout_is_made_anew_under_another_generation(boot):
     machine = Machine()
-    machine.keeper.apply(machine.asked(THREE))
-    machine.keeper.hold({"MIG-2-0"})
+    machine.keeper.apply_layout(machine.asked(THREE))
+    machine.keeper.hold_devices({"MIG-2-0"})
     machine.device.reset()
     machine.boot = boot
-    assert [applied(result) for result in machine.keeper.check()] == [True]
+    assert [applied(result) for result in machine.keeper.check_layouts()] == [True]
     assert machine.standing() == {(G3, 4)}
     assert machine.generations() == {"MIG-2-0": 2}
     assert NodeEventKind.SETTING_RESTORED in machine.kinds()
     # The lease was on the instance of before.
-    assert applied(machine.keeper.apply(machine.asked(FOUR)))
+    assert applied(machine.keeper.apply_layout(machine.asked(FOUR)))
 
 
 def test_a_reset_within_a_boot_makes_every_lease_stale_even_where_the_like_stands():
     machine = Machine()
-    machine.keeper.apply(machine.asked(THREE))
-    machine.keeper.hold({"MIG-2-0"})
-    assert refused(machine.keeper.apply(machine.asked(FOUR)), "busy")
+    machine.keeper.apply_layout(machine.asked(THREE))
+    machine.keeper.hold_devices({"MIG-2-0"})
+    assert refused(machine.keeper.apply_layout(machine.asked(FOUR)), "busy")
     machine.device.reset()
     machine.device.stand(*THREE)
-    assert machine.keeper.device_was_reset("GPU-0")
-    assert machine.keeper.check() == ()
+    assert machine.keeper.on_device_reset("GPU-0")
+    assert machine.keeper.check_layouts() == ()
     assert machine.generations() == {"MIG-2-0": 2}
-    assert applied(machine.keeper.apply(machine.asked(FOUR)))
+    assert applied(machine.keeper.apply_layout(machine.asked(FOUR)))
 
 
 def test_a_reset_that_could_not_be_written_down_is_not_forgotten():
     machine = Machine()
-    machine.keeper.apply(machine.asked(THREE))
+    machine.keeper.apply_layout(machine.asked(THREE))
 
     def full(_):
         raise MigJournalUnwritable("no space left; make room")
 
     machine.journal.hook = full
     machine.device.reset()
-    assert not machine.keeper.device_was_reset("GPU-0")
-    assert machine.keeper.check() == ()
+    assert not machine.keeper.on_device_reset("GPU-0")
+    assert machine.keeper.check_layouts() == ()
     machine.kinds()
     machine.journal.hook = lambda _: None
-    assert [applied(result) for result in machine.keeper.check()] == [True]
+    assert [applied(result) for result in machine.keeper.check_layouts()] == [True]
     # Nobody changed anything behind the agent's back: no repair is counted.
     assert NodeEventKind.SETTING_DRIFT not in machine.kinds()
     assert machine.keeper.executor.record("GPU-0").repairs == 0
@@ -122,18 +122,18 @@ def test_a_reset_that_could_not_be_written_down_is_not_forgotten():
 def test_a_lease_holds_over_a_restart_and_one_that_cannot_be_written_down_is_none():
     machine = Machine(THREE)
     machine.keeper.recover()
-    assert machine.keeper.hold({"MIG-2-0"})
+    assert machine.keeper.hold_devices({"MIG-2-0"})
     machine.start()
     machine.keeper.recover()
-    assert refused(machine.keeper.apply(machine.asked(FOUR)), "busy")
-    assert machine.keeper.hold(())
+    assert refused(machine.keeper.apply_layout(machine.asked(FOUR)), "busy")
+    assert machine.keeper.hold_devices(())
 
     def full(_):
         raise MigJournalUnwritable("no space left; make room")
 
     machine.journal.hook = full
-    assert not machine.keeper.hold({"MIG-2-0"})
-    assert not machine.keeper.hold({"MIG-2-0"})
+    assert not machine.keeper.hold_devices({"MIG-2-0"})
+    assert not machine.keeper.hold_devices({"MIG-2-0"})
     # Told once.
     assert machine.kinds() == [NodeEventKind.ENFORCEMENT_SUSPENDED]
 
@@ -143,21 +143,21 @@ def test_a_journal_that_is_none_stops_every_change_is_told_once_and_raises_nowhe
     path.write_text("{")
     machine = Machine(ONE, journal=FileMigJournal(path))
     assert machine.keeper.recover() == ()
-    machine.keeper.check()
+    machine.keeper.check_layouts()
     machine.keeper.observe()
-    assert not machine.keeper.hold({"MIG-7-0"})
-    assert not machine.keeper.release("GPU-0")
-    (event,) = machine.keeper.take_events()
+    assert not machine.keeper.hold_devices({"MIG-7-0"})
+    assert not machine.keeper.release_device("GPU-0")
+    (event,) = machine.keeper.drain_events()
     assert event.kind is NodeEventKind.ENFORCEMENT_SUSPENDED
     assert "mig.json" in event.detail
-    result = machine.keeper.apply(machine.asked(THREE))
+    result = machine.keeper.apply_layout(machine.asked(THREE))
     assert (result.status, result.rule) == (ApplyStatus.FAILED, "journal")
     assert machine.generations() == {"MIG-7-0": 0}
     assert machine.standing() == {(ONE[0], 0)}
     # A restart adopts what stands.
     machine.start()
     assert machine.keeper.recover() == ()
-    assert applied(machine.keeper.apply(machine.asked(THREE)))
+    assert applied(machine.keeper.apply_layout(machine.asked(THREE)))
 
 
 def test_without_a_driver_nothing_is_done_and_nothing_raised():
@@ -168,21 +168,21 @@ def test_without_a_driver_nothing_is_done_and_nothing_raised():
 
     listed = machine.device.gpus
     machine.device.gpus = gone
-    assert machine.keeper.recover() == machine.keeper.check() == ()
-    result = machine.keeper.apply(machine.asked(THREE))
+    assert machine.keeper.recover() == machine.keeper.check_layouts() == ()
+    result = machine.keeper.apply_layout(machine.asked(THREE))
     assert (result.status, result.rule) == (ApplyStatus.FAILED, "device")
-    assert not machine.keeper.hold({"MIG-7-0"})
+    assert not machine.keeper.hold_devices({"MIG-7-0"})
     machine.device.gpus = listed
-    assert machine.keeper.check() == ()
+    assert machine.keeper.check_layouts() == ()
     assert machine.generations() == {"MIG-7-0": 1}
 
 
 def test_what_is_released_is_left_as_it_stands():
     machine = Machine()
-    machine.keeper.apply(machine.asked(THREE))
-    assert machine.keeper.release("GPU-0")
+    machine.keeper.apply_layout(machine.asked(THREE))
+    assert machine.keeper.release_device("GPU-0")
     machine.device.remove(2)
-    assert machine.keeper.check() == ()
+    assert machine.keeper.check_layouts() == ()
     assert machine.standing() == set()
 
 

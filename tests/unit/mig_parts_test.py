@@ -67,7 +67,7 @@ def test_the_uuids_of_a_part_are_the_same_in_every_life(part: str) -> None:
             number = node.create_gpu_instance(uuid, profile.id, profile.starts[-1])
             node.create_compute_instance(uuid, number, profile.whole.id)
             lives.append((profile.id, node.gpus()[0].gpu_instances[0].compute_instances[0].uuid))
-            node.faults.destroy_behind(uuid, number)
+            node.faults.destroy_foreign_instance(uuid, number)
     assert lives[: len(lives) // 2] == lives[len(lives) // 2 :]
     assert all(uuid.startswith("MIG-") for _, uuid in lives)
 

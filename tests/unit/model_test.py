@@ -35,5 +35,5 @@ def test_the_cluster_draws_what_the_paper_says():
     assert core.modelled_power_w() == idle_w + (150 - 30) + (120 - 15)
     core.submit(request(gpus=1, milli=10, cpu=1), now_ns=2)
     assert core.modelled_power_w() == idle_w + (150 - 30) + (120 - 15)
-    core.node_lost("a", now_ns=3)
+    core.mark_node_lost("a", now_ns=3)
     assert core.modelled_power_w() == pytest.approx(idle_w + 225)

@@ -37,7 +37,7 @@ def two_halves(**spec) -> Core:
     core = core_with(node("a", gpus=1))
     core.submit(request(gpus=1, milli=500, key="one", **spec), now_ns=1)
     core.submit(request(gpus=1, milli=500, key="gap"), now_ns=1)
-    core.node_joined(node("b", gpus=1), now_ns=1)
+    core.register_node(node("b", gpus=1), now_ns=1)
     core.submit(request(gpus=1, milli=500, key="two", **spec), now_ns=1)
     core.cancel("gap", now_ns=2)
     assert (places(core, "one"), places(core, "two")) == ([("a", (0,))], [("b", (0,))])
@@ -69,7 +69,7 @@ def test_the_explanation_of_a_moved_replica_is_that_of_the_move():
     core = two_halves()
     (move,) = asked(core).moves
     core.apply_moves((move,), now_ns=3)
-    (explained,) = core.explain(move.workload_id).replicas
+    (explained,) = core.explain_workload(move.workload_id).replicas
     assert explained.candidates == move.replicas[0].candidates
     there, here = explained.candidates
     assert (there.node_name, here.node_name) == (move.replicas[0].target.node_name, move.replicas[0].source.node_name)
@@ -90,10 +90,10 @@ def test_what_does_not_pay_or_is_beyond_the_budget_is_not_recommended(wanted):
 def test_fixed_work_stays_and_lost_nodes_are_neither_emptied_nor_filled():
     assert asked(two_halves(mobility=Mobility.FIXED)).moves == ()
     core = two_halves()
-    core.node_lost("b", now_ns=3)
+    core.mark_node_lost("b", now_ns=3)
     assert asked(core).moves == ()
     core = two_halves()
-    core.gpu_lost("a", "GPU-a-0", now_ns=3)
+    core.mark_gpu_lost("a", "GPU-a-0", now_ns=3)
     assert asked(core).moves == ()
 
 
@@ -101,7 +101,7 @@ def test_a_gang_moves_together_and_pays_for_the_whole_of_it():
     core = core_with(node("a", gpus=2))
     core.submit(request(gpus=1, milli=700, key="here", mobility=Mobility.FIXED), now_ns=1)
     core.submit(request(gpus=1, milli=600, key="gap"), now_ns=1)
-    core.node_joined(node("b", gpus=2), now_ns=1)
+    core.register_node(node("b", gpus=2), now_ns=1)
     core.submit(request(gpus=1, milli=500, replicas=2, key="gang", kind=WorkloadKind.TRAINING_JOB), now_ns=1)
     assert {name for name, _ in places(core, "gang")} == {"b"}
     core.cancel("gap", now_ns=2)
@@ -155,9 +155,9 @@ def test_a_move_that_no_longer_holds_is_named_and_nothing_moves():
     if filled.placements[0].node_name == target:
         refused("held already")
     core.cancel(filled.workload_id, now_ns=5)
-    core.node_lost(target, now_ns=6)
+    core.mark_node_lost(target, now_ns=6)
     refused("the node is lost")
-    core.node_joined(node(target, gpus=1), now_ns=7)
+    core.register_node(node(target, gpus=1), now_ns=7)
     core.cancel(key, now_ns=8)
     refused("does not run")
 
@@ -235,9 +235,9 @@ def test_an_empty_cluster_has_nothing_to_move():
 def test_a_later_move_may_use_what_an_earlier_one_freed_and_not_the_other_way_round():
     core = core_with(node("a", gpus=1))
     core.submit(request(gpus=1, key="one"), now_ns=1)
-    core.node_joined(node("b", gpus=1), now_ns=1)
+    core.register_node(node("b", gpus=1), now_ns=1)
     core.submit(request(gpus=1, key="two"), now_ns=1)
-    core.node_joined(node("c", gpus=1), now_ns=1)
+    core.register_node(node("c", gpus=1), now_ns=1)
 
     def move(key: str, target: str) -> Move:
         (source,) = core.workload(key).placements

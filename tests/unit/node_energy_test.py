@@ -48,10 +48,10 @@ class Site:
         now_ns = self.rig.clock[0]
         seen = self.sampler.observe(NodeSample(wall_ns=now_ns, monotonic_ns=now_ns, generation=1, gpus=looks, host={}))
         self.tick = seen.tick
-        self.energy.tick(gpus, looks, seen, monotonic_ns=now_ns)
+        self.energy.on_tick(gpus, looks, seen, monotonic_ns=now_ns)
         if number % 5 == 0:
             slow = read_extended_readings(self.rig.device, [gpu.uuid for gpu in gpus])
-            found = self.energy.read(gpus, slow, now_ns=now_ns)
+            found = self.energy.read_sources(gpus, slow, now_ns=now_ns)
             self.events += self.energy.observe(
                 gpus, slow, found, assignments=self.assignments, uncounted_s=self.sampler.uncounted_by_gpu
             )
@@ -63,7 +63,7 @@ class Site:
 
     def check(self):
         """Everything that anybody was charged is what the controller is told, to the millijoule."""
-        for index, device in enumerate(self.energy.report().devices):
+        for index, device in enumerate(self.energy.build_report().devices):
             told_j = self.tick.reading(Reading.ENERGY_J, index)
             if told_j is not None:
                 assert device.total_mj == round(told_j * MILLIJOULES)
@@ -72,7 +72,7 @@ class Site:
         """Of owners with these labels."""
         return sum(
             row.energy_mj / MILLIJOULES
-            for row in self.energy.report().owners
+            for row in self.energy.build_report().owners
             if row.owner.labels().items() >= wanted.items()
         )
 

@@ -63,7 +63,7 @@ def replayed(events):
 def test_an_empty_node_is_removed_and_the_journal_replays_it():
     core, events = Core(ClusterState(), catalogue.load_catalogue()), []
     for name in ("a", "b"):
-        events += core.node_joined(node(name), now_ns=1).events
+        events += core.register_node(node(name), now_ns=1).events
     step = removed(core, "a")
     assert step.events == (NodesRemoved(time_ns=50, node_names=("a",), reason="operator"),)
     assert (list(core.state.nodes), step.nodes) == (["b"], frozenset())
@@ -92,7 +92,7 @@ def test_by_force_services_go_on_elsewhere_and_everything_else_on_the_node_ends(
     kind = WorkloadKind.INFERENCE_SERVICE
     service = request(gpus=2, replicas=4, key="service")
     core.submit(replace(service, spec=replace(service.spec, kind=kind)), now_ns=4)
-    would = core.would_remove("a", force=True, is_connected=False, now_ns=5)
+    would = core.preview_node_removal("a", force=True, is_connected=False, now_ns=5)
     step = removed(core, "a", force=True, now_ns=5)
     assert (step.result.ended, step.result.shrunk) == (would.ended, would.shrunk) == ((), ("service",))
     assert isinstance(step.events[0], WorkloadScaled)
@@ -134,7 +134,7 @@ def test_after_removals_a_core_decides_as_one_that_was_made_anew(seed):
         if choice < 0.15 and core.state.nodes:
             removed(core, draw.choice(sorted(core.state.nodes)), force=True, now_ns=now_ns)
         elif choice < 0.3:
-            core.node_joined(node(f"n{draw.randrange(12)}", gpus=draw.choice((1, 2, 4))), now_ns=now_ns)
+            core.register_node(node(f"n{draw.randrange(12)}", gpus=draw.choice((1, 2, 4))), now_ns=now_ns)
         elif core.state.nodes:
             asked = request(gpus=draw.choice((1, 1, 2)), key=f"w{turn}")
             anew = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
@@ -157,7 +157,7 @@ def test_a_removed_node_draws_from_no_budget():
     removed(core, "a")
     freed = [core._chooser.allowance.left_w(key) for key in core._chooser.allowance._places.limits_w]
     assert freed[0] > left_w[0]
-    core.node_joined(node("a", gpus=4), now_ns=60)
+    core.register_node(node("a", gpus=4), now_ns=60)
     assert [core._chooser.allowance.left_w(key) for key in core._chooser.allowance._places.limits_w] == left_w
 
 
@@ -166,7 +166,7 @@ def test_a_node_that_comes_back_is_a_new_one_with_plans_above_the_one_that_it_ho
     core.submit(request(gpus=1, key="w"), now_ns=2)
     epoch = core.node_plan("a").epoch
     removed(core, "a", force=True)
-    core.node_joined(node("a"), now_ns=60, plan_epoch=epoch)
+    core.register_node(node("a"), now_ns=60, plan_epoch=epoch)
     assert core.node_plan("a").epoch > epoch
     assert core.submit(request(gpus=1, key="again"), now_ns=61).result.phase is WorkloadPhase.PLACED
 
@@ -174,14 +174,14 @@ def test_a_node_that_comes_back_is_a_new_one_with_plans_above_the_one_that_it_ho
 def test_where_names_run_out_the_longest_lost_make_room_and_those_in_use_never_do():
     core = Core(ClusterState(), catalogue.load_catalogue(), nodes_most=3)
     for number, name in enumerate("abc"):
-        core.node_joined(node(name), now_ns=number)
+        core.register_node(node(name), now_ns=number)
     with pytest.raises(ResourceExhausted, match="eelctl node remove"):
-        core.node_joined(node("d"), now_ns=5)
+        core.register_node(node("d"), now_ns=5)
     core.submit(request(gpus=1, key="w"), now_ns=6)
     held = core.workload("w").placements[0].node_name
     for time_ns, name in enumerate("abc", start=7):
-        core.node_lost(name, now_ns=time_ns)
-    step = core.node_joined(node("d"), now_ns=20)
+        core.mark_node_lost(name, now_ns=time_ns)
+    step = core.register_node(node("d"), now_ns=20)
     gone = min({"a", "b", "c"} - {held})
     assert step.events[0].node_names == (gone,)
     assert set(core.state.nodes) == {"a", "b", "c", "d"} - {gone}
@@ -189,16 +189,18 @@ def test_where_names_run_out_the_longest_lost_make_room_and_those_in_use_never_d
 
 def test_since_when_a_node_is_lost_survives_a_checkpoint_and_ends_with_its_return():
     core = core_with(node("a"))
-    core.node_lost("a", now_ns=70)
+    core.mark_node_lost("a", now_ns=70)
     loaded = ClusterState.load(core.state.dump())
     assert loaded.nodes["a"].lost_ns == 70
-    core.node_joined(node("a"), now_ns=80)
+    core.register_node(node("a"), now_ns=80)
     assert (core.state.nodes["a"].lost_ns, "lost_ns" in core.state.nodes["a"].dump()) == (0, False)
 
 
 def test_followers_outlive_a_removal():
     core = core_with(node("a", gpus=2), node("b", gpus=2))
-    savings = PlacementSavings(InitialCluster.of(core.state, 1), PriorPowerModel(catalogue.load_catalogue()).gpu)
+    savings = PlacementSavings(
+        InitialCluster.from_state(core.state, 1), PriorPowerModel(catalogue.load_catalogue()).gpu
+    )
     shadow = ShadowPolicy(
         core.state.copy(), core.state.policy, lambda state: Core(state, catalogue.load_catalogue()), now_ns=1
     )
@@ -207,9 +209,9 @@ def test_followers_outlive_a_removal():
     steps.append(core.submit(request(gpus=2, key="x"), now_ns=60))
     for step in steps:
         for event in step.events:
-            savings.follow(event)
-            shadow.follow(event)
-        savings.advance(100)
+            savings.follow_event(event)
+            shadow.follow_event(event)
+        savings.advance_to(100)
     assert core.workload("x").phase is WorkloadPhase.PLACED
     assert shadow.core.state.workloads["x"].phase is WorkloadPhase.PLACED
 
@@ -217,11 +219,11 @@ def test_followers_outlive_a_removal():
 def test_telemetry_of_removed_nodes_takes_no_room():
     telemetry = Telemetry()
     for number in range(300):
-        telemetry.open(inventory(f"n{number}"), 1)
-        telemetry.receive(f"n{number}", batch(1, time_ns=5), now_s=1.0)
-        telemetry.forget(f"n{number}")
-    telemetry.open(inventory("last"), 1)
-    telemetry.receive("last", batch(1, time_ns=5), now_s=1.0)
+        telemetry.open_stream(inventory(f"n{number}"), 1)
+        telemetry.receive_batch(f"n{number}", batch(1, time_ns=5), now_s=1.0)
+        telemetry.forget_node(f"n{number}")
+    telemetry.open_stream(inventory("last"), 1)
+    telemetry.receive_batch("last", batch(1, time_ns=5), now_s=1.0)
     readings = telemetry.readings(now_s=1.0, now_ns=5)
     assert [readings.names[row] for row in readings.row] == ["last"]
     assert len(readings.names) == 1
@@ -232,29 +234,29 @@ def test_telemetry_of_removed_nodes_takes_no_room():
 
 def test_lost_nodes_expire_when_both_clocks_say_so():
     lost = LostNodeExpiry(7 * 86_400.0)
-    assert lost.expired([(5, "a")], now_ns=6 * DAY_NS, now_s=0.0) == ()
-    assert lost.expired([(5, "a")], now_ns=8 * DAY_NS, now_s=10.0) == ()
-    assert lost.expired([(5, "a")], now_ns=8 * DAY_NS, now_s=10.0 + EXPIRY_CONFIRM_S) == ("a",)
+    assert lost.select_expired([(5, "a")], now_ns=6 * DAY_NS, now_s=0.0) == ()
+    assert lost.select_expired([(5, "a")], now_ns=8 * DAY_NS, now_s=10.0) == ()
+    assert lost.select_expired([(5, "a")], now_ns=8 * DAY_NS, now_s=10.0 + EXPIRY_CONFIRM_S) == ("a",)
 
 
 def test_a_clock_that_jumps_ahead_for_a_moment_expires_nothing():
     lost = LostNodeExpiry(7 * 86_400.0)
-    assert lost.expired([(5, "a")], now_ns=4000 * DAY_NS, now_s=0.0) == ()
-    assert lost.expired([(5, "a")], now_ns=DAY_NS, now_s=60.0) == ()
-    assert lost.expired([(5, "a")], now_ns=4000 * DAY_NS, now_s=EXPIRY_CONFIRM_S + 1.0) == ()
+    assert lost.select_expired([(5, "a")], now_ns=4000 * DAY_NS, now_s=0.0) == ()
+    assert lost.select_expired([(5, "a")], now_ns=DAY_NS, now_s=60.0) == ()
+    assert lost.select_expired([(5, "a")], now_ns=4000 * DAY_NS, now_s=EXPIRY_CONFIRM_S + 1.0) == ()
 
 
 def test_a_node_lost_before_that_was_kept_counts_from_now():
     lost = LostNodeExpiry(100.0)
     began_ns = 50 * DAY_NS
-    assert lost.expired([(0, "a")], now_ns=began_ns, now_s=0.0) == ()
-    assert lost.expired([(0, "a")], now_ns=began_ns + 99 * NS, now_s=99.0) == ()
-    lost.expired([(0, "a")], now_ns=began_ns + 101 * NS, now_s=101.0)
-    assert lost.expired([(0, "a")], now_ns=began_ns + 201 * NS, now_s=201.0) == ("a",)
+    assert lost.select_expired([(0, "a")], now_ns=began_ns, now_s=0.0) == ()
+    assert lost.select_expired([(0, "a")], now_ns=began_ns + 99 * NS, now_s=99.0) == ()
+    lost.select_expired([(0, "a")], now_ns=began_ns + 101 * NS, now_s=101.0)
+    assert lost.select_expired([(0, "a")], now_ns=began_ns + 201 * NS, now_s=201.0) == ("a",)
 
 
 def test_nodes_never_expire_where_that_is_asked():
-    assert LostNodeExpiry(0.0).expired([(5, "a")], now_ns=10**18, now_s=1e9) == ()
+    assert LostNodeExpiry(0.0).select_expired([(5, "a")], now_ns=10**18, now_s=1e9) == ()
 
 
 def test_forgetting_passes_over_what_came_back_or_holds_work():
@@ -262,12 +264,12 @@ def test_forgetting_passes_over_what_came_back_or_holds_work():
     core.submit(request(gpus=1, key="w"), now_ns=2)
     held = core.workload("w").placements[0].node_name
     for name in "abc":
-        core.node_lost(name, now_ns=3)
+        core.mark_node_lost(name, now_ns=3)
     back = next(name for name in "abc" if name != held)
-    core.node_joined(node(back), now_ns=4)
+    core.register_node(node(back), now_ns=4)
     (gone,) = set("abc") - {held, back}
-    assert core.forget_lost(("a", "b", "c", "never"), now_ns=5).result == (gone,)
-    assert core.forget_lost(("a", "b", "c"), now_ns=6).events == ()
+    assert core.forget_lost_nodes(("a", "b", "c", "never"), now_ns=5).result == (gone,)
+    assert core.forget_lost_nodes(("a", "b", "c"), now_ns=6).events == ()
 
 
 async def test_a_lost_node_is_forgotten_by_itself(tmp_path):
@@ -285,28 +287,28 @@ async def test_a_lost_node_is_forgotten_by_itself(tmp_path):
 def test_a_certificate_registers_so_many_new_nodes_an_hour_and_another_is_not_shut_out():
     limits = RegistrationLimiter(3, now_s=0.0)
     for number in range(3):
-        limits.register(f"ghost-{number}", "CN=mallory", now_s=0.0)
+        limits.register_node(f"ghost-{number}", "CN=mallory", now_s=0.0)
     with pytest.raises(RegistrationRefused, match=r"CN=mallory has registered 3 new nodes.*--registrations") as caught:
-        limits.register("ghost-3", "CN=mallory", now_s=1.0)
+        limits.register_node("ghost-3", "CN=mallory", now_s=1.0)
     assert caught.value.limit == "peer"
-    limits.register("honest", "CN=alice", now_s=1.0)
+    limits.register_node("honest", "CN=alice", now_s=1.0)
     # A third of the hour later there is room for one more.
-    limits.register("ghost-3", "CN=mallory", now_s=REGISTRATION_WINDOW_S / 3.0 + 1.0)
+    limits.register_node("ghost-3", "CN=mallory", now_s=REGISTRATION_WINDOW_S / 3.0 + 1.0)
 
 
 def test_all_certificates_together_register_twice_as_many():
     limits = RegistrationLimiter(3, now_s=0.0)
     for number in range(6):
-        limits.register(f"n{number}", f"CN={number}", now_s=0.0)
+        limits.register_node(f"n{number}", f"CN={number}", now_s=0.0)
     with pytest.raises(RegistrationRefused) as caught:
-        limits.register("n6", "CN=6", now_s=0.0)
+        limits.register_node("n6", "CN=6", now_s=0.0)
     assert caught.value.limit == "all"
 
 
 def test_certificates_that_are_told_apart_are_bounded():
     limits = RegistrationLimiter(10**9, now_s=0.0)
     for number in range(5000):
-        limits.register("n", f"CN={number}", now_s=0.0)
+        limits.register_node("n", f"CN={number}", now_s=0.0)
     assert len(limits._peers) <= 4096
 
 

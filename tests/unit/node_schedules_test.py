@@ -75,14 +75,14 @@ class WritesNothing(Around):
 
 
 class SaysYes(MigService):
-    def apply(self, layout):
-        super().apply(layout)
+    def apply_layout(self, layout):
+        super().apply_layout(layout)
         return ApplyResult(subject=layout.gpu_uuid, status=ApplyStatus.APPLIED)
 
 
 class NamesNoRule(MigService):
-    def apply(self, layout):
-        return replace(super().apply(layout), rule="")
+    def apply_layout(self, layout):
+        return replace(super().apply_layout(layout), rule="")
 
 
 def planted(kind=MigService, device=World, journal=World, limits=None):
@@ -107,7 +107,7 @@ def deaf(world):
     """An agent that hears of no reset."""
 
     class Deaf(MigService):
-        def device_was_reset(self, uuid):
+        def on_device_reset(self, uuid):
             return True
 
     return planted(kind=Deaf)(world)

@@ -158,11 +158,11 @@ def test_every_session_is_ended() -> None:
     with installed_library(node):
         device = NvmlDevice()
         uuid = device.gpus()[0].uuid
-        node.faults.lose(uuid)
+        node.faults.lose_gpu(uuid)
         for _ in range(3):
             device.read(uuid)
             device.gpus()
-        node.faults.restore(uuid)
+        node.faults.restore_gpu(uuid)
         node.faults.unload_driver()
         with pytest.raises(DriverUnavailable):
             device.gpus()
@@ -207,8 +207,8 @@ def test_calls_need_a_session_a_live_handle_and_the_right_struct() -> None:
         memory = pynvml.nvmlDeviceGetMemoryInfo(t4, version=pynvml.nvmlMemory_v2)
         assert memory.total == memory.free + memory.used + memory.reserved
         assert pynvml.nvmlDeviceGetPciInfo(t4).bus == 0x10
-        node.faults.lose(node.devices[0].identity.uuid)
-        node.faults.restore(node.devices[0].identity.uuid)
+        node.faults.lose_gpu(node.devices[0].identity.uuid)
+        node.faults.restore_gpu(node.devices[0].identity.uuid)
         with pytest.raises(pynvml.NVMLError_GpuIsLost):
             pynvml.nvmlDeviceGetUUID(t4)
         assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0)) == node.devices[0].identity.uuid

@@ -24,7 +24,7 @@ def nodes_of(core: Core, key: str) -> list[str]:
 
 def test_what_others_hold_is_not_given_away():
     core = core_with(node("a", gpus=4, cpu=16))
-    core.occupied("a", ExternalUsage(cpu_milli=10_000, gpu_count=3), now_ns=2)
+    core.update_external_usage("a", ExternalUsage(cpu_milli=10_000, gpu_count=3), now_ns=2)
     core.submit(request(gpus=2, key="two"), now_ns=3)
     assert core.workload("two").reason.startswith("gpu_count:")
     core.submit(request(cpu=7, key="seven"), now_ns=4)
@@ -37,20 +37,20 @@ def test_what_others_hold_is_not_given_away():
 
 def test_work_begins_when_others_go():
     core = core_with(node("a", gpus=2))
-    core.occupied("a", ExternalUsage(gpu_count=2), now_ns=2)
+    core.update_external_usage("a", ExternalUsage(gpu_count=2), now_ns=2)
     core.submit(request(gpus=2, key="w"), now_ns=3)
     assert core.workload("w").phase is WorkloadPhase.PENDING
-    step = core.occupied("a", ExternalUsage(), now_ns=4)
+    step = core.update_external_usage("a", ExternalUsage(), now_ns=4)
     assert isinstance(decided(step.events)[0], NodeOccupied)
     assert core.workload("w").phase is WorkloadPhase.PLACED
 
 
 def test_the_same_twice_is_no_event():
     core = core_with(node("a"))
-    core.occupied("a", ExternalUsage(cpu_milli=5), now_ns=2)
-    assert core.occupied("a", ExternalUsage(cpu_milli=5), now_ns=3).events == ()
+    core.update_external_usage("a", ExternalUsage(cpu_milli=5), now_ns=2)
+    assert core.update_external_usage("a", ExternalUsage(cpu_milli=5), now_ns=3).events == ()
     with pytest.raises(NotFound):
-        core.occupied("z", ExternalUsage(), now_ns=4)
+        core.update_external_usage("z", ExternalUsage(), now_ns=4)
 
 
 def test_nothing_comes_to_a_closed_node_and_what_is_there_stays():
@@ -58,20 +58,20 @@ def test_nothing_comes_to_a_closed_node_and_what_is_there_stays():
     core.submit(request(gpus=1, key="before"), now_ns=2)
     (held,) = nodes_of(core, "before")
     other = "b" if held == "a" else "a"
-    core.occupied(held, ExternalUsage(closed="cordoned"), now_ns=3)
+    core.update_external_usage(held, ExternalUsage(closed="cordoned"), now_ns=3)
     core.submit(request(gpus=2, key="after"), now_ns=4)
     assert nodes_of(core, "after") == [other]
     assert nodes_of(core, "before") == [held]
     core.submit(request(gpus=1, key="late"), now_ns=5)
     assert core.workload("late").phase is WorkloadPhase.PENDING
-    core.occupied(held, ExternalUsage(), now_ns=6)
+    core.update_external_usage(held, ExternalUsage(), now_ns=6)
     assert nodes_of(core, "late") == [held]
 
 
 def test_work_goes_where_all_its_traits_are():
     core = core_with(node("a"), node("b"), node("c"))
-    core.occupied("b", ExternalUsage(traits=("x",)), now_ns=2)
-    core.occupied("c", ExternalUsage(traits=("x", "y")), now_ns=3)
+    core.update_external_usage("b", ExternalUsage(traits=("x",)), now_ns=2)
+    core.update_external_usage("c", ExternalUsage(traits=("x", "y")), now_ns=3)
     core.submit(request(gpus=1, key="both", required_traits=("x", "y")), now_ns=4)
     assert nodes_of(core, "both") == ["c"]
     for number in range(4):
@@ -88,18 +88,18 @@ def test_work_without_a_node_for_it_says_that_traits_lack():
     core = core_with(node("a"), node("b"))
     core.submit(request(gpus=1, key="w", required_traits=("k8s:zone-b",)), now_ns=2)
     assert core.workload("w").reason.startswith("traits:")
-    told = core.explain("w")
+    told = core.explain_workload("w")
     assert told.constraint == "traits"
     assert "2 by traits" in told.remedy
     assert "node selector, affinity and tolerations" in told.remedy
-    core.occupied("b", ExternalUsage(traits=("k8s:zone-b",)), now_ns=3)
+    core.update_external_usage("b", ExternalUsage(traits=("k8s:zone-b",)), now_ns=3)
     assert nodes_of(core, "w") == ["b"]
 
 
 def test_a_planner_with_traits_follows_what_changes():
     core = core_with(*(node(name) for name in "abcdef"))
     for name in "bdf":
-        core.occupied(name, ExternalUsage(traits=("x",)), now_ns=2)
+        core.update_external_usage(name, ExternalUsage(traits=("x",)), now_ns=2)
     for number in range(6):
         core.submit(request(gpus=1, key=f"w{number}", required_traits=("x",)), now_ns=3 + number)
         again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
@@ -111,7 +111,7 @@ def test_a_planner_with_traits_follows_what_changes():
 
 def test_what_requires_traits_is_not_moved_by_who_does_not_know_them():
     core = core_with(node("a"), node("b"))
-    core.occupied("a", ExternalUsage(traits=("x",)), now_ns=2)
+    core.update_external_usage("a", ExternalUsage(traits=("x",)), now_ns=2)
     core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
     problem = core.survey_moves(RecommendMovesRequest())
     assert [unit.manner for unit in problem.units] == [STAYS]
@@ -119,7 +119,7 @@ def test_what_requires_traits_is_not_moved_by_who_does_not_know_them():
 
 def test_a_decision_with_traits_comes_out_the_same_again():
     core = core_with(node("a"), node("b"))
-    core.occupied("b", ExternalUsage(traits=("x",)), now_ns=2)
+    core.update_external_usage("b", ExternalUsage(traits=("x",)), now_ns=2)
     before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
     step = core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
     entries = tuple(
@@ -132,7 +132,7 @@ def test_a_decision_with_traits_comes_out_the_same_again():
 
 def test_devices_that_others_hold_by_name_are_taken_for_nothing_else():
     core = core_with(node("a", gpus=4))
-    core.occupied("a", ExternalUsage(gpu_count=2, gpu_indexes=(0, 2)), now_ns=2)
+    core.update_external_usage("a", ExternalUsage(gpu_count=2, gpu_indexes=(0, 2)), now_ns=2)
     core.submit(request(gpus=2, key="two"), now_ns=3)
     (placement,) = core.workload("two").placements
     assert placement.gpu_indexes == (1, 3)
@@ -144,7 +144,7 @@ def test_a_device_counts_once_where_others_are_said_to_hold_what_is_held_here():
     core = core_with(node("a", gpus=4))
     core.submit(request(gpus=1, key="one"), now_ns=2)
     (index,) = core.workload("one").placements[0].gpu_indexes
-    core.occupied("a", ExternalUsage(gpu_count=1, gpu_indexes=(index,)), now_ns=3)
+    core.update_external_usage("a", ExternalUsage(gpu_count=1, gpu_indexes=(index,)), now_ns=3)
     core.submit(request(gpus=3, key="rest"), now_ns=4)
     assert len(core.workload("rest").placements) == 1
 
@@ -152,23 +152,23 @@ def test_a_device_counts_once_where_others_are_said_to_hold_what_is_held_here():
 def test_nothing_is_placed_on_a_node_before_its_engine_has_reported_what_stands_there():
     core = core_with(joins_closed=True)
     core.submit(request(gpus=1, key="waits"), now_ns=1)
-    core.node_joined(node("a"), now_ns=2)
+    core.register_node(node("a"), now_ns=2)
     assert not core.workload("waits").placements
-    core.occupied("a", ExternalUsage(gpu_count=1), now_ns=3)
+    core.update_external_usage("a", ExternalUsage(gpu_count=1), now_ns=3)
     assert nodes_of(core, "waits") == ["a"]
-    core.node_lost("a", now_ns=4)
-    core.node_joined(node("a"), now_ns=5)
+    core.mark_node_lost("a", now_ns=4)
+    core.register_node(node("a"), now_ns=5)
     assert not core.state.nodes["a"].others.closed, "what was reported goes on"
 
 
 def test_what_a_journal_says_of_others_is_reported_anew_before_anything_is_placed():
     before = core_with(node("a", gpus=4))
-    before.occupied("a", ExternalUsage(gpu_count=1), now_ns=2)
+    before.update_external_usage("a", ExternalUsage(gpu_count=1), now_ns=2)
     core = Core(ClusterState.load(before.state.dump()), catalogue.load_catalogue(), joins_closed=True)
     step = core.expect_reports(now_ns=3)
     assert [type(event) for event in step.events] == [NodeOccupied]
     assert core.expect_reports(now_ns=4).events == ()
     core.submit(request(gpus=1, key="waits"), now_ns=5)
     assert not core.workload("waits").placements
-    core.occupied("a", ExternalUsage(gpu_count=4), now_ns=6)
+    core.update_external_usage("a", ExternalUsage(gpu_count=4), now_ns=6)
     assert not core.workload("waits").placements

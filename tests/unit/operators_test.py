@@ -314,17 +314,17 @@ async def test_a_watcher_that_falls_behind_is_told_to_begin_again() -> None:
         return Workload(workload_id=f"w{revision}", spec=spec, phase=WorkloadPhase.PENDING, revision=revision)
 
     changes.publish([change(12), change(11)])
-    assert [item.revision for item in changes.after(10)] == [11, 12]
+    assert [item.revision for item in changes.changes_after(10)] == [11, 12]
     changes.publish([change(13), change(14)])
-    assert [item.revision for item in changes.after(11)] == [12, 13, 14]
+    assert [item.revision for item in changes.changes_after(11)] == [12, 13, 14]
     with pytest.raises(Aborted, match="list the workloads and watch from"):
-        changes.after(10)
-    waiting = asyncio.create_task(changes.wait())
+        changes.changes_after(10)
+    waiting = asyncio.create_task(changes.wait_change())
     await asyncio.sleep(0)
     changes.close()
     await waiting
     with pytest.raises(Unavailable):
-        changes.after(14)
+        changes.changes_after(14)
 
 
 async def test_the_policy_changes_by_revision_only(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_process_of_a_pod_is_named_by_its_container(tmp_path):
     (links / f"train-0_research_main-{ID}.log").touch()
     (links / "not-a-container.log").touch()
     assert owner_of(tmp_path, 7) == UsageOwner(kind=UsageOwnerKind.POD, pod_uid=UID, container_id=ID, pid=7)
-    named = owner_of(tmp_path, 7, names=ContainerNameIndex(links).find)
+    named = owner_of(tmp_path, 7, names=ContainerNameIndex(links).find_container)
     assert (named.namespace, named.pod, named.container, named.pod_uid) == ("research", "train-0", "main", UID)
     # The account outlives processes and restarts of the container.
     assert named.account() == UsageOwner(kind=UsageOwnerKind.POD, namespace="research", pod="train-0", container="main")
@@ -51,13 +51,13 @@ def test_a_process_of_a_pod_is_named_by_its_container(tmp_path):
 
 def test_names_are_looked_for_again_for_new_containers_only(tmp_path):
     names = ContainerNameIndex(tmp_path)
-    assert names.find(ID, 0) is None
+    assert names.find_container(ID, 0) is None
     (tmp_path / f"a_b_c-{ID}.log").touch()
-    assert names.find(ID, int(REFRESH_S * SECOND) // 2) is None
-    assert names.find(ID, int(REFRESH_S * SECOND) + 1) == ContainerName("b", "a", "c")
+    assert names.find_container(ID, int(REFRESH_S * SECOND) // 2) is None
+    assert names.find_container(ID, int(REFRESH_S * SECOND) + 1) == ContainerName("b", "a", "c")
     shutil.rmtree(tmp_path)
-    assert names.find(ID, int(3 * REFRESH_S * SECOND)) == ContainerName("b", "a", "c")
-    assert ContainerNameIndex(tmp_path).find(ID, 0) is None
+    assert names.find_container(ID, int(3 * REFRESH_S * SECOND)) == ContainerName("b", "a", "c")
+    assert ContainerNameIndex(tmp_path).find_container(ID, 0) is None
 
 
 def test_a_log_name_with_dots_and_dashes():

@@ -111,9 +111,9 @@ def test_rights_are_organizations_or_uris_of_the_certificate():
     )
     assert caller.roles == {Role.SUBMITTER}
     assert caller.unknown == ()
-    assert caller.rights_to("namespace") == ("prod", "research")
-    assert caller.rights_to("queue") == ("batch",)
-    assert caller.rights_to("label") == ("team=vision",)
+    assert caller.rights_of_kind("namespace") == ("prod", "research")
+    assert caller.rights_of_kind("queue") == ("batch",)
+    assert caller.rights_of_kind("label") == ("team=vision",)
 
 
 @pytest.mark.parametrize("word", ["namespace:", "label:team", "label:=x", "user:*", "quota:x", "namespace:a\nb"])
@@ -284,7 +284,7 @@ def test_owner_is_the_certificates_user_where_it_may_submit():
 
 def core_of(state):
     core = Core(state, catalogue.load_catalogue())
-    core.node_joined(inventory(), now_ns=1)
+    core.register_node(inventory(), now_ns=1)
     return core
 
 

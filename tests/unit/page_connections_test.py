@@ -53,20 +53,20 @@ async def drained(response):
 
 def test_one_account_has_some_seats_and_the_others_are_for_others():
     seats = ViewerSlots(most=64, each_most=16)
-    assert all(isinstance(seats.take("greedy", 0.0), ViewerSlot) for _ in range(16))
-    assert seats.take("greedy", 0.0) == "16 viewers of yours are here already"
-    assert isinstance(seats.take("other", 0.0), ViewerSlot)
+    assert all(isinstance(seats.acquire_slot("greedy", 0.0), ViewerSlot) for _ in range(16))
+    assert seats.acquire_slot("greedy", 0.0) == "16 viewers of yours are here already"
+    assert isinstance(seats.acquire_slot("other", 0.0), ViewerSlot)
 
 
 def test_a_newcomer_gets_the_oldest_seat_of_whoever_has_most():
     seats = ViewerSlots(most=6, each_most=4)
-    greedy = [seats.take("greedy", 0.0) for _ in range(4)]
-    other = [seats.take("other", 0.0) for _ in range(2)]
-    assert isinstance(seats.take("newcomer", 0.0), ViewerSlot)
+    greedy = [seats.acquire_slot("greedy", 0.0) for _ in range(4)]
+    other = [seats.acquire_slot("other", 0.0) for _ in range(2)]
+    assert isinstance(seats.acquire_slot("newcomer", 0.0), ViewerSlot)
     assert [seat.is_over.is_set() for seat in (*greedy, *other)] == [True, False, False, False, False, False]
-    assert isinstance(seats.take("other", 0.0), str), "two against three is fair enough"
+    assert isinstance(seats.acquire_slot("other", 0.0), str), "two against three is fair enough"
     assert len(seats) == 6
-    seats.leave(greedy[0])
+    seats.release_slot(greedy[0])
     assert len(seats) == 6
 
 

@@ -53,10 +53,10 @@ async def test_packed_frames_that_all_viewers_share_are_one_stream_of_gzip():
     fleet.hub = hub = LiveHub(fleet, log=LOG, every_s=0.01)
     hub.viewers = 1
     running = asyncio.create_task(hub.run())
-    frame, whole = await hub.whole()
+    frame, whole = await hub.full_frame()
     sent = [whole]
     while len(sent) < 4:
-        frame, bodies = await hub.after(frame)
+        frame, bodies = await hub.frames_after(frame)
         sent += bodies
     running.cancel()
     for begin in range(3):  # a viewer may come at any of them
@@ -165,30 +165,30 @@ async def test_a_viewer_too_far_behind_is_let_go_and_a_changed_fleet_is_told_who
     fleet.hub = hub = LiveHub(fleet, log=LOG, every_s=0.01)
     hub.viewers = 1
     running = asyncio.create_task(hub.run())
-    frame, body = await hub.whole()
+    frame, body = await hub.full_frame()
     assert b"event: whole" in body.plain
     first = frame
     while hub.board.frame < first + FRAMES_KEPT + 2:
-        frame, _ = await hub.after(frame)
+        frame, _ = await hub.frames_after(frame)
     with pytest.raises(ViewerBehind):
-        await hub.after(first)
+        await hub.frames_after(first)
     from bench.page_fleet import inventory
 
     fleet.happen(NodeJoined(time_ns=1, inventory=inventory(5)))
     found = b""
     while b"event: whole" not in found:
-        frame, bodies = await hub.after(frame)
+        frame, bodies = await hub.frames_after(frame)
         found = b"".join(one.plain for one in bodies)
     hub.close()
     with pytest.raises(ViewerBehind):
-        await hub.after(hub.board.frame)
+        await hub.frames_after(hub.board.frame)
     running.cancel()
 
 
 async def test_viewers_that_come_at_once_cost_one_look():
     fleet = PageFleet(3)
     hub = LiveHub(fleet, log=LOG)
-    found = await asyncio.gather(*(hub.whole() for _ in range(20)))
+    found = await asyncio.gather(*(hub.full_frame() for _ in range(20)))
     assert hub.board.frame == 1
     assert len({id(body) for _, body in found}) == 1
 
@@ -203,6 +203,6 @@ async def test_a_fault_in_one_frame_does_not_end_the_page(caplog):
         while "page=failed" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         fleet.state = state
-        frame, _ = await hub.whole()
-        assert (await hub.after(frame))[0] > frame
+        frame, _ = await hub.full_frame()
+        assert (await hub.frames_after(frame))[0] > frame
     running.cancel()

@@ -50,29 +50,31 @@ class Watched:
     def __init__(self, nodes=3, **shape):
         self.fleet = PageFleet(nodes, **shape)
         self.board = LiveView()
-        self.board.step(self.fleet.state)
+        self.board.sync_nodes(self.fleet.state)
         self.fleet.hub = self
         self.frames = []
         self.turn()
         self.seen = self.whole()
 
     def committed(self, committed):
-        self.board.committed(committed.events, self.fleet.state, committed.revision)
+        self.board.on_commit(committed.events, self.fleet.state, committed.revision)
 
     def whole(self):
-        return self.board.whole(now_ns=5)
+        return self.board.full_frame(now_ns=5)
 
     def turn(self):
         """One frame; the viewer has taken it."""
         fleet = self.fleet
-        is_new = self.board.step(fleet.state)
+        is_new = self.board.sync_nodes(fleet.state)
         now_s, now_ns = fleet.now_s(), fleet.now_ns()
-        self.board.measured(fleet.telemetry.power(now_s=now_s, now_ns=now_ns), now_ns=self.board.frame * 10**9)
-        self.board.look(
-            (record, fleet.telemetry.fresh(name, now_s=now_s, now_ns=now_ns))
+        self.board.add_power_point(
+            fleet.telemetry.fresh_power(now_s=now_s, now_ns=now_ns), now_ns=self.board.frame * 10**9
+        )
+        self.board.update_nodes(
+            (record, fleet.telemetry.fresh_tick(name, now_s=now_s, now_ns=now_ns))
             for name, record in fleet.state.nodes.items()
         )
-        frame = self.board.delta(fleet.state, now_ns=5)
+        frame = self.board.delta_frame(fleet.state, now_ns=5)
         if is_new or not hasattr(self, "seen"):
             self.seen = self.whole()
         else:
@@ -189,9 +191,9 @@ def test_deltas_come_to_the_whole_and_the_past_to_what_was(steps):
         if change[0] in held:
             assert held_after(watched.seen, position) == held[change[0]]
     # What the journal tells of before any row is what the viewer saw then.
-    whole, has_more = read_earlier_changes(fleet.past(), 10**9)
+    whole, has_more = read_earlier_changes(fleet.read_history(), 10**9)
     assert not has_more
-    assert [row for row in watched.board.rows(whole) if row[2] != "node joined"] == watched.seen["changes"]
+    assert [row for row in watched.board.change_rows(whole) if row[2] != "node joined"] == watched.seen["changes"]
 
 
 def test_the_journal_goes_on_where_the_list_of_this_run_begins():
@@ -206,12 +208,12 @@ def test_the_journal_goes_on_where_the_list_of_this_run_begins():
     assert begun == fleet.state.revision + 1
     fleet.happen(WorkloadCancelled(time_ns=9, workload_id="w-3"))
     watched.turn()
-    found, has_more = read_earlier_changes(fleet.past(), begun, most=4)
+    found, has_more = read_earlier_changes(fleet.read_history(), begun, most=4)
     assert has_more
     assert [(one.kind, one.workload_id) for one in found] == [("placed", f"w-{number}") for number in (2, 3, 4, 5)]
-    watched.seen["changes"][:0] = watched.board.rows(found)
+    watched.seen["changes"][:0] = watched.board.change_rows(found)
     assert [sum(held_after(watched.seen, position)) for position in range(5)] == [3000, 4000, 5000, 6000, 5000]
-    oldest, has_more = read_earlier_changes(fleet.past(), found[0].number)
+    oldest, has_more = read_earlier_changes(fleet.read_history(), found[0].number)
     assert not has_more
     assert [one.workload_id for one in oldest if one.workload_id] == ["w-0", "w-1"]
 
@@ -219,12 +221,12 @@ def test_the_journal_goes_on_where_the_list_of_this_run_begins():
 def test_rows_of_one_commit_are_forgotten_together():
     fleet = PageFleet(1)
     history = ChangeHistory(most=3)
-    history.begin({}, 0)
+    history.reset_history({}, 0)
     for number in range(2):
         fleet.place(f"w-{number}", "node-0000", [number])
     limits = [WorkloadLimited(time_ns=1, workload_id=f"w-{number}", power_limit_w=300.0) for number in range(2)]
-    history.take(limits, fleet.state.workloads, 12)
-    history.take(limits, fleet.state.workloads, 14)
+    history.on_commit(limits, fleet.state.workloads, 12)
+    history.on_commit(limits, fleet.state.workloads, 14)
     assert [(one.number, one.commit) for one in history.changes] == [(13, 14), (14, 14)]
     assert history.oldest == 13
 
@@ -250,12 +252,12 @@ def test_the_history_is_bounded_in_rows_and_in_differences():
     fleet = PageFleet(1)
     few, small = ChangeHistory(most=3), ChangeHistory(differences_most=4)
     for history in (few, small):
-        history.begin({}, 0)
+        history.reset_history({}, 0)
     for number in range(8):
         fleet.place(f"w-{number}", "node-0000", [number])
         event = WorkloadLimited(time_ns=1, workload_id=f"w-{number}", power_limit_w=300.0)
         for history in (few, small):
-            history.take([event], fleet.state.workloads, number + 1)
+            history.on_commit([event], fleet.state.workloads, number + 1)
     assert [change.number for change in few.changes] == [6, 7, 8]
     assert few.oldest == 6
     assert few.is_cut
@@ -312,7 +314,7 @@ def test_answers_name_what_a_viewer_opens():
     from eelgrid_protos.messages import Explanation
 
     workload = fleet.state.workloads["w-1"]
-    why = Explanation(workload=workload, replicas=fleet.state.explanations.of("w-1"))
+    why = Explanation(workload=workload, replicas=fleet.state.explanations.get("w-1"))
     told = workload_details(why, watched.board.fleet)
     assert told["placements"][0]["cells"] == [0, 3]
     assert told["explained"][0]["candidates"][0]["terms"] == [["power", 212.5], ["fragmentation", 31.0]]

@@ -90,9 +90,9 @@ def name(text):
 def test_the_readme_is_read():
     file = parse_parted_file(README, "config.yaml")
     assert list(file.configs) == ["all-disabled", "all-enabled", "all-1g.5gb.me", "custom-config"]
-    assert file.config("all-disabled")[1] == (entry(devices=None, enabled=False),)
-    assert file.config("all-enabled")[1] == (entry(devices=None, enabled=True),)
-    whole, fourth = file.config("custom-config")[1]
+    assert file.get_config("all-disabled")[1] == (entry(devices=None, enabled=False),)
+    assert file.get_config("all-enabled")[1] == (entry(devices=None, enabled=True),)
+    whole, fourth = file.get_config("custom-config")[1]
     assert (whole.devices, whole.mig_enabled, whole.mig_devices) == ((0, 1, 2, 3), False, ())
     assert dict(fourth.mig_devices) == {name("1g.5gb"): 2, name("2g.10gb"): 1, name("3g.20gb"): 1}
     assert fourth.place == "config.yaml:22: mig-configs.custom-config[1]"
@@ -103,7 +103,7 @@ def entry(*, devices, enabled):
 
 
 def test_boards_and_shares_are_read():
-    first, second = parse_parted_file(STATION, "s").config(None)[1]
+    first, second = parse_parted_file(STATION, "s").get_config(None)[1]
     assert first.filters == (A100, PciId(0x20B5, 0x10DE, (0x1533, 0x10DE)))
     assert (first.devices, second.devices) == ((), None)
     assert dict(first.mig_devices) == {name("1c.3g.40gb"): 2, name("2c.3g.40gb"): 1, name("1g.10gb"): 1}
@@ -119,18 +119,18 @@ def test_anchors_and_merges_are_read():
 
 
 def test_json_is_yaml_and_a_count_of_nothing_is_nothing():
-    (only,) = parse_parted_file(BLACKWELL, "s").config("x")[1]
+    (only,) = parse_parted_file(BLACKWELL, "s").get_config("x")[1]
     assert only.filters == ()
     assert only.mig_devices == ((name("1g.24gb-me"), 2), (name("1g.24gb+me.all"), 1))
 
 
 def test_a_filter_lets_boards_through():
-    first = parse_parted_file(STATION, "s").config(None)[1][0]
-    assert first.lets_through(PciId(0x20B2, 0x10DE, (1, 2)))
-    assert first.lets_through(PciId(0x20B5, 0x10DE, (0x1533, 0x10DE)))
-    assert not first.lets_through(PciId(0x20B5, 0x10DE, (0x1533, 0x10DF)))
-    assert not first.lets_through(PciId(0x20B5, 0x10DE))
-    assert entry(devices=None, enabled=False).lets_through(A100)
+    first = parse_parted_file(STATION, "s").get_config(None)[1][0]
+    assert first.matches_board(PciId(0x20B2, 0x10DE, (1, 2)))
+    assert first.matches_board(PciId(0x20B5, 0x10DE, (0x1533, 0x10DE)))
+    assert not first.matches_board(PciId(0x20B5, 0x10DE, (0x1533, 0x10DF)))
+    assert not first.matches_board(PciId(0x20B5, 0x10DE))
+    assert entry(devices=None, enabled=False).matches_board(A100)
 
 
 @pytest.mark.parametrize(
@@ -285,15 +285,15 @@ def test_aliases_do_not_make_a_file_large():
 
 def test_which_configuration():
     file = parse_parted_file(README, "s")
-    assert file.config("all-enabled")[0] == "all-enabled"
+    assert file.get_config("all-enabled")[0] == "all-enabled"
     with pytest.raises(
         NoSuchConfig, match="holds 4 configurations; say which with --config: all-disabled, all-enabled"
     ):
-        file.config(None)
+        file.get_config(None)
     with pytest.raises(NoSuchConfig, match="has no 'none'; choose one of: all-disabled"):
-        file.config("none")
+        file.get_config("none")
     with pytest.raises(NoSuchConfig, match="holds no configuration"):
-        parse_parted_file("version: v1", "s").config(None)
+        parse_parted_file("version: v1", "s").get_config(None)
 
 
 attributes = st.lists(st.sampled_from(["me", "gfx", "me.all"]), unique=True, max_size=2).map(

@@ -69,7 +69,7 @@ def test_any_part_of_a_pattern_stands():
             for fewer in range(count):
                 part = (*pattern[:number], fewer, *pattern[number + 1 :])
                 geometry = plan.geometry
-                layout = plan.stand(part)
+                layout = plan.choose_layout(part)
                 assert plan.counts(layout) == part
                 assert geometry.conflict([(geometry.profiles[key], start) for key, start in layout]) is None
 
@@ -78,14 +78,14 @@ def test_three_slices_stand_at_four():
     """So that 0 to 3 stay for four, two or ones."""
     plan = build_tiling(PARTS["a100-80gb"], SEVEN)
     assert plan.keys == ("7g", "4g", "3g", "2g", "1g")
-    assert plan.stand((0, 0, 1, 0, 0)) == (("3g", 4),)
-    assert plan.stand((0, 0, 1, 2, 0)) == (("2g", 0), ("2g", 2), ("3g", 4))
+    assert plan.choose_layout((0, 0, 1, 0, 0)) == (("3g", 4),)
+    assert plan.choose_layout((0, 0, 1, 2, 0)) == (("2g", 0), ("2g", 2), ("3g", 4))
 
 
 def test_what_cannot_stand_is_told():
     plan = build_tiling(PARTS["a30-24gb"], FOUR)
     with pytest.raises(InvalidProblem, match=r"3 2g cannot stand on a30-24gb; ask for less"):
-        plan.stand((0, 3, 0))
+        plan.choose_layout((0, 3, 0))
     with pytest.raises(InvalidProblem, match=r"a30-24gb has no profile 3g; use one of"):
         build_tiling(PARTS["a30-24gb"], ("3g",))
 

@@ -52,7 +52,7 @@ async def serving(tls=None, *, limits=None, now_s=time.time):
     """A guarded server: its port, its guard and its node."""
     server, node = grpc.aio.server(options=transport.server_options()), Node()
     guard = PeerGuard(limits, log=LOG, now_s=now_s)
-    front = guard.over(rpc.build_handler(rpc.NODE_SERVICE, node))
+    front = guard.wrap_handlers(rpc.build_handler(rpc.NODE_SERVICE, node))
     await transport.standard_services(front, (rpc.NODE_SERVICE,))
     server.add_generic_rpc_handlers((front,))
     port = await transport.listen_on_address(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG, guard=guard)

@@ -145,5 +145,5 @@ def test_a_change_of_policy_is_felt_at_once():
     planner, wanted = Planner(), request(gpus=1).spec
     # Both add as many watts, so that the name decides for PWR; best fit goes where least is free.
     for name, expected in (("pwr", "a"), ("bestfit", "b"), ("pwr", "a")):
-        decision = planner.decide(core.snapshot(), wanted, OBJECTIVES["balanced"], name)
+        decision = planner.decide_placement(core.snapshot(), wanted, OBJECTIVES["balanced"], name)
         assert decision.placements[0].node_name == expected

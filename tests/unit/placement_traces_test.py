@@ -19,15 +19,15 @@ class Ended:
         self.spans = []
         self.ids = itertools.count(1)
 
-    def root(self, name, headers, trace_id):
+    def start_trace(self, name, headers, trace_id):
         assert name == "placement"
         caller = headers.get("traceparent", "")
         return None if caller == "no" else TraceRoot(int(caller), 7) if caller else TraceRoot(trace_id)
 
-    def new_id(self):
+    def new_span_id(self):
         return next(self.ids)
 
-    def ended(self, span):
+    def export_span(self, span):
         assert span not in self.spans
         self.spans.append(span)
 
@@ -44,17 +44,17 @@ class Traced:
             self.ended,
             cluster="c",
             now_ns=lambda: self.loop.clock.now_ns() + self.now_ns,
-            has_agent=rig.controller.agents.speaks_for,
+            has_agent=rig.controller.agents.is_node_reported,
             bounds=TraceLimits(**bounds),
         )
         self.ids = {}
         self.loop._observe_decision = self._decided
-        self.loop._observe_commit = self.traces.wrote
-        self.loop.listeners.append(self.traces.committed)
-        rig.controller.agents.listeners.append(self.traces.told)
+        self.loop._observe_commit = self.traces.on_write
+        self.loop.listeners.append(self.traces.on_commit)
+        rig.controller.agents.listeners.append(self.traces.on_plan_message)
 
     def _decided(self, duration_s, workload_id, origin):
-        self.ids[workload_id] = self.traces.decided(duration_s, workload_id, origin)
+        self.ids[workload_id] = self.traces.on_decision(duration_s, workload_id, origin)
 
     async def submit(self, name, origin=None, **asked):
         return await self.loop.submit(wanted(name, **asked), origin)
@@ -176,7 +176,7 @@ async def test_what_is_imagined_repeated_refused_or_undone_has_no_trace(tmp_path
             await traced.loop.submit(wanted("nonsense", gpus=1, milli=0))
         assert traced.ended.spans == []
         # Decided on, and then the disk refused: the next commit forgets it.
-        traced.traces.decided(0.001, "undone", None)
+        traced.traces.on_decision(0.001, "undone", None)
         assert kept(traced) == (0, 0, 1)
         await traced.submit("w")
         await traced.submit("w")
@@ -207,7 +207,7 @@ async def test_what_waits_goes_on_after_a_restart_in_the_same_trace(tmp_path):
 
         after = Traced(rig, placements_most=1)
         state = after.loop.core.state
-        after.traces.go_on(state.workloads[key] for key in state.pending)
+        after.traces.resume_traces(state.workloads[key] for key in state.pending)
         after.ids["second"] = before.ids["second"]
         assert kept(after) == (1, 0, 0)
         await after.loop.cancel("called")
@@ -246,10 +246,10 @@ async def test_what_never_ends_is_given_up_and_counted(tmp_path):
             await traced.submit(name)
         assert kept(traced)[0] == 2
         assert traced.root("a").attributes["eelgrid.result"] == "given_up"
-        traced.traces.give_up_old()
+        traced.traces.expire_traces()
         assert kept(traced)[0] == 2, "nobody waits for long yet"
         traced.now_ns = 61 * 10**9
-        traced.traces.give_up_old()
+        traced.traces.expire_traces()
         assert kept(traced) == (0, 0, 0)
         assert traced.traces.results["given_up"] == 3
         (counted,) = [one for one in traced.traces.families() if one.name == "eelgrid_traces"]
@@ -277,11 +277,11 @@ async def test_pods_are_waited_for_until_they_are_patched(tmp_path):
         traced.traces._has_agent = lambda _: False
         traced.traces.has_pod = lambda name: name.startswith("pod-")
         await traced.submit("pod-1")
-        traced.traces.patched("pod-1", 7, "n1", 0)
-        traced.traces.patched("stranger", 0, "n1", 0)
+        traced.traces.on_pod_patched("pod-1", 7, "n1", 0)
+        traced.traces.on_pod_patched("stranger", 0, "n1", 0)
         assert kept(traced)[0] == 1
         start_ns = traced.loop.clock.now_ns()
-        traced.traces.patched("pod-1", 0, "n1", start_ns)
+        traced.traces.on_pod_patched("pod-1", 0, "n1", start_ns)
         patch = traced.spans("pod-1")[-1]
         assert (patch.name, patch.start_ns, patch.attributes["eelgrid.node"]) == ("patch", start_ns, "n1")
         assert traced.root("pod-1").end_ns == patch.end_ns
@@ -298,14 +298,14 @@ async def test_a_service_whose_slices_are_planned_anew_awaits_the_new_place_alon
         held = NodePlan(
             node_name=at.node_name, epoch=1, lease_s=60.0, assignments=(Assignment(workload_id="w", replica=0),)
         )
-        traced.traces.told(at.node_name, held)
+        traced.traces.on_plan_message(at.node_name, held)
         service = SlicedService(workload_id="w", placements=(replace(at, node_name=other),))
         event = PartitionsPlanned(time_ns=traced.loop.clock.now_ns(), services=(service,))
-        traced.traces.committed(CommitResult((event,), frozenset(), state.revision + 1))
-        traced.traces.told(at.node_name, PlanApplied(epoch=1, status=ApplyStatus.APPLIED))
+        traced.traces.on_commit(CommitResult((event,), frozenset(), state.revision + 1))
+        traced.traces.on_plan_message(at.node_name, PlanApplied(epoch=1, status=ApplyStatus.APPLIED))
         assert kept(traced) == (1, 1, 0), "that node is no place of it any more"
-        traced.traces.told(other, replace(held, node_name=other))
-        traced.traces.told(other, PlanApplied(epoch=1, status=ApplyStatus.APPLIED))
+        traced.traces.on_plan_message(other, replace(held, node_name=other))
+        traced.traces.on_plan_message(other, PlanApplied(epoch=1, status=ApplyStatus.APPLIED))
         assert kept(traced) == (0, 0, 0)
         assert [one.attributes["eelgrid.node"] for one in traced.spans("w") if one.name == "apply"] == [
             at.node_name,

@@ -19,7 +19,7 @@ BALANCED = OBJECTIVES["balanced"]
 
 
 def where(core, wanted):
-    decision = Planner().decide(core.snapshot(), wanted.spec, BALANCED)
+    decision = Planner().decide_placement(core.snapshot(), wanted.spec, BALANCED)
     return [(spot.node_name, spot.gpu_indexes) for spot in decision.placements]
 
 
@@ -40,7 +40,7 @@ def test_of_two_models_the_one_that_adds_fewer_watts_wins():
 def test_slots_follow_the_index_of_the_device_not_the_order_of_the_inventory():
     turned = replace(node("a", gpus=4), gpus=tuple(reversed(node("a", gpus=4).gpus)))
     core = core_with(turned)
-    decision = Planner().decide(core.snapshot(), request(gpus=2).spec, BALANCED)
+    decision = Planner().decide_placement(core.snapshot(), request(gpus=2).spec, BALANCED)
     (spot,) = decision.placements
     assert (spot.gpu_indexes, spot.gpu_uuids) == ((0, 1), ("GPU-a-0", "GPU-a-1"))
 
@@ -51,7 +51,9 @@ def test_slots_follow_the_index_of_the_device_not_the_order_of_the_inventory():
 def test_replicas_are_placed_all_or_none(gpus, milli, replicas, fits):
     core = core_with(node("a"), node("b"))
     before = [array.copy() for array in core.snapshot().nodes]
-    decision = Planner().decide(core.snapshot(), request(gpus=gpus, milli=milli, replicas=replicas).spec, BALANCED)
+    decision = Planner().decide_placement(
+        core.snapshot(), request(gpus=gpus, milli=milli, replicas=replicas).spec, BALANCED
+    )
     assert len(decision.placements) == (replicas if fits else 0)
     assert decision.room == (replicas if fits else 12)
     for was, now in zip(before, core.snapshot().nodes, strict=True):
@@ -68,10 +70,10 @@ def test_replicas_go_where_they_would_go_one_by_one():
     planner = Planner()
     trial = apart.snapshot().copy()
     for _ in range(7):
-        decision = planner.decide(trial.snapshot, request(gpus=1, milli=600).spec, BALANCED)
+        decision = planner.decide_placement(trial.snapshot, request(gpus=1, milli=600).spec, BALANCED)
         spots.append((decision.placements[0].node_name, decision.placements[0].gpu_indexes))
         row = list(trial.snapshot.names).index(spots[-1][0])
-        trial.take(row, spots[-1][1], naive_task(request(gpus=1, milli=600).spec.request, {}))
+        trial.place_task(row, spots[-1][1], naive_task(request(gpus=1, milli=600).spec.request, {}))
         planner = Planner()
     assert [(spot.node_name, spot.gpu_indexes) for spot in step.result.placements] == spots
 
@@ -84,7 +86,7 @@ def test_memory_of_boards_changes_no_decision():
         fresh = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
         step = core.submit(wanted, now_ns=number)
         assert step.events == fresh.submit(wanted, now_ns=number).events
-        assert core.explain(step.result.workload_id) == fresh.explain(step.result.workload_id)
+        assert core.explain_workload(step.result.workload_id) == fresh.explain_workload(step.result.workload_id)
         if number % 5 == 4:
             core.cancel(f"w-{number // 5 + 1}", now_ns=number)
 
@@ -93,12 +95,12 @@ def test_rows_kept_up_to_date_equal_arrays_built_anew():
     core = core_with(node("a", gpus=4), node("b", gpus=1))
     for number in range(9):
         core.submit(request(gpus=1, milli=100 * number + 100), now_ns=1)
-    core.gpu_lost("a", "GPU-a-3", now_ns=2)
-    core.node_joined(node("wide", gpus=9, model="G3"), now_ns=2)
-    core.node_joined(node("a", gpus=3, cpu=64), now_ns=3)
-    core.node_lost("b", now_ns=3)
+    core.mark_gpu_lost("a", "GPU-a-3", now_ns=2)
+    core.register_node(node("wide", gpus=9, model="G3"), now_ns=2)
+    core.register_node(node("a", gpus=3, cpu=64), now_ns=3)
+    core.mark_node_lost("b", now_ns=3)
     for number in range(80):
-        core.node_joined(node(f"late{number}", gpus=2, model="T4"), now_ns=4)
+        core.register_node(node(f"late{number}", gpus=2, model="T4"), now_ns=4)
     kept, anew = core.snapshot(), SnapshotMirror(core.state, PriorPowerModel(catalogue.load_catalogue()).gpu).snapshot()
     assert list(kept.names) == list(anew.names)
     assert kept.devices == anew.devices
@@ -127,7 +129,7 @@ def test_the_choice_is_the_naive_twins():
         if not step.result.placements:
             assert not theirs.candidates
             continue
-        (explained,) = core.state.explanations.of(step.result.workload_id)
+        (explained,) = core.state.explanations.get(step.result.workload_id)
         assert [found.cost_w for found in explained.candidates] == pytest.approx(
             [found.cost_w for found in theirs.candidates]
         )

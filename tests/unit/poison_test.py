@@ -94,7 +94,7 @@ def old_journal(data: Path, *, with_checkpoint: bool) -> None:
     journal.append([JournalEntry(kind, body) for kind, body in OLD["entries"]])
     if with_checkpoint:
         state = OLD["checkpoint"]
-        journal.checkpoint(Checkpoint(state["revision"], state, digest_of(state)))
+        journal.write_checkpoint(Checkpoint(state["revision"], state, digest_of(state)))
     journal.close()
 
 
@@ -137,7 +137,7 @@ def test_entries_and_the_checkpoint_of_an_old_journal_heal_alike() -> None:
     by_entries.append([JournalEntry(kind, body) for kind, body in OLD["entries"]])
     state = OLD["checkpoint"]
     by_checkpoint.entries = list(by_entries.entries)
-    by_checkpoint.checkpoint(Checkpoint(state["revision"], state, digest_of(state)))
+    by_checkpoint.write_checkpoint(Checkpoint(state["revision"], state, digest_of(state)))
     one, other = recover_state(by_entries, ClusterState), recover_state(by_checkpoint, ClusterState)
     assert one.healed_count
     assert other.healed_count
@@ -151,7 +151,7 @@ def test_entries_and_the_checkpoint_of_an_old_journal_heal_alike() -> None:
 
 def test_an_event_that_could_not_be_read_back_changes_nothing() -> None:
     core = Core(ClusterState(), catalogue.load_catalogue())
-    core.node_joined(inventory(), now_ns=1)
+    core.register_node(inventory(), now_ns=1)
     before = core.state.digest()
     with pytest.raises(UnreadableEvent, match="workload_id"):
         core.submit(replace(wanted("sound"), workload_id="my job"), now_ns=2)
@@ -312,7 +312,7 @@ async def _placed(rig, workload_id: str) -> None:
 
 def test_a_gang_goes_where_the_plans_of_half_full_nodes_have_room() -> None:
     core = Core(ClusterState(), catalogue.load_catalogue())
-    core.node_joined(inventory("n1", gpus=1), now_ns=1)
+    core.register_node(inventory("n1", gpus=1), now_ns=1)
     for number in range(4):
         core.submit(tiny(f"g{number}", 1000), now_ns=10 + number)
     waits = core.submit(tiny("last", 100), now_ns=20).result
@@ -328,13 +328,13 @@ def test_a_gang_goes_where_the_plans_of_half_full_nodes_have_room() -> None:
 class RefusingRecord(NodeRecord):
     """A node that holds nothing more, of which the planner does not know: as a fault of ours would have it."""
 
-    def hold(self, assignment: Assignment) -> None:
+    def allocate(self, assignment: Assignment) -> None:
         raise ContradictoryEvent(f"{assignment.workload_id} is refused")
 
 
 def test_a_place_that_the_ledger_refuses_costs_nobody_else_anything() -> None:
     core = Core(ClusterState(), catalogue.load_catalogue())
-    core.node_joined(inventory("n1", gpus=2), now_ns=1)
+    core.register_node(inventory("n1", gpus=2), now_ns=1)
     core.submit(wanted("runs"), now_ns=2)
     waits = core.submit(wanted("waits", gpus=2), now_ns=3).result
     assert waits.phase is WorkloadPhase.PENDING

@@ -197,7 +197,7 @@ def test_the_answer_tells_that_the_budget_holds_a_setting_down():
     rig.cycle(12)
     assert rig.status("GPU-0") == (ApplyStatus.APPLIED, "")
     result = next(result for result in rig.guard.applied.results)
-    assert "node-budget: held at" in rig.guard._answer().results[0].detail
+    assert "node-budget: held at" in rig.guard._build_answer().results[0].detail
     assert result.subject == "GPU-0"
 
 
@@ -226,7 +226,7 @@ def test_what_only_the_budget_holds_is_given_up_until_another_budget():
         rig.cycle(8, seconds=0.25)
     assert given_up(rig, uuid)
     # The plan judged anew, or a later one with the same budget, is no reason to fight again.
-    rig.guard.again(gpu_uuids=frozenset({uuid}))
+    rig.guard.revalidate_plan(gpu_uuids=frozenset({uuid}))
     rig.offer(plan_of(power_budget_w=500.0))
     rig.cycle(8, seconds=0.25)
     assert given_up(rig, uuid)

@@ -121,7 +121,7 @@ def at_limit(product: str, limit_w: float, **job: float) -> tuple[float, float]:
     gpu = make_gpu(product)
     gpu.limit_power(limit_w, 0)
     gpu.set_load(GpuLoad(utilization_ratio=1.0, **job), 0)
-    return gpu.power_mw / 1000.0, gpu.work(SECOND).work_s
+    return gpu.power_mw / 1000.0, gpu.work_done(SECOND).work_s
 
 
 @pytest.mark.parametrize("product", ["a100-sxm4-40gb", "h100-sxm5-80gb", "a40", "b200", "l40s"])
@@ -158,4 +158,4 @@ def test_a_job_that_waits_for_memory_loses_less_by_a_cap_and_by_a_lock() -> None
     free_mw = gpu.power_mw
     gpu.lock_clocks((345, 1200), 0)
     assert gpu.power_mw < 0.6 * free_mw
-    assert gpu.work(SECOND).work_s > 0.85
+    assert gpu.work_done(SECOND).work_s > 0.85

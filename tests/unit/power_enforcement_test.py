@@ -26,10 +26,10 @@ def test_a_setting_is_applied_when_it_was_read_back_and_put_back_when_the_lease_
     rig.cycle(8)
     assert rig.machine.shown(one) == (350.0, (600, 1395), None)
     assert rig.machine.shown(other) == rig.found[other]
-    answer = rig.guard.take_answer()
+    answer = rig.guard.pop_answer()
     assert (answer.status, answer.results[0].power_limit_w) == (APPLIED, 350.0)
     assert decode_message(PlanApplied, encode_message(answer)) == answer
-    assert rig.guard.take_answer() is None
+    assert rig.guard.pop_answer() is None
     rig.cycle(60)
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
     assert rig.journal.records == ()

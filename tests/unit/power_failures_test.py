@@ -191,11 +191,11 @@ def test_a_journal_that_could_not_be_emptied_is_emptied_when_the_disk_has_room(r
     rig.offer(plan_of())
     rig.cycle(4)
     assert (rig.machine.shown(one), len(rig.journal.records)) == (rig.found[one], 1)
-    assert rig.guard.has_business
+    assert rig.guard.has_work
     rig.journal.is_full = False
     rig.cycle()
     assert rig.journal.records == ()
-    assert not rig.guard.has_business
+    assert not rig.guard.has_work
 
 
 def test_so_it_is_at_a_stop(rig):

@@ -121,7 +121,7 @@ def test_the_work_is_the_same_under_every_policy(data, policy):
     runs = baseline_runs(data)
     outcome = carried_out(runs[2], policy, 3, relatives(runs, runs[2]))
     assert sum(outcome.shares.values()) == pytest.approx(1.0)
-    spent = sum(share * runs[2].curve.at(limit).energy_j for limit, share in outcome.shares.items())
+    spent = sum(share * runs[2].curve.interpolate(limit).energy_j for limit, share in outcome.shares.items())
     assert outcome.drawn == pytest.approx(1.0 - spent / runs[2].curve.largest.energy_j)
     assert outcome.claimed <= outcome.drawn + 1e-12
     assert carried_out(runs[2], policy, 3, relatives(runs, runs[2])) == outcome

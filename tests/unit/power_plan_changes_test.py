@@ -126,4 +126,6 @@ def test_a_raise_that_does_not_fit_does_not_hold_up_one_that_does():
 )
 def test_what_makes_no_sense_is_refused(now, other):
     with pytest.raises(InvalidBudget):
-        LimitRollout(BudgetTree([PowerBudgetNode("row", 9.0)]), [Holding("a", "n", 1, ("row",))], now).want({}, other)
+        LimitRollout(BudgetTree([PowerBudgetNode("row", 9.0)]), [Holding("a", "n", 1, ("row",))], now).request_settings(
+            {}, other
+        )

@@ -69,7 +69,7 @@ def test_the_shape_keeps_whatever_monotone_points_say(seed):
     limits = np.sort(rng.uniform(80.0, 400.0, 5)).round(0) + np.arange(5)
     times, power = np.sort(rng.uniform(1.0, 4.0, 5))[::-1], np.minimum(limits, np.sort(rng.uniform(50.0, 400.0, 5)))
     curve = PowerCurve("t", "g", 1, tuple(map(LimitPoint, limits.tolist(), times.tolist(), power.tolist())))
-    seen = [curve.at(float(w)) for w in np.linspace(60.0, 500.0, 201)]
+    seen = [curve.interpolate(float(w)) for w in np.linspace(60.0, 500.0, 201)]
     assert all(one.time_s >= other.time_s - 1e-9 for one, other in pairwise(seen))
     assert all(one.power_w <= other.power_w + 1e-9 for one, other in pairwise(seen))
     assert all(one.power_w <= one.limit_w + 1e-9 for one in seen)
@@ -80,15 +80,15 @@ def test_between_neighbours_that_contradict_the_shape_nothing_leaves_their_value
         "train", "a40", 1, (LimitPoint(150.0, 9.0, 80.0), LimitPoint(200.0, 10.0, 85.0), LimitPoint(250.0, 8.0, 84.0))
     )
     for limit in (160.0, 175.0, 190.0):
-        assert 9.0 <= curve.at(limit).time_s <= 10.0
+        assert 9.0 <= curve.interpolate(limit).time_s <= 10.0
     for limit in (210.0, 240.0):
-        assert 84.0 <= curve.at(limit).power_w <= 85.0
+        assert 84.0 <= curve.interpolate(limit).power_w <= 85.0
 
 
 def test_a_job_that_no_limit_holds_back_stays_flat():
     curve = PowerCurve("ncf", "v100", 1, tuple(LimitPoint(w, 20.0, 38.0) for w in (100.0, 150.0, 200.0, 250.0)))
-    assert curve.at(125.0).time_s == pytest.approx(20.0, rel=1e-3)
-    assert curve.at(125.0).power_w == pytest.approx(38.0, rel=1e-3)
+    assert curve.interpolate(125.0).time_s == pytest.approx(20.0, rel=1e-3)
+    assert curve.interpolate(125.0).power_w == pytest.approx(38.0, rel=1e-3)
 
 
 def test_a_gpu_is_charged_its_limit_or_what_was_measured_beyond_it():

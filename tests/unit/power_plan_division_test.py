@@ -172,7 +172,7 @@ def test_a_gpu_under_a_budget_twice_counts_once():
     budgets = BudgetTree(
         [PowerBudgetNode("row", 9.0), PowerBudgetNode("n", 9.0, "row"), PowerBudgetNode("feed", 9.0, "row")]
     )
-    assert sorted(budgets.all[place].name for place in budgets.above(("n", "feed"))) == ["feed", "n", "row"]
+    assert sorted(budgets.all[place].name for place in budgets.chain_indices(("n", "feed"))) == ["feed", "n", "row"]
 
 
 @pytest.mark.parametrize(

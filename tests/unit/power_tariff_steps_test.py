@@ -20,7 +20,7 @@ SLOW, FAST = LimitPoint(150.0, 2.0, 150.0), LimitPoint(300.0, 1.0, 400.0)  # 0.5
 
 def test_a_value_stays_until_the_next_start_and_repeats():
     steps = StepFunction((0.0, 3600.0), (1.0, 2.0))
-    assert [steps.at(at_s) for at_s in (0.0, 3599.0, 3600.0, DAY_S - 1.0, DAY_S, -1.0)] == [
+    assert [steps.value_at(at_s) for at_s in (0.0, 3599.0, 3600.0, DAY_S - 1.0, DAY_S, -1.0)] == [
         1.0,
         1.0,
         2.0,
@@ -31,7 +31,7 @@ def test_a_value_stays_until_the_next_start_and_repeats():
 
 
 def test_before_the_first_start_the_last_value_goes_on():
-    assert StepFunction((60.0,), (7.0,), WEEK_S).at(0.0) == 7.0
+    assert StepFunction((60.0,), (7.0,), WEEK_S).value_at(0.0) == 7.0
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_carbon_and_pue_are_part_of_a_joule():
     tariff = EnergyTariff(
         StepFunction((0.0,), (2.0,)), StepFunction((0.0,), (3.0,)), carbon_price=0.5, pue=StepFunction((0.0,), (1.2,))
     )
-    assert tariff.at(0.0) == pytest.approx(1.2 * (2.0 + 0.5 * 3.0))
+    assert tariff.price_at(0.0) == pytest.approx(1.2 * (2.0 + 0.5 * 3.0))
 
 
 def test_a_period_may_begin_at_any_time():
     tariff = EnergyTariff(StepFunction((0.0, 3600.0), (1.0, 2.0)), begins_s=100.0)
-    assert [tariff.at(at_s) for at_s in (99.0, 100.0, 3700.0)] == [2.0, 1.0, 2.0]
+    assert [tariff.price_at(at_s) for at_s in (99.0, 100.0, 3700.0)] == [2.0, 1.0, 2.0]
 
 
 def test_slices_are_cut_where_the_cost_changes_and_nowhere_else():
     tariff = EnergyTariff(
         StepFunction((0.0, 3600.0, 7200.0), (1.0, 1.0, 2.0)), pue=StepFunction((0.0, 43_200.0), (1.0, 2.0))
     )
-    assert tariff.slices(1800.0, DAY_S) == (
+    assert tariff.price_slices(1800.0, DAY_S) == (
         PriceSlice(1800.0, 5400.0, 1.0),
         PriceSlice(7200.0, 36_000.0, 2.0),
         PriceSlice(43_200.0, 43_200.0, 4.0),
@@ -78,10 +78,10 @@ def test_slices_are_cut_where_the_cost_changes_and_nowhere_else():
 
 def test_the_weight_is_relative_to_the_mean_of_what_comes():
     tariff = EnergyTariff(StepFunction((0.0, 43_200.0), (1.0, 3.0)))
-    assert (tariff.weight(0.0), tariff.weight(50_000.0)) == (0.5, 1.5)
-    assert EnergyTariff(StepFunction((0.0,), (0.0,))).weight(0.0) == 1.0
-    assert EnergyTariff(StepFunction((0.0, 60.0), (5.0, -1.0))).weight(0.0) == 1.0  # the mean is below 0
-    assert EnergyTariff(StepFunction((0.0, 60.0), (-1.0, 5.0))).weight(0.0) == 0.0
+    assert (tariff.price_weight(0.0), tariff.price_weight(50_000.0)) == (0.5, 1.5)
+    assert EnergyTariff(StepFunction((0.0,), (0.0,))).price_weight(0.0) == 1.0
+    assert EnergyTariff(StepFunction((0.0, 60.0), (5.0, -1.0))).price_weight(0.0) == 1.0  # the mean is below 0
+    assert EnergyTariff(StepFunction((0.0, 60.0), (-1.0, 5.0))).price_weight(0.0) == 0.0
 
 
 def test_work_is_done_where_energy_is_cheap():
@@ -89,13 +89,18 @@ def test_work_is_done_where_energy_is_cheap():
     made = schedule_limits((SLOW, FAST), (cheap, dear), 150.0)
     assert [(turn.fast, turn.slow) for turn in made.turns] == [(FAST, FAST), (SLOW, SLOW)]
     assert (made.work, made.cost) == (150.0, 100.0 * 400.0 + 3.0 * 100.0 * 150.0)
-    assert (made.at(0.0), made.at(100.0), made.at(200.0), made.at(-1.0)) == (FAST, SLOW, None, None)
+    assert (made.point_at(0.0), made.point_at(100.0), made.point_at(200.0), made.point_at(-1.0)) == (
+        FAST,
+        SLOW,
+        None,
+        None,
+    )
 
 
 def test_one_slice_is_divided_where_the_work_ends_in_it():
     made = schedule_limits((SLOW, FAST), (PriceSlice(0.0, 100.0, 1.0), PriceSlice(100.0, 100.0, 3.0)), 125.0)
     assert [turn.share for turn in made.turns] == [0.5, 0.0]
-    assert (made.turns[0].at(49.0), made.turns[0].at(51.0)) == (FAST, SLOW)
+    assert (made.turns[0].point_at(49.0), made.turns[0].point_at(51.0)) == (FAST, SLOW)
     assert made.work == pytest.approx(125.0)
     assert made.work_price == pytest.approx((400.0 - 150.0) / 0.5)
 

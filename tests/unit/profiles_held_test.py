@@ -28,16 +28,16 @@ def _held():
 
 def test_points_go_in_and_answers_come_out():
     held = ProfileService(catalogue())
-    assert held.known("w") is None
-    assert held.due() == ()
+    assert held.workload_provenance("w") is None
+    assert held.families_due() == ()
     for second, how in enumerate(configurations()):
-        held.introduce(ProfiledWorkload("middle", FAMILY)) if second == 0 else None
+        held.add_workload(ProfiledWorkload("middle", FAMILY)) if second == 0 else None
         held.observe(point("middle", how), float(second))
-    assert held.known("middle").readings == 24
+    assert held.workload_provenance("middle").readings == 24
     assert held.predict("middle", WHOLE).throughput_hz is None  # nothing was learned, and limits differ
-    assert held.due() == (FAMILY,)
-    held.adopt(learn_family(held.snapshot(), FAMILY, catalogue()))
-    assert held.due() == ()
+    assert held.families_due() == (FAMILY,)
+    held.adopt_family(learn_family(held.snapshot(), FAMILY, catalogue()))
+    assert held.families_due() == ()
     found = held.predict("middle", Configuration(A100, batch=8, power_limit_w=400.0)).throughput_hz
     assert found.basis is EstimateBasis.INTERPOLATED
     assert found.lower < found.median < found.upper
@@ -73,7 +73,7 @@ def test_what_was_dumped_is_restored_to_the_last_bit():
     for number in range(30):
         held.observe(point("small", WHOLE, 0.001 * (number % 3)), 100.0 + number)
     text = json.dumps(held.dump())
-    again = ProfileService.restored(json.loads(text), catalogue())
+    again = ProfileService.restore(json.loads(text), catalogue())
     assert again.snapshot() == held.snapshot()
     for workload in ("small", STRANGER):
         assert again.predict_all(workload, ASKED) == held.predict_all(workload, ASKED)
@@ -87,7 +87,7 @@ def test_a_journal_of_points_and_of_what_was_learned_replays():
     by_points, by_records = _held(), measured()
     for second, one in enumerate(points):
         assert by_points.observe(one, 100.0 + second) == readings[second]
-        by_records = by_records.told(decode_record(json.loads(json.dumps(encode_record(readings[second])))))
+        by_records = by_records.with_reading(decode_record(json.loads(json.dumps(encode_record(readings[second])))))
     assert by_points.snapshot() == held.snapshot() == by_records
 
 
@@ -122,7 +122,7 @@ def test_a_journal_of_points_and_of_what_was_learned_replays():
 )
 def test_what_cannot_be_read_is_named(plain, where):
     with pytest.raises(UnreadableRecord) as caught:
-        ProfileService.restored(plain, catalogue())
+        ProfileService.restore(plain, catalogue())
     assert caught.value.field == where
     assert caught.value.remedy
 
@@ -151,8 +151,8 @@ def test_labels_bring_no_more_coordinates_than_the_limit():
     places = [FeaturePoint({name: float(row) for name in names[: COLUMNS_MOST * (1 + row)]}, {}) for row in (0, 1, 2)]
     frame = fit_frame(places, [{}] * 3)
     assert len(frame.numbers) == COLUMNS_MOST
-    assert frame.unknown(places[2])  # what was left out cannot be answered
-    assert frame.sites(places, [{}] * 3, ["w"] * 3).numbers.shape == (3, COLUMNS_MOST)
+    assert frame.unknown_features(places[2])  # what was left out cannot be answered
+    assert frame.build_sites(places, [{}] * 3, ["w"] * 3).numbers.shape == (3, COLUMNS_MOST)
 
 
 def test_a_stated_error_of_a_reading_is_kept():

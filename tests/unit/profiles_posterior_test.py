@@ -93,7 +93,7 @@ def test_the_posterior_is_the_joint_normal_conditioned(seed):
     variance = (
         np.diag(_twin(covariance, asked, asked) - cross.T @ np.linalg.solve(whole, cross)) + covariance.idiosyncrasy
     )
-    found = GpPosterior(covariance, told, SCALE).at(asked, np.array([-1, -1, -1, -1, 4]))
+    found = GpPosterior(covariance, told, SCALE).predict_at(asked, np.array([-1, -1, -1, -1, 4]))
     assert found[0] == pytest.approx(mean, rel=1e-5, abs=1e-6)
     assert found[1] == pytest.approx(variance, rel=1e-5, abs=1e-6)
 
@@ -115,7 +115,7 @@ def test_a_difference_is_that_of_the_joint_normal(seed):
     joint = _twin(covariance, asked, asked) - cross.T @ np.linalg.solve(whole, cross)
     joint += covariance.idiosyncrasy * np.eye(5)
     variance = np.diag(joint)[:-1] + joint[-1, -1] - 2.0 * joint[:-1, -1]
-    found = GpPosterior(covariance, told, SCALE).difference(asked, np.array([4, -1, -1, -1, -1]))
+    found = GpPosterior(covariance, told, SCALE).predict_difference(asked, np.array([4, -1, -1, -1, -1]))
     assert found[0] == pytest.approx((mean - mean[-1])[:-1], rel=1e-5, abs=1e-6)
     assert found[1] == pytest.approx(variance, rel=1e-5, abs=1e-6)
 
@@ -124,10 +124,12 @@ def test_left_out_is_what_the_others_say():
     rng = np.random.default_rng(5)
     covariance, told = _covariance(rng), _evidence(rng, 10)
     posterior = GpPosterior(covariance, told, SCALE)
-    error, variance = posterior.left_out(np.arange(10))
+    error, variance = posterior.leave_one_out(np.arange(10))
     for row in range(10):
         others = told.take(np.arange(10) != row)
-        mean, spread = GpPosterior(covariance, others, SCALE).at(told.take(np.array([row])).sites, np.array([-1]))
+        mean, spread = GpPosterior(covariance, others, SCALE).predict_at(
+            told.take(np.array([row])).sites, np.array([-1])
+        )
         assert error[row] == pytest.approx(told.values[row] - mean[0], rel=1e-5, abs=1e-7)
         assert variance[row] == pytest.approx(spread[0] + told.noise[row], rel=1e-5)
 
@@ -137,8 +139,8 @@ def test_left_out_together_is_what_the_rest_says():
     covariance, told = _covariance(rng), _evidence(rng, 10)
     out = np.array([1, 4, 7])
     rest = told.take(~np.isin(np.arange(10), out))
-    mean, spread = GpPosterior(covariance, rest, SCALE).at(told.take(out).sites, np.full(3, -1))
-    error, variance = GpPosterior(covariance, told, SCALE).left_out_together(out)
+    mean, spread = GpPosterior(covariance, rest, SCALE).predict_at(told.take(out).sites, np.full(3, -1))
+    error, variance = GpPosterior(covariance, told, SCALE).leave_group_out(out)
     assert error == pytest.approx(told.values[out] - mean, rel=1e-5, abs=1e-7)
     assert variance == pytest.approx(spread + told.noise[out], rel=1e-5)
 
@@ -179,23 +181,25 @@ def test_the_search_beats_its_beginning_and_stays_within_reach():
 
 def test_a_factor_is_the_conformal_rank():
     scores = np.arange(1.0, 100.0)  # 99 of them: the 90th is exceeded by no more than a tenth
-    assert summarize_scores(24, -scores, 0).factor(0.9) == 90.0
-    assert summarize_scores(24, np.arange(10_000.0), 0).factor(0.9) == pytest.approx(9000.0, rel=0.01)
+    assert summarize_scores(24, -scores, 0).interval_factor(0.9) == 90.0
+    assert summarize_scores(24, np.arange(10_000.0), 0).interval_factor(0.9) == pytest.approx(9000.0, rel=0.01)
 
 
 def test_few_workloads_widen_and_few_scores_are_not_believed():
     scores = np.linspace(0.0, 2.0, 60)
-    plain = summarize_scores(0, scores, 0).factor(0.9)
-    by_groups = [summarize_scores(0, scores, groups).factor(0.9) for groups in (2, 3, 6, 12, 60)]
+    plain = summarize_scores(0, scores, 0).interval_factor(0.9)
+    by_groups = [summarize_scores(0, scores, groups).interval_factor(0.9) for groups in (2, 3, 6, 12, 60)]
     assert by_groups == sorted(by_groups, reverse=True)
     assert by_groups[0] == pytest.approx(plain * 6.31 / NORMAL_90)
     assert by_groups[-1] == pytest.approx(plain, rel=0.02)
-    assert merge_scores([(0, scores[:10])], ()).factor(0) == NORMAL_90
+    assert merge_scores([(0, scores[:10])], ()).interval_factor(0) == NORMAL_90
 
 
 def test_the_largest_number_known_counts():
     calibration = merge_scores(
         [(0, np.full(30, 3.0)), (8, np.full(30, 2.0)), (24, np.full(30, 1.0)), (16, np.ones(5))], ()
     )
-    assert [calibration.factor(known) for known in (0, 7, 8, 23, 24, 500)] == [3.0, 3.0, 2.0, 2.0, 1.0, 1.0]
-    assert ConformalCalibration(calibration.scores[1:]).factor(0) == 2.0  # nothing was judged so: the nearest that was
+    assert [calibration.interval_factor(known) for known in (0, 7, 8, 23, 24, 500)] == [3.0, 3.0, 2.0, 2.0, 1.0, 1.0]
+    assert (
+        ConformalCalibration(calibration.scores[1:]).interval_factor(0) == 2.0
+    )  # nothing was judged so: the nearest that was

@@ -71,7 +71,7 @@ def test_readings_of_a_stranger_narrow_its_answers():
     told = measured()
     widths = []
     for second, how in enumerate((WHOLE, Configuration(A100, "2g", batch=4), Configuration(A100, batch=64))):
-        told = told.told(ProfileReading(point(STRANGER, how), 100.0 + second))
+        told = told.with_reading(ProfileReading(point(STRANGER, how), 100.0 + second))
         found = _ask(STRANGER, Configuration(A100, "3g", batch=16), told).throughput_hz
         widths.append(found.upper / found.lower)
     assert widths[-1] < widths[0]
@@ -94,7 +94,7 @@ def test_a_direction_that_nobody_measured_is_the_priors():
     assert "clock" in found.missing[THROUGHPUT]
     told = ProfileStore()
     for batch in (1, 2, 4, 8, 16, 32, 64):
-        told = told.told(ProfileReading(point("middle", Configuration(A100, batch=batch)), 0.0))
+        told = told.with_reading(ProfileReading(point("middle", Configuration(A100, batch=batch)), 0.0))
     alone = ProfilePredictor(told, {"default": learn_family(told, "default", catalogue())}, catalogue())
     full, low = alone.predict("middle", [WHOLE, Configuration(A100, batch=16, power_limit_w=200.0)])
     assert low.power_w.basis is EstimateBasis.PRIOR
@@ -106,10 +106,10 @@ def test_a_drift_widens_what_was_measured_before_it():
     told = measured()
     for second in range(40):
         how = Configuration(A100, batch=(1, 4)[second % 2], power_limit_w=400.0)
-        told = told.told(ProfileReading(point("large", how), 100.0 + second))
+        told = told.with_reading(ProfileReading(point("large", how), 100.0 + second))
     before = _ask("large", Configuration(A100, "2g", batch=16), told).throughput_hz
     for second in range(12):
-        told = told.told(
+        told = told.with_reading(
             ProfileReading(point("large", Configuration(A100, batch=4, power_limit_w=400.0), -0.3), 200.0 + second)
         )
     assert told.profiles["large"].epoch == 1
@@ -139,12 +139,12 @@ def test_a_cache_changes_no_answer(monkeypatch):
         fresh["large"],
         fresh["small"],
     ]
-    later = one.after(measured().told(ProfileReading(point("middle", WHOLE, 0.5), 9.0)))
+    later = one.after(measured().with_reading(ProfileReading(point("middle", WHOLE, 0.5), 9.0)))
     assert later.predict("small", asked) == fresh["small"]
 
 
 def test_too_little_teaches_nothing():
-    told = ProfileStore().told(ProfileReading(point("small", WHOLE), 0.0))
+    told = ProfileStore().with_reading(ProfileReading(point("small", WHOLE), 0.0))
     with pytest.raises(NothingToLearnFrom, match="measure 6 configurations") as caught:
         learn_family(told, "default", catalogue())
     assert caught.value.field == "family"
@@ -192,7 +192,7 @@ def test_a_lattice_reads_its_own_places_exactly_and_lines_between():
     between = locate_configuration(
         Configuration(A100, "2g", batch=8, power_limit_w=400.0 * 2 ** ((low + high) / 2)), catalogue()
     )
-    row = found.find(between)[0]
+    row = found.locate(between)[0]
     assert interpolate_grid(found, values, between) == pytest.approx((values[row, 0] + values[row, 1]) / 2)
 
 
@@ -220,7 +220,7 @@ def test_latencies_rise_with_their_quantile():
 def test_what_did_not_run_does_not_run_with_less_room():
     told = ProfileStore()
     for how, rate_hz in ((Configuration(A100, "1g", batch=16), 0.0), (Configuration(A100, "3g", batch=16), 5.0)):
-        told = told.told(ProfileReading(Point("w", how, rate_hz), 0.0))
+        told = told.with_reading(ProfileReading(Point("w", how, rate_hz), 0.0))
     profile = told.profiles["w"]
 
     def asked(mig_profile, batch, model=A100):

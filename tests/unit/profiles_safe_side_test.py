@@ -116,7 +116,7 @@ def test_a_ratio_is_nearer_than_two_predictions_and_one_of_the_base_itself():
     asked_for = [base, *(replace(base, power_limit_w=limit_w) for limit_w in (340.0, 280.0, 220.0))]
     for workload in (*SIZES, "stranger"):
         for name, of in ((THROUGHPUT, lambda one: one.throughput_hz), (POWER, lambda one: one.power_w)):
-            found = predictor.ratios(workload, name, asked_for, base)
+            found = predictor.predict_ratios(workload, name, asked_for, base)
             assert found[0] == (0.0, 0.0)
             for how, ratio in zip(asked_for[1:], found[1:], strict=True):
                 truth = math.log(of(point(workload, how)) / of(point(workload, base)))
@@ -128,5 +128,5 @@ def test_a_ratio_is_nearer_than_two_predictions_and_one_of_the_base_itself():
 def test_a_ratio_along_what_nobody_varied_is_none():
     predictor = ProfilePredictor(measured(), {FAMILY: learned()}, catalogue())
     base = Configuration(A100, batch=8)
-    assert "processes" in predictor.ratios("small", THROUGHPUT, [replace(base, processes=2)], base)
-    assert "nothing was learned" in predictor.ratios("unknown", THROUGHPUT, [base], base)
+    assert "processes" in predictor.predict_ratios("small", THROUGHPUT, [replace(base, processes=2)], base)
+    assert "nothing was learned" in predictor.predict_ratios("unknown", THROUGHPUT, [base], base)

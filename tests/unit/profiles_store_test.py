@@ -44,7 +44,7 @@ def _point(rate_hz=100.0, watts=None, batch=1, source="telemetry", **more):
 def _told(points, start=None):
     found = start or ProfileStore()
     for second, point in enumerate(points):
-        found = found.told(ProfileReading(point, float(second)))
+        found = found.with_reading(ProfileReading(point, float(second)))
     return found
 
 
@@ -87,7 +87,7 @@ def test_a_first_reading_against_what_was_expected_counts_and_its_error_is_kept(
     found = ProfileStore()
     for number in range(12):
         expected = {THROUGHPUT: ExpectedReading(math.log(100.0), 0.05)}
-        found = found.told(ProfileReading(_point(150.0, batch=2**number), float(number), expected))
+        found = found.with_reading(ProfileReading(_point(150.0, batch=2**number), float(number), expected))
     profile = found.profiles["w"]
     assert profile.epoch >= 1  # 8 deviations off, again and again
     assert profile_provenance(profile).error[THROUGHPUT] == pytest.approx(math.log(1.5))
@@ -109,7 +109,7 @@ def test_the_longest_unread_workload_goes(monkeypatch):
     monkeypatch.setitem(vars(stores), "WORKLOADS_MOST", 3)
     found = ProfileStore()
     for name in ("a", "b", "c", "a", "d"):
-        found = found.told(ProfileReading(Point(name, Configuration("a40"), 1.0), 0.0))
+        found = found.with_reading(ProfileReading(Point(name, Configuration("a40"), 1.0), 0.0))
     assert list(found.profiles) == ["c", "a", "d"]
 
 
@@ -140,7 +140,7 @@ def test_facts_about_a_known_workload_do_not_forget_it():
 )
 def test_an_impossible_reading_names_field_and_remedy(point, field, remedy):
     with pytest.raises(ImpossibleReading, match=remedy) as caught:
-        ProfileStore().told(ProfileReading(point, 0.0))
+        ProfileStore().with_reading(ProfileReading(point, 0.0))
     assert caught.value.field == field
     assert field in str(caught.value)
     assert isinstance(caught.value, ControllerError)
@@ -162,7 +162,7 @@ def test_noise_is_learned_from_what_was_stated():
     assert noise.variance == pytest.approx(PRIOR_NOISE**2)
     for score in np.random.default_rng(1).normal(size=400):
         true = score * 0.02 / math.sqrt(noise.variance)  # readings scatter by 2 %
-        noise = noise.after(true)
+        noise = noise.with_residual(true)
     assert math.sqrt(noise.variance) == pytest.approx(0.02, rel=0.25)
     assert noise.readings == 400
     assert PRIOR_READINGS < 400
@@ -178,5 +178,5 @@ def test_the_sums_by_hand():
         watch = update_drift_test(watch, 3.0)
     assert watch.up > CUSUM_THRESHOLD
     assert watch.changed
-    assert watch.run == 5
+    assert watch.change_length == 5
     assert update_drift_test(DriftTest(up=0.2, up_run=4), -1.0).up_run == 0

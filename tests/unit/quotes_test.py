@@ -22,8 +22,8 @@ SOME = OpportunityPrices(offers_w=(105, 0, 240), scarce_models=("G3",), load_per
 
 def in_force(shifts=0):
     market = PriceMarket()
-    market.quoted(SOME)
-    market.moved(shifts)
+    market.set_prices(SOME)
+    market.count_task_changes(shifts)
     return market
 
 
@@ -33,9 +33,9 @@ def seen(market):
 
 def test_a_market_begins_void_and_counts_nothing_before_its_first_quotes():
     market = PriceMarket()
-    market.moved(3)
+    market.count_task_changes(3)
     assert seen(market) == (NO_OPPORTUNITY_PRICES, -1)
-    market.quoted(SOME)
+    market.set_prices(SOME)
     assert seen(market) == (SOME, 0)
 
 
@@ -144,7 +144,7 @@ def test_a_new_mix_voids_and_a_node_that_joins_ages():
     core = small()
     core.submit(request(gpus=1, milli=100), now_ns=1)
     quotes = core.state.market.quotes
-    core.node_joined(node("late"), now_ns=2)
+    core.register_node(node("late"), now_ns=2)
     assert seen(core.state.market) == (quotes, -1)
     core.submit(request(gpus=1, milli=100), now_ns=3)
     core.state.demand.refresh_at = 0
@@ -203,9 +203,9 @@ def act(core, verb, one, two, now_ns):
             keys = sorted(core.state.workloads)
             return core.cancel(keys[one % len(keys)], now_ns=now_ns) if keys else None
         case "lose":
-            return core.gpu_lost(f"n{one}", f"GPU-n{one}-{two}", now_ns=now_ns)
+            return core.mark_gpu_lost(f"n{one}", f"GPU-n{one}-{two}", now_ns=now_ns)
         case "return":
-            return core.gpu_returned(f"n{one}", f"GPU-n{one}-{two}", now_ns=now_ns)
+            return core.mark_gpu_returned(f"n{one}", f"GPU-n{one}-{two}", now_ns=now_ns)
         case "weights":
             changed = Policy(revision=in_force.revision, objective=one, weights=OBJECTIVES[one])
         case _:

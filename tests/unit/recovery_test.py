@@ -21,7 +21,7 @@ def dumped():
 
 def journal_of(seq, plain, digest=None):
     journal = MemoryJournal()
-    journal.checkpoint(Checkpoint(seq, plain, digest or digest_of(plain)))
+    journal.write_checkpoint(Checkpoint(seq, plain, digest or digest_of(plain)))
     return journal
 
 

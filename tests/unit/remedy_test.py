@@ -30,8 +30,8 @@ def mixed():
 
 def lost():
     core = core_with(node("a"), node("b"))
-    core.node_lost("a", now_ns=1)
-    core.node_lost("b", now_ns=2)
+    core.mark_node_lost("a", now_ns=1)
+    core.mark_node_lost("b", now_ns=2)
     return core
 
 
@@ -131,12 +131,12 @@ def test_what_waits_is_told_what_would_help(make, wanted, constraint, removals, 
 def test_a_model_that_nobody_has():
     core = core_with()
     core.submit(request(gpus=1, models=("T4",)), now_ns=1)
-    core.node_joined(node("a"), now_ns=2)
-    assert core.explain("w-1").remedy == (
+    core.register_node(node("a"), now_ns=2)
+    assert core.explain_workload("w-1").remedy == (
         "Of 1 node 1 by gpu_model ruled out. To help: allow G2: with every model allowed it would go to node a."
     )
     core.submit(request(gpus=2), now_ns=3)
-    assert "with every model allowed it would wait all the same" in core.explain("w-1").remedy
+    assert "with every model allowed it would wait all the same" in core.explain_workload("w-1").remedy
 
 
 def test_what_was_placed_needs_no_remedy():
@@ -179,7 +179,7 @@ def test_every_amount_named_is_what_is_missing(held, cpu, gpus, memory_gib):
     step = core.submit(wanted, now_ns=3)
     if step.result.placements:
         return
-    explanation = core.explain(step.result.workload_id)
+    explanation = core.explain_workload(step.result.workload_id)
     assert explanation.remedy.endswith(".")
     if explanation.constraint == "cpu":
         nodes = core.state.nodes.values()

@@ -89,12 +89,12 @@ def test_an_agent_that_comes_to_a_node_takes_over_what_was_planned_there_by_inde
     core = core_with()
     made_up = node("a", gpus=4, model="G2")
     made_up = replace(made_up, gpus=tuple(replace(gpu, uuid=f"a/gpu-{gpu.index}") for gpu in made_up.gpus))
-    core.node_joined(made_up, now_ns=1)
+    core.register_node(made_up, now_ns=1)
     for key in ("w0", "w1", "w2"):
         core.submit(request(gpus=1, key=key), now_ns=2)
     core.submit(request(gpus=3, key="waits"), now_ns=2)
     before = {key: core.workload(key).placements[0].gpu_indexes for key in ("w0", "w1", "w2")}
-    step = core.node_joined(node("a", gpus=4, model="G2", agent_version="1"), now_ns=3)
+    step = core.register_node(node("a", gpus=4, model="G2", agent_version="1"), now_ns=3)
     assert [type(event).__name__ for event in step.events[:2]] == ["NodeJoined", "DevicesCorrected"]
     assert {key: core.workload(key).placements[0].gpu_indexes for key in before} == before
     assert {gpu for key in before for gpu in held(core, key)} == {f"GPU-a-{one}" for (one,) in before.values()}
@@ -108,5 +108,5 @@ def test_a_board_that_an_agent_replaced_is_no_renaming():
     before = held(core, "w")
     other = node("a", gpus=2, agent_version="1")
     other = replace(other, gpus=tuple(replace(gpu, uuid=f"{gpu.uuid}-new") for gpu in other.gpus))
-    core.node_joined(other, now_ns=2)
+    core.register_node(other, now_ns=2)
     assert held(core, "w") == before

@@ -96,7 +96,7 @@ def test_a_call_without_a_row_is_for_the_greatest_role_alone():
 
 def test_without_a_role_everything_is_open_until_roles_are_demanded():
     old = read(("CN", "eelgrid-operator"), ("O", "Example"))
-    assert old.is_of_before_roles
+    assert old.predates_roles
     assert check_call_role(old, POLICY, PERMIT, now_s=0.0) is False
     assert check_call_role(with_role(Role.ADMIN), POLICY, PERMIT, now_s=0.0) is True
     assert not may(old, POLICY)
@@ -106,7 +106,7 @@ def test_without_a_role_everything_is_open_until_roles_are_demanded():
 
 def test_a_role_misspelt_is_no_certificate_of_before_roles():
     caller = read(("O", "eelgrid:veiwer"))
-    assert not caller.is_of_before_roles
+    assert not caller.predates_roles
     assert caller.greatest == "unknown"
     with pytest.raises(RoleRefused, match="eelgrid:veiwer, which is no role"):
         check_call_role(caller, LIVE_PAGE_PATH, PERMIT, now_s=0.0)

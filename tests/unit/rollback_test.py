@@ -55,7 +55,7 @@ def claim(*assignments, epoch=9):
 
 def test_a_node_that_holds_more_than_the_journal_knows_takes_nothing_new_and_gets_no_plan():
     core = core_with(node("n"))
-    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
     assert core.state.nodes["n"].ahead == AheadOfJournal(plan_epoch=9, assignments=1, workload_ids=("lost",))
     assert core.plan_to_send("n") is None
     waiting = core.submit(request(gpus=1, key="new"), now_ns=3).result
@@ -65,7 +65,7 @@ def test_a_node_that_holds_more_than_the_journal_knows_takes_nothing_new_and_get
 
 def test_an_operator_gives_up_what_is_not_known_and_plans_go_on_above_the_agents_epoch():
     core = core_with(node("n"))
-    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
     core.submit(request(gpus=1, key="new"), now_ns=3)
     core.reconcile_node("n", now_ns=4)
     assert core.state.nodes["n"].ahead is None
@@ -82,7 +82,7 @@ def test_an_agent_that_holds_only_what_the_journal_knows_needs_no_operator():
     core = core_with(node("n"))
     placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
     known = held("known", gpu=placed.placements[0].gpu_uuids[0])
-    core.node_joined(node("n"), now_ns=3, plan_epoch=9, claim=claim(known))
+    core.register_node(node("n"), now_ns=3, plan_epoch=9, claim=claim(known))
     assert core.state.nodes["n"].ahead is None
     assert core.plan_to_send("n").epoch > 9
 
@@ -90,7 +90,7 @@ def test_an_agent_that_holds_only_what_the_journal_knows_needs_no_operator():
 def started_anew(core, lost=None):
     """The core of another controller over the same journal."""
     again = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
-    again.controller_started(now_ns=90, lost=lost)
+    again.record_controller_start(now_ns=90, lost=lost)
     return again
 
 
@@ -104,7 +104,7 @@ def test_an_epoch_that_was_used_twice_is_never_sent_with_other_content():
     core = started_anew(core_with(told("n")))
     core.update_policy(replace(core.state.policy, lease_s=30.0), now_ns=91)
     epoch = core.node_plan("n").epoch
-    core.node_joined(told("n"), now_ns=92, plan_epoch=epoch, claim=claim(epoch=epoch))
+    core.register_node(told("n"), now_ns=92, plan_epoch=epoch, claim=claim(epoch=epoch))
     assert core.plan_to_send("n").epoch == epoch + 1
 
 
@@ -113,23 +113,23 @@ def test_the_same_replica_on_other_gpus_is_not_known():
     placed = core.submit(request(gpus=1, key="known"), now_ns=2).result
     (mine,) = placed.placements[0].gpu_uuids
     other = next(gpu.uuid for gpu in node("n").gpus if gpu.uuid != mine)
-    core.node_joined(node("n"), now_ns=3, plan_epoch=9, claim=claim(held("known", gpu=other)))
+    core.register_node(node("n"), now_ns=3, plan_epoch=9, claim=claim(held("known", gpu=other)))
     assert core.state.nodes["n"].ahead is not None
 
 
 def test_what_is_known_by_now_reconciles_a_node_at_its_next_hello_and_a_forgetful_agent_does_not():
     core = core_with(node("n"))
-    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
-    core.node_joined(node("n"), now_ns=3, claim=claim(epoch=0))
+    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.register_node(node("n"), now_ns=3, claim=claim(epoch=0))
     assert core.state.nodes["n"].ahead is not None, "started anew: it does not know what runs there"
-    assert core.node_joined(node("n"), now_ns=4, plan_epoch=9, claim=claim(held())).events == ()
-    core.node_joined(node("n"), now_ns=5, plan_epoch=9, claim=claim())
+    assert core.register_node(node("n"), now_ns=4, plan_epoch=9, claim=claim(held())).events == ()
+    core.register_node(node("n"), now_ns=5, plan_epoch=9, claim=claim())
     assert core.state.nodes["n"].ahead is None
 
 
 def test_an_agent_that_cannot_say_what_it_holds_is_closed_until_an_operator_has_looked():
     core = core_with(node("n"))
-    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=PlanClaim(epoch=9, held=None))
+    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=PlanClaim(epoch=9, held=None))
     assert core.state.nodes["n"].ahead == AheadOfJournal(plan_epoch=9)
     core.reconcile_node("n", now_ns=3)
     assert core.submit(request(gpus=1), now_ns=4).result.phase is WorkloadPhase.PLACED
@@ -137,9 +137,9 @@ def test_an_agent_that_cannot_say_what_it_holds_is_closed_until_an_operator_has_
 
 def test_a_node_that_the_journal_does_not_know_at_all_is_compared_too():
     core = core_with()
-    core.node_joined(node("n"), now_ns=1, plan_epoch=9, claim=claim(held()))
+    core.register_node(node("n"), now_ns=1, plan_epoch=9, claim=claim(held()))
     assert core.submit(request(gpus=1), now_ns=2).result.phase is WorkloadPhase.PENDING
-    core.node_joined(node("m"), now_ns=3, plan_epoch=9, claim=claim())
+    core.register_node(node("m"), now_ns=3, plan_epoch=9, claim=claim())
     assert core.state.nodes["m"].ahead is None, "it holds nothing"
     assert core.node_plan("m").epoch > 9
 
@@ -148,7 +148,7 @@ def test_no_move_and_no_more_replicas_go_to_a_node_that_is_ahead():
     core = core_with(node("n", gpus=4), node("m", gpus=1))
     core.submit(request(gpus=1, key="w"), now_ns=2)
     on = core.state.workloads["w"].placements[0].node_name
-    core.node_joined(core.state.nodes["n"].inventory, now_ns=3, plan_epoch=9, claim=claim(held(gpu="GPU-n-3")))
+    core.register_node(core.state.nodes["n"].inventory, now_ns=3, plan_epoch=9, claim=claim(held(gpu="GPU-n-3")))
     core.scale("w", 4, now_ns=4)
     names = [one.node_name for one in core.state.workloads["w"].placements]
     assert names.count("n") == (1 if on == "n" else 0)
@@ -156,11 +156,11 @@ def test_no_move_and_no_more_replicas_go_to_a_node_that_is_ahead():
 
 def test_the_state_comes_back_with_what_is_ahead_from_events_and_from_a_dump():
     core = core_with(node("n"))
-    core.node_joined(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
-    core.controller_started(now_ns=3, lost=LostEntries(5, None))
+    core.register_node(node("n"), now_ns=2, plan_epoch=9, claim=claim(held()))
+    core.record_controller_start(now_ns=3, lost=LostEntries(5, None))
     plain = core.state.dump()
     journal = MemoryJournal()
-    journal.checkpoint(Checkpoint(core.state.revision, json.loads(json.dumps(plain)), digest_of(plain)))
+    journal.write_checkpoint(Checkpoint(core.state.revision, json.loads(json.dumps(plain)), digest_of(plain)))
     again = recover_state(journal, ClusterState).state
     assert again.digest() == core.state.digest()
     assert again.nodes["n"].ahead == core.state.nodes["n"].ahead
@@ -178,14 +178,14 @@ def test_what_an_agent_can_know_is_kept_over_starts_until_it_has_spoken():
             core.set_limit("a", 100.0 + 10 * start + number, now_ns=100 + number)
     assert core.state.nodes[on].plan_epoch > 5
     assert core.submit(request(gpus=1, key="b"), now_ns=110).result.phase is WorkloadPhase.PENDING
-    core.node_joined(told(on), now_ns=120, plan_epoch=5, claim=claim(held(), epoch=5))
+    core.register_node(told(on), now_ns=120, plan_epoch=5, claim=claim(held(), epoch=5))
     assert core.state.nodes[on].ahead is not None
-    core.node_joined(told(other), now_ns=121, claim=claim(epoch=0))
-    assert core.state.nodes[other].is_open
+    core.register_node(told(other), now_ns=121, claim=claim(epoch=0))
+    assert core.state.nodes[other].is_schedulable
     core.retry(now_ns=122)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
     again = claim(held(), epoch=core.node_plan(other).epoch)
-    assert core.node_joined(told(other), now_ns=122, plan_epoch=again.epoch, claim=again).events == ()
+    assert core.register_node(told(other), now_ns=122, plan_epoch=again.epoch, claim=again).events == ()
 
 
 def test_work_that_waits_is_told_nothing_new_while_agents_come_back():
@@ -196,7 +196,7 @@ def test_work_that_waits_is_told_nothing_new_while_agents_come_back():
     core = started_anew(core)
     assert decided(core.retry(now_ns=91).events) == []
     for number, name in enumerate("nm"):
-        core.node_joined(told(name, gpus=1), now_ns=92 + number, claim=claim(epoch=1))
+        core.register_node(told(name, gpus=1), now_ns=92 + number, claim=claim(epoch=1))
         assert decided(core.retry(now_ns=94 + number).events) == []
     assert {key: one.reason for key, one in core.state.workloads.items()} == reasons
 
@@ -204,12 +204,12 @@ def test_work_that_waits_is_told_nothing_new_while_agents_come_back():
 def test_where_an_engine_lists_what_runs_nothing_waits_for_agents():
     core = core_with(told("n"))
     core = core_with(state=ClusterState.load(json.loads(json.dumps(core.state.dump()))))
-    assert core.controller_started(now_ns=2, asks_agents=False).events == ()
+    assert core.record_controller_start(now_ns=2, asks_agents=False).events == ()
     assert core.submit(request(gpus=1), now_ns=3).result.phase is WorkloadPhase.PLACED
     # A journal of a controller that did ask goes on under one that does not.
-    core.controller_started(now_ns=4)
+    core.record_controller_start(now_ns=4)
     assert core.submit(request(gpus=1, key="b"), now_ns=5).result.phase is WorkloadPhase.PENDING
-    core.node_joined(told("n"), now_ns=6)
+    core.register_node(told("n"), now_ns=6)
     core.retry(now_ns=7)
     assert core.state.workloads["b"].phase is WorkloadPhase.PLACED
 
@@ -218,7 +218,7 @@ def test_where_an_engine_lists_what_runs_nothing_waits_for_agents():
 def test_ids_that_were_drawn_in_what_is_lost_are_not_drawn_again(lost, number):
     core = core_with()
     core.submit(request(), now_ns=1)
-    core.controller_started(now_ns=2, lost=lost)
+    core.record_controller_start(now_ns=2, lost=lost)
     assert core.submit(request(), now_ns=3).result.workload_id == f"w-{number}"
 
 

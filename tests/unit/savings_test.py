@@ -26,12 +26,12 @@ T4_W, PACKAGE_W = 60.0, 105.0
 def followed(core):
     """A comparison from now on, and how to play a step to it."""
     core.update_policy(replace(core.state.policy, objective="custom", weights=GREEDY), now_ns=1)
-    savings = PlacementSavings(InitialCluster.of(core.state, 1), WATTS)
+    savings = PlacementSavings(InitialCluster.from_state(core.state, 1), WATTS)
 
     def play(step, now_ns):
         for event in step.events:
-            savings.follow(event)
-        savings.advance(now_ns)
+            savings.follow_event(event)
+        savings.advance_to(now_ns)
         return savings.figures()
 
     return savings, play
@@ -72,10 +72,10 @@ def test_a_lost_node_keeps_what_it_holds_and_takes_nothing_new_in_both():
     core = core_with(node("a", gpus=1, model="T4"), node("b", gpus=1, model="T4"))
     savings, play = followed(core)
     play(core.submit(request(gpus=1, key="w"), now_ns=2), 2)
-    play(core.node_lost("b", now_ns=3), 3)
+    play(core.mark_node_lost("b", now_ns=3), 3)
     figures = play(core.submit(request(gpus=1, key="v"), now_ns=4), 4)
     assert (figures.replicas[BOTH], figures.saved_w) == (1, 0.0)
-    play(core.node_joined(node("b", gpus=1, model="T4"), now_ns=5), 5)
+    play(core.register_node(node("b", gpus=1, model="T4"), now_ns=5), 5)
     figures = savings.figures()
     assert (figures.replicas[BOTH], figures.power_w[EELGRID]) == (2, core.modelled_power_w())
 
@@ -110,7 +110,7 @@ def test_begun_anew_it_goes_on_with_what_lives():
     _, play = followed(core)
     for number, key in enumerate(("u", "v", "w")):
         figures = play(core.submit(request(gpus=1, key=key), now_ns=2 + number), 2 + number)
-    anew = PlacementSavings(InitialCluster.of(core.state, 9), WATTS).figures()
+    anew = PlacementSavings(InitialCluster.from_state(core.state, 9), WATTS).figures()
     assert (anew.power_w, anew.replicas, anew.began_ns) == (figures.power_w, figures.replicas, 9)
     assert set(anew.energy_j.values()) == {0.0}
 
@@ -118,11 +118,11 @@ def test_begun_anew_it_goes_on_with_what_lives():
 @pytest.mark.skipif(not CSV.is_dir(), reason=f"no openb trace in {CSV}; set EELGRID_DATA")
 def test_on_the_openb_trace_ours_saves():
     core = core_with(*nodes())
-    savings = PlacementSavings(InitialCluster.of(core.state, 1), WATTS)
+    savings = PlacementSavings(InitialCluster.from_state(core.state, 1), WATTS)
     for number, task in enumerate(islice(tasks(), 150)):
         for event in core.submit(task, now_ns=number).events:
-            savings.follow(event)
-    savings.advance(150)
+            savings.follow_event(event)
+    savings.advance_to(150)
     figures = savings.figures()
     assert figures.replicas == {BOTH: 150, EELGRID: 0, BEST_FIT: 0}
     assert figures.power_w[EELGRID] == core.modelled_power_w()
@@ -135,7 +135,7 @@ async def test_the_desk_follows_a_running_controller_and_tells(tmp_path):
         desk = rig.controller.savings
         await rig.operators.submit_workload(wanted("w"))
         await until(lambda: desk.figures is not None and desk.figures.replicas[BOTH] == 1, within_s=60.0)
-        page = (await rig.controller.metrics.page()).decode()
+        page = (await rig.controller.metrics.render_page()).decode()
         assert 'eelgrid_saved_power_watts{part="placement"} 0.0' in page
         assert 'eelgrid_compared_gpus{plan="both"} 1.0' in page
         # What is wrong with it ends it alone; the joules of before stay.
@@ -165,7 +165,7 @@ async def test_one_that_cannot_keep_up_begins_anew(tmp_path, monkeypatch):
 
 async def test_it_can_be_switched_off(tmp_path):
     async with running(tmp_path, savings=False) as rig:
-        page = (await rig.controller.metrics.page()).decode()
+        page = (await rig.controller.metrics.render_page()).decode()
         assert "eelgrid_workloads" in page
         assert "eelgrid_compared" not in page
         assert "eelgrid_sav" not in page

@@ -66,7 +66,7 @@ def test_more_replicas_are_placed_and_the_others_stand_where_they_stood():
     assert step.result.placements[:2] == before
     assert (step.result.spec.replicas, step.result.replicas_begun) == (4, 2)
     assert step.nodes == {item.node_name for item in event.placements}
-    assert {item.replica for item in core.explain("s").replicas} == {0, 1, 2, 3}
+    assert {item.replica for item in core.explain_workload("s").replicas} == {0, 1, 2, 3}
     alike(core)
 
 
@@ -102,18 +102,18 @@ def test_as_many_as_there_is_room_for_and_nothing_twice():
 def test_replicas_on_a_lost_node_count_for_nothing_and_go_when_others_stand():
     core = serving(core_with(node("a", gpus=1), node("b", gpus=1), node("c", gpus=1)))
     lost = core.workload("s").placements[0].node_name
-    core.node_lost(lost, now_ns=6)
+    core.mark_node_lost(lost, now_ns=6)
     core.scale("s", 2, now_ns=7)
     assert len(core.workload("s").placements) == 2
     assert lost not in {name for _, name in places(core)}
-    core.node_joined(node(lost, gpus=1), now_ns=8)
+    core.register_node(node(lost, gpus=1), now_ns=8)
     assert core.node_plan(lost).assignments == ()
     alike(core)
 
 
 def test_replicas_on_a_lost_node_stay_while_nothing_stands_for_them():
     core = serving(core_with(node("a", gpus=1), node("b", gpus=1)))
-    core.node_lost("a", now_ns=6)
+    core.mark_node_lost("a", now_ns=6)
     assert core.scale("s", 2, now_ns=7).events == ()
     assert len(core.workload("s").placements) == 2
 
@@ -122,8 +122,8 @@ def test_replicas_on_a_lost_node_go_where_there_would_be_more_than_promised():
     core = core_with(node("a", gpus=4))
     asked = request(gpus=1, key="s", replicas=4, kind=WorkloadKind.INFERENCE_SERVICE, service=service(replicas_most=4))
     core.submit(asked, now_ns=5)
-    core.node_lost("a", now_ns=6)
-    core.node_joined(node("b", gpus=1), now_ns=7)
+    core.mark_node_lost("a", now_ns=6)
+    core.register_node(node("b", gpus=1), now_ns=7)
     step = core.scale("s", 4, now_ns=8)
     assert (len(step.result.placements), step.result.spec.replicas) == (4, 4)
     assert tuple(step.result.spec.violations()) == ()
@@ -133,7 +133,7 @@ def test_replicas_on_a_lost_node_go_where_there_would_be_more_than_promised():
 def test_a_lost_gpu_counts_for_nothing():
     core = serving(core_with(node("a", gpus=3)), replicas=1)
     held = core.workload("s").placements[0].gpu_uuids[0]
-    core.gpu_lost("a", held, now_ns=6)
+    core.mark_gpu_lost("a", held, now_ns=6)
     core.scale("s", 1, now_ns=7)
     assert held not in core.workload("s").placements[0].gpu_uuids
 
@@ -142,7 +142,7 @@ def test_a_gpu_that_left_the_inventory_counts_for_nothing():
     core = serving(core_with(node("a", gpus=3)), replicas=2)
     gone = core.workload("s").placements[0].gpu_uuids[0]
     smaller = node("a", gpus=3)
-    core.node_joined(replace(smaller, gpus=tuple(gpu for gpu in smaller.gpus if gpu.uuid != gone)), now_ns=6)
+    core.register_node(replace(smaller, gpus=tuple(gpu for gpu in smaller.gpus if gpu.uuid != gone)), now_ns=6)
     core.scale("s", 1, now_ns=7)
     assert [item.gpu_uuids == (gone,) for item in core.workload("s").placements] == [False]
 
@@ -276,7 +276,7 @@ def test_points_are_kept_the_newest_of_each_configuration():
 def test_a_copy_of_points_goes_on_apart():
     points = MeasuredPoints([point(1)])
     twin = points.copy()
-    twin.learn([point(2)])
+    twin.add_points([point(2)])
     assert (points.count, twin.count, len(points["chat"])) == (1, 2, 1)
 
 
@@ -311,13 +311,13 @@ def test_points_that_were_copied_change_apart():
     known = MeasuredPoints([first])
     twin = known.copy()
     assert (dict(twin), twin.count) == (dict(known), 1)
-    twin.learn([replace(first, throughput_hz=2.0), second])
-    twin.forget("q")
-    known.learn([second])
+    twin.add_points([replace(first, throughput_hz=2.0), second])
+    twin.forget_profile("q")
+    known.add_points([second])
     assert [point.throughput_hz for point in known["p"]] == [1.0]
     assert [point.throughput_hz for point in twin["p"]] == [2.0]
     assert (set(known), known.count, set(twin), twin.count) == ({"p", "q"}, 2, {"p"}, 1)
-    twin.forget("never there")
+    twin.forget_profile("never there")
     assert MeasuredPoints.load(twin.dump()).dump() == twin.dump()
 
 

@@ -69,13 +69,13 @@ async def test_rounds_of_real_servers_become_windows(kind):
         async with scraping() as scraper:
             scraper.ask({"w-1": ScrapeTarget({0: one.url, 1: other.url}, required_names(names))})
             rounds = ScrapeWindows(names, "m", grace_s=60.0, age_most_s=60.0)
-            first = rounds.took(await taken(scraper, "w-1"))
+            first = rounds.add_round(await taken(scraper, "w-1"))
             assert first.window is None
             assert (first.serving, first.answered) == (2, 2)
             for replica in replicas:
                 replica.served(150, response_s=0.2)
                 replica.waiting = 5
-            second = rounds.took(await taken(scraper, "w-1", want=lambda one: _finished(one, names) == 300))
+            second = rounds.add_round(await taken(scraper, "w-1", want=lambda one: _finished(one, names) == 300))
     seen = second.window
     assert second.reason == ""
     assert seen.finished_hz * seen.seconds == pytest.approx(300)
@@ -88,7 +88,7 @@ async def test_rounds_of_real_servers_become_windows(kind):
 
 def _finished(one, names):
     pages = [page for page in one.pages.values() if isinstance(page, ExpositionPage)]
-    return sum(sample.value for page in pages for sample in page.named(names.finished.names[0]))
+    return sum(sample.value for page in pages for sample in page.samples_of(names.finished.names[0]))
 
 
 async def test_hung_garbled_and_broken_pages_are_reasons_and_the_others_still_count():
@@ -167,7 +167,7 @@ async def test_an_address_that_keeps_failing_is_asked_seldom_and_comes_back():
 def test_too_many_pages_are_refused_by_name():
     scraper = Scraper(lambda _: None, every_s=15.0, monotonic_s=lambda: 0.0, log=LOG)
     many = ScrapeTarget(dict.fromkeys(range(PAGES_MOST), "u"), frozenset())
-    assert scraper.ask({"a": many, "b": ScrapeTarget({0: "u"}, frozenset())}) == {"b"}
+    assert scraper.set_targets({"a": many, "b": ScrapeTarget({0: "u"}, frozenset())}) == {"b"}
 
 
 def test_only_what_is_wanted_is_parsed_and_kept():
@@ -176,7 +176,7 @@ def test_only_what_is_wanted_is_parsed_and_kept():
     assert found.at_s == 7.0
     assert "other_total" not in found.samples
     assert "vllm:num_requests_waiting_else" not in found.samples
-    assert found.named("vllm:num_requests_waiting")[0].value == 0
+    assert found.samples_of("vllm:num_requests_waiting")[0].value == 0
     # A server that has not begun to count is no error, one that speaks something else is.
     assert parse_samples(b"other_total 5\n", required_names(server_metric_names("vllm")), 7.0).samples == {}
     assert parse_samples(b"", required_names(server_metric_names("vllm")), 7.0).samples == {}
@@ -213,7 +213,7 @@ def rounds_of(*rows, grace_s=30.0, age_most_s=40.0):
                 pages[place, "u"] = parse_samples(
                     replica.page().encode(), required_names(server_metric_names("vllm")), at_s
                 )
-        found.append(rounds.took(ScrapeRound(at_s, pages)))
+        found.append(rounds.add_round(ScrapeRound(at_s, pages)))
     return found
 
 

@@ -280,14 +280,14 @@ def test_the_grammar():
         '# HELP a b\n\na_total{x="1, \\"2\\" \\\\ \\n}",y="#"} 3 1395066363000\nb +Inf\nc 1e3\nd_bucket{le="0.5"} 7 # {trace_id="q"} 0.3 1.5\n# EOF',
         1.0,
     )
-    (sample,) = page.named("a_total")
+    (sample,) = page.samples_of("a_total")
     assert sample.label("x") == '1, "2" \\ \n}'
     assert sample.label("y") == "#"
     assert sample.label("z") is None
     assert sample.value == 3.0
-    assert page.named("b")[0].value == math.inf
-    assert page.named("d_bucket")[0].value == 7.0
-    assert page.named("none") == ()
+    assert page.samples_of("b")[0].value == math.inf
+    assert page.samples_of("d_bucket")[0].value == 7.0
+    assert page.samples_of("none") == ()
 
 
 @pytest.mark.parametrize(

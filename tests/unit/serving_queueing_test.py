@@ -167,8 +167,8 @@ def test_least_replicas_is_the_least():
         QuantileObjective(0.95, 0.6),
     )
     enough = least_replicas(replica, arrivals, promise, most=100)
-    assert keeps_objective(replica.times(enough), arrivals, promise)
-    assert not keeps_objective(replica.times(enough - 1), arrivals, promise)
+    assert keeps_objective(replica.replicated(enough), arrivals, promise)
+    assert not keeps_objective(replica.replicated(enough - 1), arrivals, promise)
     more = least_replicas(replica, arrivals, promise, most=100, factor=SlownessFactor(1.3, 0.2))
     assert more >= enough
 

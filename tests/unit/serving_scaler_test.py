@@ -133,11 +133,11 @@ def test_with_the_queueing_model_the_promise_is_kept():
     scaler = ReplicaScaler(
         ScalingLimits(), lambda rate_hz: least_replicas(replica, ArrivalProcess(rate_hz), promise, most=1000)
     )
-    state, at_s = scaler.begin(1), 0.0
+    state, at_s = scaler.initial_state(1), 0.0
     for rate_hz in (5.0, 20.0, 20.0, 20.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0, 80.0):
         at_s += 30.0
-        state, _ = scaler.step(state, LoadObserved(at_s, rate_hz))
-    assert latency_quantile(replica.times(state.target), ArrivalProcess(80.0), 0.95).upper_s <= 0.6
+        state, _ = scaler.scale_replicas(state, LoadObserved(at_s, rate_hz))
+    assert latency_quantile(replica.replicated(state.target), ArrivalProcess(80.0), 0.95).upper_s <= 0.6
 
 
 @pytest.mark.parametrize(

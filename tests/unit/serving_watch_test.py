@@ -249,13 +249,15 @@ def test_tokens_are_watched_by_their_latency(slow):
 def test_tokens_that_no_instance_gives_in_time():
     hopeless = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.005))
     assert hopeless.is_hopeless(SlownessFactor(1.0, 0.1))
-    assert hopeless.needed(40.0, SlownessFactor(1.0, 0.0), 64) == 5  # as few sequences at once as were measured
-    assert hopeless.needed(40.0, SlownessFactor(1.0, 0.0), 3) == 3
-    assert hopeless.needed(40.0, SlownessFactor(1.0, 0.0), 0) == 0
+    assert (
+        hopeless.needed_replicas(40.0, SlownessFactor(1.0, 0.0), 64) == 5
+    )  # as few sequences at once as were measured
+    assert hopeless.needed_replicas(40.0, SlownessFactor(1.0, 0.0), 3) == 3
+    assert hopeless.needed_replicas(40.0, SlownessFactor(1.0, 0.0), 0) == 0
     fine = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.03))
     assert not fine.is_hopeless(SlownessFactor(1.0, 0.1))
-    assert fine.needed(1e6, SlownessFactor(1.0, 0.0), 64) == 64
-    assert fine.places(3) == 384
+    assert fine.needed_replicas(1e6, SlownessFactor(1.0, 0.0), 64) == 64
+    assert fine.concurrent_requests(3) == 384
 
 
 def test_the_first_token_is_promised_too():
@@ -268,6 +270,6 @@ def test_the_first_token_is_promised_too():
     assert both.is_late(seen)
     assert not both.is_late(replace(seen, first_token=fast))
     assert not replace(both, first_token=None).is_late(seen)
-    assert both.needed(100.0, SlownessFactor(1.0, 0.0), 64) >= replace(both, first_token=None, prefill=None).needed(
-        100.0, SlownessFactor(1.0, 0.0), 64
-    )
+    assert both.needed_replicas(100.0, SlownessFactor(1.0, 0.0), 64) >= replace(
+        both, first_token=None, prefill=None
+    ).needed_replicas(100.0, SlownessFactor(1.0, 0.0), 64)

@@ -65,9 +65,9 @@ def test_the_policy_in_force_as_its_own_shadow_is_the_cluster(steps):
             case ("cancel", number) if number < len(core.state.workloads):
                 found = core.cancel(list(core.state.workloads)[number], now_ns=now_ns)
             case ("lose", name):
-                found = core.node_lost(name, now_ns=now_ns)
+                found = core.mark_node_lost(name, now_ns=now_ns)
             case ("join", name):
-                found = core.node_joined(node(name, model="G3" if name == "c" else "G2"), now_ns=now_ns)
+                found = core.register_node(node(name, model="G3" if name == "c" else "G2"), now_ns=now_ns)
             case _:
                 continue
         for event in found.events:

@@ -48,7 +48,7 @@ def test_energy_is_exact_and_the_mean_is_the_integral_over_the_window(
     signal, now, pieces = PowerSignal(first, 0), 0, [(first, 0)]
     for level, wait in changes:
         now += wait
-        signal.set(level, now)
+        signal.set_level(level, now)
         # What held at the beginning is taken to have held before it.
         pieces = [*pieces, (level, now)] if now else [(level, 0)]
     now += after
@@ -69,7 +69,7 @@ def test_a_long_life_loses_no_millijoule() -> None:
     signal, energy = PowerSignal(1, 0), 0
     for tick in range(20_000):
         energy += signal.level_mw * MS
-        signal.set(100_000 + tick % 7, (tick + 1) * MS)
+        signal.set_level(100_000 + tick % 7, (tick + 1) * MS)
     assert signal.energy_pj(20_000 * MS) == energy
     assert len(signal._starts_ns) <= 2049
 
@@ -230,6 +230,6 @@ def test_a_hung_device_makes_its_caller_wait() -> None:
     uuid = node.gpus()[0].uuid
     node.read(uuid)
     assert not stalls
-    node.faults.hang(uuid)
+    node.faults.hang_gpu(uuid)
     node.read(uuid)
     assert stalls == [1]

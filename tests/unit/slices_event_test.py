@@ -77,7 +77,7 @@ def event(
 def test_events_that_contradict_the_state_change_nothing(wrong):
     core = core_with(node("a"))
     core.submit(service("s", 20.0), now_ns=5)
-    core.node_joined(node("z", pool=""), now_ns=6)
+    core.register_node(node("z", pool=""), now_ns=6)
     core.submit(request(gpus=1, key="whole"), now_ns=7)
     before = core.state.digest()
     with pytest.raises(ContradictoryEvent):

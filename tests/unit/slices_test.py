@@ -76,13 +76,13 @@ def test_a_service_with_slices_waits_for_a_plan_and_says_so():
     core = core_with(node("a"), partitioned=False)
     waits = core.submit(service("s", 20.0), now_ns=5).result
     assert (waits.phase, waits.reason) == (WorkloadPhase.PENDING, "partitions: waits for the partition planner")
-    assert "--partition" in core.explain("s").remedy
+    assert "--partition" in core.explain_workload("s").remedy
     policy(core, now_ns=6)
-    assert "eelctl partition plan" in core.explain("s").remedy
+    assert "eelctl partition plan" in core.explain_workload("s").remedy
     assert core.submit(service("s", 20.0), now_ns=7).events == ()
     assert core.submit(replace(service("t", 1.0), dry_run=True), now_ns=7).result.reason == waits.reason
     # The online engine passes it over, whatever room appears.
-    core.node_joined(node("b", pool=""), now_ns=8)
+    core.register_node(node("b", pool=""), now_ns=8)
     assert core.workload("s").phase is WorkloadPhase.PENDING
     assert core.cancel("s", now_ns=9).result.phase is WorkloadPhase.CANCELLED
     alike(core)
@@ -236,7 +236,7 @@ def test_a_stage_that_no_longer_holds_changes_nothing():
             core.apply_partitions(stage, now_ns=9)
         assert core.state.digest() == before
 
-    core.node_lost(name, now_ns=6)
+    core.mark_node_lost(name, now_ns=6)
     refused(f"node {name} is lost")
     cut = replace(
         node(name, gpus=1),
@@ -249,11 +249,11 @@ def test_a_stage_that_no_longer_holds_changes_nothing():
             ),
         ),
     )
-    core.node_joined(cut, now_ns=7)
+    core.register_node(cut, now_ns=7)
     refused("cut by somebody else|wanted otherwise")
-    core.node_joined(node(name, gpus=1, cpu=0), now_ns=8)
+    core.register_node(node(name, gpus=1, cpu=0), now_ns=8)
     refused("exceeds the CPU")
-    core.node_joined(node(name, gpus=1), now_ns=9)
+    core.register_node(node(name, gpus=1), now_ns=9)
     core.apply_partitions(stage, now_ns=10)
     refused("wanted otherwise by now")
     core.cancel("s", now_ns=11)
@@ -279,10 +279,10 @@ def test_replicas_on_a_lost_node_are_replaced_and_then_let_go():
     core.submit(service("s", 20.0), now_ns=5)
     carried_out(core)
     (lost,) = {place.node_name for place in core.workload("s").placements}
-    core.node_lost(lost, now_ns=11)
+    core.mark_node_lost(lost, now_ns=11)
     carried_out(core, now_ns=12)
     assert lost not in {place.node_name for place in core.workload("s").placements}
-    core.node_joined(core.state.nodes[lost].inventory, now_ns=13)
+    core.register_node(core.state.nodes[lost].inventory, now_ns=13)
     assert core.node_plan(lost).assignments == ()
     alike(core)
 
@@ -329,7 +329,7 @@ def test_a_pool_that_is_taken_back_forgets_layouts_once_they_are_empty():
     ((used, *_), *_) = seats(core, "s")
     policy(core, partitioned=False, now_ns=11)
     assert [layout.gpu_uuid for layout in core.node_plan("a").gpu_layouts] == [used]
-    assert found(core).recommendation.gpus_ready == 0 if not core.state.live else True
+    assert found(core).recommendation.gpus_ready == 0 if not core.state.live_workloads else True
     core.cancel("s", now_ns=12)
     assert core.node_plan("a").gpu_layouts == ()
     alike(core)
@@ -349,7 +349,7 @@ def test_agents_are_asked_again_by_a_new_epoch():
         core.apply_partitions(seats_, now_ns=9)
     # The same inventory again is no news.
     epoch = core.node_plan("a").epoch
-    core.node_joined(replace(as_planned(core, core.state.nodes["a"]), generation=2), now_ns=10)
+    core.register_node(replace(as_planned(core, core.state.nodes["a"]), generation=2), now_ns=10)
     assert core.node_plan("a").epoch == epoch
 
 

@@ -58,11 +58,11 @@ class Ledger:
             [LedgerEntry(hour_s // 3600 * 3600, LedgerPlace("n", "p", "m"), holder, booked)], (), (), now_s=hour_s
         )
 
-    async def ask(self, asked):
+    async def query(self, asked):
         if self.is_away:
             raise Unavailable("the disk is gone")
         self.asked.append(asked)
-        return self.store.ask_all(asked)
+        return self.store.query_all(asked)
 
     async def begun_s(self):
         if self.is_away:
@@ -83,7 +83,7 @@ class Site:
     async def __aenter__(self):
         await self.world.loop.start()
         if not self.world.loop.core.state.nodes:
-            await self.world.loop.node_joined(node("n1"))
+            await self.world.loop.register_node(node("n1"))
         self.desk = SpendingMonitor(
             loop=self.world.loop,
             ledger=self.ledger,

@@ -74,7 +74,7 @@ def limited(*limits, gpus=8, **policy) -> Core:
 def look(core, now_ns, told=()):
     """What the desk does."""
     over = judge_limits(core.state.policy, core.state.spending, dict(told), now_ns)
-    return core.judge_spending(over, now_ns=now_ns)
+    return core.set_exhausted_spending(over, now_ns=now_ns)
 
 
 def submit(core, key, now_ns, *, gpus=1, namespace="research", **spec):
@@ -130,7 +130,7 @@ def test_work_waits_for_the_next_period_and_says_so():
     (*_, deferred) = decided(submit(core, "second", NOON + 5 * HOUR + 1).events)
     assert isinstance(deferred, WorkloadDeferred)
     assert deferred.reason == "spending: namespace research has spent its GPU-hours of the day"
-    told = core.explain("second")
+    told = core.explain_workload("second")
     assert told.constraint == "spending"
     assert told.remedy == (
         "namespace research has spent 10 of 10 GPU-hours of 22 November; it goes on 23 November 00:00, or when "
@@ -206,7 +206,7 @@ def test_others_of_the_same_request_find_their_room_behind_those_that_wait():
     for number in range(3):
         submit(core, f"held-{number}", NOON + number)
         submit(core, f"free-{number}", NOON + number, namespace="third")
-    core.judge_spending(
+    core.set_exhausted_spending(
         judge_limits(replace(core.state.policy, spending=(limit(),)), core.state.spending, {}, NOON), now_ns=NOON
     )
     spent = kwh(1.0)
@@ -282,7 +282,7 @@ def test_a_shadow_hears_what_is_spent():
     )
     step = look(core, NOON, {(spending_key(kwh()), DAY): 4e6})
     for event in (*step.events, *submit(core, "w", NOON + 1).events):
-        shadow.follow(event)
+        shadow.follow_event(event)
     assert phase(shadow.core, "w") is WorkloadPhase.PENDING
 
 
@@ -359,7 +359,7 @@ def test_a_slice_counts_as_its_share_and_no_plan_has_a_service_that_waits():
     look(core, NOON + 2 * HOUR, {(spending_key(spending[1]), DAY): 4e6})
     core.submit(slices_rig.service("late", rate_hz=15.0), now_ns=NOON + 2 * HOUR)
     assert [one.workload.workload_id for one in core.survey_partitions().services] == ["s"]
-    assert core.explain("late").constraint == "spending"
+    assert core.explain_workload("late").constraint == "spending"
     again = ClusterState.load(json.loads(json.dumps(core.state.dump())))
     assert again.digest() == core.state.digest()
     assert again.spending.spent_gpu_s(spending_key(spending[0]), NOON + 3 * HOUR) == pytest.approx(3 * 3.6 * milli)

@@ -35,7 +35,7 @@ def test_ticks_become_one_batch_and_an_acknowledgement_releases_it():
     assert (batch.sequence, batch.time_ns) == (1, (1, 2, 3))
     assert one.next_batch() is None
     assert one.acknowledge(1) is Acknowledged.NEWER
-    assert (one.held_ticks, one.under_way) == (0, 0)
+    assert (one.unacknowledged_ticks, one.under_way) == (0, 0)
 
 
 def test_the_window_bounds_what_is_under_way():
@@ -76,7 +76,7 @@ def test_an_acknowledgement_of_what_was_never_sent_is_refused():
     one = spool(1)
     one.next_batch()
     assert one.acknowledge(2) is Acknowledged.FUTURE
-    assert one.held_ticks == 1
+    assert one.unacknowledged_ticks == 1
 
 
 def test_a_new_connection_sends_what_is_not_acknowledged_again_in_order():

@@ -183,13 +183,13 @@ def test_every_event_comes_back_from_its_plain_shape():
     steps = [
         core.submit(request(gpus=2, replicas=2), now_ns=2),
         core.submit(request(gpus=8), now_ns=3),
-        core.gpu_lost("a", "GPU-a-7", now_ns=4),
-        core.gpu_returned("a", "GPU-a-7", now_ns=5),
+        core.mark_gpu_lost("a", "GPU-a-7", now_ns=4),
+        core.mark_gpu_returned("a", "GPU-a-7", now_ns=5),
         core.update_policy(Policy(lease_s=7.0), now_ns=6),
         core.cancel("w-1", now_ns=7),
-        core.occupied("a", ExternalUsage(cpu_milli=5, traits=("t",), closed="cordoned"), now_ns=7),
-        core.node_lost("a", now_ns=8),
-        core.node_joined(node("a"), now_ns=9),
+        core.update_external_usage("a", ExternalUsage(cpu_milli=5, traits=("t",), closed="cordoned"), now_ns=7),
+        core.mark_node_lost("a", now_ns=8),
+        core.register_node(node("a"), now_ns=9),
     ]
     events = [event for step in steps for event in step.events]
     assert len({type(event) for event in events}) == 11

@@ -68,7 +68,7 @@ def test_windows_that_are_old_double_or_across_a_change_say_nothing():
     fleet.tell(JobMeasured(fleet.now_s, "a", MeasurementWindow(limit_w, 9.0, 10.0, 9000.0)))  # began before the change
     fleet.tell(JobMeasured(fleet.now_s + 1.0, "b", MeasurementWindow(limit_w, 9.0, 1.0, 9000.0)))
     assert fleet.steering._jobs.jobs["a"].search == search
-    assert sum(fleet.steering.standing().ignored.values()) == 4
+    assert sum(fleet.steering.controller_status().ignored.values()) == 4
 
 
 def test_a_job_without_measurements_is_held_back_by_nothing():
@@ -93,7 +93,7 @@ def test_a_job_that_tells_that_it_missed_a_window_is_heard():
     fleet.tell(JobMissed(fleet.now_s, "a", MissedWindowReason.NO_POWER))  # old
     fleet.answer_all()
     assert fleet.job("a").limit_w == LIMITS_W[-1]
-    assert sum(fleet.steering.standing().ignored.values()) == 1
+    assert sum(fleet.steering.controller_status().ignored.values()) == 1
 
 
 def test_a_cut_budget_lowers_first_and_is_then_never_passed():
@@ -106,14 +106,14 @@ def test_a_cut_budget_lowers_first_and_is_then_never_passed():
     assert all(one.limit_w < fleet.jobs[one.job].limits[one.holding] for one in fleet.asked)
     fleet.run(30)
     assert fleet.worst_w <= 1e-6
-    assert max(fleet.drawn_most()["cluster"], fleet.steering.standing().budgets[0].claim_w) <= 1100.0
+    assert max(fleet.drawn_most()["cluster"], fleet.steering.controller_status().budgets[0].claim_w) <= 1100.0
     assert even(fleet, "a")
-    cluster = fleet.steering.standing().budgets[0]
+    cluster = fleet.steering.controller_status().budgets[0]
     assert cluster.shortfall_w > 0.0  # both promises need 250 W on 6 GPUs
     assert "promises" in cluster.reason
     fleet.budget(tree(["n1", "n2"], 2000.0, 5000.0))
     fleet.run(30)
-    assert fleet.steering.standing().budgets[0].shortfall_w == 0.0
+    assert fleet.steering.controller_status().budgets[0].shortfall_w == 0.0
     assert fleet.job("a").limit_w >= 250.0
 
 
@@ -123,10 +123,10 @@ def test_what_cannot_fit_gets_its_least_limits_and_that_is_said():
     fleet.budget(tree(["n1"], 150.0, 5000.0))
     fleet.answer_all()
     assert fleet.jobs["a"].limits == {"a/n1": LIMITS_W[0]}
-    node = fleet.steering.standing().budgets[1]
+    node = fleet.steering.controller_status().budgets[1]
     assert (node.name, node.shortfall_w) == ("n1", 50.0)
     assert "least" in node.reason
-    assert fleet.steering.standing().budgets[0].shortfall_w == 0.0
+    assert fleet.steering.controller_status().budgets[0].shortfall_w == 0.0
 
 
 def test_one_budget_that_lacks_does_not_touch_jobs_elsewhere():
@@ -138,7 +138,7 @@ def test_one_budget_that_lacks_does_not_touch_jobs_elsewhere():
     assert (fleet.job("a").limit_w, fleet.job("b").limit_w) == (100.0, 300.0)
     fleet.end("a")
     fleet.run(1)
-    assert [one.shortfall_w for one in fleet.steering.standing().budgets] == [0.0, 0.0]
+    assert [one.shortfall_w for one in fleet.steering.controller_status().budgets] == [0.0, 0.0]
 
 
 def test_a_raise_waits_for_the_whole_gang_to_have_room():
@@ -162,12 +162,12 @@ def test_a_raise_waits_for_the_whole_gang_to_have_room():
 def test_the_limit_that_a_new_job_may_begin_with():
     fleet = Fleet()
     holdings = (Holding("x/n1", "n1", 2, ("n1", "unknown")),)
-    assert fleet.steering.opening_w(LIMITS_W, holdings) == 300.0
+    assert fleet.steering.initial_limit_w(LIMITS_W, holdings) == 300.0
     fleet.budget(tree(["n1"], 1000.0, 1000.0))
     fleet.begin("a", ["n1"])
-    assert fleet.steering.opening_w(LIMITS_W, holdings) == 200.0
+    assert fleet.steering.initial_limit_w(LIMITS_W, holdings) == 200.0
     fleet.begin("b", ["n1"], gpus=1)
-    assert fleet.steering.opening_w(LIMITS_W, holdings) is None
+    assert fleet.steering.initial_limit_w(LIMITS_W, holdings) is None
 
 
 def test_what_a_promised_job_gave_back_while_it_searches_is_kept_for_it():
@@ -176,16 +176,18 @@ def test_what_a_promised_job_gave_back_while_it_searches_is_kept_for_it():
     for one, promise in ((fleet, MaxSlowdown(0.1)), (other, BestEffort(1.0))):
         one.budget(tree(["n1"], 800.0, 800.0))
         one.begin("a", ["n1"], promise=promise)
-        while one.steering.standing().jobs[0].limit_w == 300.0:
+        while one.steering.controller_status().jobs[0].limit_w == 300.0:
             one.run(1)
     lower_w = fleet.job("a").limit_w
     assert fleet.job("a").phase is LimitPhase.SEARCHING
-    assert fleet.steering.opening_w(LIMITS_W, holdings) == 200.0  # of 800 W: it may go up to 300 W of each GPU again
-    assert other.steering.opening_w(LIMITS_W, holdings) == min(300.0, 800.0 - 2.0 * other.job("a").limit_w)
+    assert (
+        fleet.steering.initial_limit_w(LIMITS_W, holdings) == 200.0
+    )  # of 800 W: it may go up to 300 W of each GPU again
+    assert other.steering.initial_limit_w(LIMITS_W, holdings) == min(300.0, 800.0 - 2.0 * other.job("a").limit_w)
     fleet.run(60)
     assert fleet.job("a").phase is LimitPhase.SETTLED
     assert lower_w <= 250.0 == fleet.job("a").limit_w
-    assert fleet.steering.opening_w(LIMITS_W, holdings) == 300.0
+    assert fleet.steering.initial_limit_w(LIMITS_W, holdings) == 300.0
 
 
 def test_what_a_start_takes_is_on_the_clock_of_a_deadline():
@@ -228,7 +230,7 @@ def test_an_answer_that_could_not_be_read_keeps_its_claim():
         fleet.tell(LimitFailed(fleet.now_s, one.number, None if one.number % 2 else math.nan))
     assert fleet.asked == []
     assert fleet.job("a").phase is LimitPhase.STUCK
-    assert fleet.steering.standing().budgets[0].claim_w == 600.0
+    assert fleet.steering.controller_status().budgets[0].claim_w == 600.0
 
 
 def test_a_lost_node_keeps_its_claims_and_its_lease_is_made_room_for():
@@ -320,9 +322,9 @@ def test_what_is_no_job_is_counted():
         LimitFailed(0.0, 77, None),
     ]
     for event in wrong:
-        assert fleet.steering.on(event) == []
-    assert sum(fleet.steering.standing().ignored.values()) == len(wrong)
-    assert len(fleet.steering.standing().jobs) == 1
+        assert fleet.steering.handle_event(event) == []
+    assert sum(fleet.steering.controller_status().ignored.values()) == len(wrong)
+    assert len(fleet.steering.controller_status().jobs) == 1
 
 
 def test_a_job_that_moved_is_taken_up_anew():
@@ -331,7 +333,7 @@ def test_a_job_that_moved_is_taken_up_anew():
     fleet.run(60)
     fleet.begin("a", ["n2"])
     assert fleet.job("a").phase is LimitPhase.SEARCHING
-    assert [one.name for one in fleet.steering.standing().jobs] == ["a"]
+    assert [one.name for one in fleet.steering.controller_status().jobs] == ["a"]
 
 
 def test_watts_are_shared_no_more_often_than_set():
@@ -354,11 +356,11 @@ def test_no_budgets_are_no_ceilings():
     fleet.tell(BudgetsSet(fleet.now_s, BudgetTree(())))
     fleet.answer_all()
     assert fleet.job("a").limit_w == 300.0
-    assert fleet.steering.standing().budgets == ()
+    assert fleet.steering.controller_status().budgets == ()
 
 
 def test_an_event_without_a_time_is_none():
-    assert ObjectiveController().on(JobStarted(math.inf, "a", MaxSlowdown(0.1), LIMITS_W, ())) == []
+    assert ObjectiveController().handle_event(JobStarted(math.inf, "a", MaxSlowdown(0.1), LIMITS_W, ())) == []
 
 
 def test_a_raise_goes_with_the_reading_that_makes_room_for_it():
@@ -395,4 +397,4 @@ def test_boards_that_overshoot_are_charged_what_they_draw():
     for _ in range(3):
         fleet.now_s += 10.0
         fleet.tell(JobMeasured(fleet.now_s, "a", MeasurementWindow(300.0, 100.0, 10.0, 2.0 * 330.0 * 10.0)))
-    assert fleet.steering.standing().budgets[0].claim_w == pytest.approx(660.0)
+    assert fleet.steering.controller_status().budgets[0].claim_w == pytest.approx(660.0)

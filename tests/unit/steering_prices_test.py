@@ -24,8 +24,8 @@ def test_dear_energy_is_not_used_and_the_promise_is_kept():
     tariff, flat = (cost / fleet.jobs["a"].work for cost, fleet in zip(costs, fleets, strict=True))
     assert tariff < 0.95 * flat
     assert len(fleets[0].said) < 60
-    assert fleets[0].steering.standing().price_weight == pytest.approx(prices[0] / 2.5)
-    assert fleets[0].steering.standing().price_per_j == 1.0
+    assert fleets[0].steering.controller_status().price_weight == pytest.approx(prices[0] / 2.5)
+    assert fleets[0].steering.controller_status().price_per_j == 1.0
 
 
 def test_best_effort_weighs_energy_by_its_price():
@@ -39,7 +39,7 @@ def test_best_effort_weighs_energy_by_its_price():
     fleet.tell(PricesSet(fleet.now_s, None))
     fleet.run(3)
     assert fleet.job("a").limit_w >= 200.0
-    assert fleet.steering.standing().price_per_j is None
+    assert fleet.steering.controller_status().price_per_j is None
 
 
 def test_time_is_earned_before_it_is_spent_and_limits_do_not_flutter():

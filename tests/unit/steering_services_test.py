@@ -31,7 +31,7 @@ def seen(rate_hz, *, waiting=0.0, growth=0.0, response=None):
 
 def steered(replicas=2, settings=None):
     steering = ObjectiveController(settings)
-    assert steering.on(ServiceStarted(0.0, "s", PROMISED, replicas)) == []
+    assert steering.handle_event(ServiceStarted(0.0, "s", PROMISED, replicas)) == []
     return steering
 
 
@@ -85,7 +85,7 @@ def test_a_service_that_is_taken_up_in_the_middle_of_life_keeps_what_it_has():
 
 def test_a_service_outside_its_bounds_is_brought_into_them():
     steering = ObjectiveController()
-    assert [one.replicas for one in steering.on(ServiceStarted(0.0, "s", PROMISED, 0))] == [1]
+    assert [one.replicas for one in steering.handle_event(ServiceStarted(0.0, "s", PROMISED, 0))] == [1]
 
 
 def test_old_double_and_unknown_events_are_counted_and_change_nothing():

@@ -40,11 +40,11 @@ class Rig:
         )
 
     def tell(self, points):
-        self.forecasts.tell(dict(MeasuredPoints(points)))
+        self.forecasts.update_points(dict(MeasuredPoints(points)))
 
     async def turn(self, *questions):
-        found = [self.forecasts.ask(question) for question in questions]
-        self.forecasts.turned()
+        found = [self.forecasts.request_forecast(question) for question in questions]
+        self.forecasts.end_cycle()
         await until(lambda: not self.forecasts._mail.is_running, within_s=60.0)
         return found
 

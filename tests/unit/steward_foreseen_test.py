@@ -52,7 +52,7 @@ def workload(request, **changes):
 
 def of_service(answer, known=ELSEWHERE, **changes):
     foreseen = PredictedPlans(Answers(answer))
-    return foreseen, foreseen.service("s", workload(service("s"), **changes), ["G2"], known)
+    return foreseen, foreseen.plan_service("s", workload(service("s"), **changes), ["G2"], known)
 
 
 WHOLE = ProfileForecast((safe(1), safe(2), safe(4)), learned_from=40)
@@ -81,8 +81,8 @@ def test_a_promise_on_responses_needs_one_point():
     promise = replace(request.spec.service, objectives=(objective,))
     foreseen = PredictedPlans(Answers(WHOLE))
     asked = workload(request, spec=replace(request.spec, service=promise))
-    assert foreseen.service("s", asked, ["G2"], HERE[:1]).basis == "measured on G2"
-    assert foreseen.service("s", asked, ["G2"], ELSEWHERE).in_use is not None
+    assert foreseen.plan_service("s", asked, ["G2"], HERE[:1]).basis == "measured on G2"
+    assert foreseen.plan_service("s", asked, ["G2"], ELSEWHERE).in_use is not None
 
 
 @pytest.mark.parametrize(
@@ -166,34 +166,34 @@ def window(limit_w, slower=1.0):
 
 def test_a_job_is_told_its_prior_once_and_again_when_it_begins_anew():
     foreseen = PredictedPlans(Answers(BEND))
-    prior = foreseen.job("j", QUESTION, ())
+    prior = foreseen.predict_job("j", QUESTION, ())
     assert prior.time[2].mean == 0.2
     assert prior.time[2].scatter == pytest.approx(0.0363, abs=1e-3)  # half over 1.645, and 2 % of any two runs
-    assert foreseen.job("j", QUESTION, ()) is None
-    assert "200 W costs +22.1 % of time, 90 % within +16.2 % to +28.4 %" in foreseen.bases()["j"]
-    assert foreseen.job("j", QUESTION, (), is_new=True) is not None
-    foreseen.gone((), ())
-    assert foreseen.bases() == {}
+    assert foreseen.predict_job("j", QUESTION, ()) is None
+    assert "200 W costs +22.1 % of time, 90 % within +16.2 % to +28.4 %" in foreseen.job_bases()["j"]
+    assert foreseen.predict_job("j", QUESTION, (), is_new=True) is not None
+    foreseen.retain((), ())
+    assert foreseen.job_bases() == {}
 
 
 def test_a_job_whose_curve_was_measured_is_told_nothing():
     own = [Point("llm", Configuration("G2", power_limit_w=limit_w), 1.0, power_w=100.0) for limit_w in LIMITS_W]
     foreseen = PredictedPlans(Answers(BEND))
-    assert foreseen.job("j", QUESTION, own) is None
-    assert foreseen.bases() == {"j": "its curve was measured before"}
+    assert foreseen.predict_job("j", QUESTION, own) is None
+    assert foreseen.job_bases() == {"j": "its curve was measured before"}
     assert job("j").spec.training.profile == ""
-    assert foreseen.job("k", QUESTION._replace(profile=""), ()) is None
+    assert foreseen.predict_job("k", QUESTION._replace(profile=""), ()) is None
 
 
 def test_a_job_that_leaves_its_interval_again_and_again_is_said_so_once():
     foreseen = PredictedPlans(Answers(BEND))
-    foreseen.job("j", QUESTION, ())
-    assert foreseen.trained("j", window(200.0, 2.0)) is None  # the largest limit was not measured yet
-    assert foreseen.trained("j", window(400.0)) is None
+    foreseen.predict_job("j", QUESTION, ())
+    assert foreseen.check_job_window("j", window(200.0, 2.0)) is None  # the largest limit was not measured yet
+    assert foreseen.check_job_window("j", window(400.0)) is None
     for _ in range(20):
-        assert foreseen.trained("j", window(200.0, 1.22)) is None
-    said = [foreseen.trained("j", window(200.0, 1.5)) for _ in range(20)]
+        assert foreseen.check_job_window("j", window(200.0, 1.22)) is None
+    said = [foreseen.check_job_window("j", window(200.0, 1.5)) for _ in range(20)]
     assert [one is not None for one in said].index(True) == OUTSIDE_WINDOWS - 1
     assert sum(one is not None for one in said) == 1
-    assert "is withdrawn" in foreseen.bases()["j"]
-    assert foreseen.job("j", QUESTION, (), is_new=True) is None
+    assert "is withdrawn" in foreseen.job_bases()["j"]
+    assert foreseen.predict_job("j", QUESTION, (), is_new=True) is None

@@ -172,7 +172,7 @@ async def test_a_lost_node_and_its_return_are_told():
         await training.run(150)
         settled_w = standing(world).limit_w
         assert settled_w < 400.0
-        await world.loop.command(lambda core, now_ns: core.node_lost("n1", now_ns=now_ns))
+        await world.loop.command(lambda core, now_ns: core.mark_node_lost("n1", now_ns=now_ns))
         for _ in range(20):
             await world.cycle()
         assert standing(world).phase is LimitPhase.LOST
@@ -215,7 +215,7 @@ async def test_a_job_that_moves_begins_anew_and_one_that_ends_is_forgotten():
         await Training(world).run(40)
         desk = world.steward._desk
         began = desk._jobs._jobs["j"].meter
-        await world.loop.gpu_lost("n1", world.workload("j").placements[0].gpu_uuids[0])
+        await world.loop.mark_gpu_lost("n1", world.workload("j").placements[0].gpu_uuids[0])
         await world.cycle()
         assert desk._jobs._jobs["j"].meter is began
         await world.loop.cancel("j")

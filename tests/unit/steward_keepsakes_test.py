@@ -117,7 +117,7 @@ def test_points_come_when_there_is_news_and_not_often():
     workload, kept = placed(), JobHistories()
 
     def told(now_s, *windows):
-        return kept.due({"j": LimitHistory(arms(*windows))}, {"j": workload}, at(now_s, workload))
+        return kept.collect_points({"j": LimitHistory(arms(*windows))}, {"j": workload}, at(now_s, workload))
 
     assert [point.power_limit_w for point in told(0.0, 3, 3)] == [400.0, 300.0]
     assert told(10.0, 3, 3, 1) == (), "too soon"
@@ -125,14 +125,16 @@ def test_points_come_when_there_is_news_and_not_often():
     assert told(2.0 * HISTORY_INTERVAL_S, 5, 6, 2) == (), "little more than before"
     assert len(told(3.0 * HISTORY_INTERVAL_S, 10, 10, 10)) == 3
     assert len(told(4.0 * HISTORY_INTERVAL_S, 3, 3, 1)) == 3, "the job has changed: its sums began anew"
-    assert kept.due({}, {}, at(0.0, workload)) == ()
+    assert kept.collect_points({}, {}, at(0.0, workload)) == ()
     assert len(told(4.0 * HISTORY_INTERVAL_S + 1.0, 3)) == 1, "what ended is forgotten"
 
 
 def test_what_is_read_back_is_what_was_told_and_nothing_else():
     workload = placed()
     noise = WindowScatter.prior(0.01, 0.02, 30.0)
-    (point, *_) = JobHistories().due({"j": LimitHistory(arms(6, 3), noise)}, {"j": workload}, at(0.0, workload))
+    (point, *_) = JobHistories().collect_points(
+        {"j": LimitHistory(arms(6, 3), noise)}, {"j": workload}, at(0.0, workload)
+    )
 
     def kept(gpu_model="G2", gpus=2, source=point.source):
         running = Configuration(gpu_model, gpus=gpus, power_limit_w=point.power_limit_w)

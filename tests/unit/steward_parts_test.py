@@ -49,7 +49,7 @@ async def test_what_others_may_draw_is_their_limit_and_idle_gpus_their_idle_watt
         idle = next(
             gpu.uuid for gpu in node("n1").gpus if not list(world.loop.core.state.nodes["n1"].holders(gpu.uuid))
         )
-        await world.loop.gpu_lost("n1", idle)
+        await world.loop.mark_gpu_lost("n1", idle)
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(idle_w + 250.0)
 
 

@@ -111,7 +111,7 @@ def test_the_first_token_is_watched_though_not_planned():
     points = [point(1000.0 * n, batch=n, latency=((0.95, 0.01),)) for n in (1, 2, 4)]
     made = service_target(service(tokens(FIRST, INTER)), ["A100"], points, SETTINGS)
     assert isinstance(made.model, TokensWithFirstTokenWatch)
-    assert made.model.needed(10.0, UNCORRECTED, 8) >= 1
+    assert made.model.needed_replicas(10.0, UNCORRECTED, 8) >= 1
     slow = LiveDistribution((0.5, 2.0, float("inf")), (0.0, 100.0, 100.0))
     fast = LiveDistribution((0.5, 2.0, float("inf")), (100.0, 100.0, 100.0))
     assert made.model.is_late(_window(slow))
@@ -306,7 +306,7 @@ def test_prices_become_joules_and_monday_is_where_it_is():
     tariff = policy_tariff(prices)
     monday_s = 1_700_438_400.0  # 2023-11-20 00:00 UTC, a Monday; local midnight is an hour earlier
     night = 1.5 * (1e-7 + 0.5 * 1e-7)
-    assert tariff.at(monday_s - 3600.0) == pytest.approx(night)
-    assert tariff.at(monday_s + 7 * 3600.0 - 1.0) == pytest.approx(night)
-    assert tariff.at(monday_s + 7 * 3600.0) == pytest.approx(1.5 * 2e-7)
-    assert tariff.at(monday_s - 3601.0) == pytest.approx(1.5 * 2e-7)
+    assert tariff.price_at(monday_s - 3600.0) == pytest.approx(night)
+    assert tariff.price_at(monday_s + 7 * 3600.0 - 1.0) == pytest.approx(night)
+    assert tariff.price_at(monday_s + 7 * 3600.0) == pytest.approx(1.5 * 2e-7)
+    assert tariff.price_at(monday_s - 3601.0) == pytest.approx(1.5 * 2e-7)

@@ -118,7 +118,7 @@ async def test_replicas_on_a_lost_node_are_replaced():
         lost = [one.replica for one in world.workload("s").placements if one.node_name == "n1"]
         assert lost
         await world.join(node("n3", gpus=8))
-        await world.loop.command(lambda core, now_ns: core.node_lost("n1", now_ns=now_ns))
+        await world.loop.command(lambda core, now_ns: core.mark_node_lost("n1", now_ns=now_ns))
         await rounds(world, 8, 90.0, missing=lost)
         placements = world.workload("s").placements
         assert len(placements) >= 6

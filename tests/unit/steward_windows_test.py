@@ -125,7 +125,7 @@ def word(epoch, *results, limits=None, age_s=1.0):
 
 def asked(number=1, uuids=("a", "b"), limit_w=200.0):
     pending = PendingLimits(confirm_s=60.0)
-    pending.ask(PendingLimit(number, "n", uuids, limit_w, 5, 100.0))
+    pending.add_request(PendingLimit(number, "n", uuids, limit_w, 5, 100.0))
     return pending
 
 
@@ -176,7 +176,7 @@ def test_a_node_goes_runs_out_of_its_lease_and_comes_back_with_its_limits():
     up, down, back = NodeLiveness(True, {"j/n": 200.0}), NodeLiveness(False), NodeLiveness(True, None)
 
     def look(seen, at_s):
-        return watched.look({"n": seen}, at_s, lease_s=60.0)
+        return watched.observe_nodes({"n": seen}, at_s, lease_s=60.0)
 
     assert look(up, 0.0) == []
     assert look(down, 10.0) == [ControlNodeLost(10.0, "n")]
@@ -188,5 +188,5 @@ def test_a_node_goes_runs_out_of_its_lease_and_comes_back_with_its_limits():
     assert look(up, 85.0) == [ControlNodeReturned(85.0, "n", {"j/n": 200.0})]
     assert look(up, 90.0) == []
     look(down, 95.0)
-    assert watched.look({}, 100.0, lease_s=60.0) == []
+    assert watched.observe_nodes({}, 100.0, lease_s=60.0) == []
     assert not watched.is_away("n")

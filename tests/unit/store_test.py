@@ -61,7 +61,7 @@ def edit(data: Path, *statements: str) -> None:
 def data(tmp_path: Path) -> Path:
     journal = opened(tmp_path)
     journal.append(entries("a", "b"))
-    journal.checkpoint(Checkpoint(2, {"nodes": ["a", "b"]}, "digest-2"))
+    journal.write_checkpoint(Checkpoint(2, {"nodes": ["a", "b"]}, "digest-2"))
     journal.append(entries("c", "d", "e"))
     journal.close()
     return tmp_path
@@ -81,7 +81,7 @@ def test_numbers_go_on_after_every_entry_was_pruned(tmp_path: Path) -> None:
     with closing(opened(tmp_path, retained=0)) as journal:
         for seq in (1, 2, 3):
             journal.append(entries(f"n{seq}"))
-            journal.checkpoint(Checkpoint(seq, {}, ""))
+            journal.write_checkpoint(Checkpoint(seq, {}, ""))
     with closing(opened(tmp_path, retained=0)) as journal:
         assert journal.append(entries("n4")) == 4
         assert names_in(journal, 3) == ["n4"]
@@ -92,7 +92,7 @@ def test_pruning_keeps_two_checkpoints_all_entries_since_the_older_and_the_recen
         for seq in range(1, 11):
             journal.append(entries(f"n{seq}"))
             if seq in (3, 8, 9):
-                journal.checkpoint(Checkpoint(seq, {"at": seq}, ""))
+                journal.write_checkpoint(Checkpoint(seq, {"at": seq}, ""))
         # older checkpoint 8, but the last four of then nine entries stay: 6, 7, 8, 9, and 10 came later.
         assert [seq for seq, _ in journal.entries_after(5)] == [6, 7, 8, 9, 10]
     edit(tmp_path, "DELETE FROM checkpoints WHERE seq=9")
@@ -296,10 +296,10 @@ def test_a_beginning_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
 
 def test_the_past_begins_at_the_older_checkpoint_and_is_read_beside_the_writer(data: Path) -> None:
     with closing(opened(data, retained=0)) as journal:
-        journal.checkpoint(Checkpoint(5, {"nodes": list("abcde")}, "digest-5"))
+        journal.write_checkpoint(Checkpoint(5, {"nodes": list("abcde")}, "digest-5"))
         journal.append(entries("f"))
         with ThreadPoolExecutor(1) as pool:
-            past = pool.submit(journal.past).result()
+            past = pool.submit(journal.read_history).result()
         assert past.checkpoint == Checkpoint(2, {"nodes": ["a", "b"]}, "digest-2")
         assert past.entries == tuple(enumerate(entries("c", "d", "e", "f"), 3))
         assert journal.append(entries("g")) == 7
@@ -307,13 +307,13 @@ def test_the_past_begins_at_the_older_checkpoint_and_is_read_beside_the_writer(d
 
 def test_the_past_goes_back_to_the_first_entry_while_that_is_kept(data: Path) -> None:
     with closing(opened(data)) as journal:
-        journal.checkpoint(Checkpoint(5, {"nodes": list("abcde")}, "digest-5"))
-        assert journal.past() == JournalHistory(None, tuple(enumerate(entries("a", "b", "c", "d", "e"), 1)))
+        journal.write_checkpoint(Checkpoint(5, {"nodes": list("abcde")}, "digest-5"))
+        assert journal.read_history() == JournalHistory(None, tuple(enumerate(entries("a", "b", "c", "d", "e"), 1)))
 
 
 def test_the_past_of_a_new_journal_is_empty(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as journal:
-        assert journal.past() == JournalHistory(None, ())
+        assert journal.read_history() == JournalHistory(None, ())
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_damaged_past_is_refused(data: Path, damage: str) -> None:
     with closing(opened(data)) as journal:
         edit(data, *damage.split("; "))
         with pytest.raises(JournalCorrupt):
-            journal.past()
+            journal.read_history()
 
 
 # What was acknowledged is there, or its loss is said
@@ -484,7 +484,7 @@ def test_the_chain_goes_on_over_checkpoints_and_restarts(tmp_path: Path) -> None
             assert journal.lost is None
             journal.append(entries(*(f"n{number}-{index}" for index in range(1 + number % 3))))
             if number % 4 == 3:
-                journal.checkpoint(Checkpoint(journal.last_seq, {}, ""))
+                journal.write_checkpoint(Checkpoint(journal.last_seq, {}, ""))
     edit(tmp_path, "UPDATE events SET crc32 = crc32 + 1 WHERE seq = (SELECT max(seq) FROM events)")
     with closing(opened(tmp_path)) as journal, pytest.raises(JournalCorrupt, match="is damaged"):
         names_in(journal, journal.newest_checkpoint().seq)

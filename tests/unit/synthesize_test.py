@@ -45,7 +45,7 @@ def test_seeds():
 
 def test_the_marginals_equal_the_trace():
     """Compares with the published files where they are at hand; the totals above hold anywhere."""
-    surroundings = TraceSearch.real({**os.environ, "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")})
+    surroundings = TraceSearch.from_environment({**os.environ, "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", "")})
     offline = TraceSearch(
         environment=surroundings.environment,
         directory=surroundings.directory,

@@ -90,7 +90,7 @@ def test_links_change_no_cost_and_no_node():
     kinds = [request(gpus=2), request(gpus=1, milli=300), request(gpus=1), request(gpus=3), request(cpu=9)]
     for number in range(12):
         wanted = kinds[number % 5].spec
-        found = [Planner().decide(core.snapshot(), wanted, BALANCED) for core in (linked, plain)]
+        found = [Planner().decide_placement(core.snapshot(), wanted, BALANCED) for core in (linked, plain)]
         costs = [[(c.node_name, c.cost_w) for c in one.explanation[0].candidates] for one in found]
         assert costs[0] == costs[1]
         for core in (linked, plain):
@@ -128,10 +128,10 @@ def test_bandwidths_follow_lanes_then_ancestors_then_numa_nodes():
 def test_codes_are_equal_where_paths_share_their_beginning_and_follow_the_names():
     places = NetworkLocations()
     for row, path in enumerate([("b", "r1"), ("a", "r1"), ("a", "r1"), ("a", "r0"), (), ("a",)]):
-        places.enter(row, path)
+        places.add_path(row, path)
     codes = places.codes()
     assert codes[:, 0].tolist() == [2, 1, 1, 1, 0, 1]
     assert codes[:, 1].tolist() == [4, 3, 3, 2, 0, 1]
-    places.enter(3, ("a", "r1"))
+    places.add_path(3, ("a", "r1"))
     assert places.codes()[:, 1].tolist() == [3, 2, 2, 2, 0, 1]
     assert NetworkLocations().codes().shape == (0, 0)

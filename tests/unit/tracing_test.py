@@ -103,7 +103,7 @@ def test_an_exemplar_names_both_or_what_there_is_room_for():
     found = []
     for workload in ("w", "w" * 90, "", "w" * 128):
         metrics = ControllerMetrics()
-        metrics.decided(0.001, workload, trace if workload != "w" * 128 else "")
+        metrics.on_decision(0.001, workload, trace if workload != "w" * 128 else "")
         found += [
             one.exemplar.labels if one.exemplar else None
             for family in metrics.collect()
@@ -141,7 +141,7 @@ def sending(exporter, sampler=None, **options):
 
 def ended(sender, count):
     for number in range(count):
-        sender.ended(Span(f"s{number}", TraceRoot(1), sender.new_id(), 0, start_ns=1, end_ns=2))
+        sender.ended(Span(f"s{number}", TraceRoot(1), sender.new_span_id(), 0, start_ns=1, end_ns=2))
 
 
 def counted(sender):
@@ -223,7 +223,7 @@ async def test_a_controller_sends_to_a_collector_and_its_exemplar_names_the_trac
             await agent.say(PlanApplied(epoch=plan.epoch, status=ApplyStatus.APPLIED))
             await until(lambda: collector.traces("w"), within_s=PATIENT_S)
             (trace,) = collector.traces("w")
-            page = (await rig.controller.metrics.page(opened=True)).decode()
+            page = (await rig.controller.metrics.render_page(opened=True)).decode()
             tracing = rig.controller.watches.tracing
         assert not tracing.sender._thread.is_alive()
     samples = [sample for family in parse_openmetrics(page) for sample in family.samples]

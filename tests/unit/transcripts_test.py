@@ -51,13 +51,13 @@ PARTS = sorted(load_catalogue().geometries)
 
 def make_mig(part: str, branch: int = 580) -> SimMig:
     mig = SimMig(load_catalogue().geometries[part], UUID(int=1), branch=branch)
-    mig.lay(())
+    mig.apply_layout(())
     return mig
 
 
 def create(mig: SimMig, profile_id: int, start: int | None = None) -> tuple[int, int, int, int] | DriverRefusal:
     try:
-        made = mig.create(profile_id, start)
+        made = mig.create_instance(profile_id, start)
     except DriverRefused as refused:
         return refused.why
     return made.profile.id, made.id, made.start, made.profile.size
@@ -73,7 +73,7 @@ def replay_order(part: str, order: tuple[int, ...], seen: Seen) -> None:
 def replay_listing(part: str, seen: Seen) -> None:
     mig = make_mig(part)
     for name, number, start, size in seen:
-        profile = mig.geometry.profiles[name] if isinstance(name, str) else mig.profile(name)
+        profile = mig.geometry.profiles[name] if isinstance(name, str) else mig.get_profile(name)
         assert create(mig, profile.id, start) == (profile.id, number, start, size)
 
 
@@ -149,12 +149,12 @@ def test_what_fits_is_what_a_drawing_shows(part: str, moves: list[tuple[bool, in
     for destroys, pick, start in moves:
         held = [(instance.profile, instance.start) for instance in mig.instances.values()]
         if destroys and held:
-            mig.destroy(sorted(mig.instances)[pick % len(mig.instances)])
+            mig.destroy_instance(sorted(mig.instances)[pick % len(mig.instances)])
             continue
         profile = profiles[pick % len(profiles)]
         free = reference_free(geometry, held, profile)
-        assert list(mig.free_starts(profile)) == free
-        assert (mig.remaining(profile.id) > 0) == bool(free)
+        assert list(mig.list_free_starts(profile)) == free
+        assert (mig.count_remaining(profile.id) > 0) == bool(free)
         expected = choose_driver_placement(geometry, profile, free) if free and start < 0 else start
         made = create(mig, profile.id, None if start < 0 else start)
         if expected in free:
@@ -170,8 +170,8 @@ def test_the_remaining_capacity_can_be_made(part: str, moves: list[tuple[bool, i
     for _, number, start in moves[:6]:
         create(mig, profiles[number % len(profiles)].id, None if start < 0 else start)
     profile = profiles[pick % len(profiles)]
-    for left in range(mig.remaining(profile.id), 0, -1):
-        assert mig.remaining(profile.id) == left
+    for left in range(mig.count_remaining(profile.id), 0, -1):
+        assert mig.count_remaining(profile.id) == left
         assert isinstance(create(mig, profile.id), tuple)
     assert create(mig, profile.id) is DriverRefusal.NO_ROOM
 
@@ -179,8 +179,8 @@ def test_the_remaining_capacity_can_be_made(part: str, moves: list[tuple[bool, i
 def test_a_policy_can_be_another() -> None:
     geometry = load_catalogue().geometries["a100-40gb"]
     mig = SimMig(geometry, UUID(int=1), branch=580, policy=lambda _geometry, _profile, free: min(free))
-    mig.lay(())
-    assert [mig.create(19).start for _ in range(3)] == [0, 1, 2]
+    mig.apply_layout(())
+    assert [mig.create_instance(19).start for _ in range(3)] == [0, 1, 2]
 
 
 def maximal_layouts(mig: SimMig, profiles: list[GiProfile], found: set[frozenset[tuple[int, int]]]) -> None:
@@ -190,10 +190,10 @@ def maximal_layouts(mig: SimMig, profiles: list[GiProfile], found: set[frozenset
         return
     found.add(layout)
     for profile in profiles:
-        for start in mig.free_starts(profile):
-            made = mig.create(profile.id, start)
+        for start in mig.list_free_starts(profile):
+            made = mig.create_instance(profile.id, start)
             maximal_layouts(mig, profiles, found)
-            mig.destroy(made.id)
+            mig.destroy_instance(made.id)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +231,11 @@ def test_every_profile_takes_a_compute_instance_over_all_of_it_and_over_its_slic
 
 def test_a_uuid_is_a_function_of_the_span_and_the_first_engine() -> None:
     mig = make_mig("a100-40gb")
-    mig.create(9, 4)
+    mig.create_instance(9, 4)
     one = mig.create_compute(2, 0, 0).uuid
     other = mig.create_compute(2, 0, 1).uuid
     mig.destroy_compute(2, 0)
     mig.destroy_compute(2, 1)
     # Another profile that begins on the same engine has the same UUID: it tells no two lives apart.
     assert mig.create_compute(2, 2).uuid == one != other
-    assert make_mig("a100-40gb").create(9, 4).id == 2
+    assert make_mig("a100-40gb").create_instance(9, 4).id == 2

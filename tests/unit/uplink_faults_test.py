@@ -62,7 +62,7 @@ async def test_a_controller_that_comes_later_is_found():
         await until(lambda: len(agent.reports) >= 2)
         agent.tick(3)
         async with serving(acknowledge_all, port=port) as controller:
-            await until(lambda: agent.node.connected and agent.node.spool.held_ticks == 0)
+            await until(lambda: agent.node.connected and agent.node.spool.unacknowledged_ticks == 0)
             assert sum(len(batch.time_ns) for batch in controller.of(SampleBatch)) == 3
 
 
@@ -78,7 +78,7 @@ async def test_changed_certificates_make_a_new_stream_before_the_old_one_ends():
     async with serving(script) as controller, running(Agent(controller.port, tls_stamp=lambda: stamp)) as agent:
         await until(lambda: agent.node.connected)
         agent.tick()
-        await until(lambda: agent.node.spool.held_ticks == 0)
+        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         stamp = ((0, 0),)
         await asyncio.sleep(0.06)
         assert controller.streams == 1, "a file under replacement is not a new certificate"
@@ -86,7 +86,7 @@ async def test_changed_certificates_make_a_new_stream_before_the_old_one_ends():
         await until(lambda: controller.open == {2})
         assert overlap == [{1, 2}]
         agent.tick()
-        await until(lambda: agent.node.spool.held_ticks == 0)
+        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert [n for n, m in controller.heard if isinstance(m, SampleBatch)] == [1, 2]
 
 

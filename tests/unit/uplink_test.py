@@ -36,7 +36,7 @@ async def test_hello_welcome_batch_and_acknowledgement():
         for expected in range(1, 4):
             agent.tick()
             await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
-        await until(lambda: agent.node.spool.held_ticks == 0)
+        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert [batch.sequence for batch in controller.of(SampleBatch)] == [1, 2, 3]
 
 
@@ -55,7 +55,7 @@ async def test_what_was_not_acknowledged_goes_again_after_a_broken_stream():
         agent.tick()
         await until(lambda: len(controller.of(SampleBatch)) == 1)
         agent.tick()
-        await until(lambda: controller.streams == 2 and agent.node.spool.held_ticks == 0)
+        await until(lambda: controller.streams == 2 and agent.node.spool.unacknowledged_ticks == 0)
         assert [(number, b.sequence) for number, b in controller.heard if isinstance(b, SampleBatch)] == [
             (1, 1),
             (1, 2),
@@ -82,7 +82,7 @@ async def test_an_acknowledgement_that_comes_twice_or_too_early_does_no_harm():
         for expected in range(1, 4):
             agent.tick()
             await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
-            await until(lambda: agent.node.spool.held_ticks == 0)
+            await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert controller.streams == 1
 
 
@@ -108,7 +108,7 @@ async def test_the_window_bounds_what_is_under_way_and_the_rest_waits():
             await until(lambda expected=expected: len(controller.of(SampleBatch)) == expected)
         assert (agent.node.spool.under_way, agent.node.spool.waiting_ticks) == (2, 3)
         release.set()
-        await until(lambda: agent.node.spool.held_ticks == 0)
+        await until(lambda: agent.node.spool.unacknowledged_ticks == 0)
         assert [len(batch.time_ns) for batch in controller.of(SampleBatch)] == [1, 1, 3]
 
 
@@ -117,7 +117,7 @@ async def test_a_full_spool_says_what_it_dropped():
         agent = Agent(controller.port, ticks_most=3)
         agent.tick(10)
         async with running(agent):
-            await until(lambda: len(controller.of(NodeEvent)) == 1 and agent.node.spool.held_ticks == 0)
+            await until(lambda: len(controller.of(NodeEvent)) == 1 and agent.node.spool.unacknowledged_ticks == 0)
         assert controller.of(SampleBatch)[0].dropped_ticks == 7
         assert controller.of(NodeEvent)[0].kind is NodeEventKind.SAMPLES_DROPPED
         assert "7 ticks" in controller.of(NodeEvent)[0].detail

@@ -61,7 +61,7 @@ def test_work_waits_for_the_watts_of_its_rack_and_says_so():
     (_, event) = decided(step.events)
     assert isinstance(event, WorkloadDeferred)
     assert event.reason == "budget: waits for watts of rack r1"
-    told = core.explain("second")
+    told = core.explain_workload("second")
     assert told.constraint == "budget"
     assert "rack r1 has 0 of its 390 W left" in told.remedy
     assert "270 W more" in told.remedy
@@ -132,9 +132,9 @@ def test_a_lowered_limit_frees_watts_when_it_was_read_and_not_before():
     core.submit(request(gpus=1, key="first"), now_ns=3)
     core.submit(request(gpus=1, key="second"), now_ns=4)
     core.set_limit("first", 150.0, now_ns=5)
-    core.told_limits({"first": DEFAULT_W}, now_ns=6)
+    core.report_limits({"first": DEFAULT_W}, now_ns=6)
     assert phase(core, "second") is WorkloadPhase.PENDING
-    step = core.told_limits({}, now_ns=7)
+    step = core.report_limits({}, now_ns=7)
     assert phase(core, "second") is WorkloadPhase.PLACED
     assert step.nodes == {"a"}
 
@@ -164,7 +164,7 @@ def test_a_gpu_that_is_lost_draws_nothing():
     core.submit(request(gpus=1, key="second"), now_ns=4)
     assert phase(core, "second") is WorkloadPhase.PENDING
     (held,) = core.workload("first").placements
-    core.gpu_lost("a", held.gpu_uuids[0], now_ns=5)
+    core.mark_gpu_lost("a", held.gpu_uuids[0], now_ns=5)
     assert phase(core, "second") is WorkloadPhase.PLACED
 
 

@@ -297,20 +297,22 @@ def test_answers_are_kept_and_keyed_by_the_hash():
     now_ns = 0
     credentials = BasicAuthenticator(secret=b"k", monotonic_ns=lambda: now_ns)
     for _ in range(20):
-        assert credentials.check({"a": HASH}, "a", b"right") is PasswordVerdict.RIGHT
-        assert credentials.check({"a": HASH}, "a", b"wrong") is PasswordVerdict.WRONG
-    assert credentials.check({"a": OTHER}, "a", b"right") is PasswordVerdict.WRONG
-    assert credentials.check({"a": HASH}, "b", b"right") is PasswordVerdict.WRONG
-    assert credentials.check({"a": HASH}, "a", b"third") is PasswordVerdict.TOO_MANY
-    assert credentials.check({"a": HASH}, "a", b"right") is PasswordVerdict.RIGHT, "a known answer is never held up"
+        assert credentials.check_password({"a": HASH}, "a", b"right") is PasswordVerdict.RIGHT
+        assert credentials.check_password({"a": HASH}, "a", b"wrong") is PasswordVerdict.WRONG
+    assert credentials.check_password({"a": OTHER}, "a", b"right") is PasswordVerdict.WRONG
+    assert credentials.check_password({"a": HASH}, "b", b"right") is PasswordVerdict.WRONG
+    assert credentials.check_password({"a": HASH}, "a", b"third") is PasswordVerdict.TOO_MANY
+    assert credentials.check_password({"a": HASH}, "a", b"right") is PasswordVerdict.RIGHT, (
+        "a known answer is never held up"
+    )
     now_ns = 1_000_000_000
-    assert credentials.check({"a": HASH}, "a", b"third") is PasswordVerdict.WRONG
+    assert credentials.check_password({"a": HASH}, "a", b"third") is PasswordVerdict.WRONG
 
 
 @pytest.mark.parametrize("password", [b"", b"x" * 73, b"a\0b"])
 def test_what_bcrypt_would_cut_short_is_wrong(password):
     kept = bcrypt.hashpw(password[:72].partition(b"\0")[0], bcrypt.gensalt(4)).decode()
     credentials = BasicAuthenticator(secret=b"k", monotonic_ns=lambda: 0)
-    assert credentials.check({"a": kept}, "a", password) is (
+    assert credentials.check_password({"a": kept}, "a", password) is (
         PasswordVerdict.WRONG if password else PasswordVerdict.RIGHT
     )

@@ -78,8 +78,8 @@ def test_a_copy_shares_nothing_that_changes():
     other = BENCH.make_core(twin)
     other.submit(request(cpu=7), now_ns=5)
     other.cancel("w-2", now_ns=6)
-    other.node_lost("b", now_ns=7)
-    other.gpu_lost("a", "GPU-a-0", now_ns=8)
+    other.mark_node_lost("b", now_ns=7)
+    other.mark_gpu_lost("a", "GPU-a-0", now_ns=8)
     assert json.dumps(state.dump()) == before
     state.validate()
     twin.validate()
@@ -95,8 +95,8 @@ def test_no_change_changes_nothing():
 def test_added_nodes_take_what_they_would_take():
     core = busy()
     answer = imagined(core, AddNodes(shape=NodeShape(like_node="a"), count=2))
-    core.node_joined(replace(node("added-1"), generation=0), now_ns=99)
-    core.node_joined(replace(node("added-2"), generation=0), now_ns=99)
+    core.register_node(replace(node("added-1"), generation=0), now_ns=99)
+    core.register_node(replace(node("added-2"), generation=0), now_ns=99)
     assert core.workload("w-4").placements
     assert answer.after.modelled_power_w == core.modelled_power_w()
     assert counts(answer) == {"PLACED": 1}
@@ -129,7 +129,7 @@ def test_a_drained_node_stays_on_and_a_removed_one_does_not():
 def test_work_that_ran_goes_before_work_that_never_did():
     core = busy()
     core.submit(request(gpus=1, key="last"), now_ns=4)
-    core.node_joined(node("c", gpus=1), now_ns=5)
+    core.register_node(node("c", gpus=1), now_ns=5)
     core.submit(request(gpus=1, key="held"), now_ns=6)
     core.submit(request(gpus=1, key="late"), now_ns=7)
     answer = imagined(core, CancelWorkloads(workload_ids=("w-1",)), DrainNodes(node_names=("c",)))

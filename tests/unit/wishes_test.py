@@ -56,7 +56,7 @@ def node(*gpus, boards=True):
 
 
 def config(text):
-    return parse_parted_file(f"version: v1\nmig-configs:\n  x:\n{text}", "f").config(None)[1]
+    return parse_parted_file(f"version: v1\nmig-configs:\n  x:\n{text}", "f").get_config(None)[1]
 
 
 def entry(devices="all", counts="{}", board="", enabled="true"):
@@ -278,7 +278,7 @@ SHAPES = [
 @given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=4))
 def test_what_is_exported_stands_and_needs_no_step(gpus):
     subjects = node(*gpus)
-    entries = parse_parted_file(format_parted_file(export_parted_file(subjects, "now")), "f").config("now")[1]
+    entries = parse_parted_file(format_parted_file(export_parted_file(subjects, "now")), "f").get_config("now")[1]
     # mig-parted itself holds that MIG cannot be asserted on where there is none; an export never asks for it.
     assert find_unmet_entries(entries, subjects) == ()
     wishes = requests_from_entries(entries, subjects)

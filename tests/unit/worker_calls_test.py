@@ -30,8 +30,8 @@ VALUES = st.one_of(st.floats(0.0, 1e15), st.sampled_from(AbsenceReason).map(Miss
 def crossed(name, value):
     """The value after the way through a frame."""
     reader = FrameReader()
-    reader.feed(pack_frame(PORT_CALLS[name].encode(value)))
-    return PORT_CALLS[name].decode(reader.take())
+    reader.feed_data(pack_frame(PORT_CALLS[name].encode(value)))
+    return PORT_CALLS[name].decode(reader.read_frame())
 
 
 def row(readings):
@@ -125,10 +125,10 @@ def test_frames_survive_any_cut(values, cut):
     stream = b"".join(map(pack_frame, values))
     reader, found = FrameReader(), []
     for at in range(0, len(stream), cut):
-        reader.feed(stream[at : at + cut])
+        reader.feed_data(stream[at : at + cut])
         try:
             while True:
-                found.append(reader.take())
+                found.append(reader.read_frame())
         except EOFError:
             continue
     assert found == values
@@ -138,9 +138,9 @@ def test_frames_survive_any_cut(values, cut):
 @settings(max_examples=200, deadline=None)
 def test_bytes_that_are_no_frame_are_refused_or_waited_for(data):
     reader = FrameReader()
-    reader.feed(data)
+    reader.feed_data(data)
     try:
-        json.dumps(reader.take())
+        json.dumps(reader.read_frame())
     except (FrameError, EOFError):
         return
 
@@ -149,33 +149,33 @@ def test_a_frame_has_a_bound_on_both_sides():
     with pytest.raises(FrameError, match="ask for less"):
         pack_frame("x" * MAX_FRAME_BYTES)
     reader = FrameReader()
-    reader.feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+    reader.feed_data((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
     with pytest.raises(FrameError):
-        reader.take()
+        reader.read_frame()
     deep = b"[" * 100_000
     reader = FrameReader()
-    reader.feed(len(deep).to_bytes(4, "little") + deep)
+    reader.feed_data(len(deep).to_bytes(4, "little") + deep)
     with pytest.raises(FrameError):
-        reader.take()
+        reader.read_frame()
 
 
 def test_the_board_keeps_what_was_answered_and_where_it_stopped():
     board = ProgressBoard.create()
     try:
         assert (board.progress().request, board.progress().operation) == (0, -1)
-        board.begin(2**40)
-        board.asks(0)
-        board.answered(b"[1]")
-        board.asks(1)
-        board.visits(5)
+        board.begin_request(2**40)
+        board.begin_operation(0)
+        board.add_answer(b"[1]")
+        board.begin_operation(1)
+        board.begin_device(5)
         progress = board.progress()
         assert (progress.request, progress.operation, progress.device) == (2**40, 1, 5)
         assert progress.since_s > 0.0
         assert board.answers() == [[1]]
         for _ in range(3):
-            board.answered(b'"' + b"x" * 600_000 + b'"')
+            board.add_answer(b'"' + b"x" * 600_000 + b'"')
         assert len(board.answers()) == 2, "what finds no room is not kept, nor what comes after"
-        board.begin(3)
+        board.begin_request(3)
         assert board.answers() == []
     finally:
         board.close()
@@ -184,7 +184,7 @@ def test_the_board_keeps_what_was_answered_and_where_it_stopped():
 def test_latencies_count_into_buckets_that_add_up():
     latencies = CallLatencies()
     for elapsed_s in (5e-6, 1e-5, 2e-5, 0.5, 99.0):
-        latencies.add("read", elapsed_s)
+        latencies.add_call("read", elapsed_s)
     ((call, count, sum_s, buckets),) = latencies
     assert (call, count) == ("read", 5)
     assert sum_s == pytest.approx(99.500035)
@@ -192,7 +192,7 @@ def test_latencies_count_into_buckets_that_add_up():
     below = dict(buckets)
     assert (below[1e-5], below[3e-5], below[1.0], below[30.0], below[math.inf]) == (2, 3, 4, 4, 5)
     for number in range(200):
-        latencies.add(str(number), 1.0)
+        latencies.add_call(str(number), 1.0)
     assert len(list(latencies)) == 64
 
 

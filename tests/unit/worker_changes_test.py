@@ -138,7 +138,7 @@ def test_a_hang_and_its_end_are_told_once_also_when_it_is_over_before_anybody_as
     ended = DeviceEvent(kind=DeviceEventKind.ANSWERS, gpu_uuid=uuid)
     rig.hang(1)
     rig.silent()
-    assert rig.remote.slow_look(rig.uuids).events == (began,)
+    assert rig.remote.read_extended(rig.uuids).events == (began,)
     assert rig.remote.take_events() == ()
     rig.say()
     until(lambda: rig.silent() == [])
@@ -177,17 +177,17 @@ def test_a_layout_is_reached_though_the_answer_to_a_step_was_lost(rig_of, tmp_pa
     rig.say(mute="create_gpu_instance")
     wanted = (WantedInstance(profile="3g.40gb", start=4), WantedInstance(profile="1g.10gb", start=0))
     asked = GpuLayout(gpu_uuid=rig.uuids[0], mig_enabled=True, instances=wanted)
-    first = executor.apply(asked)
+    first = executor.apply_layout(asked)
     assert first.status is not ApplyStatus.APPLIED
     rig.say()
 
     def settled() -> bool:
         rig.silent()
-        executor.check()
+        executor.check_layouts()
         return executor.record(rig.uuids[0]).intent is None
 
     until(settled)
-    assert executor.apply(asked).status is ApplyStatus.APPLIED
+    assert executor.apply_layout(asked).status is ApplyStatus.APPLIED
     (gpu,) = rig.remote.gpus()
     assert sorted((part.profile_id, part.start) for part in gpu.gpu_instances) == [(G3, 4), (G1, 0)]
 
@@ -213,7 +213,7 @@ def test_a_vendor_without_its_library_has_no_devices_and_the_child_stands():
     remote = RemoteDevice("amd", limits=LIMITS)
     try:
         for _ in range(2):
-            (answer,) = remote.batch([("gpus",)], LONG_S)
+            (answer,) = remote.call_batch([("gpus",)], LONG_S)
             assert type(answer).__name__ == "DriverUnavailable"
             assert "amd-smi-lib" in str(answer)
         assert (remote.starts_total, remote.hangs_total) == (1, 0)

@@ -132,14 +132,14 @@ def test_a_child_that_is_told_nonsense_ends(tmp_path):
     Scene(tmp_path / "scene", 1)
     for junk in (b"\xff" * 64, b"\x02\x00\x00\x00{}", b'\x0b\x00\x00\x00[1,["gpus"]]'):
         child = DriverProcess("simulated", str(tmp_path / "scene"), (), DEADLINES)
-        child.begin([("gpus",)])
-        assert child.wait(time.monotonic() + LONG_S).outcome is RequestOutcome.DONE
+        child.send_request([("gpus",)])
+        assert child.wait_reply(time.monotonic() + LONG_S).outcome is RequestOutcome.DONE
         child._socket.sendall(junk)
-        until(child.ended, 5.0)
+        until(child.has_ended, 5.0)
         assert child._process.returncode == 3
-        child.begin([("gpus",)])
-        assert child.wait(time.monotonic() + 1.0).outcome is RequestOutcome.DIED
-        assert child.end()
+        child.send_request([("gpus",)])
+        assert child.wait_reply(time.monotonic() + 1.0).outcome is RequestOutcome.DIED
+        assert child.kill()
 
 
 def test_a_slow_device_is_late_for_one_look_and_nothing_is_killed(rig_of):
@@ -217,7 +217,7 @@ def test_a_driver_that_never_opens_is_started_ever_later(tmp_path):
         assert remote.starts_total == 2
         began_s = time.monotonic()
         for _ in range(50):
-            assert isinstance(remote.batch([("gpus",)])[0], DeviceTimeout)
+            assert isinstance(remote.call_batch([("gpus",)])[0], DeviceTimeout)
         assert remote.starts_total == 2
         assert time.monotonic() - began_s < 0.5
     finally:
@@ -245,6 +245,6 @@ def test_a_slow_look_is_one_round_trip_and_leaves_out_what_hangs(rig_of):
     rig = rig_of(2)
     rig.hang(1)
     rig.silent()
-    look = rig.remote.slow_look(rig.uuids)
+    look = rig.remote.read_extended(rig.uuids)
     assert rig.uuids[1] not in look.gpus
     assert [event.kind for event in look.events] == [DeviceEventKind.HUNG]

@@ -73,7 +73,7 @@ def format_energy_lines(answer: GetNodeEnergyResponse, inventory: Inventory, wid
     for device in answer.devices:
         if device.estimate is not None and device.estimate.uncounted_s > 0.0:
             lost = f"{device.estimate.uncounted_s:.0f} of {device.estimate.seconds:.0f} s"
-            yield f"  GPU {_place(device.gpu_uuid, None, places)}: nobody measured {lost}; they are in no total"
+            yield f"  GPU {_format_device(device.gpu_uuid, None, places)}: nobody measured {lost}; they are in no total"
     yield ""
     if answer.owners:
         yield from _table(_OWNERS, list(_owner_rows(answer.owners, places)), width)
@@ -106,7 +106,7 @@ def _device_row(device: DeviceEnergy, owners: Iterable[OwnedEnergy], places: Map
         )
     )
     return (
-        _place(device.gpu_uuid, None, places),
+        _format_device(device.gpu_uuid, None, places),
         _joules(device.total_mj),
         *doubt,
         _joules(owned_mj),
@@ -126,7 +126,7 @@ def _owner_rows(rows: Iterable[OwnedEnergy], places: Mapping[str, str]) -> Itera
         one.confidences_mj[row.confidence] += row.energy_mj
     for (owner, uuid, instance), one in sorted(sums.items(), key=lambda item: -item[1].energy_mj):
         yield (
-            _place(uuid, instance, places),
+            _format_device(uuid, instance, places),
             _joules(one.energy_mj),
             *(_joules(one.parts_mj[part]) for part in _PARTS),
             _most(one.methods_mj),
@@ -142,14 +142,14 @@ def _most(energies_mj: Mapping[AttributionMethod, int] | Mapping[AttributionConf
 def _anomaly_row(anomaly: EnergyAnomaly, places: Mapping[str, str]) -> tuple[str, ...]:
     return (
         anomaly.kind.name.lower(),
-        _place(anomaly.gpu_uuid, anomaly.gpu_instance_id, places),
+        _format_device(anomaly.gpu_uuid, anomaly.gpu_instance_id, places),
         f"{anomaly.lasted_s:.0f}",
         _joules(anomaly.wasted_mj),
         _title(anomaly.owner),
     )
 
 
-def _place(gpu_uuid: str, instance: int | None, places: Mapping[str, str]) -> str:
+def _format_device(gpu_uuid: str, instance: int | None, places: Mapping[str, str]) -> str:
     """A device's index and, after a colon, its GPU instance; a device that left has no index."""
     index = places.get(gpu_uuid, "gone")
     return index if instance is None else f"{index}:{instance}"
@@ -205,7 +205,7 @@ def run_energy_command(arguments: Sequence[str]) -> int:
     try:
         check_address("--address", flags.address)
         check_node_name("--node", flags.node)
-        inventory, answer = _asked(flags)
+        inventory, answer = _query_node(flags)
         write_output(_text(flags.output, inventory, answer))
     except (EnergyUsageError, AgentConfigError, ListenError) as error:
         return _fail(error, WRONG_USE)
@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _asked(flags: argparse.Namespace) -> tuple[Inventory, GetNodeEnergyResponse]:
+def _query_node(flags: argparse.Namespace) -> tuple[Inventory, GetNodeEnergyResponse]:
     """The node and its answer; raises UsageError, Failed, ConfigError and ListenError."""
     with open_blocking_channel(flags.address, tls=read_tls_flags(flags), insecure=flags.insecure) as channel:
         node = build_client(NODE_SERVICE, channel)
@@ -260,11 +260,11 @@ def _asked(flags: argparse.Namespace) -> tuple[Inventory, GetNodeEnergyResponse]
                 GetNodeEnergyRequest(node_name=flags.node), timeout=_DEADLINE_S
             )
         except Fault as fault:
-            raise _explained(fault, flags.address) from None
+            raise _explain_fault(fault, flags.address) from None
     return inventory, answer
 
 
-def _explained(fault: Fault, address: str) -> EnergyCommandError:
+def _explain_fault(fault: Fault, address: str) -> EnergyCommandError:
     """The fault in the words of these flags."""
     reason = " ".join(fault.message.split())
     match fault:

@@ -98,49 +98,53 @@ class NarratedControl:
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
         """As the port."""
         mode = "on" if enabled else "off"
-        return self._told(uuid, f"turn MIG mode {mode}", lambda: self._control.set_mig_mode(uuid, enabled=enabled))
+        return self._narrate_change(
+            uuid, f"turn MIG mode {mode}", lambda: self._control.set_mig_mode(uuid, enabled=enabled)
+        )
 
     def create_gpu_instance(self, uuid: str, profile_id: int, start: int) -> int:
         """As the port."""
         geometry = self._geometries.get(uuid)
         profile = geometry.profile_by_id(profile_id) if geometry else None
         name = profile.name if profile else f"profile {profile_id}"
-        return self._told(
+        return self._narrate_change(
             uuid, f"create {name} at {start}", lambda: self._control.create_gpu_instance(uuid, profile_id, start)
         )
 
     def destroy_gpu_instance(self, uuid: str, instance_id: int) -> None:
         """As the port."""
         text = f"destroy GPU instance {instance_id}"
-        self._told(uuid, text, lambda: self._control.destroy_gpu_instance(uuid, instance_id))
+        self._narrate_change(uuid, text, lambda: self._control.destroy_gpu_instance(uuid, instance_id))
 
     def create_compute_instance(self, uuid: str, instance_id: int, profile_id: int) -> int:
         """As the port."""
         text = f"create compute instance in GPU instance {instance_id}"
-        return self._told(uuid, text, lambda: self._control.create_compute_instance(uuid, instance_id, profile_id))
+        return self._narrate_change(
+            uuid, text, lambda: self._control.create_compute_instance(uuid, instance_id, profile_id)
+        )
 
     def destroy_compute_instance(self, uuid: str, instance_id: int, compute_id: int) -> None:
         """As the port."""
         text = f"destroy compute instance {compute_id} of GPU instance {instance_id}"
-        self._told(uuid, text, lambda: self._control.destroy_compute_instance(uuid, instance_id, compute_id))
+        self._narrate_change(uuid, text, lambda: self._control.destroy_compute_instance(uuid, instance_id, compute_id))
 
-    def _told(self, uuid: str, text: str, change: Callable[[], _Answer]) -> _Answer:
+    def _narrate_change(self, uuid: str, text: str, change: Callable[[], _Answer]) -> _Answer:
         try:
             answer = change()
         except DeviceError as error:
             # Whoever listens knows which device this is about.
-            self._say(f"{text}: {str(error).removeprefix(f'{uuid}: ')}")
+            self._print_once(f"{text}: {str(error).removeprefix(f'{uuid}: ')}")
             raise
         finally:
             self._changed()
         self._said = ""
         if answer is ModeChange.PENDING:
-            self._say(f"{text}: taken, and waits for a reset")
+            self._print_once(f"{text}: taken, and waits for a reset")
         else:
-            self._say(f"{text}: done{'' if answer is None or answer is ModeChange.DONE else f', id {answer}'}")
+            self._print_once(f"{text}: done{'' if answer is None or answer is ModeChange.DONE else f', id {answer}'}")
         return answer
 
-    def _say(self, text: str) -> None:
+    def _print_once(self, text: str) -> None:
         if text != self._said:
             self._said = text
             self._tell(text)
@@ -387,7 +391,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("-o", "--output", choices=choices, default=default, help="how to print (default %(default)s)")
         return made
 
-    command("show", _show, "what stands on each GPU, who uses it, and what is wanted of it", wanted)
+    command("show", _show_layouts, "what stands on each GPU, who uses it, and what is wanted of it", wanted)
     command("plan", _plan, "the steps to a layout and why, without taking any", wanted)
     apply_ = command("apply", _apply, "bring the GPUs to a layout, which the agent keeps from then on", wanted)
     apply_.add_argument("-y", "--yes", action="store_true", help="do not ask before changing anything")
@@ -421,7 +425,7 @@ def _entries(flags: argparse.Namespace) -> tuple[PartedEntry, ...]:
         raise PartedFileUnreadable(
             source, None, "", "is no UTF-8 text", "give a mig-parted configuration file"
         ) from None
-    return parse_parted_file(text, source).config(flags.config)[1]
+    return parse_parted_file(text, source).get_config(flags.config)[1]
 
 
 def _asks(flags: argparse.Namespace, *, needed: bool) -> bool:
@@ -454,27 +458,27 @@ def _print(
 # The commands
 
 
-def _show(flags: argparse.Namespace, site: MigHost) -> int:
+def _show_layouts(flags: argparse.Namespace, site: MigHost) -> int:
     asks = _asks(flags, needed=False)
     inspection = inspect_host(site)
-    wishes = _wishes(flags, inspection) if asks else inspection.standing_wishes()
-    plans = [inspection.plan(wish) for wish in wishes]
-    _print(flags, inspection.document(plans), format_inspection)
+    wishes = _wishes(flags, inspection) if asks else inspection.journaled_requests()
+    plans = [inspection.plan_request(wish) for wish in wishes]
+    _print(flags, inspection.to_document(plans), format_inspection)
     return DONE
 
 
 def _plan(flags: argparse.Namespace, site: MigHost) -> int:
     _asks(flags, needed=True)
     inspection = inspect_host(site)
-    plans = [inspection.plan(wish) for wish in _wishes(flags, inspection)]
+    plans = [inspection.plan_request(wish) for wish in _wishes(flags, inspection)]
     if not plans:
-        _tell("eelgrid-agent mig: no GPU of this node is spoken of; there is nothing to do")
-    _tell_notes(inspection)
-    _print(flags, inspection.document(plans), format_plan)
-    barred = next(filter(None, map(inspection.barred, plans)), "")
+        _print_line("eelgrid-agent mig: no GPU of this node is spoken of; there is nothing to do")
+    _print_notes(inspection)
+    _print(flags, inspection.to_document(plans), format_plan)
+    barred = next(filter(None, map(inspection.find_access_barrier, plans)), "")
     if barred:
-        _tell(f"eelgrid-agent mig: `mig apply` would be refused: {barred}")
-    return FAILED if any(plan.refused for plan in plans) else DONE
+        _print_line(f"eelgrid-agent mig: `mig apply` would be refused: {barred}")
+    return FAILED if any(plan.is_refused for plan in plans) else DONE
 
 
 def _apply(flags: argparse.Namespace, site: MigHost) -> int:
@@ -484,28 +488,28 @@ def _apply(flags: argparse.Namespace, site: MigHost) -> int:
         inspection = inspect_host(site)
         wishes = _wishes(flags, inspection)
         if flags.adopt:
-            inspection = inspection.adopted(wish.layout.gpu_uuid for wish in wishes)
+            inspection = inspection.with_adopted(wish.layout.gpu_uuid for wish in wishes)
             wishes = _wishes(flags, inspection)
-        plans = [inspection.plan(wish) for wish in wishes]
-        _tell_notes(inspection)
+        plans = [inspection.plan_request(wish) for wish in wishes]
+        _print_notes(inspection)
         if flags.output == "table":
-            _print(flags, inspection.document(plans), format_plan)
+            _print(flags, inspection.to_document(plans), format_plan)
         _refuse(flags, inspection, plans)
         _confirm(flags, plans)
         return _carry_out(flags, site, plans)
 
 
-def _tell_notes(inspection: MigInspection) -> None:
+def _print_notes(inspection: MigInspection) -> None:
     for note in inspection.notes:
-        _tell(f"eelgrid-agent mig: note: {note}")
+        _print_line(f"eelgrid-agent mig: note: {note}")
 
 
 def _refuse(flags: argparse.Namespace, inspection: MigInspection, plans: Sequence[LayoutPlan]) -> None:
     """Raises Failed before anything is changed where one of the plans cannot be had."""
     for plan in plans:
-        barred = inspection.barred(plan)
-        rule, detail = (plan.rule, plan.detail) if plan.refused else (RefusalRule.NO_PERMISSION.value, barred)
-        if plan.refused or barred:
+        barred = inspection.find_access_barrier(plan)
+        rule, detail = (plan.rule, plan.detail) if plan.is_refused else (RefusalRule.NO_PERMISSION.value, barred)
+        if plan.is_refused or barred:
             gpu = plan.wish.subject.gpu
             if flags.output != "table":
                 row = {"gpu": gpu.uuid, "status": "refused", "rule": rule, "detail": detail}
@@ -530,28 +534,28 @@ def _confirm(flags: argparse.Namespace, plans: Sequence[LayoutPlan]) -> None:
 def _carry_out(flags: argparse.Namespace, site: MigHost, plans: Sequence[LayoutPlan]) -> int:
     """Every layout in turn, up to the first that cannot be had."""
     current = [""]
-    control = NarratedControl(site.control, tell=lambda text: _tell(f"{current[0]}: {text}"), changed=site.keep)
+    control = NarratedControl(site.control, tell=lambda text: _print_line(f"{current[0]}: {text}"), changed=site.keep)
     executor = LayoutReconciler(
         site.device,
         control,
-        FileMigJournal(site.journal),
+        FileMigJournal(site.journal_path),
         boot_id=lambda: site.boot_id,
         sleep=time.sleep,
         monotonic_s=time.monotonic,
         wall_ns=time.time_ns,
-        obstacle=site.obstacle,
+        obstacle=site.find_mode_obstacle,
     )
     results: list[ApplyResult] = []
     for plan in plans:
         gpu = plan.wish.subject.gpu
         current[0] = f"GPU {gpu.index}"
         if flags.adopt:
-            executor.adopt(gpu.uuid)
-        result = executor.apply(plan.wish.layout)
+            executor.adopt_instances(gpu.uuid)
+        result = executor.apply_layout(plan.wish.layout)
         results.append(result)
         if result.status is not ApplyStatus.APPLIED:
             break
-        _tell(f"GPU {gpu.index}: {result.detail}")
+        _print_line(f"GPU {gpu.index}: {result.detail}")
         _open_nodes(site, gpu.uuid)
     site.keep()
     if flags.output != "table":
@@ -572,10 +576,10 @@ def _open_nodes(site: MigHost, uuid: str) -> None:
     gpu = next((gpu for gpu in site.device.gpus() if gpu.uuid == uuid), None)
     problem = site.open_nodes(gpu) if gpu is not None else ""
     if problem:
-        _tell(f"GPU {gpu.index if gpu else uuid}: {problem}")
+        _print_line(f"GPU {gpu.index if gpu else uuid}: {problem}")
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -592,7 +596,7 @@ def _assert(flags: argparse.Namespace, site: MigHost) -> int:
     elif not reasons:
         write_output("it stands\n")
     for reason in reasons:
-        _tell(f"eelgrid-agent mig: {reason}")
+        _print_line(f"eelgrid-agent mig: {reason}")
     return NOT_SO if reasons else DONE
 
 
@@ -610,7 +614,7 @@ def _export(flags: argparse.Namespace, site: MigHost) -> int:
         if any(not i.compute_instances for i in gpu.gpu_instances)
     ]
     for index in bare:
-        _tell(
+        _print_line(
             f"eelgrid-agent mig: GPU {index} has GPU instances without compute instances; the format has no word for them"
         )
     file = export_parted_file(inspection.subjects, flags.label)

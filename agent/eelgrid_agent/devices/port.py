@@ -331,7 +331,7 @@ class CallLatencies:
         self._counts: dict[str, list[int]] = {}
         self._sums_s: dict[str, float] = {}
 
-    def add(self, call: str, elapsed_s: float) -> None:
+    def add_call(self, call: str, elapsed_s: float) -> None:
         """One call."""
         counts = self._counts.get(call)
         if counts is None:

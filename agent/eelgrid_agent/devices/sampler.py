@@ -245,10 +245,10 @@ class Sampler:
                 events.append(_event(NodeEventKind.COUNTER_RESET, time_ns, uuid, befell))
             # A device that times out neither is lost nor came back.
             if lost and uuid not in self._lost:
-                self._turn(uuid, time_ns, events, lost=True)
+                self._record_transition(uuid, time_ns, events, lost=True)
             elif self._lost and answered and not lost and uuid in self._lost:
-                self._turn(uuid, time_ns, events, lost=False)
-        self._departed(look, events, time_ns)
+                self._record_transition(uuid, time_ns, events, lost=False)
+        self._on_departure(look, events, time_ns)
         host_values, host_absences = _host_row(look.host)
         tick = SampleTick(
             time_ns=time_ns,
@@ -269,11 +269,11 @@ class Sampler:
         return {uuid: meter.uncounted_s for uuid, meter in self._meters.items()}
 
     @property
-    def lost(self) -> frozenset[str]:
+    def lost_gpus(self) -> frozenset[str]:
         """Devices that answer nothing now."""
         return frozenset(self._lost)
 
-    def _turn(self, uuid: str, time_ns: int, events: list[NodeEvent], *, lost: bool) -> None:
+    def _record_transition(self, uuid: str, time_ns: int, events: list[NodeEvent], *, lost: bool) -> None:
         if lost:
             self._lost.add(uuid)
             events.append(_event(NodeEventKind.GPU_LOST, time_ns, uuid, "the device answers nothing any more"))
@@ -281,13 +281,13 @@ class Sampler:
             self._lost.discard(uuid)
             events.append(_event(NodeEventKind.GPU_RETURNED, time_ns, uuid, "the device answers again"))
 
-    def _departed(self, look: NodeSample, events: list[NodeEvent], time_ns: int) -> None:
+    def _on_departure(self, look: NodeSample, events: list[NodeEvent], time_ns: int) -> None:
         """A device that left the inventory is lost; its meter waits for it, within a bound, so that no total falls."""
         if len(self._meters) == len(look.gpus):
             return
         present = {uuid for uuid, _ in look.gpus}
         for uuid in self._meters.keys() - present - self._lost:
-            self._turn(uuid, time_ns, events, lost=True)
+            self._record_transition(uuid, time_ns, events, lost=True)
         for uuid in list(self._meters.keys() - present)[: max(0, len(self._meters) - METERS_MOST)]:
             del self._meters[uuid]
             self._lost.discard(uuid)

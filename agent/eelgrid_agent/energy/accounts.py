@@ -100,7 +100,7 @@ class EnergyAccounts:
         """Of each device, what owners without an account were charged."""
         return dict(self._other_mj)
 
-    def settle(self, present: Iterable[UsageOwner], *, now_ns: int) -> None:
+    def drain_ended(self, present: Iterable[UsageOwner], *, now_ns: int) -> None:
         """Lets the dead go; to be called before anything is added. `present` is everyone who may still be charged."""
         here = {owner.account() for owner in present} | _NOBODY
         for owner in self._accounts:

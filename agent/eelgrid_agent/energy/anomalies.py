@@ -107,8 +107,8 @@ class AnomalyDetector:
     ) -> None:
         """One look at one device and what it was charged since the look before; `busy_w` is its full power."""
         spent = tuple(shares)
-        holding = _merged(_conditions(glance, allocations_known=allocations_known))
-        holding.update(_stalled(glance, mean_power_w, busy_w, idle))
+        holding = _merge_conditions(_conditions(glance, allocations_known=allocations_known))
+        holding.update(_find_stalls(glance, mean_power_w, busy_w, idle))
         subjects = {
             AnomalySubject(kind=kind, gpu_uuid=gpu_uuid, owner=owner, gpu_instance_id=place): holds
             for (kind, owner, place), holds in holding.items()
@@ -119,18 +119,18 @@ class AnomalyDetector:
         for subject, holds in subjects.items():
             running = self._running.get(subject)
             if running is not None:
-                running.wasted_mj += _wasted(subject, spent)
+                running.wasted_mj += _wasted_energy_mj(subject, spent)
                 running.seen_ns = glance.monotonic_ns
             elif holds and len(self._running) < SUBJECTS_MOST:
                 # The interval before this look is not known to be wasted.
                 self._running[subject] = _Running(glance.monotonic_ns, wall_ns, seen_ns=glance.monotonic_ns)
 
-    def forget(self, gpu_uuids: frozenset[str]) -> None:
+    def forget_gpus(self, gpu_uuids: frozenset[str]) -> None:
         """Devices that are gone have no anomalies; those named stay."""
         for subject in [one for one in self._running if one.gpu_uuid not in gpu_uuids]:
             del self._running[subject]
 
-    def lasting(self) -> tuple[OngoingAnomaly, ...]:
+    def list_anomalies(self) -> tuple[OngoingAnomaly, ...]:
         """Those that have lasted long enough, the longest first."""
         found = [
             OngoingAnomaly(
@@ -149,7 +149,7 @@ _Key = tuple[EnergyAnomalyKind, UsageOwner, int | None]
 _Condition = tuple[_Key, bool | None]
 
 
-def _merged(conditions: Iterable[_Condition]) -> dict[_Key, bool | None]:
+def _merge_conditions(conditions: Iterable[_Condition]) -> dict[_Key, bool | None]:
     """One answer for an owner with several processes on a place: one at work is enough, and so is one intruder."""
     found: dict[_Key, bool | None] = {}
     for key, holds in conditions:
@@ -213,7 +213,7 @@ def _holder_working(glance: DeviceObservation, place: int | None, sm_ratio: floa
     return None if working and len(others) > 1 else working
 
 
-def _stalled(
+def _find_stalls(
     glance: DeviceObservation, mean_power_w: float | None, busy_w: float | None, idle: IdlePower
 ) -> Mapping[_Key, bool | None]:
     """Only of a whole device: a slice has no power."""
@@ -225,7 +225,7 @@ def _stalled(
     return {(EnergyAnomalyKind.STALLED, one.owner.account(), one.gpu_instance_id): holds for one in glance.holders}
 
 
-def _wasted(subject: AnomalySubject, shares: Iterable[EnergyShare]) -> int:
+def _wasted_energy_mj(subject: AnomalySubject, shares: Iterable[EnergyShare]) -> int:
     account = subject.owner.account()
     return sum(
         share.energy_mj

@@ -122,7 +122,7 @@ class IdlePowerModel:
             lowest = power_w if mode.parked_w is None else min(mode.parked_w, power_w)
             self._modes[mig_enabled] = replace(mode, parked_w=lowest)
 
-    def idle(self, product: Product | None, *, mig_enabled: bool) -> IdlePower:
+    def estimate_idle(self, product: Product | None, *, mig_enabled: bool) -> IdlePower:
         """The best of what was learnt and what is assumed."""
         prior = build_idle_prior(product, mig_enabled=mig_enabled)
         mode = self._modes[mig_enabled]
@@ -162,7 +162,7 @@ class PodNameJoin:
                 fitting[owner.pod_uid] = fitting.get(owner.pod_uid, pods) & pods
                 if owner.container_id:
                     containers.setdefault(owner.container_id, set()).update(one.container for one in here if one.pod)
-        self._judge(fitting)
+        self._assign_names(fitting)
         for container_id, names in containers.items():
             if len(names) == 1:
                 self._containers[container_id] = names.pop()
@@ -172,7 +172,7 @@ class PodNameJoin:
             for old in list(kept)[: max(0, len(kept) - UIDS_MOST)]:
                 del kept[old]
 
-    def named(self, owner: UsageOwner) -> UsageOwner:
+    def resolve_name(self, owner: UsageOwner) -> UsageOwner:
         """The owner with its name, where that is known."""
         name = self._names.get(owner.pod_uid) if owner.kind is UsageOwnerKind.POD and not owner.pod else None
         if name is None:
@@ -180,7 +180,7 @@ class PodNameJoin:
         container = self._containers.get(owner.container_id, "")
         return replace(owner, namespace=name[0], pod=name[1], container=container)
 
-    def _judge(self, fitting: Mapping[str, set[_Pod]]) -> None:
+    def _assign_names(self, fitting: Mapping[str, set[_Pod]]) -> None:
         for uid, pods in fitting.items():
             known = self._names.get(uid)
             if known is not None and known not in pods:
@@ -285,16 +285,16 @@ class Attributor:
     def observe(self, look: AttributionInput) -> Attribution:
         """Closes an interval of every device whose energy is known, and tells where all of it went so far."""
         claims = select_innermost(look.allocations or ())
-        glances = {one.gpu.uuid: self._glance(one, look, claims) for one in look.devices}
+        glances = {one.gpu.uuid: self._observation(one, look, claims) for one in look.devices}
         self._join.observe(glances)
         for uuid, glance in glances.items():
-            self._meters.setdefault(uuid, _Meter()).glances.append(_named(glance, self._join))
-        self._forget(frozenset(glances))
-        self._ledger.settle(self._chargeable(), now_ns=look.monotonic_ns)
+            self._meters.setdefault(uuid, _Meter()).glances.append(_name_holders(glance, self._join))
+        self._expire_meters(frozenset(glances))
+        self._ledger.drain_ended(self._chargeable(), now_ns=look.monotonic_ns)
         shares = {}
         for device in look.devices:
             uuid = device.gpu.uuid
-            shares[uuid] = self._settle(device, look)
+            shares[uuid] = self._close_interval(device, look)
             self._ledger.add(uuid, shares[uuid])
         accounts, nobody = self._sorted_accounts()
         return Attribution(
@@ -302,7 +302,7 @@ class Attributor:
             accounts=accounts,
             nobody=nobody,
             estimates={one.gpu.uuid: one.estimate for one in look.devices if one.estimate is not None},
-            anomalies=self._watch.lasting(),
+            anomalies=self._watch.list_anomalies(),
             elapsed_s={uuid: self._meters[uuid].elapsed_s for uuid in glances},
         )
 
@@ -313,7 +313,7 @@ class Attributor:
                 yield from (claim.owner for claim in glance.claims)
                 yield from (holder.owner for holder in glance.holders or ())
 
-    def _settle(self, device: DeviceInput, look: AttributionInput) -> tuple[EnergyShare, ...]:
+    def _close_interval(self, device: DeviceInput, look: AttributionInput) -> tuple[EnergyShare, ...]:
         """Closes the device's interval with its newest glance, if its total is known."""
         gpu, product = device.gpu, self._catalogue.products.get(device.gpu.catalogue_key)
         meter = self._meters[gpu.uuid]
@@ -344,7 +344,7 @@ class Attributor:
                     busy=_busy(glances),
                     mig_enabled=gpu.mig_enabled,
                 )
-            shares = split_energy(spent_mj, glances, meter.idle.idle(product, mig_enabled=gpu.mig_enabled))
+            shares = split_energy(spent_mj, glances, meter.idle.estimate_idle(product, mig_enabled=gpu.mig_enabled))
         self._watch.observe(
             gpu.uuid,
             glance,
@@ -353,11 +353,11 @@ class Attributor:
             wall_ns=look.wall_ns,
             mean_power_w=mean_w,
             busy_w=_busy_w(device, product),
-            idle=meter.idle.idle(product, mig_enabled=gpu.mig_enabled),
+            idle=meter.idle.estimate_idle(product, mig_enabled=gpu.mig_enabled),
         )
         return shares
 
-    def _glance(
+    def _observation(
         self, device: DeviceInput, look: AttributionInput, allocations: Iterable[DeviceAllocation]
     ) -> DeviceObservation:
         gpu = device.gpu
@@ -427,9 +427,9 @@ class Attributor:
                 nobody.setdefault(uuid, {})[name] = energy_mj
         return owned, nobody
 
-    def _forget(self, present: frozenset[str]) -> None:
+    def _expire_meters(self, present: frozenset[str]) -> None:
         """A device that left keeps its meter within a bound; what was attributed of it stays in the ledger."""
-        self._watch.forget(present)
+        self._watch.forget_gpus(present)
         gone = [uuid for uuid in self._meters if uuid not in present]
         for uuid in gone[: max(0, len(self._meters) - DEVICES_MOST)]:
             del self._meters[uuid]
@@ -473,10 +473,10 @@ def _holder(
     )
 
 
-def _named(glance: DeviceObservation, join: PodNameJoin) -> DeviceObservation:
+def _name_holders(glance: DeviceObservation, join: PodNameJoin) -> DeviceObservation:
     if glance.holders is None:
         return glance
-    return replace(glance, holders=tuple(replace(one, owner=join.named(one.owner)) for one in glance.holders))
+    return replace(glance, holders=tuple(replace(one, owner=join.resolve_name(one.owner)) for one in glance.holders))
 
 
 def _ratio(value: float | None) -> float | None:

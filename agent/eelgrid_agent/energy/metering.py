@@ -185,7 +185,7 @@ class EnergyMeter:
         self._tallies: dict[str, _Tally] = {}
         self._monotonic_ns = self._wall_ns = 0
 
-    def tick(
+    def on_tick(
         self,
         gpus: Iterable[Gpu],
         looks: Iterable[tuple[str, RawReadings]],
@@ -220,7 +220,7 @@ class EnergyMeter:
             if limit is not None:
                 tally.limit_w = max(limit, tally.limit_w or 0.0)
 
-    def take(self, *, uncounted_s: Mapping[str, float]) -> DeviceEnergies:
+    def pop_energies(self, *, uncounted_s: Mapping[str, float]) -> DeviceEnergies:
         """The energies now; utilization begins anew. `uncounted_s` are seconds of each device that no total holds."""
         totals, utilization, estimates, limits_w = {}, {}, {}, {}
         for uuid, tally in self._tallies.items():

@@ -110,7 +110,7 @@ class AttributionSources:
         self._kubelet = kubelet
         self._slurm_folder = slurm_folder
 
-    def read(self, gpus: tuple[Gpu, ...], slow: ExtendedReadings, *, now_ns: int) -> SourceReadings:
+    def read_files(self, gpus: tuple[Gpu, ...], slow: ExtendedReadings, *, now_ns: int) -> SourceReadings:
         """The owners of all processes of a slow look, and a prolog's folder; may block, for one caller at a time."""
         pids = sorted({one.pid for found in slow.processes.values() for one in found or ()})
         return SourceReadings(
@@ -118,7 +118,7 @@ class AttributionSources:
             jobs=None if self._slurm_folder is None else read_slurm_allocations(self._slurm_folder, gpus),
         )
 
-    def gather(
+    def gather_input(
         self,
         gpus: tuple[Gpu, ...],
         energies: DeviceEnergies,
@@ -179,7 +179,7 @@ class NodeEnergy:
         self._told: frozenset[AnomalySubject] = frozenset()
         self.newest: Attribution | None = None
 
-    def tick(
+    def on_tick(
         self,
         gpus: tuple[Gpu, ...],
         looks: Iterable[tuple[str, RawReadings]],
@@ -188,12 +188,12 @@ class NodeEnergy:
         monotonic_ns: int,
     ) -> None:
         """What the sampler made of one look; `gpus` of the inventory in force."""
-        self._metering.tick(gpus, looks, seen, monotonic_ns=monotonic_ns)
+        self._metering.on_tick(gpus, looks, seen, monotonic_ns=monotonic_ns)
         self._ticked_ns = monotonic_ns
 
-    def read(self, gpus: tuple[Gpu, ...], slow: ExtendedReadings, *, now_ns: int) -> SourceReadings:
+    def read_sources(self, gpus: tuple[Gpu, ...], slow: ExtendedReadings, *, now_ns: int) -> SourceReadings:
         """Whose the processes of a slow look are; opens small files, so to be called off the event loop, one at a time."""
-        return self._sources.read(gpus, slow, now_ns=now_ns)
+        return self._sources.read_files(gpus, slow, now_ns=now_ns)
 
     def observe(
         self,
@@ -210,16 +210,16 @@ class NodeEnergy:
         """
         if self._ticked_ns is None:
             return ()
-        energies = self._metering.take(uncounted_s=uncounted_s)
-        look = self._sources.gather(gpus, energies, slow, found, assignments=assignments)
+        energies = self._metering.pop_energies(uncounted_s=uncounted_s)
+        look = self._sources.gather_input(gpus, energies, slow, found, assignments=assignments)
         self.newest = self._attributor.observe(look)
-        return self._news(self.newest.anomalies, energies.monotonic_ns, energies.wall_ns)
+        return self._new_events(self.newest.anomalies, energies.monotonic_ns, energies.wall_ns)
 
-    def report(self) -> NodeEnergyReport | None:
+    def build_report(self) -> NodeEnergyReport | None:
         """Everything that is known now, for whoever asks; None before the first look."""
         return None if self.newest is None else build_report(self.newest)
 
-    def _news(self, lasting: Iterable[OngoingAnomaly], now_ns: int, wall_ns: int) -> tuple[NodeEvent, ...]:
+    def _new_events(self, lasting: Iterable[OngoingAnomaly], now_ns: int, wall_ns: int) -> tuple[NodeEvent, ...]:
         standing = {anomaly.subject: anomaly for anomaly in lasting}
         news = {subject: anomaly for subject, anomaly in standing.items() if _is_reported(subject, standing)}
         told = tuple(

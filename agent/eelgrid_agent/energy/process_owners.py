@@ -166,7 +166,7 @@ class ContainerNameIndex:
         self._names: dict[str, ContainerName] = {}
         self._read_ns: int | None = None
 
-    def find(self, container_id: str, now_ns: int) -> ContainerName | None:
+    def find_container(self, container_id: str, now_ns: int) -> ContainerName | None:
         """The container's name, looked for again where it is new."""
         if container_id not in self._names and (self._read_ns is None or now_ns - self._read_ns > REFRESH_S * 1e9):
             self._read_ns = now_ns
@@ -232,7 +232,7 @@ class ProcessOwnerResolver:
         found = {}
         for pid in islice(pids, PROCESSES_MOST):
             found[pid] = self._resolve(pid, now_ns)
-        self._forget(now_ns)
+        self._expire_processes(now_ns)
         return found
 
     def _resolve(self, pid: int, now_ns: int) -> ProcessOwner:
@@ -245,7 +245,7 @@ class ProcessOwnerResolver:
         # Read anew each time: a process is moved into its job's cgroup after it has started.
         owner = owner_from_cgroup(self._read(pid, "cgroup", CGROUP_TEXT_MOST))
         title = self._read(pid, "cmdline", _TITLE_MOST).replace("\0", " ").strip() or self._read(pid, "comm", 64)
-        owner = self._named(self._refined(pid, owner, title), now_ns)
+        owner = self._name_owner(self._refine_owner(pid, owner, title), now_ns)
         again = ProcessOwner(owner, mps_server=_MPS_SERVER in title.split(" ", 1)[0])
         if known is not None and known.start == start and owner.kind is UsageOwnerKind.PROCESS:
             # It is ending and its files are empty; what they said before still holds.
@@ -253,7 +253,7 @@ class ProcessOwnerResolver:
         self._known[pid] = _Known(start, again, now_ns)
         return again
 
-    def _refined(self, pid: int, owner: UsageOwner | None, title: str) -> UsageOwner:
+    def _refine_owner(self, pid: int, owner: UsageOwner | None, title: str) -> UsageOwner:
         ray_job = ""
         if title.startswith(_RAY_TITLE):
             ray_job = self._environment(pid, "RAY_JOB_ID").get("RAY_JOB_ID", "")
@@ -268,7 +268,7 @@ class ProcessOwnerResolver:
             owner = owner or UsageOwner(kind=UsageOwnerKind.PROCESS)
         return replace(owner, ray_job=ray_job, pid=pid)
 
-    def _named(self, owner: UsageOwner, now_ns: int) -> UsageOwner:
+    def _name_owner(self, owner: UsageOwner, now_ns: int) -> UsageOwner:
         if owner.kind is not UsageOwnerKind.POD or self._names is None or not owner.container_id:
             return owner
         name = self._names(owner.container_id, now_ns)
@@ -304,7 +304,7 @@ class ProcessOwnerResolver:
             return ""
         return os.fsdecode(b"".join(chunks))
 
-    def _forget(self, now_ns: int) -> None:
+    def _expire_processes(self, now_ns: int) -> None:
         old = [pid for pid, known in self._known.items() if now_ns - known.seen_ns > DEAD_KEPT_S * 1e9]
         if len(self._known) - len(old) > PROCESSES_MOST:
             by_age = sorted(self._known, key=lambda pid: self._known[pid].seen_ns)

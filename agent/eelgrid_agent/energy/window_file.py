@@ -107,7 +107,7 @@ async def write_periodically(outbox: EnergyOutbox, file: WindowFile) -> None:
             if changes == written:
                 continue
             try:
-                await asyncio.to_thread(file.store, outbox.kept())
+                await asyncio.to_thread(file.store, outbox.state())
             except OSError as error:
                 if not is_told:
                     _LOG.warning("event=energy_unwritten error=%s action=again", error)
@@ -117,6 +117,6 @@ async def write_periodically(outbox: EnergyOutbox, file: WindowFile) -> None:
     finally:
         outbox.close()
         try:
-            file.store(outbox.kept())
+            file.store(outbox.state())
         except OSError as error:
             _LOG.warning("event=energy_unwritten error=%s", error)

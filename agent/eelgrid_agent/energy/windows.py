@@ -118,7 +118,7 @@ class EnergyWindowQueue:
         """What is not acknowledged, oldest first."""
         return tuple(map(_sane, self._closed))
 
-    def shift(self, by_ns: int, *, foreign: bool = False) -> None:
+    def shift_clock(self, by_ns: int, *, foreign: bool = False) -> None:
         """The clock was set by so much. `foreign` windows, of the run before, move only where they are of this clock."""
         if foreign:
             self._foreign = 0
@@ -172,9 +172,9 @@ class EnergyWindowQueue:
         is_over = at_ns // self._length_ns > window.begin_ns // self._length_ns
         is_full = len(window.charged_mj) >= wire.WINDOW_SHARES_MOST // 2
         if is_over or is_full or at_ns < window.begin_ns:
-            self.close()
+            self.close_window()
 
-    def close(self) -> None:
+    def close_window(self) -> None:
         """Ends the open window now, as an agent does that stops."""
         window, self._open = self._open, None
         if window is None or not window.devices:
@@ -194,7 +194,7 @@ class EnergyWindowQueue:
         """Whether there is one to send."""
         return self._sent < min(len(self._closed), _SENT_MOST)
 
-    def upcoming(self) -> wire.EnergyWindow | None:
+    def next_window(self) -> wire.EnergyWindow | None:
         """The next one to send, which then counts as sent."""
         if not self.is_waiting:
             return None
@@ -246,7 +246,7 @@ def _sane(window: wire.EnergyWindow) -> wire.EnergyWindow:
 
 
 def _window(window: _Open, incarnation: int, number: int) -> wire.EnergyWindow:
-    return _packed(
+    return _pack_window(
         incarnation,
         number,
         begin_ns=window.begin_ns,
@@ -272,7 +272,7 @@ _Row = tuple[
 ]
 
 
-def _packed(
+def _pack_window(
     incarnation: int,
     number: int,
     *,
@@ -343,7 +343,9 @@ def merge_windows(one: wire.EnergyWindow, other: wire.EnergyWindow) -> wire.Ener
         for window in (one, other)
         for share in window.shares
     ]
-    return _packed(other.incarnation, other.number, begin_ns=one.begin_ns, end_ns=other.end_ns, spent=spent, rows=rows)
+    return _pack_window(
+        other.incarnation, other.number, begin_ns=one.begin_ns, end_ns=other.end_ns, spent=spent, rows=rows
+    )
 
 
 _LOST = (int(wire.EnergyPart.ACTIVE), int(wire.AttributionMethod.UNATTRIBUTED), int(wire.AttributionConfidence.LOW))
@@ -415,7 +417,7 @@ class EnergyOutbox:
         # By the attributor: how far its totals may be off, and what no total holds, at the last look.
         self._told: dict[str, tuple[float, float]] = {}
 
-    def kept(self) -> OutboxState:
+    def state(self) -> OutboxState:
         """What the next run needs to go on, as of the last window that was closed."""
         return OutboxState(
             incarnation=self.windows.incarnation,
@@ -427,7 +429,7 @@ class EnergyOutbox:
             offset_ns=self._offset_ns,
         )
 
-    def tick(
+    def on_tick(
         self, tick: SampleTick, looks: Sequence[tuple[str, RawReadings]], assignments: tuple[Assignment, ...] | None
     ) -> None:
         """A tick of the sampler, its looks in the order of its columns, and what the plan in force assigns."""
@@ -445,12 +447,12 @@ class EnergyOutbox:
         self._cut(tick, looks)
         self._assigned, self._cut_turn = assignments, turn
 
-    def clock(self, *, wall_ns: int, monotonic_ns: int) -> None:
+    def update_clock(self, *, wall_ns: int, monotonic_ns: int) -> None:
         """Both clocks, at each tick before it is taken."""
         before_ns, self._offset_ns = self._offset_ns, wall_ns - monotonic_ns
         step_ns = 0 if before_ns is None else self._offset_ns - before_ns
         if abs(step_ns) > _CLOCK_STEP_NS:
-            self.windows.shift(step_ns, foreign=self._is_same_clock)
+            self.windows.shift_clock(step_ns, foreign=self._is_same_clock)
             if self._is_same_clock or self.windows.ended_ns:
                 self._closed_ns += step_ns
             if self._is_same_clock:
@@ -460,12 +462,12 @@ class EnergyOutbox:
         """The time of a moment by the clock of the last tick; None before the first."""
         return None if self._offset_ns is None else max(0, self._offset_ns + monotonic_ns)
 
-    def refuse(self, many: int, reason: str) -> None:
+    def record_refusal(self, many: int, reason: str) -> None:
         """The controller counts so many windows in no sum."""
         self.refused += many
         self.refused_reason = reason
 
-    def attributed(self, found: Attribution, *, at_ns: int) -> None:
+    def charge_attribution(self, found: Attribution, *, at_ns: int) -> None:
         """What the attributor found at a look."""
         self._charge_gap(at_ns)
         spent = {}
@@ -481,8 +483,8 @@ class EnergyOutbox:
 
     def close(self) -> None:
         """The agent stops: the open window ends now."""
-        self.windows.close()
-        self._note()
+        self.windows.close_window()
+        self._record_marks()
 
     def _charge(
         self,
@@ -493,9 +495,9 @@ class EnergyOutbox:
         spent: Mapping[str, DeviceCharge] | None = None,
     ) -> None:
         self.windows.charge(shares, at_ns=at_ns, since_ns=since_ns, spent=spent)
-        self._note()
+        self._record_marks()
 
-    def _note(self) -> None:
+    def _record_marks(self) -> None:
         """When a window was closed, the counters of that moment belong to it."""
         if self.windows.number != self._number:
             self._number = self.windows.number
@@ -511,7 +513,7 @@ class EnergyOutbox:
             gap_j = self._first_j.pop(uuid) - self._before_j.pop(uuid)
             if 0.0 < gap_j <= seconds * _GAP_W_MOST:
                 found[uuid] = (
-                    _share(UNATTRIBUTED, round(1000.0 * gap_j), ShareMethod.UNATTRIBUTED, ShareConfidence.LOW),
+                    _make_share(UNATTRIBUTED, round(1000.0 * gap_j), ShareMethod.UNATTRIBUTED, ShareConfidence.LOW),
                 )
         if found:
             self._charge(found, at_ns=at_ns, since_ns=self._before_ns)
@@ -529,7 +531,7 @@ class EnergyOutbox:
             before_mj = self._totals_mj.get(uuid, 0)
             spent_mj = total_mj - (before_mj if total_mj >= before_mj else 0)
             self._totals_mj[uuid] = total_mj
-            shares[uuid] = _planned(spent_mj, assigned.get(uuid, {}))
+            shares[uuid] = _planned_shares(spent_mj, assigned.get(uuid, {}))
         if shares:
             self._charge(shares, at_ns=tick.time_ns)
 
@@ -544,10 +546,10 @@ def _by_device(assignments: Iterable[Assignment]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _planned(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, ...]:
+def _planned_shares(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, ...]:
     held = sum(holders.values())
     if not holders:
-        return (_share(UNALLOCATED, energy_mj, ShareMethod.EXCLUSIVE, ShareConfidence.HIGH, EnergyUse.BARE_IDLE),)
+        return (_make_share(UNALLOCATED, energy_mj, ShareMethod.EXCLUSIVE, ShareConfidence.HIGH, EnergyUse.BARE_IDLE),)
     method, confidence = (
         (ShareMethod.EXCLUSIVE, ShareConfidence.MEDIUM)
         if len(holders) == 1
@@ -556,15 +558,15 @@ def _planned(energy_mj: int, holders: Mapping[str, int]) -> tuple[EnergyShare, .
     free = max(0, GPU_MILLI_WHOLE - held)
     parts = apportion_total(energy_mj, [*map(float, holders.values()), float(free)])
     shares = [
-        _share(UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name), part, method, confidence)
+        _make_share(UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload=name), part, method, confidence)
         for name, part in zip(holders, parts, strict=False)
     ]
     if free:
-        shares.append(_share(UNALLOCATED, parts[-1], method, ShareConfidence.LOW, EnergyUse.BARE_IDLE))
+        shares.append(_make_share(UNALLOCATED, parts[-1], method, ShareConfidence.LOW, EnergyUse.BARE_IDLE))
     return tuple(shares)
 
 
-def _share(
+def _make_share(
     owner: UsageOwner,
     energy_mj: int,
     method: ShareMethod,

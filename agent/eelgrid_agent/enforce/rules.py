@@ -49,7 +49,7 @@ class GuardLimits:
     # Longest sensor window (1 s) and period (0.1 s), and some: what was set is in the readings by then.
     budget_settle_s: float = 1.5
 
-    def hurried(self, times: float) -> "GuardLimits":
+    def speed_up(self, times: float) -> "GuardLimits":
         """The same patience in a life that is so many times faster: of repairs, losses and quarantine."""
         return replace(
             self,

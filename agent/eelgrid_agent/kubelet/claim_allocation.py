@@ -82,7 +82,7 @@ def build_layout_with(
         if geometry.conflict([new, *_known(kept, geometry)]) is None:
             break
         kept.remove(spare)
-    instances = [*_wanted(kept, geometry), WantedInstance(profile=profile.name, start=place.start)]
+    instances = [*_wanted_instances(kept, geometry), WantedInstance(profile=profile.name, start=place.start)]
     return _layout(gpu, instances)
 
 
@@ -91,7 +91,7 @@ def build_layout_without(
 ) -> GpuLayout:
     """What stands but the instance of this place; MIG mode stays."""
     kept = [one for one in gpu.gpu_instances if one.id not in foreign and not _is_at(one, place)]
-    return _layout(gpu, _wanted(kept, geometry))
+    return _layout(gpu, _wanted_instances(kept, geometry))
 
 
 def _layout(gpu: Gpu, instances: Iterable[WantedInstance]) -> GpuLayout:
@@ -113,7 +113,7 @@ def _known(instances: Iterable[GpuInstance], geometry: MigGeometry) -> list[tupl
     return [(profile, start) for profile, start in profiles if profile is not None]
 
 
-def _wanted(instances: Iterable[GpuInstance], geometry: MigGeometry) -> list[WantedInstance]:
+def _wanted_instances(instances: Iterable[GpuInstance], geometry: MigGeometry) -> list[WantedInstance]:
     wanted = []
     for one in instances:
         profile = geometry.profile_by_id(one.profile_id)

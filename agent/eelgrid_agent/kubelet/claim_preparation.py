@@ -79,9 +79,9 @@ class CdiFolder:
         self._path = folder / CDI_FILE
         self._folders = tuple(dict.fromkeys((folder, *folders)))
 
-    def name(self, uuids: Iterable[str]) -> None:
+    def declare_devices(self, uuids: Iterable[str]) -> None:
         """From now on our file names these, as far as no other does. Raises OSError."""
-        named = self._named()
+        named = self._read_named_devices()
         devices = [
             {"name": uuid, "containerEdits": {"env": [f"NVIDIA_VISIBLE_DEVICES={uuid}"]}}
             for uuid in sorted(set(uuids) - named)
@@ -95,7 +95,7 @@ class CdiFolder:
             replace_file(self._path, content)
             self._path.chmod(_CDI_FILE_MODE)
 
-    def _named(self) -> set[str]:
+    def _read_named_devices(self) -> set[str]:
         found: set[str] = set()
         for folder in self._folders:
             for path in sorted(folder.glob("*")) if folder.is_dir() else ():
@@ -163,7 +163,7 @@ class ClaimJournal:
         self.problem = ""
 
     @property
-    def kept(self) -> ClaimJournalState:
+    def state(self) -> ClaimJournalState:
         """What was stored last. Raises ClaimsUnkept."""
         if self._kept is None:
             self._kept = self._read()
@@ -194,7 +194,7 @@ class ClaimJournal:
         except OSError as error:
             raise ClaimJournalError(f"{self._path}: {error.strerror}; let the agent read it") from error
         try:
-            return _decoded(content)
+            return _decode_journal(content)
         except (ValueError, KeyError, TypeError) as error:
             self.problem = (
                 f"{self._path} is no journal of claims ({error}); it is kept as {self._put_aside(self._path)}"
@@ -209,7 +209,7 @@ class ClaimJournal:
             raise ClaimJournalError(f"{path}: is no journal, and {error.strerror}; remove it") from error
 
 
-def _decoded(content: bytes) -> ClaimJournalState:
+def _decode_journal(content: bytes) -> ClaimJournalState:
     if len(content) > _BYTES_MOST:
         raise ValueError(f"it has more than {_BYTES_MOST} bytes")
     found = json.loads(content)
@@ -228,19 +228,19 @@ _LOG = logging.getLogger("eelgrid.agent")
 class ClaimDevices(Protocol):
     """The node's devices, asked now."""
 
-    def gpus(self) -> Sequence[Gpu]:
+    def list_gpus(self) -> Sequence[Gpu]:
         """All devices as they stand."""
 
-    def look(self, uuid: str) -> MigObservation:
+    def read_device(self, uuid: str) -> MigObservation:
         """One device, and what of it may not be touched."""
 
-    def geometry(self, uuid: str) -> MigGeometry:
+    def mig_geometry(self, uuid: str) -> MigGeometry:
         """How the driver lets it be cut."""
 
-    def apply(self, layout: GpuLayout) -> ApplyResult:
+    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there."""
 
-    def lease(self, uuids: Collection[str]) -> bool:
+    def lease_gpus(self, uuids: Collection[str]) -> bool:
         """Claims hold these from now on, and nothing else; False where that could not be kept."""
 
 
@@ -268,14 +268,14 @@ class ClaimPreparer:
         # Whether what claims hold is what the layouts' journal says; to lease too much for a while harms nobody.
         self._is_leased = True
 
-    def claims(self) -> Mapping[str, PreparedClaim]:
+    def prepared_claims(self) -> Mapping[str, PreparedClaim]:
         """What is ready, by uid. Raises ClaimsUnkept."""
-        return self._journal.kept.claims
+        return self._journal.state.claims
 
-    def start(self) -> None:
+    def restore_leases(self) -> None:
         """Holds again what was held before the agent started anew, and takes away what was left."""
         try:
-            kept = self._journal.kept
+            kept = self._journal.state
             if self._journal.problem:
                 _LOG.warning("event=claims_unknown reason=%r", self._journal.problem)
         except ClaimJournalError as error:
@@ -283,9 +283,9 @@ class ClaimPreparer:
             return
         # Where nothing is claimed, nothing is leased but what assignments hold.
         self._is_leased = not kept.claims
-        self.tidy()
+        self.collect_leftovers()
 
-    def ready(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
+    def prepare_claim(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
         """The devices of a claim, standing and held; `claim` may lack where it is in the journal. Raises ClaimRefused."""
         try:
             return self._ready(asked, claim)
@@ -294,10 +294,10 @@ class ClaimPreparer:
         except (DeviceError, TransitionRefused, MigJournalError, OSError) as error:
             raise ClaimUnpreparable(str(error)) from error
 
-    def undo(self, asked: ClaimReference) -> None:
+    def unprepare_claim(self, asked: ClaimReference) -> None:
         """The claim holds nothing any more; what was made for it goes. Raises ClaimRefused."""
         try:
-            kept = self._journal.kept
+            kept = self._journal.state
             entry = kept.claims.get(asked.uid)
             if entry is None:
                 return
@@ -308,12 +308,12 @@ class ClaimPreparer:
         except ClaimJournalError as error:
             raise ClaimUnpreparable(f"nothing is changed before it can be written down: {error}") from error
         _LOG.info("event=claim_undone claim=%s/%s uid=%s", asked.namespace, asked.name, asked.uid)
-        self.tidy()
+        self.collect_leftovers()
 
-    def tidy(self) -> None:
+    def collect_leftovers(self) -> None:
         """Leases what is held and no more, and takes away what is left over and out of use; what cannot be done waits."""
         try:
-            kept = self._journal.kept
+            kept = self._journal.state
             if not self._is_leased:
                 self._lease(kept)
             held = [place for _, place in self._held(kept)]
@@ -326,15 +326,15 @@ class ClaimPreparer:
     # Making
 
     def _ready(self, asked: ClaimReference, claim: Mapping[str, Any] | None) -> tuple[PreparedDevice, ...]:
-        entry = self._journal.kept.claims.get(asked.uid)
+        entry = self._journal.state.claims.get(asked.uid)
         if entry is None:
             if claim is None:
                 raise ClaimUnpreparable("the claim is not known here and could not be read")
             results = parse_allocation(claim, uid=asked.uid, node_name=self._node_name)
             devices = tuple(ClaimDevice(request=one.request, device=one.device) for one in results)
             entry = PreparedClaim(uid=asked.uid, namespace=asked.namespace, name=asked.name, devices=devices)
-        held = [(other, place) for other, place in self._held(self._journal.kept) if other.uid != entry.uid]
-        places = [self._placed(one.device) for one in entry.devices]
+        held = [(other, place) for other, place in self._held(self._journal.state) if other.uid != entry.uid]
+        places = [self._parse_placement(one.device) for one in entry.devices]
         for (other, theirs), (_, ours) in product(held, places):
             if placements_overlap(theirs, ours):
                 who = f"{other.namespace}/{other.name}"
@@ -343,8 +343,8 @@ class ClaimPreparer:
                 )
         for number, (gpu, place) in enumerate(places):
             others = [other for _, other in held] + [other for _, other in places]
-            entry = self._stood(entry, number, gpu, place, others)
-        self._lease(self._journal.kept)
+            entry = self._create_device(entry, number, gpu, place, others)
+        self._lease(self._journal.state)
         _LOG.info(
             "event=claim_ready claim=%s/%s uid=%s devices=%s",
             asked.namespace,
@@ -359,7 +359,7 @@ class ClaimPreparer:
             for one in entry.devices
         )
 
-    def _stood(
+    def _create_device(
         self, entry: PreparedClaim, number: int, gpu: Gpu, place: GpuPlacement, others: Collection[GpuPlacement]
     ) -> PreparedClaim:
         """The entry with one more device that stands."""
@@ -370,13 +370,13 @@ class ClaimPreparer:
                     f"{given.device} does not stand, and nothing is changed here ({self._cannot_change}); "
                     "allocate what stands, or let the agent change devices"
                 )
-            look = self._devices.look(gpu.uuid)
+            look = self._devices.read_device(gpu.uuid)
             layout = build_layout_with(
-                look.gpu, self._devices.geometry(gpu.uuid), place, held=others, foreign=look.foreign
+                look.gpu, self._devices.mig_geometry(gpu.uuid), place, held=others, foreign=look.foreign
             )
             is_made = given.is_made or (place.profile is not None and find_instance(look.gpu, place) is None)
             entry = self._write(entry, number, replace(given, uuid="", is_made=is_made))
-            result = self._devices.apply(layout)
+            result = self._devices.apply_layout(layout)
             self._changed()
             uuid = find_uuid(self._gpu(place.gpu_index), place)
             if result.status is not ApplyStatus.APPLIED or not uuid:
@@ -388,7 +388,7 @@ class ClaimPreparer:
     def _write(self, entry: PreparedClaim, number: int, given: ClaimDevice) -> PreparedClaim:
         devices = (*entry.devices[:number], given, *entry.devices[number + 1 :])
         entry = replace(entry, devices=devices)
-        kept = self._journal.kept
+        kept = self._journal.state
         left = tuple(name for name in kept.left if name != given.device)
         if len(left) < len(kept.left):
             # It was ours before and still is.
@@ -401,7 +401,7 @@ class ClaimPreparer:
     def _is_gone(self, name: str, held: Collection[GpuPlacement]) -> bool:
         """Whether a device that is left over is no more, or somebody's again."""
         try:
-            gpu, place = self._placed(name)
+            gpu, place = self._parse_placement(name)
         except ClaimUnpreparable:
             return True
         if place in held or find_instance(gpu, place) is None:
@@ -409,11 +409,11 @@ class ClaimPreparer:
         if self._cannot_change:
             return False
         try:
-            look = self._devices.look(gpu.uuid)
-            layout = build_layout_without(look.gpu, self._devices.geometry(gpu.uuid), place, foreign=look.foreign)
+            look = self._devices.read_device(gpu.uuid)
+            layout = build_layout_without(look.gpu, self._devices.mig_geometry(gpu.uuid), place, foreign=look.foreign)
         except (TransitionRefused, DeviceError, ClaimUnpreparable, MigJournalError):
             return False
-        result = self._devices.apply(layout)
+        result = self._devices.apply_layout(layout)
         self._changed()
         if result.status is not ApplyStatus.APPLIED:
             _LOG.warning("event=device_left device=%s reason=%r", name, result.detail)
@@ -425,7 +425,7 @@ class ClaimPreparer:
         for entry in kept.claims.values():
             for one in entry.devices:
                 try:
-                    yield entry, self._placed(one.device)[1]
+                    yield entry, self._parse_placement(one.device)[1]
                 except ClaimUnpreparable:
                     # Its GPU is gone; nobody else can have it either.
                     continue
@@ -433,15 +433,15 @@ class ClaimPreparer:
     def _lease(self, kept: ClaimJournalState) -> None:
         self._is_leased = False
         uuids = [one.uuid for entry in kept.claims.values() for one in entry.devices if one.uuid]
-        if not self._devices.lease(uuids):
+        if not self._devices.lease_gpus(uuids):
             raise ClaimUnpreparable(
                 "what claims hold could not be leased; see the agent's log for its driver and journal"
             )
         self._is_leased = True
         if self._cdi is not None:
-            self._cdi.name(uuids)
+            self._cdi.declare_devices(uuids)
 
-    def _placed(self, name: str) -> tuple[Gpu, GpuPlacement]:
+    def _parse_placement(self, name: str) -> tuple[Gpu, GpuPlacement]:
         index = parse_gpu_index(name)
         gpu = None if index is None else self._gpu_or_none(index)
         if gpu is None:
@@ -458,4 +458,4 @@ class ClaimPreparer:
         return gpu
 
     def _gpu_or_none(self, index: int) -> Gpu | None:
-        return next((gpu for gpu in self._devices.gpus() if gpu.index == index), None)
+        return next((gpu for gpu in self._devices.list_gpus() if gpu.index == index), None)

@@ -82,11 +82,11 @@ class ResourcePlugin:
         return self._devices
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether its socket is there: a kubelet that starts anew takes all sockets away."""
         return self._server is not None and self.socket.exists()
 
-    def offer(self, devices: tuple[OfferedDevice, ...]) -> bool:
+    def update_devices(self, devices: tuple[OfferedDevice, ...]) -> bool:
         """These devices from now on; whether they are others than before."""
         if devices == self._devices:
             return False
@@ -103,8 +103,8 @@ class ResourcePlugin:
         unary = grpc.unary_unary_rpc_method_handler
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "GetDevicePluginOptions": unary(self._options),
-            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch),
-            "GetPreferredAllocation": unary(self._preferred),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._list_and_watch),
+            "GetPreferredAllocation": unary(self._get_preferred_allocation),
             "Allocate": unary(self._allocate),
             "PreStartContainer": unary(self._nothing),
         }
@@ -127,13 +127,13 @@ class ResourcePlugin:
     async def _nothing(self, request: bytes, context: _Context) -> bytes:  # noqa: ARG002
         return encode_empty()
 
-    async def _watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:  # noqa: ARG002
+    async def _list_and_watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:  # noqa: ARG002
         while True:
             changed = self._changed
             yield encode_device_list(self._devices)
             await changed.wait()
 
-    async def _preferred(self, request: bytes, context: _Context) -> bytes:
+    async def _get_preferred_allocation(self, request: bytes, context: _Context) -> bytes:
         try:
             return encode_preferred_response([self._prefer(asked) for asked in parse_preferred_request(request)])
         except ContractError as error:
@@ -209,35 +209,35 @@ class DevicePlugins:
         failures = 0
         try:
             while True:
-                failures = 0 if await self.look() else failures + 1
+                failures = 0 if await self.reconcile_plugins() else failures + 1
                 wait_s = self._times.look_s * 2.0 ** min(failures, 8)
                 await asyncio.sleep(min(wait_s, max(self._times.look_s, self._times.backoff_most_s)))
         finally:
             for plugin in self.plugins.values():
                 await plugin.stop()
 
-    async def look(self) -> bool:
+    async def reconcile_plugins(self) -> bool:
         """Tells the kubelet what has changed; False where it could not be told, and `problem` says why."""
         offers = self._offers()
         for resource in offers.keys() | self.plugins.keys():
             plugin = self.plugins.get(resource) or self._made(resource)
-            if plugin.offer(offers.get(resource, ())):
+            if plugin.update_devices(offers.get(resource, ())):
                 _LOG.info("event=devices_offered resource=%s devices=%d", resource, len(plugin.devices))
         kubelet = _identity(self._folder / _KUBELET)
         if kubelet is None:
-            return self._failed(
+            return self._log_failure(
                 f"{self._folder / _KUBELET} is not there; the kubelet is starting, or the folder is not mounted"
             )
         is_new, self._kubelet = kubelet != self._kubelet, kubelet
         for plugin in self.plugins.values():
-            if is_new or not plugin.serves:
+            if is_new or not plugin.is_serving:
                 try:
                     await plugin.start()
                     await self._register(plugin)
                 except (grpc.aio.AioRpcError, OSError, RuntimeError) as error:
                     self._kubelet = None
                     await plugin.stop()
-                    return self._failed(f"{plugin.resource} could not be registered: {_describe_error(error)}")
+                    return self._log_failure(f"{plugin.resource} could not be registered: {_describe_error(error)}")
         self.problem = ""
         return True
 
@@ -245,11 +245,11 @@ class DevicePlugins:
         socket = self._folder / f"eelgrid-{resource.rpartition('/')[2]}.sock"
         if len(str(socket).encode()) > _SOCKET_BYTES_MOST:
             socket = self._folder / f"eelgrid-{len(self.plugins)}.sock"
-        plugin = ResourcePlugin(resource, socket, prefer=self._preferred, give=self._give)
+        plugin = ResourcePlugin(resource, socket, prefer=self._choose_devices, give=self._give)
         self.plugins[resource] = plugin
         return plugin
 
-    def _preferred(self, asked: PreferredAllocationRequest) -> tuple[str, ...]:
+    def _choose_devices(self, asked: PreferredAllocationRequest) -> tuple[str, ...]:
         return choose_devices(asked, self._node())
 
     async def _register(self, plugin: ResourcePlugin) -> None:
@@ -261,7 +261,7 @@ class DevicePlugins:
         self.registrations_total += 1
         _LOG.info("event=registered resource=%s socket=%s", plugin.resource, plugin.socket.name)
 
-    def _failed(self, problem: str) -> bool:
+    def _log_failure(self, problem: str) -> bool:
         if problem != self.problem:
             _LOG.warning("event=not_registered reason=%r", problem)
         self.problem = problem
@@ -290,7 +290,7 @@ def build_device_plugins(
 
     def give(ids: tuple[str, ...]) -> ContainerAllocation:
         given()
-        kubelet.hurry()
+        kubelet.refresh_soon()
         return answer(ids)
 
     def look() -> NodeDevices:

@@ -80,11 +80,11 @@ class ResourceSlicePublisher:
         self._owner_uid: str | None = None
         self.writes_total = 0
 
-    def publish(self, draw: BuildSlices) -> int:
+    def publish_slices(self, draw: BuildSlices) -> int:
         """Brings the server to what `draw` says; how many objects were written. Raises ApiError."""
         for attempt in range(_ROUNDS):
             try:
-                written = self._published(draw)
+                written = self._publish(draw)
             except (ApiConflict, ApiNotFound):
                 if attempt + 1 == _ROUNDS:
                     raise
@@ -93,12 +93,12 @@ class ResourceSlicePublisher:
                 return written
         raise AssertionError("the last round returns or raises")
 
-    def withdraw(self) -> int:
+    def withdraw_slices(self) -> int:
         """Takes all slices of this node away; how many there were. Raises ApiError."""
-        return self.publish(lambda _, __: ())
+        return self.publish_slices(lambda _, __: ())
 
-    def _published(self, draw: BuildSlices) -> int:
-        standing = {str(one["metadata"]["name"]): one for one in self._listed()}
+    def _publish(self, draw: BuildSlices) -> int:
+        standing = {str(one["metadata"]["name"]): one for one in self._list_slices()}
         generation = max((int(one["spec"]["pool"]["generation"]) for one in standing.values()), default=0)
         owner = self._owner()
         wanted = {one["metadata"]["name"]: one for one in draw(max(1, generation), owner)}
@@ -118,7 +118,7 @@ class ResourceSlicePublisher:
             self._api.delete(f"{SLICES_PATH}/{name}")
         return len(wanted) + len(surplus)
 
-    def _listed(self) -> list[dict[str, Any]]:
+    def _list_slices(self) -> list[dict[str, Any]]:
         selector = f"spec.driver={DRA_DRIVER},spec.nodeName={self._node_name}"
         found = self._api.get(SLICES_PATH, fieldSelector=selector, limit=_SLICES_MOST)
         return list(found.get("items", ()))
@@ -226,11 +226,11 @@ class DraDriver:
         # It becomes so on a thread that knows no event loop.
         while not self._is_recovered():  # noqa: ASYNC110
             await asyncio.sleep(_WAIT_S)
-        await self._threads.devices(self._readying.start)
+        await self._threads.devices(self._readying.restore_leases)
         publishing = asyncio.create_task(self._keep_published())
         try:
             while True:
-                await self._look()
+                await self._observe_devices()
                 await asyncio.sleep(self._times.look_s)
         finally:
             publishing.cancel()
@@ -248,8 +248,8 @@ class DraDriver:
                 "NodeUnprepareResources": unary(self._unprepare),
             },
             REGISTRATION_SERVICE: {
-                "GetInfo": unary(self._info),
-                "NotifyRegistrationStatus": unary(self._notified),
+                "GetInfo": unary(self._get_info),
+                "NotifyRegistrationStatus": unary(self._on_registration),
             },
         }
         for name, handlers in services.items():
@@ -270,14 +270,16 @@ class DraDriver:
         if server is not None:
             await server.stop(None)
 
-    async def _look(self) -> None:
+    async def _observe_devices(self) -> None:
         if self._server is not None and self.socket.exists() and self.registration.exists():
             return
         try:
             await self.start()
         except (OSError, RuntimeError) as error:
             await self.stop()
-            self._failed(f"nothing can be served in {self.registration.parent}: {error}; mount the kubelet's folder")
+            self._log_failure(
+                f"nothing can be served in {self.registration.parent}: {error}; mount the kubelet's folder"
+            )
 
     # Slices
 
@@ -292,17 +294,17 @@ class DraDriver:
                 since_s = 0.0
             if tidied_s >= self._times.publish_s:
                 tidied_s = 0.0
-                await self._threads.devices(self._readying.tidy)
+                await self._threads.devices(self._readying.collect_leftovers)
             wait_s = min(self._times.look_s * 2.0 ** min(failures, 8), self._times.backoff_most_s)
             await asyncio.sleep(wait_s)
             since_s, tidied_s = since_s + wait_s, tidied_s + wait_s
 
     async def _publish(self, draw: BuildSlices, drawn: Sequence[dict[str, Any]]) -> bool:
         try:
-            written = await self._threads.slices(lambda: self._publisher.publish(draw))
+            written = await self._threads.slices(lambda: self._publisher.publish_slices(draw))
         except ApiError as error:
             self._published = None
-            self._failed(f"slices could not be published: {error}")
+            self._log_failure(f"slices could not be published: {error}")
             return False
         if written:
             _LOG.info("event=slices_published objects=%d", written)
@@ -310,17 +312,17 @@ class DraDriver:
         self.problem = ""
         return True
 
-    def _failed(self, problem: str) -> None:
+    def _log_failure(self, problem: str) -> None:
         if problem != self.problem:
             _LOG.warning("event=dra_failed reason=%r", problem)
         self.problem = problem
 
     # The kubelet's calls
 
-    async def _info(self, request: bytes, context: _Context) -> bytes:  # noqa: ARG002
+    async def _get_info(self, request: bytes, context: _Context) -> bytes:  # noqa: ARG002
         return encode_plugin_info(DRA_DRIVER, str(self.socket))
 
-    async def _notified(self, request: bytes, context: _Context) -> bytes:
+    async def _on_registration(self, request: bytes, context: _Context) -> bytes:
         try:
             told = parse_registration_status(request)
         except ContractError as error:
@@ -331,14 +333,14 @@ class DraDriver:
             self._published = None
             self._registered.set()
         else:
-            self._failed(f"the kubelet does not take the driver: {told.error}")
+            self._log_failure(f"the kubelet does not take the driver: {told.error}")
         return encode_registration_response()
 
     async def _prepare(self, request: bytes, context: _Context) -> bytes:
         outcomes: dict[str, tuple[PreparedDevice, ...] | str] = {}
-        for asked in await self._asked(request, context):
+        for asked in await self._parse_claims(request, context):
             try:
-                outcomes[asked.uid] = await self._made_ready(asked)
+                outcomes[asked.uid] = await self._prepare_claim(asked)
                 self.ready_total += 1
             except (ClaimUnpreparable, ClaimJournalError, ApiError) as error:
                 self.refused_total += 1
@@ -348,27 +350,29 @@ class DraDriver:
 
     async def _unprepare(self, request: bytes, context: _Context) -> bytes:
         outcomes: dict[str, str] = {}
-        for asked in await self._asked(request, context):
+        for asked in await self._parse_claims(request, context):
             outcomes[asked.uid] = ""
             try:
-                await self._threads.devices(lambda asked=asked: self._readying.undo(asked))  # type: ignore[misc]
+                await self._threads.devices(lambda asked=asked: self._readying.unprepare_claim(asked))  # type: ignore[misc]
             except ClaimUnpreparable as error:
                 outcomes[asked.uid] = f"claim {asked.namespace}/{asked.name}: {error}"
         return encode_unprepared_claims(outcomes)
 
     @staticmethod
-    async def _asked(request: bytes, context: _Context) -> tuple[ClaimReference, ...]:
+    async def _parse_claims(request: bytes, context: _Context) -> tuple[ClaimReference, ...]:
         try:
             return parse_claims(request)
         except ContractError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    async def _made_ready(self, asked: ClaimReference) -> tuple[PreparedDevice, ...]:
-        known = await self._threads.devices(self._readying.claims)
+    async def _prepare_claim(self, asked: ClaimReference) -> tuple[PreparedDevice, ...]:
+        known = await self._threads.devices(self._readying.prepared_claims)
         claim = None
         if asked.uid not in known:
             claim = await self._threads.claims(lambda: self._read(asked.namespace, asked.name))
-        devices: tuple[PreparedDevice, ...] = await self._threads.devices(lambda: self._readying.ready(asked, claim))
+        devices: tuple[PreparedDevice, ...] = await self._threads.devices(
+            lambda: self._readying.prepare_claim(asked, claim)
+        )
         return devices
 
 
@@ -383,25 +387,25 @@ class LayoutDevices:
         self._control = control
         self._layouts = layouts
 
-    def gpus(self) -> Sequence[Gpu]:
+    def list_gpus(self) -> Sequence[Gpu]:
         """All devices as they stand."""
         return self._device.gpus()
 
-    def look(self, uuid: str) -> MigObservation:
+    def read_device(self, uuid: str) -> MigObservation:
         """One device, and what of it may not be touched."""
-        return self._layouts.executor.look(uuid)
+        return self._layouts.executor.observe_device(uuid)
 
-    def geometry(self, uuid: str) -> MigGeometry:
+    def mig_geometry(self, uuid: str) -> MigGeometry:
         """How the driver lets it be cut."""
         return self._control.mig_geometry(uuid)
 
-    def apply(self, layout: GpuLayout) -> ApplyResult:
+    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there."""
-        return self._layouts.apply(layout)
+        return self._layouts.apply_layout(layout)
 
-    def lease(self, uuids: Collection[str]) -> bool:
+    def lease_gpus(self, uuids: Collection[str]) -> bool:
         """Claims hold these from now on, and nothing else."""
-        return self._layouts.lease(uuids)
+        return self._layouts.lease_devices(uuids)
 
 
 def run_on_thread(thread: DriverThread) -> Callable[[Callable[[], Any]], Awaitable[Any]]:

@@ -100,19 +100,19 @@ class KubeApiClient:
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
         """An object or a list."""
-        return self._asked("GET", path, query=query)
+        return self._request("GET", path, query=query)
 
     def create(self, path: str, thing: Mapping[str, Any]) -> dict[str, Any]:
         """A new object in a collection."""
-        return self._asked("POST", path, thing)
+        return self._request("POST", path, thing)
 
     def replace(self, path: str, thing: Mapping[str, Any]) -> dict[str, Any]:
         """An object in the place of the one of its resourceVersion."""
-        return self._asked("PUT", path, thing)
+        return self._request("PUT", path, thing)
 
     def delete(self, path: str) -> None:
         """No such object from now on."""
-        self._asked("DELETE", path)
+        self._request("DELETE", path)
 
     def close(self) -> None:
         """The next call opens a new connection."""
@@ -120,7 +120,7 @@ class KubeApiClient:
         if connection is not None:
             connection.close()
 
-    def _asked(
+    def _request(
         self, verb: str, path: str, thing: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         target = self._base + quote(path) + (f"?{urlencode(query)}" if query else "")
@@ -129,12 +129,12 @@ class KubeApiClient:
             for attempt in range(_TRIES):
                 is_last = attempt + 1 == _TRIES
                 try:
-                    status, headers, content = self._once(verb, target, body)
+                    status, headers, content = self._send(verb, target, body)
                 except (OSError, http.client.HTTPException) as error:
                     self.close()
                     # An idle connection may have been cut; what came after our bytes left is not known.
                     if is_last or isinstance(error, ssl.SSLCertVerificationError):
-                        raise ApiUnreachable(f"{self._place()}: {_why(error)}; it is asked again later") from error
+                        raise ApiUnreachable(f"{self._base_url()}: {_why(error)}; it is asked again later") from error
                     self._sleep(_WAIT_S * 2**attempt)
                     continue
                 if status in (http.client.TOO_MANY_REQUESTS, http.client.SERVICE_UNAVAILABLE) and not is_last:
@@ -143,7 +143,7 @@ class KubeApiClient:
                 return _parse_response(status, content, f"{verb} {path}")
         raise AssertionError("the last try returns or raises")
 
-    def _once(self, verb: str, target: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
+    def _send(self, verb: str, target: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
         headers = {
             "Accept": "application/json",
             "User-Agent": "eelgrid-agent",
@@ -151,7 +151,7 @@ class KubeApiClient:
         }
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = self._opened()
+        connection = self._open_connection()
         connection.request(verb, target, body, headers)
         answer = connection.getresponse()
         content = answer.read(_ANSWER_BYTES_MOST + 1)
@@ -162,7 +162,7 @@ class KubeApiClient:
             )
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
-    def _opened(self) -> http.client.HTTPSConnection:
+    def _open_connection(self) -> http.client.HTTPSConnection:
         authority = self._folder / "ca.crt"
         changed_ns = authority.stat().st_mtime_ns
         if self._connection is not None and changed_ns == self._authority_ns:
@@ -177,7 +177,7 @@ class KubeApiClient:
         with (self._folder / "token").open("rb") as file:
             return file.read(_TOKEN_BYTES_MOST).decode("ascii", errors="replace").strip()
 
-    def _place(self) -> str:
+    def _base_url(self) -> str:
         return f"https://{self._host}:{self._port}"
 
 

@@ -104,16 +104,16 @@ class PodResourcesClient:
             while True:
                 failures = 0 if await self.refresh() else failures + 1
                 wait_s = self._limits.interval_s * 2.0 ** min(failures, 16)
-                await self._wait(min(wait_s, max(self._limits.interval_s, self._limits.backoff_most_s)))
+                await self._wait_or_hurry(min(wait_s, max(self._limits.interval_s, self._limits.backoff_most_s)))
         finally:
             await self.close()
 
-    def hurry(self) -> None:
+    def refresh_soon(self) -> None:
         """Ask soon, and a few times: something was given just now."""
         self._hurries = self._limits.hurries
         self._hurried.set()
 
-    async def _wait(self, wait_s: float) -> None:
+    async def _wait_or_hurry(self, wait_s: float) -> None:
         if self._hurries == 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -126,7 +126,7 @@ class PodResourcesClient:
     async def refresh(self) -> bool:
         """Asks once; False when the last answer still has to do, and `problem` says why."""
         try:
-            data = await self._ask(LIST_PATH)
+            data = await self._call(LIST_PATH)
             containers = parse_containers(data)
         except (PodResourcesError, ContractError) as error:
             self.failures_total += 1
@@ -141,7 +141,7 @@ class PodResourcesClient:
     async def allocatable(self) -> AllocatableDevices:
         """What the kubelet could give to containers; raises PodResourcesError."""
         try:
-            return parse_allocatable(await self._ask(ALLOCATABLE_PATH))
+            return parse_allocatable(await self._call(ALLOCATABLE_PATH))
         except ContractError as error:
             raise PodResourcesError(str(error)) from error
 
@@ -151,7 +151,7 @@ class PodResourcesClient:
         if channel is not None:
             await channel.close()
 
-    async def _ask(self, path: str) -> bytes:
+    async def _call(self, path: str) -> bytes:
         if not _is_socket(self._socket):
             raise PodResourcesError(f"{self._socket} is no socket; mount the kubelet's pod-resources folder writable")
         if self._channel is None:
@@ -233,11 +233,11 @@ class AllocationReporter:
         self._told: HeldDevices | None = None
         self._is_due = False
 
-    def given(self) -> None:
+    def on_allocated(self) -> None:
         """A container was given devices: what the kubelet says next is told whatever it is."""
         self._is_due = True
 
-    def heard(self, containers: Iterable[ContainerDevices]) -> None:
+    def on_containers(self, containers: Iterable[ContainerDevices]) -> None:
         """The kubelet has answered."""
         found = build_held_devices(containers, self._gpus(), steers=self._steers)
         if found != self._told or self._is_due:

@@ -47,7 +47,7 @@ def device_name(place: GpuPlacement) -> str:
     """A label of DNS."""
     if place.profile is None:
         return f"gpu-{place.gpu_index}"
-    return f"gpu-{place.gpu_index}-{_spelled(place.profile)}-{place.start}"
+    return f"gpu-{place.gpu_index}-{_profile_suffix(place.profile)}-{place.start}"
 
 
 def parse_gpu_index(name: str) -> int | None:
@@ -65,7 +65,7 @@ def parse_placement(name: str, geometry: MigGeometry | None) -> GpuPlacement | N
     if spelled is None:
         return GpuPlacement(int(index))
     for profile in () if geometry is None else geometry.profiles.values():
-        if _spelled(profile) == spelled and int(start) in profile.starts:
+        if _profile_suffix(profile) == spelled and int(start) in profile.starts:
             return GpuPlacement(int(index), profile, int(start))
     return None
 
@@ -120,7 +120,7 @@ def is_instance_held(instance: GpuInstance, places: Iterable[GpuPlacement]) -> b
     )
 
 
-def _spelled(profile: GiProfile) -> str:
+def _profile_suffix(profile: GiProfile) -> str:
     # With and without media engines are two profiles: 1g+me and 1g-me.
     return _UNSPELLABLE.sub("-", profile.key.lower().replace("+", "-plus-")).strip("-")
 
@@ -190,7 +190,7 @@ def build_resource_slices(
         if some and one.geometry is not None
     ]
     contents: list[dict[str, Any]] = [{"sharedCounters": sets} for sets in _chunks(counters, _COUNTER_SETS_MOST)]
-    contents += [{"devices": some} for some in _filled(devices)]
+    contents += [{"devices": some} for some in _fill_groups(devices)]
     pool = {"name": node_name, "generation": generation, "resourceSliceCount": len(contents)}
     return tuple(
         {
@@ -244,7 +244,7 @@ def _rare(key: str, geometry: MigGeometry) -> str:
     return "" if profile.most >= by_room else f"profile-{profile.id}"
 
 
-def _taken(place: GpuPlacement, geometry: MigGeometry) -> dict[str, int]:
+def _consumed_counters(place: GpuPlacement, geometry: MigGeometry) -> dict[str, int]:
     profile = place.profile
     if profile is None:
         return _everything(geometry)
@@ -268,7 +268,10 @@ def _devices(known: _Known, *, is_changeable: bool) -> Iterator[dict[str, Any]]:
         if memory_bytes:
             device["capacity"] = {"memory": {"value": _quantity(memory_bytes)}}
         if known.geometry is not None:
-            taken = {"counterSet": _counter_name(known.gpu), "counters": _values(_taken(place, known.geometry))}
+            taken = {
+                "counterSet": _counter_name(known.gpu),
+                "counters": _values(_consumed_counters(place, known.geometry)),
+            }
             device["consumesCounters"] = [taken]
         device["taints"] = _taints(known.gpu)
         yield device
@@ -319,7 +322,7 @@ def _quantity(count: int) -> str:
 # Division
 
 
-def _filled(groups: Iterable[list[_Item]]) -> Iterator[list[_Item]]:
+def _fill_groups(groups: Iterable[list[_Item]]) -> Iterator[list[_Item]]:
     """Groups together as long as they fit; one that is too large by itself is cut."""
     filled: list[_Item] = []
     for group in groups:

@@ -58,7 +58,7 @@ class BasicAuthenticator:
         self._answers: OrderedDict[bytes, bool] = OrderedDict()
         self._checked_ns: deque[int] = deque(maxlen=_CHECKS_PER_S_MOST)
 
-    def check(self, users: Mapping[str, str], name: str, password: bytes) -> PasswordVerdict:
+    def check_password(self, users: Mapping[str, str], name: str, password: bytes) -> PasswordVerdict:
         """Whether this user has this password."""
         hashed = users.get(name) or _nobody(users)
         key = self._digest(name.encode("utf-8", "replace"), hashed.encode(), password)

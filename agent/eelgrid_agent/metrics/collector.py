@@ -61,7 +61,7 @@ class OwnerLabelCache:
     def __init__(self) -> None:
         self._kept: _Kept = {}
 
-    def view(self, owned: Attribution) -> OwnersView:
+    def build_view(self, owned: Attribution) -> OwnersView:
         """What is told of one attribution."""
         used: _Kept = {}
         energy_j: dict[_Labels, float] = {}
@@ -117,48 +117,48 @@ class TimedDevice:
         self._times = times
         self._monotonic_ns = monotonic_ns
 
-    def _timed(self, name: str, call: Callable[[], _T]) -> _T:
+    def _time_call(self, name: str, call: Callable[[], _T]) -> _T:
         begun_ns = self._monotonic_ns()
         try:
             return call()
         finally:
-            self._times.add(name, (self._monotonic_ns() - begun_ns) / 1e9)
+            self._times.add_call(name, (self._monotonic_ns() - begun_ns) / 1e9)
 
     def driver_version(self) -> str:
         """See Device."""
-        return self._timed("driver_version", self._device.driver_version)
+        return self._time_call("driver_version", self._device.driver_version)
 
     def access(self) -> AccessLevel:
         """See Device."""
-        return self._timed("access", self._device.access)
+        return self._time_call("access", self._device.access)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """See Device."""
-        return self._timed("gpus", self._device.gpus)
+        return self._time_call("gpus", self._device.gpus)
 
     def read(self, uuid: str) -> RawReadings:
         """See Device."""
-        return self._timed("read", lambda: self._device.read(uuid))
+        return self._time_call("read", lambda: self._device.read(uuid))
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
         """See Device."""
-        return self._timed("read_slow", lambda: self._device.read_slow(uuid))
+        return self._time_call("read_slow", lambda: self._device.read_slow(uuid))
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
         """See Device."""
-        return self._timed("read_instances", lambda: self._device.read_instances(uuid))
+        return self._time_call("read_instances", lambda: self._device.read_instances(uuid))
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """See Device."""
-        return self._timed("processes", lambda: self._device.processes(uuid))
+        return self._time_call("processes", lambda: self._device.processes(uuid))
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """See Device."""
-        return self._timed("topology", self._device.topology)
+        return self._time_call("topology", self._device.topology)
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """See Device."""
-        return self._timed("take_events", self._device.take_events)
+        return self._time_call("take_events", self._device.take_events)
 
     def close(self) -> None:
         """See Device."""
@@ -184,11 +184,11 @@ class DriverProcessStatus(Protocol):
         """Calls that never came back and processes that died, so far."""
 
     @property
-    def left_behind(self) -> int:
+    def unkillable_count(self) -> int:
         """Processes that the kernel cannot end."""
 
     @property
-    def hung(self) -> tuple[str, ...]:
+    def hung_gpus(self) -> tuple[str, ...]:
         """Devices that are set apart."""
 
     @property
@@ -227,7 +227,7 @@ class AgentCollector:
         self._started_s = self._process.create_time()
         self._owners = OwnerLabelCache()
 
-    def frame(self) -> AgentSnapshot:
+    def build_snapshot(self) -> AgentSnapshot:
         """What is known now."""
         return AgentSnapshot(agent=self._agent(), node=self._node(self._nodes[0]) if len(self._nodes) == 1 else None)
 
@@ -255,7 +255,7 @@ class AgentCollector:
             refused_calls=self._refused_calls(),
             uncounted_s=sum(node.uncounted_s for node in nodes),
             spool_ticks=sum(node.spool.waiting_ticks for node in nodes),
-            batches_under_way=sum(node.spool.under_way for node in nodes),
+            batches_under_way=sum(node.spool.in_flight for node in nodes),
             sample_age_s=self.oldest_s(),
             collection_s=self._collection_s(),
             calls={} if self._calls is None else summarize_latencies(self._calls),
@@ -286,7 +286,7 @@ class AgentCollector:
             if tick is not None:
                 looked = raw[gpu.uuid].values if gpu.uuid in raw else {}
                 quick = TimedValues(values={**looked, **_cells(tick, index)}, age_s=age_s)
-            attributed = {} if owned is None else _attributed(gpu.uuid, owned)
+            attributed = {} if owned is None else _attributed_fields(gpu.uuid, owned)
             gpus.append(_gpu_view(gpu, quick, slow, node, now_ns, attributed=attributed))
         return NodeMetricsView(
             name=inventory.node_name,
@@ -302,7 +302,7 @@ class AgentCollector:
             ),
             gpus=tuple(gpus),
             guard=_guard_view(node.guard, now_ns),
-            owners=OwnersView() if owned is None else self._owners.view(owned),
+            owners=OwnersView() if owned is None else self._owners.build_view(owned),
         )
 
 
@@ -320,8 +320,8 @@ def _worker_view(worker: DriverProcessStatus) -> WorkerView:
     return WorkerView(
         starts=worker.starts_total,
         hangs=worker.hangs_total,
-        left_behind=worker.left_behind,
-        hung_gpus=len(worker.hung),
+        left_behind=worker.unkillable_count,
+        hung_gpus=len(worker.hung_gpus),
         cpu_s=cpu_s,
         resident_bytes=resident_bytes,
     )
@@ -356,12 +356,12 @@ def _gpu_view(
         xid_last_s={str(code): time_ns / 1e9 for (uuid, code), time_ns in last_ns.items() if uuid == gpu.uuid},
         quarantined=device is not None and device.is_quarantined(now_ns),
         enforcement_suspended=device is not None and bool(device.suspended),
-        layout_unmet=gpu.uuid in node.guard.layouts_unmet if gpu.mig_capable else None,
+        layout_unmet=gpu.uuid in node.guard.unmet_layouts if gpu.mig_capable else None,
         **attributed,
     )
 
 
-def _attributed(uuid: str, owned: Attribution) -> Mapping[str, Any]:
+def _attributed_fields(uuid: str, owned: Attribution) -> Mapping[str, Any]:
     """Those fields of a device's view that come from its owners."""
     nobody = owned.nobody.get(uuid, {})
     found = {anomaly.subject.kind for anomaly in owned.anomalies if anomaly.subject.gpu_uuid == uuid}
@@ -376,7 +376,7 @@ def _attributed(uuid: str, owned: Attribution) -> Mapping[str, Any]:
 
 def _guard_view(guard: Guard, now_ns: int) -> GuardView:
     """The plan in force; its counts are copied, for the loop adds to them."""
-    budget_w, is_kept = guard.state.budget_now()
+    budget_w, is_kept = guard.state.current_budget()
     return GuardView(
         plan_epoch=guard.epoch,
         enforcing=guard.is_enforcing,

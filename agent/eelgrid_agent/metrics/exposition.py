@@ -90,7 +90,7 @@ class MetricsRenderer:
         self._names: dict[tuple[int, tuple[str, ...]], str] = {}
         self._coded: dict[tuple[tuple[str, ...], int], str] = {}
 
-    def render(self, frame: AgentSnapshot) -> RenderedMetrics:
+    def render_snapshot(self, frame: AgentSnapshot) -> RenderedMetrics:
         """The page of this frame."""
         page: list[list[str]] = [[] for _ in self._metrics]
         self._attribute(page, MetricScope.AGENT, (), frame.agent)
@@ -188,7 +188,7 @@ class MetricsRenderer:
         if lines is None:
             if len(self._coded) >= _CODES_MOST:
                 self._coded.clear()
-            lines = self._coded[prefixes, code] = _coded(cell, prefixes, code)
+            lines = self._coded[prefixes, code] = _code_line(cell, prefixes, code)
         return lines
 
     def _rows_of(
@@ -298,7 +298,7 @@ def _instances(view: GpuView) -> Iterator[tuple[str, Mapping[Reading, ReadingVal
         yield str(number), looks[number].values if number in looks else _NOTHING
 
 
-def _coded(cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
+def _code_line(cell: _Cell, prefixes: tuple[str, ...], code: int) -> str:
     """One line for each state or bit, and one for what has no name."""
     codes = [known for known, _ in cell.codes]
     if cell.is_mask:

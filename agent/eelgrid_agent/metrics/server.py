@@ -48,7 +48,7 @@ _GZIP_LEVEL = 1
 class SnapshotSource(Protocol):
     """Where frames come from."""
 
-    def frame(self) -> AgentSnapshot:
+    def build_snapshot(self) -> AgentSnapshot:
         """What is known now."""
 
     def oldest_s(self) -> float | None:
@@ -82,7 +82,7 @@ class ScrapeHandler:
         self._forms: dict[tuple[bool, bool], bytes] = {}
         self.renders_total = 0
 
-    def answer(self, path: str, *, accept: str = "", accept_encoding: str = "") -> ScrapeResponse:
+    def build_response(self, path: str, *, accept: str = "", accept_encoding: str = "") -> ScrapeResponse:
         """The answer to a GET with these headers."""
         match path.partition("?")[0]:
             case "/metrics":
@@ -112,7 +112,7 @@ class ScrapeHandler:
         with self._lock:
             key = (self._ticks(), self._monotonic_ns() // 1_000_000_000)
             if key != self._key:
-                self._rendered = self._renderer.render(self._frames.frame())
+                self._rendered = self._renderer.render_snapshot(self._frames.build_snapshot())
                 self._forms.clear()
                 self._key = key
                 self.renders_total += 1
@@ -271,7 +271,7 @@ class _Server(ThreadingHTTPServer):
             self._asked.discard(threading.get_ident())
             self._slots.release()
 
-    def asked(self) -> None:
+    def on_request_read(self) -> None:
         """The connection of this thread has said what it wants."""
         self._asked.add(threading.get_ident())
 
@@ -366,10 +366,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(414)
 
     def do_GET(self) -> None:  # the name that http.server asks for
-        self.server.asked()
+        self.server.on_request_read()
         config = self.server.door.config
         refusal = self._refusal(config)
-        answer = refusal or self.server.page.answer(
+        answer = refusal or self.server.page.build_response(
             self.path,
             accept=self.headers.get("Accept", ""),
             accept_encoding=self.headers.get("Accept-Encoding", ""),
@@ -414,7 +414,7 @@ class _Handler(BaseHTTPRequestHandler):
         name, password = _basic(self.headers.get("Authorization", ""))
         if password is None:
             return _text_response(401, "give a user and a password")
-        match self.server.door.credentials.check(config.users, name, password):
+        match self.server.door.credentials.check_password(config.users, name, password):
             case PasswordVerdict.RIGHT:
                 return None
             case PasswordVerdict.TOO_MANY:

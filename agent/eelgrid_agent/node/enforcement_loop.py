@@ -74,25 +74,25 @@ class LayoutService(Protocol):
     def recover(self) -> tuple[ApplyResult, ...]:
         """Adopts what is found and finishes or undoes what was under way."""
 
-    def check(self) -> tuple[ApplyResult, ...]:
+    def check_layouts(self) -> tuple[ApplyResult, ...]:
         """Tends every device once; a result for each on which something was to be done."""
 
     def observe(self) -> object:
         """In place of both where nothing may be changed."""
 
-    def apply(self, layout: GpuLayout) -> ApplyResult:
+    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout."""
 
-    def hold(self, uuids: Collection[str]) -> bool:
+    def hold_devices(self, uuids: Collection[str]) -> bool:
         """These are assigned and not changed from now on; False where that could not be kept."""
 
-    def device_was_reset(self, uuid: str) -> object:
+    def on_device_reset(self, uuid: str) -> object:
         """Every instance of before is gone."""
 
-    def stamped(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    def stamp_gpus(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
         """Devices as they were listed, with the generation of each instance."""
 
-    def take_events(self) -> tuple[NodeEvent, ...]:
+    def drain_events(self) -> tuple[NodeEvent, ...]:
         """What the controller should hear."""
 
 
@@ -111,27 +111,27 @@ class Enforcement:
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a cycle has something to do by now."""
-        return now_ns >= self._due_ns and self._node.guard.has_business
+        return now_ns >= self._due_ns and self._node.guard.has_work
 
-    def hasten(self) -> None:
+    def schedule_now(self) -> None:
         """The next cycle is due at once: there is a new order."""
         self._due_ns = 0
         self._is_ordered = True
 
-    def to_hold(self) -> tuple[str, ...] | None:
+    def pending_holds(self) -> tuple[str, ...] | None:
         """What the assignments in force hold, when that is not what was held last; None when it is."""
         if not self._is_ordered or self._node.guard.plan is None:
             return None
-        uuids = {uuid for assignment in self._node.guard.held for uuid in assignment.gpu_uuids}
+        uuids = {uuid for assignment in self._node.guard.held_assignments for uuid in assignment.gpu_uuids}
         self._is_ordered = False
         return None if (held := tuple(sorted(uuids))) == self._held else held
 
-    def holds(self, uuids: tuple[str, ...], *, is_kept: bool) -> None:
+    def on_hold_result(self, uuids: tuple[str, ...], *, is_kept: bool) -> None:
         """What became of `to_hold`; what could not be kept is tried again."""
         self._held = uuids if is_kept else None
         self._is_ordered = self._is_ordered or not is_kept
 
-    def begin(self, records: tuple[DeviceRecord, ...]) -> EnforcementCycle:
+    def start_cycle(self, records: tuple[DeviceRecord, ...]) -> EnforcementCycle:
         """Puts back what the run before left changed."""
         yield from self._carry_out(self._node.guard.start(records))
         return ()
@@ -144,42 +144,42 @@ class Enforcement:
         uuids, quick = node.gpu_uuids, node.quick
         # A look that is older than the one before would show energy counters that fall.
         if now_ns - node.last_tick_ns > guard.cycle_s * 0.5e9 or node.last_tick_ns < self._looked_ns:
-            quick = yield lambda: self._looking.looks(uuids)
+            quick = yield lambda: self._looking.read_gpus(uuids)
             self._looked_ns = self._clock.monotonic_ns()
-        asked = frozenset(uuid for uuid, _ in quick if guard.asks(uuid))
+        asked = frozenset(uuid for uuid, _ in quick if guard.needs_settings(uuid))
         checks = yield lambda: self._read_back(quick, asked)
         tick = GuardTick(
             now_ns=self._clock.monotonic_ns(),
             wall_ns=self._clock.wall_ns(),
             gpus=checks,
-            origin=self._enforcer.origin(),
+            origin=self._enforcer.read_origin(),
         )
-        yield from self._carry_out(guard.tick(tick))
-        return guard.take_layouts()
+        yield from self._carry_out(guard.on_tick(tick))
+        return guard.drain_layouts()
 
-    def end(self) -> EnforcementCycle:
+    def stop_cycle(self) -> EnforcementCycle:
         """Puts back everything that is changed."""
         yield from self._carry_out(self._node.guard.stop())
         return ()
 
-    def laid_out(self, layout: GpuLayout, result: ApplyResult) -> None:
+    def on_layout_result(self, layout: GpuLayout, result: ApplyResult) -> None:
         """What became of a MIG layout that a cycle returned."""
-        self._node.guard.laid_out(layout, result)
-        self._node.heed()
+        self._node.guard.on_layout_result(layout, result)
+        self._node.flush_guard()
 
-    def tended(self, results: Iterable[ApplyResult]) -> None:
+    def on_layout_results(self, results: Iterable[ApplyResult]) -> None:
         """What became of layouts without anybody asking."""
         for result in results:
-            layout = self._node.guard.laid(result.subject)
+            layout = self._node.guard.requested_layout(result.subject)
             if layout is not None:
-                self.laid_out(layout, result)
+                self.on_layout_result(layout, result)
 
     def _read_back(self, quick: GpuReadings, asked: frozenset[str]) -> tuple[DeviceCheck, ...]:
         checks = []
         for uuid, raw in quick:
             power_w, counter_j = _number(raw.values.get(Reading.POWER_W)), _counter(raw)
             if uuid in asked:
-                checks.append(self._enforcer.check(uuid, power_w=power_w, energy_counter_j=counter_j))
+                checks.append(self._enforcer.check_device(uuid, power_w=power_w, energy_counter_j=counter_j))
             else:
                 checks.append(DeviceCheck(gpu_uuid=uuid, power_w=power_w, energy_counter_j=counter_j))
         return tuple(checks)
@@ -187,12 +187,12 @@ class Enforcement:
     def _carry_out(self, commands: tuple[GuardCommand, ...]) -> Generator[Callable[[], Any], Any, None]:
         rounds = 0
         while commands and rounds < MAX_ROUNDS:
-            outcomes = yield lambda commands=commands: self._enforcer.execute(commands)  # type: ignore[misc]
-            commands = self._node.guard.executed(self._executed(outcomes))
+            outcomes = yield lambda commands=commands: self._enforcer.execute_commands(commands)  # type: ignore[misc]
+            commands = self._node.guard.on_executed(self._executed_event(outcomes))
             rounds += 1
-        self._node.heed()
+        self._node.flush_guard()
 
-    def _executed(self, outcomes: tuple[CommandOutcome, ...]) -> CommandsExecuted:
+    def _executed_event(self, outcomes: tuple[CommandOutcome, ...]) -> CommandsExecuted:
         return CommandsExecuted(now_ns=self._clock.monotonic_ns(), wall_ns=self._clock.wall_ns(), outcomes=outcomes)
 
 
@@ -229,8 +229,8 @@ class InlineEnforcementLoop:
         # Most simulated nodes never see a layout; the others are tended from the first on.
         self._laid: set[int] = set()
         for index, (enforcement, node, layouts) in enumerate(kept):
-            node.ordered = partial(self._order, index, enforcement)
-            node.returned = layouts.device_was_reset
+            node.ordered = partial(self._schedule, index, enforcement)
+            node.returned = layouts.on_device_reset
             if any(gpu.gpu_instances for gpu in node.inventory.gpus):
                 self._lay(index)
 
@@ -238,13 +238,13 @@ class InlineEnforcementLoop:
         """Until cancelled; what was changed is put back then."""
         try:
             while True:
-                self.turn()
+                self.run_due_cycles()
                 await asyncio.sleep(POLL_INTERVAL_S)
         finally:
             for enforcement, _, _ in self._kept:
-                run_cycle_inline(enforcement.end())
+                run_cycle_inline(enforcement.stop_cycle())
 
-    def turn(self) -> None:
+    def run_due_cycles(self) -> None:
         """Every cycle that is due."""
         now_ns = self._clock.monotonic_ns()
         for index in sorted(self._busy):
@@ -253,11 +253,11 @@ class InlineEnforcementLoop:
             self._tended_ns = now_ns
             for index in sorted(self._laid):
                 enforcement, node, layouts = self._kept[index]
-                enforcement.tended(layouts.check())
-                _changed(node, layouts)
+                enforcement.on_layout_results(layouts.check_layouts())
+                _report_layout_events(node, layouts)
 
-    def _order(self, index: int, enforcement: Enforcement) -> None:
-        enforcement.hasten()
+    def _schedule(self, index: int, enforcement: Enforcement) -> None:
+        enforcement.schedule_now()
         self._busy.add(index)
 
     def _serve(self, index: int, now_ns: int) -> None:
@@ -266,13 +266,13 @@ class InlineEnforcementLoop:
         if asked:
             self._lay(index)
         if index in self._laid:
-            uuids = enforcement.to_hold()
+            uuids = enforcement.pending_holds()
             if uuids is not None:
-                enforcement.holds(uuids, is_kept=layouts.hold(uuids))
+                enforcement.on_hold_result(uuids, is_kept=layouts.hold_devices(uuids))
             for layout in asked:
-                enforcement.laid_out(layout, layouts.apply(layout))
-            _changed(node, layouts)
-        if not node.guard.has_business:
+                enforcement.on_layout_result(layout, layouts.apply_layout(layout))
+            _report_layout_events(node, layouts)
+        if not node.guard.has_work:
             self._busy.discard(index)
 
     def _lay(self, index: int) -> None:
@@ -281,8 +281,8 @@ class InlineEnforcementLoop:
         self._laid.add(index)
         _, node, layouts = self._kept[index]
         layouts.recover()
-        node.stamp = layouts.stamped
-        _changed(node, layouts)
+        node.stamp = layouts.stamp_gpus
+        _report_layout_events(node, layouts)
 
 
 class NodeEnforcementLoop:
@@ -311,27 +311,27 @@ class NodeEnforcementLoop:
         self._slow_driver = slow_driver
         self._records = records
         self._recover, self._tend = (
-            (layouts.recover, layouts.check) if is_enforcing else (layouts.observe, layouts.observe)
+            (layouts.recover, layouts.check_layouts) if is_enforcing else (layouts.observe, layouts.observe)
         )
         self._clock = clock
         self._end_s = end_s
         self._ordered = asyncio.Event()
         self._under_way: set[asyncio.Task[None]] = set()
-        node.ordered = self._order
-        node.returned = lambda uuid: self._slowly(lambda: layouts.device_was_reset(uuid))
-        node.stamp = layouts.stamped
+        node.ordered = self._schedule
+        node.returned = lambda uuid: self._slowly(lambda: layouts.on_device_reset(uuid))
+        node.stamp = layouts.stamp_gpus
 
     async def run(self) -> None:
         """Until cancelled; what was changed is put back then."""
-        await self._drive(self._enforcement.begin(self._records))
+        await self._drive(self._enforcement.start_cycle(self._records))
         self._slowly(self._recover)
         tended_ns = self._clock.monotonic_ns()
         try:
             while True:
                 now_ns = self._clock.monotonic_ns()
-                uuids = self._enforcement.to_hold()
+                uuids = self._enforcement.pending_holds()
                 if uuids is not None:
-                    self._track(self._hold(uuids))
+                    self._track(self._hold_devices(uuids))
                 if self._enforcement.is_due(now_ns):
                     for layout in await self._drive(self._enforcement.cycle()):
                         self._track(self._lay_out(layout))
@@ -341,11 +341,11 @@ class NodeEnforcementLoop:
                 await self._rest()
         finally:
             # A driver that hangs is left after a while: what is not put back now is at the next start.
-            ending = asyncio.ensure_future(self._drive(self._enforcement.end()))
+            ending = asyncio.ensure_future(self._drive(self._enforcement.stop_cycle()))
             await asyncio.wait([ending], timeout=self._end_s)
 
-    def _order(self) -> None:
-        self._enforcement.hasten()
+    def _schedule(self) -> None:
+        self._enforcement.schedule_now()
         self._ordered.set()
 
     async def _rest(self) -> None:
@@ -376,23 +376,23 @@ class NodeEnforcementLoop:
     async def _work(self, work: Callable[[], object]) -> None:
         results = await asyncio.wrap_future(self._slow_driver.call(work))
         if isinstance(results, tuple):
-            self._enforcement.tended(results)
-        _changed(self._node, self._layouts)
+            self._enforcement.on_layout_results(results)
+        _report_layout_events(self._node, self._layouts)
 
-    async def _hold(self, uuids: tuple[str, ...]) -> None:
-        is_kept = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.hold(uuids)))
-        self._enforcement.holds(uuids, is_kept=bool(is_kept))
+    async def _hold_devices(self, uuids: tuple[str, ...]) -> None:
+        is_kept = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.hold_devices(uuids)))
+        self._enforcement.on_hold_result(uuids, is_kept=bool(is_kept))
 
     async def _lay_out(self, layout: GpuLayout) -> None:
-        result = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.apply(layout)))
+        result = await asyncio.wrap_future(self._slow_driver.call(lambda: self._layouts.apply_layout(layout)))
         assert isinstance(result, ApplyResult)
-        self._enforcement.laid_out(layout, result)
-        _changed(self._node, self._layouts)
+        self._enforcement.on_layout_result(layout, result)
+        _report_layout_events(self._node, self._layouts)
 
 
-def _changed(node: AgentNode, layouts: LayoutService) -> None:
+def _report_layout_events(node: AgentNode, layouts: LayoutService) -> None:
     """What befell is told, and the inventory follows."""
-    events = layouts.take_events()
+    events = layouts.drain_events()
     if events:
-        node.tell(events)
+        node.queue_events(events)
         node.survey_due = True

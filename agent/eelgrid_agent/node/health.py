@@ -45,7 +45,7 @@ class HealthMonitor:
         self.xids: dict[tuple[str, int], int] = {}
         self.xid_last_ns: dict[tuple[str, int], int] = {}
 
-    def announced(self, events: tuple[DeviceEvent, ...], *, wall_ns: int) -> tuple[NodeEvent, ...]:
+    def on_device_events(self, events: tuple[DeviceEvent, ...], *, wall_ns: int) -> tuple[NodeEvent, ...]:
         """What the driver announced, as events for the controller."""
         told = []
         for event in events:
@@ -70,7 +70,7 @@ class HealthMonitor:
         found: dict[str, str] = dict.fromkeys(self._hung, _HUNG)
         for (uuid, reading), value in self._last.items():
             if value and reading is Reading.RECOVERY_ACTION:
-                found[uuid] = _told(reading, 0.0, value)
+                found[uuid] = _describe_change(reading, 0.0, value)
             elif value and reading is Reading.ROW_REMAP_FAILED:
                 found.setdefault(uuid, _STATES[reading])
         return found
@@ -84,7 +84,9 @@ class HealthMonitor:
         where = "" if event.gpu_instance_id is None else f" in GPU instance {event.gpu_instance_id}"
         return _event(NodeEventKind.XID, event.gpu_uuid, f"XID {event.code}{where}: {fault}", wall_ns)
 
-    def observe(self, gpus: Mapping[str, Mapping[Reading, ReadingValue]], *, wall_ns: int) -> tuple[NodeEvent, ...]:
+    def on_extended_readings(
+        self, gpus: Mapping[str, Mapping[Reading, ReadingValue]], *, wall_ns: int
+    ) -> tuple[NodeEvent, ...]:
         """What the slow readings reveal against the look before."""
         told = []
         for uuid, values in gpus.items():
@@ -94,7 +96,7 @@ class HealthMonitor:
                     continue
                 before = self._last.get((uuid, reading))
                 self._last[uuid, reading] = value
-                detail = _told(reading, before, value)
+                detail = _describe_change(reading, before, value)
                 if detail:
                     told.append(_event(NodeEventKind.HEALTH, uuid, detail, wall_ns))
         for key in [key for key in self._last if key[0] not in gpus]:
@@ -102,7 +104,7 @@ class HealthMonitor:
         return tuple(told)
 
 
-def _told(reading: Reading, before: float | None, value: float) -> str:
+def _describe_change(reading: Reading, before: float | None, value: float) -> str:
     """The sentence for this change, empty where there is nothing to tell."""
     if reading in _COUNTS:
         rise = 0.0 if before is None else value - before

@@ -125,10 +125,10 @@ def read_each_gpu(device: DevicePort, uuids: tuple[str, ...]) -> GpuReadings:
 class BatchReader(Protocol):
     """Looks at many devices at once: a driver in another process answers them in one round trip."""
 
-    def looks(self, uuids: Sequence[str]) -> GpuReadings:
+    def read_gpus(self, uuids: Sequence[str]) -> GpuReadings:
         """A quick look at each device; may block."""
 
-    def slow_look(self, uuids: Sequence[str]) -> ExtendedReadings:
+    def read_extended(self, uuids: Sequence[str]) -> ExtendedReadings:
         """Everything that is dear, of each device; may block."""
 
 
@@ -138,11 +138,11 @@ class SequentialReader:
     def __init__(self, device: DevicePort) -> None:
         self._device = device
 
-    def looks(self, uuids: Sequence[str]) -> GpuReadings:
+    def read_gpus(self, uuids: Sequence[str]) -> GpuReadings:
         """A quick look at each device."""
         return read_each_gpu(self._device, tuple(uuids))
 
-    def slow_look(self, uuids: Sequence[str]) -> ExtendedReadings:
+    def read_extended(self, uuids: Sequence[str]) -> ExtendedReadings:
         """Everything that is dear, of each device."""
         return read_extended_readings(self._device, uuids)
 

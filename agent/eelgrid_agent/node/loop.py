@@ -111,22 +111,22 @@ class MachineLoop:
         while True:
             interval_ns = int(self._node.cadence.sample_interval_s * 1e9)
             uuids = self._node.gpu_uuids
-            looks = await self._within(lambda: self._timed("quick", self._quickly), interval_ns)
+            looks = await self._within(lambda: self._time_collection("quick", self._quickly), interval_ns)
             now_ns = self._clock.monotonic_ns()
             found = missing_gpu_readings(uuids, AbsenceReason.TIMED_OUT) if looks is None else looks
-            turned = self._node.tick(found, monotonic_ns=now_ns)  # type: ignore[arg-type]
+            turned = self._node.record_tick(found, monotonic_ns=now_ns)  # type: ignore[arg-type]
             if turned or self._node.survey_due or now_ns - surveyed_ns >= SURVEY_S * 1e9:
                 surveyed_ns = now_ns
                 answer = await self._within(lambda: survey_devices(self._device, self._survey), interval_ns)
                 if isinstance(answer, DeviceSurvey):
                     self._survey = answer
-                    self._node.adopt(answer)
+                    self._node.update_inventory(answer)
             if now_ns - slow_ns >= SLOW_S * 1e9:
                 slow_ns = now_ns
-                slow = await self._within(lambda: self._timed("slow", self._slowly), interval_ns)
+                slow = await self._within(lambda: self._time_collection("slow", self._slowly), interval_ns)
                 if slow is not None:
                     self._node.observe_slow(*slow)  # type: ignore[misc]
-            if self._node.stalled(now_ns=now_ns):
+            if self._node.is_stalled(now_ns=now_ns):
                 self._stalled(self._node)
             due_ns = _next_due(due_ns, interval_ns, self._clock.monotonic_ns())
             await self._sleep_until(due_ns)
@@ -134,7 +134,7 @@ class MachineLoop:
                 self._retimed.clear()
                 due_ns = self._clock.monotonic_ns()
 
-    def _timed(self, kind: str, look: Callable[[], object]) -> object:
+    def _time_collection(self, kind: str, look: Callable[[], object]) -> object:
         began_ns = self._clock.monotonic_ns()
         try:
             return look()
@@ -142,11 +142,11 @@ class MachineLoop:
             self._collection_s[kind] = (self._clock.monotonic_ns() - began_ns) / 1e9
 
     def _quickly(self) -> GpuReadings:
-        return self._looking.looks(self._node.gpu_uuids)
+        return self._looking.read_gpus(self._node.gpu_uuids)
 
     def _slowly(self) -> tuple[ExtendedReadings, SourceReadings]:
         """What is dear to ask, and whose the processes are: small files, which also want no two readers at once."""
-        slow = self._looking.slow_look(self._node.gpu_uuids)
+        slow = self._looking.read_extended(self._node.gpu_uuids)
         return slow, _found(self._node, slow, self._clock)
 
     async def _within(self, ask: Callable[[], object], interval_ns: int) -> object | None:
@@ -202,7 +202,7 @@ class SimulatedNodesLoop:
             while self._heap and self._heap[0][0] <= now_ns and now_ns - begun_ns < SLICE_S * 1e9:
                 due_ns, index = heapq.heappop(self._heap)
                 if due_ns == self._due_ns[index]:
-                    self._turn(index, due_ns)
+                    self._run_tick(index, due_ns)
                     now_ns = self._clock.monotonic_ns()
             delay_s = GRAIN_S if not self._heap else (self._heap[0][0] - self._clock.monotonic_ns()) / 1e9
             # Never shorter than the grain: the stream's own work needs its turn too.
@@ -221,19 +221,19 @@ class SimulatedNodesLoop:
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (due_ns, index))
 
-    def _turn(self, index: int, due_ns: int) -> None:
+    def _run_tick(self, index: int, due_ns: int) -> None:
         node, device = self._nodes[index]
         now_ns = self._clock.monotonic_ns()
-        turned = node.tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=now_ns)
+        turned = node.record_tick(read_each_gpu(device, node.gpu_uuids), monotonic_ns=now_ns)
         if turned or node.survey_due or now_ns - self._surveyed_ns[index] >= SURVEY_S * 1e9:
             self._surveyed_ns[index] = now_ns
             found = self._surveys[index] = survey_devices(device, self._surveys[index])
-            node.adopt(found)
+            node.update_inventory(found)
         if now_ns - self._slow_ns[index] >= self._slow_interval_ns:
             self._slow_ns[index] = now_ns
             slow = read_extended_readings(device, node.gpu_uuids)
             node.observe_slow(slow, _found(node, slow, self._clock))
-        if node.stalled(now_ns=now_ns):
+        if node.is_stalled(now_ns=now_ns):
             self._stalled(node)
         interval_ns = int(node.cadence.sample_interval_s * 1e9)
         following_ns = _next_due(due_ns, interval_ns, now_ns)
@@ -245,7 +245,7 @@ def _found(node: AgentNode, slow: ExtendedReadings, clock: AgentClock) -> Source
     """Whose the processes of a slow look are; may block."""
     if node.energy is None:
         return NO_SOURCE_READINGS
-    return node.energy.read(node.inventory.gpus, slow, now_ns=clock.monotonic_ns())
+    return node.energy.read_sources(node.inventory.gpus, slow, now_ns=clock.monotonic_ns())
 
 
 def _next_due(due_ns: int, interval_ns: int, now_ns: int) -> int:

@@ -68,12 +68,12 @@ class SendSchedule:
         self.due = False
         self.waits_since_ns = 0
 
-    def retime(self, before: Cadence, cadence: Cadence, now_ns: int) -> None:
+    def update_interval(self, before: Cadence, cadence: Cadence, now_ns: int) -> None:
         """Another interval begins at this node's phase of it."""
         if cadence.send_interval_s != before.send_interval_s or self._next_ns == 0:
             self._next_ns = now_ns + int(self._phase * cadence.send_interval_s * 1e9)
 
-    def tick(self, cadence: Cadence, now_ns: int) -> None:
+    def on_tick(self, cadence: Cadence, now_ns: int) -> None:
         """A tick was taken; one that is a little early still counts as on time."""
         slack_ns = int(cadence.sample_interval_s * 0.25e9)
         if now_ns + slack_ns < self._next_ns:
@@ -83,7 +83,7 @@ class SendSchedule:
         behind = (now_ns + slack_ns - self._next_ns) // interval_ns
         self._next_ns += (behind + 1) * interval_ns
 
-    def stalled(self, cadence: Cadence, now_ns: int) -> bool:
+    def is_stalled(self, cadence: Cadence, now_ns: int) -> bool:
         """Whether what is under way was answered by nobody for too long."""
         bound_s = max(STALL_S_LEAST, STALL_INTERVALS * cadence.send_interval_s)
         return now_ns - self.waits_since_ns > bound_s * 1e9
@@ -151,7 +151,7 @@ class AgentNode:
         self.problem = first.problem
         self.inventory = build_inventory(identity, host, first, generation=1, lost=frozenset())
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
-        self.guard.adopt(self.inventory.gpus, self.inventory.access)
+        self.guard.update_inventory(self.inventory.gpus, self.inventory.access)
         # Somebody changed what a survey finds.
         self.survey_due = False
         self.connected = False
@@ -181,7 +181,7 @@ class AgentNode:
         """Device-seconds whose energy is in no total."""
         return self._sampler.uncounted_s
 
-    def adopt(self, found: DeviceSurvey) -> bool:
+    def update_inventory(self, found: DeviceSurvey) -> bool:
         """Takes a new survey; True when the inventory changed, which then goes at once."""
         self.survey_due = False
         self.problem = found.problem
@@ -193,51 +193,51 @@ class AgentNode:
             return False
         self.inventory = self._inventory(found, generation=self.inventory.generation + 1)
         self.gpu_uuids = tuple(gpu.uuid for gpu in self.inventory.gpus)
-        self.guard.adopt(self.inventory.gpus, self.inventory.access)
+        self.guard.update_inventory(self.inventory.gpus, self.inventory.access)
         self._inventory_due = True
         self._apply_again()
         self.wake()
         return True
 
-    def _tell_health(self) -> None:
+    def _report_health(self) -> None:
         """What is lost is part of the inventory, so that a controller that missed the event still knows."""
-        gpus = mark_gpu_health(self.inventory.gpus, self._sampler.lost, self._cordons())
+        gpus = mark_gpu_health(self.inventory.gpus, self._sampler.lost_gpus, self._cordons())
         if gpus != self.inventory.gpus:
             self.inventory = replace(self.inventory, gpus=gpus)
             self._inventory_due = True
 
     def _apply_again(self) -> None:
         """A device that came back, or started anew, has forgotten its work; the plan has not."""
-        verdict = self.guard.again(gpu_uuids=frozenset(self.gpu_uuids))
+        verdict = self.guard.revalidate_plan(gpu_uuids=frozenset(self.gpu_uuids))
         if verdict is None:
             return
         before = self.guard.applied
-        answer = self.guard.settle(verdict, self._engine.apply(verdict.assignments))
+        answer = self.guard.complete_plan(verdict, self._engine.apply(verdict.assignments))
         if answer != before:
             self._answers.append(answer)
             self.wake()
         self.ordered()
 
-    def tell(self, events: Iterable[NodeEvent]) -> None:
+    def queue_events(self, events: Iterable[NodeEvent]) -> None:
         """Events of others go with ours."""
         for event in events:
             self._events.add(event)
             self.wake()
 
-    def tell_held(self, held: HeldDevices) -> None:
+    def report_held_devices(self, held: HeldDevices) -> None:
         """What pods hold, in the stead of what was told before."""
-        self._held.tell(held)
+        self._held.set_value(held)
         self.wake()
 
-    def heed(self) -> None:
+    def flush_guard(self) -> None:
         """The guard got on: what it announces and answers goes to the controller."""
-        self.tell(self.guard.take_events())
-        answer = self.guard.take_answer()
+        self.queue_events(self.guard.drain_events())
+        answer = self.guard.pop_answer()
         if answer is not None:
             self._answers.append(answer)
             self.wake()
 
-    def tick(self, gpus: GpuReadings, *, monotonic_ns: int) -> bool:
+    def record_tick(self, gpus: GpuReadings, *, monotonic_ns: int) -> bool:
         """Records a look; True when a device was lost or came back, so that a survey is due."""
         wall_ns = self._clock.wall_ns()
         observation = self._sampler.observe(
@@ -251,36 +251,36 @@ class AgentNode:
             riding=self._riding(gpus),
         )
         if self.energy is not None:
-            self.energy.tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
-        self.outbox.clock(wall_ns=wall_ns, monotonic_ns=monotonic_ns)
-        self.outbox.tick(observation.tick, gpus, self._assignments())
+            self.energy.on_tick(self.inventory.gpus, gpus, observation, monotonic_ns=monotonic_ns)
+        self.outbox.update_clock(wall_ns=wall_ns, monotonic_ns=monotonic_ns)
+        self.outbox.on_tick(observation.tick, gpus, self._assignments())
         self.quick = gpus
         self.last_tick, self.last_tick_ns = observation.tick, monotonic_ns
         self.ticks_total += 1
         self.spool.add(observation.tick)
         for event in observation.events:
             self._events.add(event)
-            self._turn(event, monotonic_ns, wall_ns)
-        expiry = self.guard.check(now_ns=monotonic_ns, wall_ns=wall_ns)
+            self._on_device_event(event, monotonic_ns, wall_ns)
+        expiry = self.guard.check_lease(now_ns=monotonic_ns, wall_ns=wall_ns)
         if expiry is not None:
             self._events.add(expiry)
             self.ordered()
-        self.heed()
+        self.flush_guard()
         if self.connected:
-            self._times.tick(self.cadence, monotonic_ns)
+            self._times.on_tick(self.cadence, monotonic_ns)
         if self._times.due or observation.events or expiry is not None or self.outbox.windows.is_waiting:
             self.wake()
         befell = {event.kind for event in observation.events}
         if befell & _TURNS:
-            self._tell_health()
+            self._report_health()
         if befell & _FORGETS:
             self._apply_again()
         return bool(befell & _TURNS)
 
-    def _turn(self, event: NodeEvent, now_ns: int, wall_ns: int) -> None:
+    def _on_device_event(self, event: NodeEvent, now_ns: int, wall_ns: int) -> None:
         if event.kind in _TURNS:
             lost = event.kind is NodeEventKind.GPU_LOST
-            self.guard.turned(event.gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns)
+            self.guard.on_device_loss(event.gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns)
         if event.kind in _FORGETS:
             self.returned(event.gpu_uuid)
 
@@ -289,13 +289,13 @@ class AgentNode:
         now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
         self.slow = replace(look, monotonic_ns=now_ns, wall_ns=wall_ns, host=self._host.read_slow())
         told = (
-            *self.health.announced(look.events, wall_ns=wall_ns),
-            *self.health.observe(look.gpus, wall_ns=wall_ns),
+            *self.health.on_device_events(look.events, wall_ns=wall_ns),
+            *self.health.on_extended_readings(look.gpus, wall_ns=wall_ns),
             *self._attribute(look, found),
         )
         for event in told:
             self._events.add(event)
-        self._tell_health()
+        self._report_health()
         if self._slow_sent_ns is None or now_ns - self._slow_sent_ns >= SLOW_SENT_S * 1e9:
             self._slow_sent_ns, self._slow_due = now_ns, True
         if told or self._inventory_due:
@@ -311,7 +311,9 @@ class AgentNode:
         if self.energy.newest is not None:
             # By the clock of the last tick, which is the one that windows are shifted by.
             at_ns = self.outbox.wall_ns(monotonic_ns=self._clock.monotonic_ns())
-            self.outbox.attributed(self.energy.newest, at_ns=max(0, self._clock.wall_ns()) if at_ns is None else at_ns)
+            self.outbox.charge_attribution(
+                self.energy.newest, at_ns=max(0, self._clock.wall_ns()) if at_ns is None else at_ns
+            )
         return told
 
     def _assignments(self) -> tuple[Assignment, ...] | None:
@@ -323,11 +325,11 @@ class AgentNode:
         self._slow_due = False
         return build_extended_columns(self.slow, dict(quick), self.inventory)
 
-    def stalled(self, *, now_ns: int) -> bool:
+    def is_stalled(self, *, now_ns: int) -> bool:
         """Whether batches are under way and none was acknowledged for too long."""
-        return self.connected and self.spool.under_way > 0 and self._times.stalled(self.cadence, now_ns)
+        return self.connected and self.spool.in_flight > 0 and self._times.is_stalled(self.cadence, now_ns)
 
-    def hello(self) -> ConnectRequest:
+    def build_hello(self) -> ConnectRequest:
         """Opens a connection with the newest inventory."""
         self._inventory_due = False
         return ConnectRequest(
@@ -339,7 +341,7 @@ class AgentNode:
             )
         )
 
-    def resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
+    def build_resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
         """Opens a connection without the inventory, where the last controller takes that; None where Hello is due."""
         if not self._resumes:
             return None
@@ -355,11 +357,11 @@ class AgentNode:
             )
         )
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """A connection ended before its Welcome: the next begins with all that there is to say."""
         self._resumes = False
 
-    def welcome(self, message: Welcome) -> None:
+    def on_welcome(self, message: Welcome) -> None:
         """The controller answered: what it does not hold goes again; raises ForeignSequence."""
         if self.spool.resume(message.acknowledged_sequence) is Acknowledged.FUTURE:
             self._incarnation = self._draw_incarnation()
@@ -376,42 +378,42 @@ class AgentNode:
         if self.guard.applied is not None:
             self._answers.append(self.guard.applied)
         self.connected = True
-        self._held.again()
+        self._held.mark_unsent()
         self._times.due = True
         now_ns = self._clock.monotonic_ns()
         self._times.waits_since_ns = now_ns
-        self.guard.renew(now_ns)
+        self.guard.renew_lease(now_ns)
         self._set_cadence(message.cadence, now_ns)
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """The connection is gone; everything unacknowledged waits."""
         self.connected = False
 
-    def receive(self, response: ConnectResponse) -> None:
+    def on_message(self, response: ConnectResponse) -> None:
         """One message of the controller after its Welcome; what a newer version says is passed over."""
         message = response.message
         now_ns = self._clock.monotonic_ns()
         match message:
             case Acknowledgement():
-                self.guard.renew(now_ns)
+                self.guard.renew_lease(now_ns)
                 if self.spool.acknowledge(message.sequence) is Acknowledged.NEWER:
                     self._events.acknowledge(message.sequence)
                     self._times.waits_since_ns = now_ns
-                if self._times.due or self.spool.urgent:
+                if self._times.due or self.spool.is_urgent:
                     self.wake()
             case NodePlan():
-                self._take_plan(message, now_ns)
+                self._apply_plan(message, now_ns)
             case EnergyAcknowledgement():
                 self.outbox.windows.acknowledge(message.incarnation, message.number)
                 if message.refused:
-                    self.outbox.refuse(message.refused, message.refused_reason)
+                    self.outbox.record_refusal(message.refused, message.refused_reason)
             case Cadence():
-                self.guard.renew(now_ns)
+                self.guard.renew_lease(now_ns)
                 self._set_cadence(message, now_ns)
             case _:
                 pass
 
-    def pull(self) -> ConnectRequest | None:
+    def next_message(self) -> ConnectRequest | None:
         """The message to send now, if any."""
         if self._inventory_due:
             self._inventory_due = False
@@ -421,12 +423,12 @@ class AgentNode:
             return ConnectRequest(message=event)
         if self._answers:
             return ConnectRequest(message=self._answers.popleft())
-        other = self._held.take() or self.outbox.windows.upcoming()
+        other = self._held.pop_unsent() or self.outbox.windows.next_window()
         if other is not None:
             return ConnectRequest(message=other)
-        if not (self._times.due or self.spool.urgent):
+        if not (self._times.due or self.spool.is_urgent):
             return None
-        idle = self.spool.under_way == 0
+        idle = self.spool.in_flight == 0
         batch = self.spool.next_batch()
         if batch is None:
             self._times.due = self._times.due and self.spool.waiting_ticks > 0
@@ -438,16 +440,16 @@ class AgentNode:
         self._times.due = self._times.due and self.spool.waiting_ticks > 0
         return ConnectRequest(message=batch)
 
-    def newest(self) -> SampleBatch | None:
+    def newest_batch(self) -> SampleBatch | None:
         """The newest tick, numbered by how many came before it."""
         tick = self.last_tick
         return None if tick is None else build_batch([tick], sequence=self.ticks_total, dropped_ticks=0)
 
-    def _take_plan(self, plan: NodePlan, now_ns: int) -> None:
-        verdict = self.guard.offer(plan, gpu_uuids=frozenset(self.gpu_uuids), now_ns=now_ns)
+    def _apply_plan(self, plan: NodePlan, now_ns: int) -> None:
+        verdict = self.guard.offer_plan(plan, gpu_uuids=frozenset(self.gpu_uuids), now_ns=now_ns)
         answer = verdict.answer
         if answer is None:
-            answer = self.guard.settle(verdict, self._engine.apply(verdict.assignments))
+            answer = self.guard.complete_plan(verdict, self._engine.apply(verdict.assignments))
         self._answers.append(answer)
         self.wake()
         self.ordered()
@@ -455,7 +457,7 @@ class AgentNode:
     def _set_cadence(self, cadence: Cadence, now_ns: int) -> None:
         self.spool.set_window(cadence.window)
         before, self.cadence = self.cadence, cadence
-        self._times.retime(before, cadence, now_ns)
+        self._times.update_interval(before, cadence, now_ns)
         if cadence.sample_interval_s != before.sample_interval_s:
             self._sampler.set_interval(cadence.sample_interval_s)
             self.retime()
@@ -470,7 +472,12 @@ class AgentNode:
 
     def _inventory(self, found: DeviceSurvey, *, generation: int) -> Inventory:
         return build_inventory(
-            self._identity, self._host, found, generation=generation, lost=self._sampler.lost, cordons=self._cordons()
+            self._identity,
+            self._host,
+            found,
+            generation=generation,
+            lost=self._sampler.lost_gpus,
+            cordons=self._cordons(),
         )
 
     def _cordons(self) -> Mapping[str, str]:

@@ -64,7 +64,7 @@ class NodeAuthorizer:
 
     def admit(self, path: str, context: Context) -> None:
         """Before each call; raises RoleRefused."""
-        caller, method = self._callers.of(context), path.rpartition("/")[2]
+        caller, method = self._callers.identify_caller(context), path.rpartition("/")[2]
         needs = METHOD_ROLES.get(path, Role.ADMIN)
         if needs is Role.VIEWER and self._speaks_here(caller):
             needs = Role.AGENT
@@ -73,19 +73,19 @@ class NodeAuthorizer:
         except RoleRefused as refusal:
             self.refused_total += 1
             self._log.warn(
-                (caller.greatest, refusal.needs),
+                (caller.greatest_role, refusal.needs),
                 _REFUSALS_EVERY_S,
                 "call=%s certificate=%r roles=%s needs=%s action=refused",
                 method,
                 caller.subject,
-                caller.greatest,
+                caller.greatest_role,
                 refusal.needs,
             )
             raise
 
     def _speaks_here(self, caller: Caller) -> bool:
         """Whether it is an agent's certificate for one of our nodes, or for any."""
-        return caller.holds(Role.AGENT) and (not caller.nodes or not caller.nodes.isdisjoint(self._node_names))
+        return caller.has_role(Role.AGENT) and (not caller.nodes or not caller.nodes.isdisjoint(self._node_names))
 
 
 class NodeServicer:
@@ -104,7 +104,7 @@ class NodeServicer:
         """The newest tick."""
         del context
         node = self._node(request.node_name)
-        samples = node.newest()
+        samples = node.newest_batch()
         if samples is None:
             return GetSamplesResponse()
         age_s = max(0.0, (self._clock.monotonic_ns() - node.last_tick_ns) / 1e9)
@@ -123,7 +123,7 @@ class NodeServicer:
         energy = self._node(request.node_name).energy
         if energy is None:
             return GetNodeEnergyResponse(status=EnergyStatus.NOT_KEPT)
-        report = energy.report()
+        report = energy.build_report()
         if report is None:
             return GetNodeEnergyResponse(status=EnergyStatus.NOT_YET)
         return build_energy_response(report, now_ns=self._clock.monotonic_ns())

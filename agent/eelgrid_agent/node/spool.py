@@ -40,15 +40,15 @@ class LatestValue(Generic[_Value]):
         self._value: _Value | None = None
         self._is_due = False
 
-    def tell(self, value: _Value) -> None:
+    def set_value(self, value: _Value) -> None:
         """A value, in the stead of what was told before."""
         self._value, self._is_due = value, True
 
-    def again(self) -> None:
+    def mark_unsent(self) -> None:
         """A connection is new."""
         self._is_due = self._value is not None
 
-    def take(self) -> _Value | None:
+    def pop_unsent(self) -> _Value | None:
         """What is to be sent, which then counts as sent."""
         due, self._is_due = self._is_due, False
         return self._value if due else None
@@ -83,12 +83,12 @@ class Spool:
         return len(self._waiting)
 
     @property
-    def held_ticks(self) -> int:
+    def unacknowledged_ticks(self) -> int:
         """Ticks that the controller has not acknowledged."""
         return len(self._waiting) + sum(len(batch.time_ns) for batch in self._numbered)
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Batches sent on this connection and not acknowledged."""
         return self._sent
 
@@ -98,7 +98,7 @@ class Spool:
         return self._numbered[self._sent].sequence if self._sent < len(self._numbered) else self._next_sequence
 
     @property
-    def urgent(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether a batch should go before the send interval is over: a resend or a full one."""
         return self._sent < len(self._numbered) or len(self._waiting) >= BATCH_TICKS_MOST
 

@@ -38,25 +38,25 @@ class UplinkEndpoint(Protocol):
 
     wake: Callable[[], None]
 
-    def hello(self) -> ConnectRequest:
+    def build_hello(self) -> ConnectRequest:
         """Opens a connection."""
 
-    def resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
+    def build_resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
         """Opens it in the stead of `hello`; None where that is due."""
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """A connection ended before its welcome."""
 
-    def welcome(self, message: Welcome) -> None:
+    def on_welcome(self, message: Welcome) -> None:
         """The controller answered; raises ForeignSequence."""
 
-    def receive(self, response: ConnectResponse) -> None:
+    def on_message(self, response: ConnectResponse) -> None:
         """Anything after the welcome."""
 
-    def pull(self) -> ConnectRequest | None:
+    def next_message(self) -> ConnectRequest | None:
         """What to send now."""
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """Nobody hears the node any more."""
 
 
@@ -106,9 +106,9 @@ class Uplink:
         while True:
             began_s = loop.time()
             welcomed, reason, spread_s = await self._connection()
-            self._node.disconnected()
+            self._node.on_disconnected()
             if not welcomed:
-                self._node.refused()
+                self._node.on_refused()
             if welcomed and loop.time() - began_s >= self._limits.good_s:
                 self._failures = 0
             bound_s = min(self._limits.backoff_most_s, self._limits.backoff_first_s * 2.0 ** min(self._failures, 16))
@@ -118,7 +118,7 @@ class Uplink:
             self._report(reason)
             await asyncio.sleep(bound_s * self._jitter())
 
-    def drop(self, reason: str) -> None:
+    def drop_connection(self, reason: str) -> None:
         """Ends the connection in use; the next one sends what was not acknowledged."""
         if self._active is not None:
             self._active.end(reason)
@@ -137,13 +137,13 @@ class Uplink:
                 if fresh == stamp or fresh is None or (0, 0) in fresh or not session.welcomed.is_set():
                     continue
                 stamp = fresh
-                session = await self._succeed(session)
+                session = await self._open_successor(session)
         finally:
             await session.close()
             if self._active is session:
                 self._active = None
 
-    async def _succeed(self, session: "_Session") -> "_Session":
+    async def _open_successor(self, session: "_Session") -> "_Session":
         """A successor with the new certificates, once it is welcomed; until then the session stays."""
         successor = self._start()
         welcomed = asyncio.ensure_future(successor.welcomed.wait())
@@ -163,9 +163,9 @@ class Uplink:
         return session
 
     def _start(self) -> "_Session":
-        return _Session(self._node, self._open_channel, self._gate, self._limits, self._take_over)
+        return _Session(self._node, self._open_channel, self._gate, self._limits, self._switch_session)
 
-    def _take_over(self, session: "_Session") -> None:
+    def _switch_session(self, session: "_Session") -> None:
         """The session that was welcomed last is the one that sends."""
         if self._active is not None:
             self._active.retire()
@@ -226,7 +226,7 @@ class _Session:
                     async with asyncio.timeout(self._limits.welcome_s) as deadline:
                         await self._greet(responses, deadline)
                 async for response in responses:
-                    self._node.receive(response)
+                    self._node.on_message(response)
                 self.reason = "ended by the controller"
         except TimeoutError:
             self.reason = f"the controller did not answer Hello within {self._limits.welcome_s:g} s"
@@ -248,7 +248,7 @@ class _Session:
                     self.wake.set()
             if isinstance(response.message, Welcome):
                 self.spread_s = response.message.reconnect_spread_s
-                self._node.welcome(response.message)
+                self._node.on_welcome(response.message)
                 self._take_over(self)
                 self.welcomed.set()
                 self.wake.set()
@@ -257,13 +257,13 @@ class _Session:
 
     async def _requests(self) -> AsyncIterator[ConnectRequest]:
         # gRPC leaves this waiting for ever when the other side ended the stream, so the session ends it.
-        yield self._node.resume(digest_message) or self._node.hello()
+        yield self._node.build_resume(digest_message) or self._node.build_hello()
         while not self.retired:
             if self._wants_hello.is_set():
                 self._wants_hello.clear()
-                yield self._node.hello()
+                yield self._node.build_hello()
                 continue
-            message = self._node.pull() if self.welcomed.is_set() else None
+            message = self._node.next_message() if self.welcomed.is_set() else None
             if message is not None:
                 yield message
                 continue
@@ -319,7 +319,7 @@ class UplinkPool:
 
     def drop_stalled(self, node: AgentNode) -> None:
         """Ends the stream of a node whose batches nobody acknowledges."""
-        self._uplinks[node.name].drop("no acknowledgement in time")
+        self._uplinks[node.name].drop_connection("no acknowledgement in time")
 
     async def run(self) -> None:
         """Until cancelled."""

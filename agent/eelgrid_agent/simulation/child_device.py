@@ -93,9 +93,9 @@ class SimulatedChildDevice:
         for index, gpu in enumerate(self.node.devices):
             uuid = gpu.identity.uuid
             if index in hung:
-                self.node.faults.hang(uuid)
+                self.node.faults.hang_gpu(uuid)
             else:
-                self.node.faults.restore(uuid)
+                self.node.faults.restore_gpu(uuid)
                 self.node.set_load(uuid, GpuLoad(utilization_ratio=scene.get("load", 0.0)))
 
     def __getattr__(self, name: str) -> Any:

@@ -63,7 +63,7 @@ def _conduct(node: SimulatedNode, uuid: str, work: str) -> None:
     known = {conduct.value: conduct for conduct in LoadBehavior}
     if work not in known:
         raise SpecError("work", f"{work!r} is none of {', '.join(known)}; choose one")
-    node.faults.conduct(uuid, known[work])
+    node.faults.set_behavior(uuid, known[work])
 
 
 FAULTS: Mapping[str, _Fault] = {
@@ -76,7 +76,9 @@ FAULTS: Mapping[str, _Fault] = {
     "fail_memory": _Fault({"failed": (bool,)}, lambda node, uuid, failed: node.faults.fail_memory(uuid, failed=failed)),
     "conduct": _Fault({"work": (str,)}, _conduct),
     "skew": _Fault({"gain": _NUMBER}, lambda node, uuid, gain: node.faults.skew(uuid, gain)),
-    "ask_mode": _Fault({"enabled": (bool,)}, lambda node, uuid, enabled: node.faults.ask_mode(uuid, enabled=enabled)),
+    "ask_mode": _Fault(
+        {"enabled": (bool,)}, lambda node, uuid, enabled: node.faults.request_mode(uuid, enabled=enabled)
+    ),
     "hold": _Fault({"pid": (int,)}, lambda node, uuid, pid: node.faults.hold(uuid, pid)),
     "release": _Fault({"pid": (int,)}, lambda node, uuid, pid: node.faults.release(uuid, pid)),
     "slow_calls": _Fault({"seconds": _NUMBER}, _slow, of_gpu=False),
@@ -91,13 +93,13 @@ class FaultFile:
         self._nodes = {node.spec.node_name: node for node in nodes}
         self._read = self._lines = 0
 
-    async def follow(self) -> None:
+    async def follow_file(self) -> None:
         """Does what is new, ten times a second, until cancelled; raises FaultFileError."""
         while True:
-            self.apply_new()
+            self.apply_new_faults()
             await asyncio.sleep(_LOOK_S)
 
-    def apply_new(self) -> int:
+    def apply_new_faults(self) -> int:
         """Does what the lines say that ended since the call before; how many those are. Raises FaultFileError."""
         try:
             with self._path.open("rb") as file:

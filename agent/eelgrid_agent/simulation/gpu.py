@@ -41,19 +41,19 @@ class DeviceWear:
     nvlink_errors: int = 0
 
     @property
-    def ecc_corrected_ever(self) -> int:
+    def ecc_corrected_total(self) -> int:
         """Over the life of the part."""
         return self.ecc_corrected_before + self.ecc_corrected
 
     @property
-    def ecc_uncorrected_ever(self) -> int:
+    def ecc_uncorrected_total(self) -> int:
         """Over the life of the part."""
         return self.ecc_uncorrected_before + self.ecc_uncorrected
 
-    def start_anew(self) -> None:
+    def reset_volatile(self) -> None:
         """A reset or a new driver: volatile counters go to zero, pending rows are remapped, advice is taken."""
-        self.ecc_corrected_before, self.ecc_corrected = self.ecc_corrected_ever, 0
-        self.ecc_uncorrected_before, self.ecc_uncorrected = self.ecc_uncorrected_ever, 0
+        self.ecc_corrected_before, self.ecc_corrected = self.ecc_corrected_total, 0
+        self.ecc_uncorrected_before, self.ecc_uncorrected = self.ecc_uncorrected_total, 0
         self.pcie_replays = self.nvlink_errors = self.recovery_action = 0
         if self.remap_pending:
             self.remap_pending = False
@@ -175,12 +175,12 @@ class SimGpu:
         self._wanted = IDLE_LOAD if self.health is SimHealth.LOST else load
         self._load(now_ns)
 
-    def conduct(self, conduct: LoadBehavior, now_ns: int) -> None:
+    def set_behavior(self, conduct: LoadBehavior, now_ns: int) -> None:
         """What work on the whole device does from now on, whatever load it is."""
         self._conduct = conduct
         self._load(now_ns)
 
-    def skew(self, gain: float, now_ns: int) -> None:
+    def skew_power_sensor(self, gain: float, now_ns: int) -> None:
         """The power sensor reads this many times the truth from now on; the energy counter stays true."""
         self._gain = gain
         self._steady_mw = self._shown_mw(self._signal.level_mw)
@@ -188,7 +188,7 @@ class SimGpu:
 
     def _load(self, now_ns: int) -> None:
         load = self._wanted
-        self.loads.set(replace(load, utilization_ratio=0.0) if self._conduct is LoadBehavior.IDLE else load)
+        self.loads.set_load(replace(load, utilization_ratio=0.0) if self._conduct is LoadBehavior.IDLE else load)
         self._follow(now_ns)
 
     def set_instance_load(self, instance_id: int, load: GpuLoad, now_ns: int) -> None:
@@ -196,7 +196,7 @@ class SimGpu:
         if instance_id not in self.mig.instances:
             raise SpecError("instance_id", f"there is no GPU instance {instance_id}; list them")
         if self.health is not SimHealth.LOST:
-            self.loads.set_part(instance_id, load)
+            self.loads.set_instance_load(instance_id, load)
         self._follow(now_ns)
 
     def limit_power(self, limit_w: float | None, now_ns: int) -> None:
@@ -218,11 +218,11 @@ class SimGpu:
         self.locked_mhz = clocks_mhz
         self._follow(now_ns)
 
-    def count_as(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         """The driver counts it under another index; where it sits stays."""
         self._identity = replace(self._identity, index=index)
 
-    def settle(self, now_ns: int) -> None:
+    def apply_mig_change(self, now_ns: int) -> None:
         """Power and clocks follow a change of MIG mode."""
         self._follow(now_ns)
 
@@ -230,7 +230,7 @@ class SimGpu:
         """The device starts anew: what ran on it dies, its handles too, and settings and counter are as at first."""
         self.generation += 1
         self.mig.reset()
-        self._forget(now_ns)
+        self._reset_settings(now_ns)
 
     def reload(self, now_ns: int, *, reboot: bool = False) -> None:
         """The driver, or with `reboot` the machine, came back."""
@@ -239,16 +239,16 @@ class SimGpu:
             self.mig.reboot()
         else:
             self.mig.reload()
-        self._forget(now_ns)
+        self._reset_settings(now_ns)
 
-    def _forget(self, now_ns: int) -> None:
+    def _reset_settings(self, now_ns: int) -> None:
         self.limit_mw = to_milliwatts(self.product.power_default_w)
         self.locked_mhz = None
         self.profiles = frozenset()
         self._wanted = IDLE_LOAD
-        self.loads.set(IDLE_LOAD)
-        self.wear.start_anew()
-        self.begun = self.loads.done(now_ns)
+        self.loads.set_load(IDLE_LOAD)
+        self.wear.reset_volatile()
+        self.begun = self.loads.work_done(now_ns)
         self.reset_counter(now_ns)
         self._follow(now_ns)
 
@@ -258,7 +258,7 @@ class SimGpu:
             self.generation += 1
         self.health = SimHealth.LOST
         self._wanted = IDLE_LOAD
-        self.loads.set(IDLE_LOAD)
+        self.loads.set_load(IDLE_LOAD)
         self._follow(now_ns)
 
     def restore(self, now_ns: int) -> None:
@@ -342,13 +342,13 @@ class SimGpu:
             return None
         return (self._signal.energy_pj(now_ns) - self._counter_base_pj) // PICOJOULES_PER_MILLIJOULE
 
-    def work(self, now_ns: int) -> WorkDone:
+    def work_done(self, now_ns: int) -> WorkDone:
         """What the device truly got done since the simulation began."""
-        return self.loads.done(now_ns)
+        return self.loads.work_done(now_ns)
 
-    def traffic(self, now_ns: int) -> WorkDone:
+    def traffic_done(self, now_ns: int) -> WorkDone:
         """What the device got done since its counters of traffic began, with the driver or a reset."""
-        return self.loads.done(now_ns).since(self.begun)
+        return self.loads.work_done(now_ns).subtract(self.begun)
 
     @property
     def memory_used_bytes(self) -> int:
@@ -381,7 +381,7 @@ class SimGpu:
     def _follow(self, now_ns: int) -> None:
         """Power, clocks and work follow the load, the limit and the locked clocks."""
         loads, mig, product = self.loads, self.mig, self.product
-        loads.gather(mig.instances, mig.geometry.compute_slices if mig.geometry else 1)
+        loads.sum_loads(mig.instances, mig.geometry.compute_slices if mig.geometry else 1)
         is_spinning = self._conduct is LoadBehavior.SPINNING
         pace = compute_operating_point(
             product,
@@ -394,12 +394,12 @@ class SimGpu:
         )
         self._capped = pace.capped
         self.sm_clock_mhz, self.memory_clock_mhz = pace.sm_clock_mhz, pace.memory_clock_mhz
-        loads.run(0.0 if is_spinning else pace.clock, mig.instances, now_ns)
+        loads.set_clock(0.0 if is_spinning else pace.clock, mig.instances, now_ns)
         ratio = loads.total.utilization_ratio
         self.percents = None if mig.enabled else (round(100.0 * ratio), round(100.0 * loads.memory_share))
         if pace.power_mw != self._signal.level_mw:
             self._temperature_c, self._heat_ns = self._heat(now_ns), now_ns
-            self._signal.set(pace.power_mw, now_ns)
+            self._signal.set_level(pace.power_mw, now_ns)
             self._steady_mw = self._shown_mw(pace.power_mw)
 
     def _sense(self, sensor: PowerSensor, now_ns: int) -> int:
@@ -449,7 +449,7 @@ def _mig(spec: GpuSpec, product: Product, uuid: UUID, branch: int) -> SimMig:
             (profile, placed.start, placed.compute_slices) for profile, placed in resolve_mig_layout(spec, product)
         ]
         try:
-            mig.lay(layout)
+            mig.apply_layout(layout)
         except DriverRefused as refused:
             raise SpecError("mig", f"driver branch {branch} does not make this layout ({refused})") from None
     return mig

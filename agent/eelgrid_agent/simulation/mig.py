@@ -151,19 +151,19 @@ class SimInstance:
             compute_instances=tuple(self.compute[number].value for number in sorted(self.compute)),
         )
 
-    def profile_by_id(self, profile_id: int) -> CiProfile:
+    def get_profile(self, profile_id: int) -> CiProfile:
         """One of its compute instance profiles; raises Refused."""
         for ci in self.profile.compute_instances:
             if ci.id == profile_id:
                 return ci
         raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
 
-    def free_starts(self, ci: CiProfile) -> tuple[int, ...]:
+    def list_free_starts(self, ci: CiProfile) -> tuple[int, ...]:
         """Where a compute instance of this profile would fit now."""
         taken = {slice_ for child in self.compute.values() for slice_ in child.span}
         return tuple(start for start in ci.starts if not taken & set(range(start, start + ci.compute_slices)))
 
-    def chosen_start(self, ci: CiProfile) -> int:
+    def choose_start(self, ci: CiProfile) -> int:
         """Where the driver puts it by itself: where it takes the fewest places from others."""
 
         def spoilt(start: int) -> int:
@@ -174,7 +174,7 @@ class SimInstance:
                 for place in other.starts
             )
 
-        free = self.free_starts(ci)
+        free = self.list_free_starts(ci)
         if not free:
             raise DriverRefused(DriverRefusal.NO_ROOM)
         return min(free, key=lambda start: (spoilt(start), start))
@@ -271,28 +271,28 @@ class SimMig:
 
     # GPU instances
 
-    def profile(self, profile_id: int) -> GiProfile:
+    def get_profile(self, profile_id: int) -> GiProfile:
         """The profile with this id; raises Refused."""
         profile = self._geometry().profile_by_id(profile_id)
         if profile is None:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         return profile
 
-    def instance(self, instance_id: int) -> SimInstance:
+    def get_instance(self, instance_id: int) -> SimInstance:
         """The GPU instance with this id; raises Refused."""
         self._switched_on()
         if instance_id not in self.instances:
             raise DriverRefused(DriverRefusal.NOT_FOUND)
         return self.instances[instance_id]
 
-    def compute(self, instance_id: int, compute_id: int) -> SimCompute:
+    def get_compute(self, instance_id: int, compute_id: int) -> SimCompute:
         """The compute instance with this id; raises Refused."""
-        instance = self.instance(instance_id)
+        instance = self.get_instance(instance_id)
         if compute_id not in instance.compute:
             raise DriverRefused(DriverRefusal.NOT_FOUND)
         return instance.compute[compute_id]
 
-    def free_starts(self, profile: GiProfile) -> tuple[int, ...]:
+    def list_free_starts(self, profile: GiProfile) -> tuple[int, ...]:
         """Where an instance of this profile would fit now."""
         geometry = self._geometry()
         placed = [(held.profile, held.start) for held in self.instances.values()]
@@ -301,26 +301,26 @@ class SimMig:
             return ()
         return tuple(start for start in profile.starts if geometry.conflict([*placed, (profile, start)]) is None)
 
-    def remaining(self, profile_id: int) -> int:
+    def count_remaining(self, profile_id: int) -> int:
         """How many more instances of this profile fit."""
         self._switched_on()
-        profile, geometry = self.profile(profile_id), self._geometry()
+        profile, geometry = self.get_profile(profile_id), self._geometry()
         held = list(self.instances.values())
         compute = geometry.compute_slices - sum(instance.profile.compute_slices for instance in held)
         alike = sum(instance.profile.id == profile_id for instance in held)
         # Places of one profile never overlap each other, so that counting them is enough.
         return min(
-            len(self.free_starts(profile)),
+            len(self.list_free_starts(profile)),
             compute // profile.compute_slices,
             profile.most - alike,
             geometry.most - len(held),
         )
 
-    def create(self, profile_id: int, start: int | None = None) -> SimInstance:
+    def create_instance(self, profile_id: int, start: int | None = None) -> SimInstance:
         """Makes a GPU instance, at a place of the policy's choice where none is given."""
         self._switched_on()
-        profile = self.profile(profile_id)
-        free = self.free_starts(profile)
+        profile = self.get_profile(profile_id)
+        free = self.list_free_starts(profile)
         if start is None and free:
             start = self.policy(self._geometry(), profile, free)
         elif start is not None and start not in profile.starts:
@@ -332,9 +332,9 @@ class SimMig:
         self.changes += 1
         return instance
 
-    def destroy(self, instance_id: int) -> None:
+    def destroy_instance(self, instance_id: int) -> None:
         """Removes a GPU instance that has no compute instance and that nobody holds."""
-        instance = self.instance(instance_id)
+        instance = self.get_instance(instance_id)
         if instance.compute or any(held == instance_id for held, _ in self.holds.values()):
             raise DriverRefused(DriverRefusal.IN_USE)
         instance.alive = False
@@ -345,13 +345,13 @@ class SimMig:
 
     def create_compute(self, instance_id: int, profile_id: int, start: int | None = None) -> SimCompute:
         """Makes a compute instance, where the driver likes where no place is given."""
-        instance = self.instance(instance_id)
-        profile = instance.profile_by_id(profile_id)
+        instance = self.get_instance(instance_id)
+        profile = instance.get_profile(profile_id)
         if start is None:
-            start = instance.chosen_start(profile)
+            start = instance.choose_start(profile)
         elif start not in profile.starts:
             raise DriverRefused(DriverRefusal.INVALID)
-        elif start not in instance.free_starts(profile):
+        elif start not in instance.list_free_starts(profile):
             raise DriverRefused(DriverRefusal.NO_ROOM)
         number = next(number for number in range(len(instance.compute) + 1) if number not in instance.compute)
         uuid = f"MIG-{uuid5(self._uuid, f'{instance_id}/{start}')}"
@@ -362,7 +362,7 @@ class SimMig:
 
     def destroy_compute(self, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance that no process holds."""
-        self.compute(instance_id, compute_id)
+        self.get_compute(instance_id, compute_id)
         if (instance_id, compute_id) in self.holds.values():
             raise DriverRefused(DriverRefusal.IN_USE)
         self.instances[instance_id].compute.pop(compute_id).alive = False
@@ -370,14 +370,14 @@ class SimMig:
 
     # How
 
-    def lay(self, layout: Iterable[tuple[GiProfile, int, Iterable[int] | None]]) -> None:
+    def apply_layout(self, layout: Iterable[tuple[GiProfile, int, Iterable[int] | None]]) -> None:
         """Turns MIG on with these instances: profile, start, slices of its compute instances (None: one over all)."""
         self._set(enabled=True, pending=True)
         for profile, start, parts in layout:
             arranged = arrange_compute_instances(profile, (profile.compute_slices,) if parts is None else parts)
             if arranged is None:
                 raise DriverRefused(DriverRefusal.NO_ROOM)
-            instance = self.create(profile.id, start)
+            instance = self.create_instance(profile.id, start)
             for ci, place in arranged:
                 self.create_compute(instance.id, ci.id, place)
 

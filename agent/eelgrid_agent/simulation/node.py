@@ -52,60 +52,60 @@ class FaultInjector:
 
     # The device and its counters
 
-    def lose(self, uuid: str) -> None:
+    def lose_gpu(self, uuid: str) -> None:
         """The device falls off the bus."""
-        self._node.device(uuid).lose(self._now_ns)
+        self._node.get_device(uuid).lose(self._now_ns)
 
-    def restore(self, uuid: str) -> None:
+    def restore_gpu(self, uuid: str) -> None:
         """A lost or hung device answers again."""
-        self._node.device(uuid).restore(self._now_ns)
+        self._node.get_device(uuid).restore(self._now_ns)
 
-    def hang(self, uuid: str) -> None:
+    def hang_gpu(self, uuid: str) -> None:
         """Calls to the device come to nothing."""
-        self._node.device(uuid).hang()
+        self._node.get_device(uuid).hang()
 
     def reset_counter(self, uuid: str) -> None:
         """The energy counter starts from zero."""
-        self._node.device(uuid).reset_counter(self._now_ns)
+        self._node.get_device(uuid).reset_counter(self._now_ns)
 
-    def reset(self, uuid: str) -> None:
+    def reset_gpu(self, uuid: str) -> None:
         """Somebody resets the device: its clients had to go, what ran is dead, a pending MIG mode comes true."""
-        gpu = self._node.device(uuid)
+        gpu = self._node.get_device(uuid)
         gpu.mig.clients.clear()
         gpu.restore(self._now_ns)
         gpu.reset(self._now_ns)
 
     def announce_xid(self, uuid: str, code: int, instance_id: int | None = None) -> None:
         """The driver writes an XID and tells whoever listens."""
-        self._node.operations.announce(DeviceEventKind.XID, self._node.device(uuid), code, instance_id)
+        self._node.operations.announce_event(DeviceEventKind.XID, self._node.get_device(uuid), code, instance_id)
 
     def announce(self, uuid: str, kind: DeviceEventKind, code: int = _RECOVER_BY_RESET) -> None:
         """The driver tells anything else."""
-        self._node.operations.announce(kind, self._node.device(uuid), code)
+        self._node.operations.announce_event(kind, self._node.get_device(uuid), code)
 
     def fail_memory(self, uuid: str, *, failed: bool = True) -> None:
         """Remapping a row of memory fails, which only another part mends; False is that part."""
-        self._node.device(uuid).wear.remap_failed = failed
+        self._node.get_device(uuid).wear.remap_failed = failed
 
-    def conduct(self, uuid: str, conduct: LoadBehavior) -> None:
+    def set_behavior(self, uuid: str, conduct: LoadBehavior) -> None:
         """What the work on the device does with it: computes, holds it idle, or spins for a rank that does not come."""
-        self._node.device(uuid).conduct(conduct, self._now_ns)
+        self._node.get_device(uuid).set_behavior(conduct, self._now_ns)
 
-    def skew(self, uuid: str, gain: float) -> None:
+    def skew_power_sensor(self, uuid: str, gain: float) -> None:
         """The power sensor reads this many times the truth."""
         if not 0.1 <= gain <= 10.0:
             raise SpecError("gain", f"{gain:g} is not in [0.1, 10]; give 1 for a true sensor")
-        self._node.device(uuid).skew(gain, self._now_ns)
+        self._node.get_device(uuid).skew_power_sensor(gain, self._now_ns)
 
-    def ask_mode(self, uuid: str, *, enabled: bool) -> None:
+    def request_mode(self, uuid: str, *, enabled: bool) -> None:
         """Somebody asks for a MIG mode by hand (nvidia-smi -mig); where a reset is needed, it stays pending."""
-        self._node.operations.set_mode(self._node.device(uuid), enabled=enabled)
+        self._node.operations.set_mode(self._node.get_device(uuid), enabled=enabled)
 
     def cap_power(self, uuid: str, cap_w: float | None) -> None:
         """Something out of band lowers the enforced limit; None lets it go."""
         if cap_w is not None and cap_w <= 0.0:
             raise SpecError("cap_w", f"{cap_w:g} W is no cap; give more than 0 W, or None for none")
-        self._node.device(uuid).cap_power(cap_w, self._now_ns)
+        self._node.get_device(uuid).cap_power(cap_w, self._now_ns)
 
     def limit_power(self, uuid: str, limit_w: float | None) -> None:
         """Somebody else sets the limit (nvidia-smi -pl); None is the default."""
@@ -134,7 +134,7 @@ class FaultInjector:
         self.unload_driver()
         self.load_driver()
 
-    def reboot(self) -> None:
+    def reboot_node(self) -> None:
         """The machine goes and comes back, and lost devices with it."""
         self.unload_driver()
         self._node.driver_loaded = True
@@ -143,14 +143,14 @@ class FaultInjector:
             gpu.reload(self._now_ns, reboot=True)
         self._node.operations.announcements.clear()
 
-    def renumber(self) -> None:
+    def renumber_gpus(self) -> None:
         """The driver counts the devices the other way round, as it may after a reset or a reboot."""
         for index, gpu in enumerate(sorted(self._node.devices, key=lambda gpu: -gpu.identity.index)):
-            gpu.count_as(index)
+            gpu.set_index(index)
 
     # The rights and the calls
 
-    def take_rights(self, level: AccessLevel) -> None:
+    def set_rights(self, level: AccessLevel) -> None:
         """The caller may do this much from now on; ROOT gives everything back."""
         self._node.operations.rights = level
 
@@ -162,7 +162,7 @@ class FaultInjector:
         """The next such acts are refused for no reason that can be seen."""
         self._node.operations.refuse_next(self._gpu(uuid).identity.uuid, act, why, times)
 
-    def no_room_once(self, uuid: str) -> None:
+    def refuse_instance_once(self, uuid: str) -> None:
         """The next GPU instance finds INSUFFICIENT_RESOURCES, though there is room."""
         self.refuse_next(uuid, OperationKind.CREATE_INSTANCE, DriverRefusal.NO_ROOM)
 
@@ -172,61 +172,61 @@ class FaultInjector:
 
     # Others on the device
 
-    def foreign_client(self, uuid: str, name: str = _CLIENT) -> None:
+    def add_foreign_client(self, uuid: str, name: str = _CLIENT) -> None:
         """Another program holds the device, which blocks a change of MIG mode."""
         self._gpu(uuid).mig.clients.add(name)
 
-    def client_gone(self, uuid: str, name: str = _CLIENT) -> None:
+    def remove_foreign_client(self, uuid: str, name: str = _CLIENT) -> None:
         """That program lets the device go."""
         self._gpu(uuid).mig.clients.discard(name)
 
-    def hold(self, uuid: str, pid: int, instance_id: int | None = None, compute_id: int | None = None) -> None:
+    def start_process(self, uuid: str, pid: int, instance_id: int | None = None, compute_id: int | None = None) -> None:
         """A process runs on the device, or on an instance of it."""
         self._gpu(uuid).mig.holds[pid] = (instance_id, compute_id)
 
-    def release(self, uuid: str, pid: int) -> None:
+    def end_process(self, uuid: str, pid: int) -> None:
         """That process ends."""
         self._gpu(uuid).mig.holds.pop(pid, None)
 
-    def let_mode_reset(self, uuid: str, *, works: bool) -> None:
+    def allow_mode_reset(self, uuid: str, *, works: bool) -> None:
         """Whether a change of MIG mode resets the device by itself where it needs one; in a virtual machine it cannot."""
         self._gpu(uuid).mig.resets_itself = works
 
-    def foreign_instance(self, uuid: str, profile_id: int, start: int, *, compute: bool = True) -> int:
+    def create_foreign_instance(self, uuid: str, profile_id: int, start: int, *, compute: bool = True) -> int:
         """Somebody else makes a GPU instance, and one compute instance over all of it; returns its id."""
         gpu = self._gpu(uuid)
         try:
-            instance = gpu.mig.create(profile_id, start)
+            instance = gpu.mig.create_instance(profile_id, start)
         except DriverRefused as refused:
             problem = f"profile {profile_id} at {start} does not fit ({refused}); choose another"
             raise SpecError("start", problem) from None
         if compute:
             gpu.mig.create_compute(instance.id, instance.profile.whole.id)
-        gpu.settle(self._now_ns)
-        self._node.operations.announce(DeviceEventKind.MIG_CHANGED, gpu, gi=instance.id)
+        gpu.apply_mig_change(self._now_ns)
+        self._node.operations.announce_event(DeviceEventKind.MIG_CHANGED, gpu, gi=instance.id)
         return instance.id
 
-    def destroy_behind(self, uuid: str, instance_id: int) -> None:
+    def destroy_foreign_instance(self, uuid: str, instance_id: int) -> None:
         """Somebody else removes a GPU instance with all that is in it, and the processes that held it die."""
         gpu = self._gpu(uuid)
         held = [pid for pid, (instance, _) in gpu.mig.holds.items() if instance == instance_id]
         for pid in held:
             del gpu.mig.holds[pid]
         try:
-            for number in list(gpu.mig.instance(instance_id).compute):
+            for number in list(gpu.mig.get_instance(instance_id).compute):
                 gpu.mig.destroy_compute(instance_id, number)
-            gpu.mig.destroy(instance_id)
+            gpu.mig.destroy_instance(instance_id)
         except DriverRefused:
             raise SpecError("instance_id", f"there is no GPU instance {instance_id}; list them") from None
-        gpu.settle(self._now_ns)
-        self._node.operations.announce(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
+        gpu.apply_mig_change(self._now_ns)
+        self._node.operations.announce_event(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
 
     @property
     def _now_ns(self) -> int:
         return self._node.monotonic_ns()
 
     def _gpu(self, uuid: str) -> SimGpu:
-        return self._node.device(uuid)
+        return self._node.get_device(uuid)
 
 
 _SPACE = UUID("5d9ce3a4-8e0f-5c36-9f0a-0a6bd1f6a3a5")
@@ -292,7 +292,7 @@ class SimulatedNode(SimulatedControl):
         self._reserved_apart = spec.driver_branch >= RESERVED_SINCE
         self._seen: dict[str, Gpu] = {}
 
-    def device(self, uuid: str) -> SimGpu:
+    def get_device(self, uuid: str) -> SimGpu:
         """The core of one device, seen or not; raises UnknownGpu."""
         try:
             return self._by_uuid[uuid]
@@ -306,31 +306,31 @@ class SimulatedNode(SimulatedControl):
 
     def set_load(self, gpu_uuid: str, load: GpuLoad) -> None:
         """What runs on a device from now on."""
-        self.device(gpu_uuid).set_load(load, self.monotonic_ns())
+        self.get_device(gpu_uuid).set_load(load, self.monotonic_ns())
 
     def set_instance_load(self, gpu_uuid: str, instance_id: int, load: GpuLoad) -> None:
         """What runs on a GPU instance from now on; raises SpecError."""
-        self.device(gpu_uuid).set_instance_load(instance_id, load, self.monotonic_ns())
+        self.get_device(gpu_uuid).set_instance_load(instance_id, load, self.monotonic_ns())
 
     def start_process(self, gpu_uuid: str, process: GpuProcess) -> None:
         """A process opens the device or an instance; what it says of itself is shown, the rest is its part of the load."""
-        gpu = self.device(gpu_uuid)
+        gpu = self.get_device(gpu_uuid)
         gpu.mig.holds[process.pid] = (process.gpu_instance_id, process.compute_instance_id)
-        self.sensors(gpu).details[process.pid] = process
+        self.get_sensors(gpu).details[process.pid] = process
 
     def end_process(self, gpu_uuid: str, pid: int) -> None:
         """That process ends."""
-        gpu = self.device(gpu_uuid)
+        gpu = self.get_device(gpu_uuid)
         gpu.mig.holds.pop(pid, None)
-        self.sensors(gpu).details.pop(pid, None)
+        self.get_sensors(gpu).details.pop(pid, None)
 
-    def sensors(self, gpu: SimGpu) -> DeviceSensors:
+    def get_sensors(self, gpu: SimGpu) -> DeviceSensors:
         """The slower sensors of one device."""
-        return self._sensors.of(gpu)
+        return self._sensors.get_sensors(gpu)
 
     def limit_power(self, gpu_uuid: str, limit_w: float | None) -> None:
         """The device's power limit from now on; None is its default."""
-        self.device(gpu_uuid).limit_power(limit_w, self.monotonic_ns())
+        self.get_device(gpu_uuid).limit_power(limit_w, self.monotonic_ns())
 
     # The device port
 
@@ -345,7 +345,7 @@ class SimulatedNode(SimulatedControl):
         self.driver_version()
         found: dict[str, Gpu] = {}
         for gpu in self.devices:
-            self._take_time("gpus")
+            self._delay_call("gpus")
             if gpu.health is SimHealth.OK:
                 found[gpu.uuid] = gpu.identity
             elif gpu.health is SimHealth.HUNG:
@@ -355,7 +355,7 @@ class SimulatedNode(SimulatedControl):
 
     def access(self) -> AccessLevel:
         """The rights that the simulation gives."""
-        self._listed()
+        self._require_listing()
         return self.operations.rights
 
     def read(self, uuid: str) -> RawReadings:
@@ -364,7 +364,7 @@ class SimulatedNode(SimulatedControl):
         if self.operations.pause is not None:
             self.operations.pause("read")
         if gpu.health is not SimHealth.OK or not self.driver_loaded:
-            return _TIMED_OUT if self._stalled(gpu) else _LOST
+            return _TIMED_OUT if self._is_hung(gpu) else _LOST
         now_ns = self.monotonic_ns()
         instant_mw = gpu.power_instant_mw(now_ns) if self._fields else None
         usage_mw = gpu.power_usage_mw(now_ns) if instant_mw is None or gpu.product.sensor.averaged else None
@@ -392,28 +392,28 @@ class SimulatedNode(SimulatedControl):
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
         """What is dear, or seldom different."""
         gpu = self._found(uuid)
-        self._take_time("read_slow")
+        self._delay_call("read_slow")
         if gpu.health is not SimHealth.OK or not self.driver_loaded:
-            return _SLOW_TIMED_OUT if self._stalled(gpu) else _SLOW_LOST
-        return self._sensors.slow(gpu, self.monotonic_ns(), self.operations.rights)
+            return _SLOW_TIMED_OUT if self._is_hung(gpu) else _SLOW_LOST
+        return self._sensors.read_slow(gpu, self.monotonic_ns(), self.operations.rights)
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
         """A look at each GPU instance, by id."""
-        return self._sensors.instances(self._answering(uuid, "read_instances"), self.monotonic_ns())
+        return self._sensors.read_instances(self._answering(uuid, "read_instances"), self.monotonic_ns())
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Who has a context on the device."""
         gpu = self._answering(uuid, "processes")
-        return self._sensors.processes(gpu, self.monotonic_ns(), self.operations.rights)
+        return self._sensors.read_processes(gpu, self.monotonic_ns(), self.operations.rights)
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """Every pair of the devices that answer."""
         listed = [self._by_uuid[gpu.uuid] for gpu in self.gpus()]
-        return self._sensors.topology([gpu for gpu in listed if gpu.health is SimHealth.OK])
+        return self._sensors.read_topology([gpu for gpu in listed if gpu.health is SimHealth.OK])
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before; the first call begins to listen."""
-        self._listed()
+        self._require_listing()
         if not self._listening:
             self._listening = True
             self.announcements.clear()
@@ -427,16 +427,16 @@ class SimulatedNode(SimulatedControl):
     def close(self) -> None:
         """Forgets which devices were seen, and listens no more."""
         self._seen.clear()
-        self._sensors.forget()
+        self._sensors.reset()
         self._listening = False
 
-    def _listed(self) -> None:
+    def _require_listing(self) -> None:
         """Sees that the driver is there and that devices were listed once."""
         self.driver_version()
         if not self._seen:
             self.gpus()
 
-    def _take_time(self, call: str) -> None:
+    def _delay_call(self, call: str) -> None:
         """What a call to the driver takes, where somebody made it slow."""
         if self.operations.pause is not None:
             self.operations.pause(call)
@@ -449,7 +449,7 @@ class SimulatedNode(SimulatedControl):
                 raise UnknownGpu(f"{self.spec.node_name} has no GPU {uuid}; list its GPUs")
         return self._by_uuid[uuid]
 
-    def _stalled(self, gpu: SimGpu) -> bool:
+    def _is_hung(self, gpu: SimGpu) -> bool:
         """Whether a silent device is hung rather than lost; its caller waits."""
         if gpu.health is not SimHealth.HUNG or not self.driver_loaded:
             return False
@@ -459,10 +459,10 @@ class SimulatedNode(SimulatedControl):
     def _answering(self, uuid: str, call: str) -> SimGpu:
         """A device that answers."""
         gpu = self._found(uuid)
-        self._take_time(call)
+        self._delay_call(call)
         self.driver_version()
         if gpu.health is not SimHealth.OK:
-            if self._stalled(gpu):
+            if self._is_hung(gpu):
                 raise DeviceTimeout(f"{uuid} did not answer in time; wait, or reset it")
             raise GpuLostError(f"{uuid} answers nothing any more; reset it or reboot the node")
         return gpu

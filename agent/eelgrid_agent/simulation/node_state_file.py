@@ -68,7 +68,9 @@ def load_node_state(node: SimulatedNode, path: Path) -> None:
         raise NodeStateFileError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
     try:
         problem = (
-            f"has more than {_BYTES_MOST} bytes" if len(content) > _BYTES_MOST else _take(node, json.loads(content))
+            f"has more than {_BYTES_MOST} bytes"
+            if len(content) > _BYTES_MOST
+            else _restore_node(node, json.loads(content))
         )
     except (ValueError, TypeError, LookupError, DriverRefused, RecursionError) as error:
         problem = f"describes no such node ({error})"
@@ -76,7 +78,7 @@ def load_node_state(node: SimulatedNode, path: Path) -> None:
         raise NodeStateFileError(f"{path}: {problem}; correct it, or remove it to begin with the fleet file again")
 
 
-def _take(node: SimulatedNode, document: dict[str, Any]) -> str:
+def _restore_node(node: SimulatedNode, document: dict[str, Any]) -> str:
     """Brings the node there; returns what is wrong with the document, or nothing."""
     if document["schema"] != _SCHEMA:
         return f"is no state of schema {_SCHEMA}"
@@ -85,7 +87,7 @@ def _take(node: SimulatedNode, document: dict[str, Any]) -> str:
     rights = str(document.get("rights", "root"))
     if rights not in _RIGHTS:
         return f"has rights {rights!r}, and there are {', '.join(_RIGHTS)}"
-    node.faults.take_rights(_RIGHTS[rights])
+    node.faults.set_rights(_RIGHTS[rights])
     for gpu, fields in zip(node.devices, document["gpus"], strict=True):
         if fields["product"] != gpu.product.key:
             return f"GPU {gpu.identity.index} is no {gpu.product.key} there"
@@ -119,14 +121,14 @@ def _gpu_out(gpu: SimGpu) -> dict[str, Any]:
 def _gpu_in(gpu: SimGpu, fields: dict[str, Any]) -> None:
     mig = gpu.mig
     if fields["mig"]:
-        mig.lay(())
+        mig.apply_layout(())
     if fields["pending"] != fields["mig"]:
         mig.set_mode(enabled=fields["pending"])
     for row in fields["instances"]:
         profile = None if mig.geometry is None else mig.geometry.profile(row["profile"])
         if profile is None:
             raise ValueError(f"{gpu.product.key} has no profile {row['profile']!r}")
-        instance = mig.create(profile.id, row["start"])
+        instance = mig.create_instance(profile.id, row["start"])
         by_slices = {ci.compute_slices: ci.id for ci in profile.compute_instances}
         for slices, start in row["compute"]:
             mig.create_compute(instance.id, by_slices[slices], start)

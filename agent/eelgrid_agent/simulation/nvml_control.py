@@ -71,7 +71,7 @@ def _mode_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbo
         done = node.operations.set_mode(gpu, enabled=mode == pynvml.NVML_DEVICE_MIG_ENABLE, other_sessions=own)
         return write_number(activation, _ACTIVATION[done])
 
-    return {"nvmlDeviceSetMigMode": handles.on_device(translate_refusals(set_mode), holds=False)}
+    return {"nvmlDeviceSetMigMode": handles.wrap_device(translate_refusals(set_mode), holds=False)}
 
 
 def _instance_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
@@ -79,15 +79,15 @@ def _instance_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CS
 
     def create(gpu: SimGpu, profile_id: int, ref: Any) -> int:
         instance = operations.create_instance(gpu, profile_id)
-        return handles.issue(HandleTarget(gpu, gpu.generation, instance), dereference_argument(ref))
+        return handles.issue_handle(HandleTarget(gpu, gpu.generation, instance), dereference_argument(ref))
 
     def create_at(gpu: SimGpu, profile_id: int, placement: Any, ref: Any) -> int:
         # A struct that comes by value is no pointer; the C library would follow it.
         place = getattr(placement, "_obj", None)
-        if place is None or place.size != gpu.mig.profile(profile_id).size:
+        if place is None or place.size != gpu.mig.get_profile(profile_id).size:
             return _INVALID
         instance = operations.create_instance(gpu, profile_id, place.start)
-        return handles.issue(HandleTarget(gpu, gpu.generation, instance), dereference_argument(ref))
+        return handles.issue_handle(HandleTarget(gpu, gpu.generation, instance), dereference_argument(ref))
 
     def destroy(target: HandleTarget) -> int:
         if target.instance is None or target.compute is not None:
@@ -106,7 +106,7 @@ def _instance_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CS
         if target.instance is None or target.compute is not None:
             return _INVALID
         compute = operations.create_compute(target.gpu, target.instance.id, profile_id, start)
-        return handles.issue(
+        return handles.issue_handle(
             HandleTarget(target.gpu, target.generation, target.instance, compute), dereference_argument(ref)
         )
 
@@ -117,12 +117,12 @@ def _instance_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CS
         return 0
 
     return {
-        "nvmlDeviceCreateGpuInstance": handles.on_device(translate_refusals(create)),
-        "nvmlDeviceCreateGpuInstanceWithPlacement": handles.on_device(translate_refusals(create_at)),
-        "nvmlGpuInstanceDestroy": handles.on(translate_refusals(destroy)),
-        "nvmlGpuInstanceCreateComputeInstance": handles.on(translate_refusals(create_compute)),
-        "nvmlGpuInstanceCreateComputeInstanceWithPlacement": handles.on(translate_refusals(create_compute_at)),
-        "nvmlComputeInstanceDestroy": handles.on(translate_refusals(destroy_compute)),
+        "nvmlDeviceCreateGpuInstance": handles.wrap_device(translate_refusals(create)),
+        "nvmlDeviceCreateGpuInstanceWithPlacement": handles.wrap_device(translate_refusals(create_at)),
+        "nvmlGpuInstanceDestroy": handles.wrap_target(translate_refusals(destroy)),
+        "nvmlGpuInstanceCreateComputeInstance": handles.wrap_target(translate_refusals(create_compute)),
+        "nvmlGpuInstanceCreateComputeInstanceWithPlacement": handles.wrap_target(translate_refusals(create_compute_at)),
+        "nvmlComputeInstanceDestroy": handles.wrap_target(translate_refusals(destroy_compute)),
     }
 
 
@@ -144,9 +144,9 @@ def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         return 0
 
     return {
-        "nvmlDeviceGetPowerManagementLimit": handles.on_device(requested),
-        "nvmlDeviceSetPowerManagementLimit": handles.on_device(translate_refusals(set_limit)),
-        "nvmlDeviceSetPowerManagementLimit_v2": handles.on_device(translate_refusals(set_limit_v2)),
+        "nvmlDeviceGetPowerManagementLimit": handles.wrap_device(requested),
+        "nvmlDeviceSetPowerManagementLimit": handles.wrap_device(translate_refusals(set_limit)),
+        "nvmlDeviceSetPowerManagementLimit_v2": handles.wrap_device(translate_refusals(set_limit_v2)),
     }
 
 
@@ -168,10 +168,10 @@ def _clock_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         return _write_numbers(tuple(reversed(gpu.sm_clocks_mhz)), count, found)
 
     return {
-        "nvmlDeviceSetGpuLockedClocks": handles.on_device(translate_refusals(lock)),
-        "nvmlDeviceResetGpuLockedClocks": handles.on_device(translate_refusals(unlock)),
-        "nvmlDeviceGetSupportedMemoryClocks": handles.on_device(memory_clocks),
-        "nvmlDeviceGetSupportedGraphicsClocks": handles.on_device(graphics_clocks),
+        "nvmlDeviceSetGpuLockedClocks": handles.wrap_device(translate_refusals(lock)),
+        "nvmlDeviceResetGpuLockedClocks": handles.wrap_device(translate_refusals(unlock)),
+        "nvmlDeviceGetSupportedMemoryClocks": handles.wrap_device(memory_clocks),
+        "nvmlDeviceGetSupportedGraphicsClocks": handles.wrap_device(graphics_clocks),
     }
 
 
@@ -179,7 +179,7 @@ def _profile_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSy
     operations = node.operations
 
     def offered(gpu: SimGpu, ref: Any) -> int:
-        info, profiles = dereference_argument(ref), operations.offered_profiles(gpu)
+        info, profiles = dereference_argument(ref), operations.supported_profiles(gpu)
         if info.version != pynvml.nvmlWorkloadPowerProfileProfilesInfo_v1:
             return _MISMATCH
         _write_mask(info.perfProfilesMask, profiles)
@@ -188,7 +188,7 @@ def _profile_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSy
         return 0
 
     def current(gpu: SimGpu, ref: Any) -> int:
-        info, profiles = dereference_argument(ref), operations.offered_profiles(gpu)
+        info, profiles = dereference_argument(ref), operations.supported_profiles(gpu)
         if info.version != pynvml.nvmlWorkloadPowerProfileCurrentProfiles_v1:
             return _MISMATCH
         _write_mask(info.perfProfilesMask, profiles)
@@ -226,11 +226,11 @@ def _profile_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSy
 
     prefix = "nvmlDeviceWorkloadPowerProfile"
     return {
-        f"{prefix}GetProfilesInfo": handles.on_device(translate_refusals(offered)),
-        f"{prefix}GetCurrentProfiles": handles.on_device(translate_refusals(current)),
-        f"{prefix}SetRequestedProfiles": handles.on_device(translate_refusals(request)),
-        f"{prefix}ClearRequestedProfiles": handles.on_device(translate_refusals(clear)),
-        f"{prefix}UpdateProfiles_v1": handles.on_device(translate_refusals(update)),
+        f"{prefix}GetProfilesInfo": handles.wrap_device(translate_refusals(offered)),
+        f"{prefix}GetCurrentProfiles": handles.wrap_device(translate_refusals(current)),
+        f"{prefix}SetRequestedProfiles": handles.wrap_device(translate_refusals(request)),
+        f"{prefix}ClearRequestedProfiles": handles.wrap_device(translate_refusals(clear)),
+        f"{prefix}UpdateProfiles_v1": handles.wrap_device(translate_refusals(update)),
     }
 
 
@@ -266,7 +266,7 @@ def build_mig_symbols(
     """All of them, by name; without `privileged` nobody may walk instances, whatever their rights."""
 
     def config() -> None:
-        if not (privileged and operations.may(AccessLevel.MIG_CONFIG)):
+        if not (privileged and operations.has_right(AccessLevel.MIG_CONFIG)):
             raise DriverRefused(DriverRefusal.NO_PERMISSION)
 
     return {
@@ -329,10 +329,10 @@ def _mig_profile_symbols(handles: HandleTable, end: int) -> dict[str, CSymbol]:
         return code
 
     return {
-        "nvmlDeviceGetGpuInstanceProfileInfo": handles.on_device(gi_profile),
-        "nvmlDeviceGetGpuInstanceProfileInfoV": handles.on_device(gi_profile_v),
-        "nvmlGpuInstanceGetComputeInstanceProfileInfo": handles.on(ci_profile),
-        "nvmlGpuInstanceGetComputeInstanceProfileInfoV": handles.on(ci_profile_v),
+        "nvmlDeviceGetGpuInstanceProfileInfo": handles.wrap_device(gi_profile),
+        "nvmlDeviceGetGpuInstanceProfileInfoV": handles.wrap_device(gi_profile_v),
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo": handles.wrap_target(ci_profile),
+        "nvmlGpuInstanceGetComputeInstanceProfileInfoV": handles.wrap_target(ci_profile_v),
     }
 
 
@@ -340,29 +340,29 @@ def _placement_symbols(handles: HandleTable, config: Callable[[], None]) -> dict
     def placements(gpu: SimGpu, profile_id: int, found: Any, count: Any) -> int:
         # What is occupied does not matter, nor whether MIG is on.
         config()
-        profile = gpu.mig.profile(profile_id)
+        profile = gpu.mig.get_profile(profile_id)
         return _write_spans(profile.starts, profile.size, found, count)
 
     def remaining(gpu: SimGpu, profile_id: int, ref: Any) -> int:
         config()
-        return write_number(ref, gpu.mig.remaining(profile_id))
+        return write_number(ref, gpu.mig.count_remaining(profile_id))
 
     def ci_placements(target: HandleTarget, profile_id: int, found: Any, count: Any) -> int:
         config()
-        profile = _gpu_instance(target).profile_by_id(profile_id)
+        profile = _gpu_instance(target).get_profile(profile_id)
         return _write_spans(profile.starts, profile.compute_slices, found, count)
 
     def ci_remaining(target: HandleTarget, profile_id: int, ref: Any) -> int:
         config()
         instance = _gpu_instance(target)
-        profile = instance.profile_by_id(profile_id)
-        return write_number(ref, len(instance.free_starts(profile)))
+        profile = instance.get_profile(profile_id)
+        return write_number(ref, len(instance.list_free_starts(profile)))
 
     return {
-        "nvmlDeviceGetGpuInstancePossiblePlacements_v2": handles.on_device(translate_refusals(placements)),
-        "nvmlDeviceGetGpuInstanceRemainingCapacity": handles.on_device(translate_refusals(remaining)),
-        "nvmlGpuInstanceGetComputeInstancePossiblePlacements": handles.on(translate_refusals(ci_placements)),
-        "nvmlGpuInstanceGetComputeInstanceRemainingCapacity": handles.on(translate_refusals(ci_remaining)),
+        "nvmlDeviceGetGpuInstancePossiblePlacements_v2": handles.wrap_device(translate_refusals(placements)),
+        "nvmlDeviceGetGpuInstanceRemainingCapacity": handles.wrap_device(translate_refusals(remaining)),
+        "nvmlGpuInstanceGetComputeInstancePossiblePlacements": handles.wrap_target(translate_refusals(ci_placements)),
+        "nvmlGpuInstanceGetComputeInstanceRemainingCapacity": handles.wrap_target(translate_refusals(ci_remaining)),
     }
 
 
@@ -378,15 +378,15 @@ def _walk_symbols(handles: HandleTable, config: Callable[[], None]) -> dict[str,
 
     def gpu_instance_by_id(gpu: SimGpu, instance_id: int, ref: Any) -> int:
         config()
-        return handles.issue(
-            HandleTarget(gpu, gpu.generation, gpu.mig.instance(instance_id)), dereference_argument(ref)
+        return handles.issue_handle(
+            HandleTarget(gpu, gpu.generation, gpu.mig.get_instance(instance_id)), dereference_argument(ref)
         )
 
     def gpu_instance_info(target: HandleTarget, ref: Any) -> int:
         instance, info = _gpu_instance(target), dereference_argument(ref)
         info.id, info.profileId = instance.id, instance.profile.id
         info.placement.start, info.placement.size = instance.start, instance.profile.size
-        return handles.issue(HandleTarget(target.gpu, target.generation), info.device)
+        return handles.issue_handle(HandleTarget(target.gpu, target.generation), info.device)
 
     def compute_instances(target: HandleTarget, profile_id: int, found: Any, count: Any) -> int:
         instance = _gpu_instance(target)
@@ -399,8 +399,10 @@ def _walk_symbols(handles: HandleTable, config: Callable[[], None]) -> dict[str,
     def compute_instance_by_id(target: HandleTarget, compute_id: int, ref: Any) -> int:
         instance = _gpu_instance(target)
         config()
-        child = target.gpu.mig.compute(instance.id, compute_id)
-        return handles.issue(HandleTarget(target.gpu, target.generation, instance, child), dereference_argument(ref))
+        child = target.gpu.mig.get_compute(instance.id, compute_id)
+        return handles.issue_handle(
+            HandleTarget(target.gpu, target.generation, instance, child), dereference_argument(ref)
+        )
 
     def compute_instance_info(target: HandleTarget, ref: Any) -> int:
         if target.compute is None or target.mig_device:
@@ -408,17 +410,17 @@ def _walk_symbols(handles: HandleTable, config: Callable[[], None]) -> dict[str,
         child, info = target.compute, dereference_argument(ref)
         info.id, info.profileId = child.id, child.profile.id
         info.placement.start, info.placement.size = child.start, child.profile.compute_slices
-        return handles.issue(HandleTarget(target.gpu, target.generation), info.device) or handles.issue(
+        return handles.issue_handle(HandleTarget(target.gpu, target.generation), info.device) or handles.issue_handle(
             HandleTarget(target.gpu, target.generation, target.instance), info.gpuInstance
         )
 
     return {
-        "nvmlDeviceGetGpuInstances": handles.on_device(translate_refusals(gpu_instances)),
-        "nvmlDeviceGetGpuInstanceById": handles.on_device(translate_refusals(gpu_instance_by_id)),
-        "nvmlGpuInstanceGetInfo": handles.on(translate_refusals(gpu_instance_info)),
-        "nvmlGpuInstanceGetComputeInstances": handles.on(translate_refusals(compute_instances)),
-        "nvmlGpuInstanceGetComputeInstanceById": handles.on(translate_refusals(compute_instance_by_id)),
-        "nvmlComputeInstanceGetInfo_v2": handles.on(compute_instance_info),
+        "nvmlDeviceGetGpuInstances": handles.wrap_device(translate_refusals(gpu_instances)),
+        "nvmlDeviceGetGpuInstanceById": handles.wrap_device(translate_refusals(gpu_instance_by_id)),
+        "nvmlGpuInstanceGetInfo": handles.wrap_target(translate_refusals(gpu_instance_info)),
+        "nvmlGpuInstanceGetComputeInstances": handles.wrap_target(translate_refusals(compute_instances)),
+        "nvmlGpuInstanceGetComputeInstanceById": handles.wrap_target(translate_refusals(compute_instance_by_id)),
+        "nvmlComputeInstanceGetInfo_v2": handles.wrap_target(compute_instance_info),
     }
 
 
@@ -440,12 +442,12 @@ def _device_symbols(handles: HandleTable) -> dict[str, CSymbol]:
         if index.value >= len(found):
             return _NOT_FOUND
         instance, child = found[index.value]
-        return handles.issue(
+        return handles.issue_handle(
             HandleTarget(gpu, gpu.generation, instance, child, mig_device=True), dereference_argument(ref)
         )
 
     def parent(target: HandleTarget, ref: Any) -> int:
-        return handles.issue(HandleTarget(target.gpu, target.generation), dereference_argument(ref))
+        return handles.issue_handle(HandleTarget(target.gpu, target.generation), dereference_argument(ref))
 
     def is_mig(target: HandleTarget, ref: Any) -> int:
         return write_number(ref, int(target.mig_device))
@@ -464,15 +466,15 @@ def _device_symbols(handles: HandleTable) -> dict[str, CSymbol]:
         return write_text(buffer, length, target.gpu.identity.product + suffix)
 
     return {
-        "nvmlDeviceGetMigMode": handles.on_device(mode, holds=False),
-        "nvmlDeviceGetMaxMigDeviceCount": handles.on_device(most),
-        "nvmlDeviceGetMigDeviceHandleByIndex": handles.on_device(by_index),
-        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": handles.on(parent),
-        "nvmlDeviceIsMigDeviceHandle": handles.on(is_mig),
-        "nvmlDeviceGetGpuInstanceId": handles.on(instance_id),
-        "nvmlDeviceGetComputeInstanceId": handles.on(compute_id),
-        "nvmlDeviceGetUUID": handles.on(uuid),
-        "nvmlDeviceGetName": handles.on(name),
+        "nvmlDeviceGetMigMode": handles.wrap_device(mode, holds=False),
+        "nvmlDeviceGetMaxMigDeviceCount": handles.wrap_device(most),
+        "nvmlDeviceGetMigDeviceHandleByIndex": handles.wrap_device(by_index),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": handles.wrap_target(parent),
+        "nvmlDeviceIsMigDeviceHandle": handles.wrap_target(is_mig),
+        "nvmlDeviceGetGpuInstanceId": handles.wrap_target(instance_id),
+        "nvmlDeviceGetComputeInstanceId": handles.wrap_target(compute_id),
+        "nvmlDeviceGetUUID": handles.wrap_target(uuid),
+        "nvmlDeviceGetName": handles.wrap_target(name),
     }
 
 
@@ -513,5 +515,5 @@ def _issue_into(handles: HandleTable, target: HandleTarget, found: Any, place: i
     """Writes a handle into the caller's array."""
     array = dereference_argument(found)
     slot = type(array[place])()
-    handles.issue(target, slot)
+    handles.issue_handle(target, slot)
     array[place] = slot

@@ -32,11 +32,11 @@ class HandleTarget:
     mig_device: bool = False
 
     @property
-    def dead(self) -> bool:
+    def is_destroyed(self) -> bool:
         """Whether the instance was destroyed; another one in its place has another handle."""
         return not (self.instance is None or self.instance.alive) or not (self.compute is None or self.compute.alive)
 
-    def trouble(self, node: SimulatedNode) -> int:
+    def error_code(self, node: SimulatedNode) -> int:
         """The code that every call with this handle returns, or 0."""
         gpu = self.gpu
         if gpu.health is SimHealth.LOST or gpu.generation != self.generation:
@@ -44,7 +44,7 @@ class HandleTarget:
         if gpu.health is SimHealth.HUNG:
             node.stall()
             return int(pynvml.NVML_ERROR_TIMEOUT)
-        return int(pynvml.NVML_ERROR_INVALID_ARGUMENT) if self.dead else 0
+        return int(pynvml.NVML_ERROR_INVALID_ARGUMENT) if self.is_destroyed else 0
 
 
 class HandleTable:
@@ -62,7 +62,7 @@ class HandleTable:
         self._targets: dict[int, HandleTarget] = {}
         self._addresses: dict[tuple[Any, ...], int] = {}
 
-    def session(self) -> int:
+    def session_code(self) -> int:
         """The code that every call returns that needs no device, or 0."""
         if self.sessions == 0:
             return int(pynvml.NVML_ERROR_UNINITIALIZED)
@@ -77,16 +77,16 @@ class HandleTable:
             self.held.clear()
         return 0
 
-    def target_of(self, handle: Any) -> HandleTarget | None:
+    def get_target(self, handle: Any) -> HandleTarget | None:
         """What a handle stands for."""
         return self._targets.get(get_address(handle))
 
     def issue_device(self, gpu: SimGpu, ref: Any) -> int:
         """Gives out a device's handle, if the device answers."""
         target = HandleTarget(gpu, gpu.generation)
-        return target.trouble(self._node) or self.issue(target, dereference_argument(ref))
+        return target.error_code(self._node) or self.issue_handle(target, dereference_argument(ref))
 
-    def issue(self, target: HandleTarget, pointer: Any) -> int:
+    def issue_handle(self, target: HandleTarget, pointer: Any) -> int:
         """Writes the handle of a target into a pointer."""
         key = (
             target.gpu.uuid,
@@ -110,15 +110,15 @@ class HandleTable:
         if len(self._addresses) < _TARGETS_MOST:
             return
         for key, address in list(self._addresses.items()):
-            if self._targets[address].dead:
+            if self._targets[address].is_destroyed:
                 del self._addresses[key], self._targets[address]
 
-    def on(self, function: Callable[..., int], *, holds: bool = True) -> CSymbol:
+    def wrap_target(self, function: Callable[..., int], *, holds: bool = True) -> CSymbol:
         """A C symbol out of a function of a target: the handle is looked up and the device asked whether it answers.
 
         With `holds`, who called it is a client of the device from then on.
         """
-        targets, node, session = self.target_of, self._node, self.session
+        targets, node, session = self.get_target, self._node, self.session_code
 
         @wraps(function)
         def symbol(handle: Any, *arguments: Any) -> int:
@@ -131,11 +131,11 @@ class HandleTable:
                 node.operations.pause(symbol.__name__)
             if holds:
                 self.held.add(target.gpu.identity.uuid)
-            return target.trouble(node) or function(target, *arguments)
+            return target.error_code(node) or function(target, *arguments)
 
         return symbol
 
-    def on_device(self, function: Callable[..., int], *, holds: bool = True) -> CSymbol:
+    def wrap_device(self, function: Callable[..., int], *, holds: bool = True) -> CSymbol:
         """A C symbol out of a function of a device: instance handles are refused."""
 
         @wraps(function)
@@ -144,7 +144,7 @@ class HandleTable:
                 return int(pynvml.NVML_ERROR_NOT_SUPPORTED if target.mig_device else pynvml.NVML_ERROR_INVALID_ARGUMENT)
             return function(target.gpu, *arguments)
 
-        return self.on(whole, holds=holds)
+        return self.wrap_target(whole, holds=holds)
 
 
 _CODES = {

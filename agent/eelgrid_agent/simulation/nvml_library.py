@@ -46,7 +46,7 @@ def build_identity_symbols(node: SimulatedNode, handles: HandleTable) -> dict[st
 
 def _handle_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     def by_index(index: Any, ref: Any) -> int:
-        if code := handles.session():
+        if code := handles.session_code():
             return code
         for gpu in node.devices:
             if gpu.identity.index == index.value:
@@ -54,7 +54,7 @@ def _handle_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
         return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def by_uuid(uuid: Any, ref: Any) -> int:
-        if code := handles.session():
+        if code := handles.session_code():
             return code
         for gpu in node.devices:
             if gpu.uuid.encode() == uuid.value:
@@ -67,7 +67,7 @@ def _handle_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
     return {
         "nvmlDeviceGetHandleByIndex_v2": by_index,
         "nvmlDeviceGetHandleByUUID": by_uuid,
-        "nvmlDeviceGetIndex": handles.on_device(index),
+        "nvmlDeviceGetIndex": handles.wrap_device(index),
     }
 
 
@@ -110,12 +110,12 @@ def _product_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSy
         return 0
 
     return {
-        "nvmlDeviceGetPciInfo_v3": handles.on_device(pci),
-        "nvmlDeviceGetMemoryAffinity": handles.on_device(memory_affinity),
-        "nvmlDeviceGetMemoryInfo": handles.on(memory),
-        "nvmlDeviceGetMemoryInfo_v2": handles.on(memory_v2),
-        "nvmlDeviceGetPowerManagementDefaultLimit": handles.on_device(default_limit),
-        "nvmlDeviceGetPowerManagementLimitConstraints": handles.on_device(constraints),
+        "nvmlDeviceGetPciInfo_v3": handles.wrap_device(pci),
+        "nvmlDeviceGetMemoryAffinity": handles.wrap_device(memory_affinity),
+        "nvmlDeviceGetMemoryInfo": handles.wrap_target(memory),
+        "nvmlDeviceGetMemoryInfo_v2": handles.wrap_target(memory_v2),
+        "nvmlDeviceGetPowerManagementDefaultLimit": handles.wrap_device(default_limit),
+        "nvmlDeviceGetPowerManagementLimitConstraints": handles.wrap_device(constraints),
     }
 
 
@@ -138,7 +138,7 @@ def _instance_memory(node: SimulatedNode, target: HandleTarget, info: Any) -> in
     """A MIG device tells of its GPU instance; the instance's own handle is no device."""
     if not target.mig_device or target.instance is None:
         return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    info.total, info.used = node.sensors(target.gpu).instance_memory(target.instance.value)
+    info.total, info.used = node.get_sensors(target.gpu).instance_memory(target.instance.value)
     info.free = info.total - info.used
     return 0
 
@@ -154,17 +154,17 @@ def build_link_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, C
     """All of them, by name."""
 
     def common_ancestor(gpu: SimGpu, other: Any, ref: Any) -> int:
-        target = handles.target_of(other)
+        target = handles.get_target(other)
         if target is None or target.instance is not None or target.gpu is gpu:
             return _INVALID
-        return target.trouble(node) or write_number(ref, find_common_ancestor(gpu, target.gpu))
+        return target.error_code(node) or write_number(ref, find_common_ancestor(gpu, target.gpu))
 
     def no_link(gpu: SimGpu) -> int:
         """What is said of a link past the last one."""
-        return _INVALID if node.sensors(gpu).traits.links else _NOT_SUPPORTED
+        return _INVALID if node.get_sensors(gpu).traits.links else _NOT_SUPPORTED
 
     def state(gpu: SimGpu, link: int, ref: Any) -> int:
-        up = node.sensors(gpu).link_up(link)
+        up = node.get_sensors(gpu).link_up(link)
         return no_link(gpu) if up is None else write_number(ref, int(up))
 
     def remote_type(gpu: SimGpu, link: int, ref: Any) -> int:
@@ -184,7 +184,7 @@ def build_link_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, C
         return 0
 
     def fabric(gpu: SimGpu, ref: Any) -> int:
-        info, sensors = dereference_argument(ref), node.sensors(gpu)
+        info, sensors = dereference_argument(ref), node.get_sensors(gpu)
         if info.version != pynvml.nvmlGpuFabricInfo_v2:
             return _MISMATCH
         if not sensors.traits.fabric:
@@ -193,11 +193,11 @@ def build_link_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, C
         return 0
 
     return {
-        "nvmlDeviceGetTopologyCommonAncestor": handles.on_device(common_ancestor),
-        "nvmlDeviceGetNvLinkState": handles.on_device(state),
-        "nvmlDeviceGetNvLinkRemoteDeviceType": handles.on_device(remote_type),
-        "nvmlDeviceGetNvLinkRemotePciInfo_v2": handles.on_device(remote_pci),
-        "nvmlDeviceGetGpuFabricInfoV": handles.on_device(fabric),
+        "nvmlDeviceGetTopologyCommonAncestor": handles.wrap_device(common_ancestor),
+        "nvmlDeviceGetNvLinkState": handles.wrap_device(state),
+        "nvmlDeviceGetNvLinkRemoteDeviceType": handles.wrap_device(remote_type),
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2": handles.wrap_device(remote_pci),
+        "nvmlDeviceGetGpuFabricInfoV": handles.wrap_device(fabric),
     }
 
 
@@ -288,10 +288,10 @@ def _session_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSy
         return b"Simulated error %d" % code
 
     def driver_version(buffer: Any, length: Any) -> int:
-        return handles.session() or write_text(buffer, length, node.spec.driver_version)
+        return handles.session_code() or write_text(buffer, length, node.spec.driver_version)
 
     def count(ref: Any) -> int:
-        return handles.session() or write_number(ref, len(node.devices))
+        return handles.session_code() or write_number(ref, len(node.devices))
 
     return {
         "nvmlInitWithFlags": init,

@@ -65,7 +65,7 @@ def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, 
         return sum(_TYPES[kind] for kind in known)
 
     def create(ref: Any) -> int:
-        if code := handles.session():
+        if code := handles.session_code():
             return code
         if not sets:
             # Nobody listened to what came before.
@@ -89,7 +89,7 @@ def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, 
         return 0
 
     def wait(event_set: Any, ref: Any, _timeout: Any) -> int:
-        if code := handles.session():
+        if code := handles.session_code():
             return code
         registered = sets.get(get_address(event_set))
         if registered is None:
@@ -103,7 +103,7 @@ def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, 
             data.eventType, data.eventData = _TYPES[told.kind], told.code
             data.gpuInstanceId = _NO_INSTANCE if told.gi is None else told.gi
             data.computeInstanceId = _NO_INSTANCE
-            return handles.issue(target, data.device)
+            return handles.issue_handle(target, data.device)
         return int(pynvml.NVML_ERROR_TIMEOUT)
 
     def free(event_set: Any) -> int:
@@ -115,8 +115,8 @@ def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, 
 
     return {
         "nvmlEventSetCreate": create,
-        "nvmlDeviceGetSupportedEventTypes": handles.on_device(supported),
-        "nvmlDeviceRegisterEvents": handles.on(register),
+        "nvmlDeviceGetSupportedEventTypes": handles.wrap_device(supported),
+        "nvmlDeviceRegisterEvents": handles.wrap_target(register),
         "nvmlEventSetWait_v2": wait,
         "nvmlEventSetFree": free,
     }
@@ -150,11 +150,11 @@ def build_field_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, 
                 value.value.uiVal = number
         return 0
 
-    return {"nvmlDeviceGetFieldValues": handles.on_device(values)}
+    return {"nvmlDeviceGetFieldValues": handles.wrap_device(values)}
 
 
 def _power_fields(node: SimulatedNode) -> dict[int, _Field]:
-    now, sensors = node.monotonic_ns, node.sensors
+    now, sensors = node.monotonic_ns, node.get_sensors
 
     def instant(gpu: SimGpu, scope: int) -> int | None:
         if scope == pynvml.NVML_POWER_SCOPE_MODULE:
@@ -182,7 +182,7 @@ def _power_fields(node: SimulatedNode) -> dict[int, _Field]:
 
 
 def _link_fields(node: SimulatedNode) -> dict[int, _Field]:
-    now, sensors = node.monotonic_ns, node.sensors
+    now, sensors = node.monotonic_ns, node.get_sensors
 
     def kib(gpu: SimGpu, link: int) -> int | None:
         return sensors(gpu).link_kib(link, now())
@@ -214,7 +214,7 @@ def _link_fields(node: SimulatedNode) -> dict[int, _Field]:
 
 
 def _state_fields(node: SimulatedNode) -> dict[int, _Field]:
-    now, sensors = node.monotonic_ns, node.sensors
+    now, sensors = node.monotonic_ns, node.get_sensors
 
     def changes_mode_at_once(gpu: SimGpu, _scope: int) -> int | None:
         return None if gpu.mig.geometry is None else int(not gpu.mig.geometry.reset_to_change_mode)
@@ -234,7 +234,7 @@ def _moved_fields(node: SimulatedNode) -> dict[int, _Field]:
         return None if gpu.mig.geometry is None else 1
 
     def threshold(gpu: SimGpu, _scope: int) -> int | None:
-        return _LOW_POWER_UNIT if node.sensors(gpu).traits.links else None
+        return _LOW_POWER_UNIT if node.get_sensors(gpu).traits.links else None
 
     def thermal_ns(_gpu: SimGpu, _scope: int) -> int | None:
         return 0
@@ -284,14 +284,14 @@ def build_process_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str
             gpu, instance = target.gpu, target.instance
             if instance is not None and not target.mig_device:
                 return _INVALID
-            if instance is None and gpu.mig.enabled and not node.operations.may(AccessLevel.MIG_MONITOR):
+            if instance is None and gpu.mig.enabled and not node.operations.has_right(AccessLevel.MIG_MONITOR):
                 return _NO_PERMISSION
-            clients = [client for client in node.sensors(gpu).clients() if client.kind is kind]
+            clients = [client for client in node.get_sensors(gpu).clients() if client.kind is kind]
             if instance is not None:
                 clients = [client for client in clients if client.gpu_instance_id == instance.id]
             return _write(clients, layout, dereference_argument(count), buffer)
 
-        return handles.on(running)
+        return handles.wrap_target(running)
 
     def confidential_memory(_target: HandleTarget, ref: Any) -> int:
         info = dereference_argument(ref)
@@ -306,17 +306,17 @@ def build_process_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str
         "nvmlDeviceGetGraphicsRunningProcesses_v2": listing(ProcessKind.GRAPHICS, _Entry),
         "nvmlDeviceGetComputeRunningProcesses_v3": listing(ProcessKind.COMPUTE, layout),
         "nvmlDeviceGetGraphicsRunningProcesses_v3": listing(ProcessKind.GRAPHICS, layout),
-        "nvmlDeviceGetConfComputeMemSizeInfo": handles.on(confidential_memory),
-        "nvmlDeviceGetProcessUtilization": handles.on_device(_utilization(node)),
+        "nvmlDeviceGetConfComputeMemSizeInfo": handles.wrap_target(confidential_memory),
+        "nvmlDeviceGetProcessUtilization": handles.wrap_device(_utilization(node)),
     }
-    return symbols if version < _NARROW_AGAIN else {**symbols, _DETAILS: handles.on(details)}
+    return symbols if version < _NARROW_AGAIN else {**symbols, _DETAILS: handles.wrap_target(details)}
 
 
 def _utilization(node: SimulatedNode) -> CSymbol:
     def utilization(gpu: Any, samples: Any, count: Any, last_seen: Any) -> int:
         if gpu.mig.enabled:
             return _NOT_SUPPORTED
-        sensors, number = node.sensors(gpu), dereference_argument(count)
+        sensors, number = node.get_sensors(gpu), dereference_argument(count)
         clients, sampled_us = sensors.clients(), sensors.processes_sampled_us(node.monotonic_ns())
         if not clients or sampled_us <= last_seen.value:
             return _NOT_FOUND
@@ -383,11 +383,11 @@ def build_sample_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str,
         info = dereference_argument(ref)
         if info.version != pynvml.NVML_GPM_SUPPORT_VERSION:
             return _MISMATCH
-        info.isSupportedDevice = int(node.sensors(gpu).has_activity)
+        info.isSupportedDevice = int(node.get_sensors(gpu).has_activity)
         return 0
 
     def allocate(ref: Any) -> int:
-        if code := handles.session():
+        if code := handles.session_code():
             return code
         if len(samples) >= _SAMPLES_MOST:
             return int(pynvml.NVML_ERROR_MEMORY)
@@ -409,12 +409,12 @@ def build_sample_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str,
         return fill(gpu, instance_id, sample) if instance_id in gpu.mig.instances else _INVALID
 
     def fill(gpu: SimGpu, instance_id: int | None, sample: Any) -> int:
-        if not node.sensors(gpu).has_activity:
+        if not node.get_sensors(gpu).has_activity:
             return _NOT_SUPPORTED
         address, now_ns = get_address(sample), node.monotonic_ns()
         if address not in samples:
             return _INVALID
-        done = gpu.work(now_ns) if instance_id is None else gpu.loads.done_on(instance_id, now_ns)
+        done = gpu.work_done(now_ns) if instance_id is None else gpu.loads.instance_work_done(instance_id, now_ns)
         life = gpu.generation if instance_id is None else gpu.mig.instances[instance_id]
         samples[address] = _Sample(gpu, life, now_ns, done)
         return 0
@@ -433,11 +433,11 @@ def build_sample_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str,
         return 0
 
     return {
-        "nvmlGpmQueryDeviceSupport": handles.on_device(supports),
+        "nvmlGpmQueryDeviceSupport": handles.wrap_device(supports),
         "nvmlGpmSampleAlloc": allocate,
         "nvmlGpmSampleFree": free,
-        "nvmlGpmSampleGet": handles.on_device(take),
-        "nvmlGpmMigSampleGet": handles.on_device(take_of_instance),
+        "nvmlGpmSampleGet": handles.wrap_device(take),
+        "nvmlGpmMigSampleGet": handles.wrap_device(take_of_instance),
         "nvmlGpmMetricsGet": metrics,
     }
 
@@ -474,9 +474,9 @@ def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         return write_number(ref, gpu.enforced_mw)
 
     return {
-        "nvmlDeviceGetPowerUsage": handles.on_device(power),
-        "nvmlDeviceGetTotalEnergyConsumption": handles.on_device(energy),
-        "nvmlDeviceGetEnforcedPowerLimit": handles.on_device(limit),
+        "nvmlDeviceGetPowerUsage": handles.wrap_device(power),
+        "nvmlDeviceGetTotalEnergyConsumption": handles.wrap_device(energy),
+        "nvmlDeviceGetEnforcedPowerLimit": handles.wrap_device(limit),
     }
 
 
@@ -507,16 +507,16 @@ def _state_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         return write_number(ref, gpu.event_reasons)
 
     def performance_state(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.sensors(gpu).performance_state())
+        return write_number(ref, node.get_sensors(gpu).performance_state())
 
     return {
-        "nvmlDeviceGetUtilizationRates": handles.on_device(utilization),
-        "nvmlDeviceGetClockInfo": handles.on_device(clock),
-        "nvmlDeviceGetTemperature": handles.on_device(temperature),
-        "nvmlDeviceGetTemperatureV": handles.on_device(temperature_v),
-        "nvmlDeviceGetCurrentClocksEventReasons": handles.on_device(reasons),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": handles.on_device(reasons),
-        "nvmlDeviceGetPerformanceState": handles.on_device(performance_state),
+        "nvmlDeviceGetUtilizationRates": handles.wrap_device(utilization),
+        "nvmlDeviceGetClockInfo": handles.wrap_device(clock),
+        "nvmlDeviceGetTemperature": handles.wrap_device(temperature),
+        "nvmlDeviceGetTemperatureV": handles.wrap_device(temperature_v),
+        "nvmlDeviceGetCurrentClocksEventReasons": handles.wrap_device(reasons),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": handles.wrap_device(reasons),
+        "nvmlDeviceGetPerformanceState": handles.wrap_device(performance_state),
     }
 
 
@@ -524,11 +524,11 @@ def _health_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
     def ecc_errors(gpu: SimGpu, kind: Any, counter: Any, ref: Any) -> int:
         corrected = kind.value == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
         if counter.value == pynvml.NVML_VOLATILE_ECC:
-            return write_number(ref, node.sensors(gpu).ecc_volatile(corrected=corrected))
-        return write_number(ref, node.sensors(gpu).ecc_aggregate(corrected=corrected))
+            return write_number(ref, node.get_sensors(gpu).ecc_volatile(corrected=corrected))
+        return write_number(ref, node.get_sensors(gpu).ecc_aggregate(corrected=corrected))
 
     def remapped_rows(gpu: SimGpu, *refs: Any) -> int:
-        rows = node.sensors(gpu).remapped_rows()
+        rows = node.get_sensors(gpu).remapped_rows()
         if rows is None:
             return _NOT_SUPPORTED
         for ref, number in zip(refs, rows, strict=True):
@@ -536,18 +536,18 @@ def _health_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
         return 0
 
     def pcie_generation(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.sensors(gpu).pcie_generation())
+        return write_number(ref, node.get_sensors(gpu).pcie_generation())
 
     def pcie_width(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.sensors(gpu).pcie_width())
+        return write_number(ref, node.get_sensors(gpu).pcie_width())
 
     def pcie_replays(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.sensors(gpu).pcie_replays())
+        return write_number(ref, node.get_sensors(gpu).pcie_replays())
 
     return {
-        "nvmlDeviceGetTotalEccErrors": handles.on_device(ecc_errors),
-        "nvmlDeviceGetRemappedRows": handles.on_device(remapped_rows),
-        "nvmlDeviceGetCurrPcieLinkGeneration": handles.on_device(pcie_generation),
-        "nvmlDeviceGetCurrPcieLinkWidth": handles.on_device(pcie_width),
-        "nvmlDeviceGetPcieReplayCounter": handles.on_device(pcie_replays),
+        "nvmlDeviceGetTotalEccErrors": handles.wrap_device(ecc_errors),
+        "nvmlDeviceGetRemappedRows": handles.wrap_device(remapped_rows),
+        "nvmlDeviceGetCurrPcieLinkGeneration": handles.wrap_device(pcie_generation),
+        "nvmlDeviceGetCurrPcieLinkWidth": handles.wrap_device(pcie_width),
+        "nvmlDeviceGetPcieReplayCounter": handles.wrap_device(pcie_replays),
     }

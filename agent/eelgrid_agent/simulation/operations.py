@@ -75,11 +75,11 @@ class DeviceOperations:
         """The next such acts on this device are refused."""
         self._refusals.setdefault((uuid, act), deque()).extend([why] * times)
 
-    def may(self, level: AccessLevel) -> bool:
+    def has_right(self, level: AccessLevel) -> bool:
         """Whether the caller has this right."""
         return self.rights >= level
 
-    def announce(self, kind: DeviceEventKind, gpu: SimGpu, code: int = 0, gi: int | None = None) -> None:
+    def announce_event(self, kind: DeviceEventKind, gpu: SimGpu, code: int = 0, gi: int | None = None) -> None:
         """Tells whoever listens."""
         self.announcements.append(DriverAnnouncement(kind, gpu.identity.uuid, code, gi))
 
@@ -88,7 +88,7 @@ class DeviceOperations:
     def set_power_limit(self, gpu: SimGpu, limit_mw: int) -> None:
         """Asks for a power limit."""
         self._check(AccessLevel.ROOT)
-        self._begin(gpu, OperationKind.SET_POWER)
+        self._raise_planned_refusal(gpu, OperationKind.SET_POWER)
         low, high = gpu.limits_w
         if not low * 1000.0 <= limit_mw <= high * 1000.0 or limit_mw <= 0:
             raise DriverRefused(DriverRefusal.INVALID)
@@ -99,7 +99,7 @@ class DeviceOperations:
         if gpu.product.architecture in _UNLOCKABLE:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         self._check(AccessLevel.ROOT)
-        self._begin(gpu, OperationKind.SET_CLOCKS)
+        self._raise_planned_refusal(gpu, OperationKind.SET_CLOCKS)
         if clocks_mhz is not None:
             low, high = clocks_mhz
             if not gpu.product.sm_clock_min_mhz <= low <= high <= gpu.product.sm_clock_max_mhz:
@@ -108,18 +108,18 @@ class DeviceOperations:
             clocks_mhz = (_nearest(steps, low), _nearest(steps, high))
         gpu.lock_clocks(clocks_mhz, self._monotonic_ns())
 
-    def offered_profiles(self, gpu: SimGpu) -> tuple[int, ...]:
+    def supported_profiles(self, gpu: SimGpu) -> tuple[int, ...]:
         """The workload power profiles of a part; who may not set them is not told either."""
         if gpu.product.architecture not in _PROFILED or self._branch < _PROFILES_SINCE:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
-        if not self.may(AccessLevel.ROOT):
+        if not self.has_right(AccessLevel.ROOT):
             raise DriverRefused(DriverRefusal.NO_PERMISSION)
         return _PROFILES
 
     def set_profiles(self, gpu: SimGpu, profiles: frozenset[int]) -> None:
         """Asks for exactly these workload power profiles."""
-        offered = self.offered_profiles(gpu)
-        self._begin(gpu, OperationKind.SET_PROFILE)
+        offered = self.supported_profiles(gpu)
+        self._raise_planned_refusal(gpu, OperationKind.SET_PROFILE)
         if not profiles <= set(offered):
             raise DriverRefused(DriverRefusal.INVALID)
         gpu.profiles = profiles
@@ -131,58 +131,58 @@ class DeviceOperations:
         if gpu.mig.geometry is None:
             raise DriverRefused(DriverRefusal.NOT_SUPPORTED)
         self._check(AccessLevel.ROOT)
-        self._begin(gpu, OperationKind.SET_MODE)
+        self._raise_planned_refusal(gpu, OperationKind.SET_MODE)
         before, current = gpu.mig.changes, gpu.mig.enabled
         activation = gpu.mig.set_mode(enabled=enabled, other_sessions=other_sessions)
         if gpu.mig.enabled != current and gpu.mig.geometry.reset_to_change_mode:
             gpu.reset(self._monotonic_ns())
         if gpu.mig.changes != before:
-            self._changed(gpu)
+            self._on_mig_changed(gpu)
         return activation
 
     def create_instance(self, gpu: SimGpu, profile_id: int, start: int | None = None) -> SimInstance:
         """Makes a GPU instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.profile(profile_id)
-        self._begin(gpu, OperationKind.CREATE_INSTANCE)
-        instance = gpu.mig.create(profile_id, start)
-        self._changed(gpu, instance.id)
+        gpu.mig.get_profile(profile_id)
+        self._raise_planned_refusal(gpu, OperationKind.CREATE_INSTANCE)
+        instance = gpu.mig.create_instance(profile_id, start)
+        self._on_mig_changed(gpu, instance.id)
         return instance
 
     def destroy_instance(self, gpu: SimGpu, instance_id: int) -> None:
         """Removes a GPU instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.instance(instance_id)
-        self._begin(gpu, OperationKind.DESTROY_INSTANCE)
-        gpu.mig.destroy(instance_id)
-        self._changed(gpu, instance_id)
+        gpu.mig.get_instance(instance_id)
+        self._raise_planned_refusal(gpu, OperationKind.DESTROY_INSTANCE)
+        gpu.mig.destroy_instance(instance_id)
+        self._on_mig_changed(gpu, instance_id)
 
     def create_compute(self, gpu: SimGpu, instance_id: int, profile_id: int, start: int | None = None) -> SimCompute:
         """Makes a compute instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.instance(instance_id)
-        self._begin(gpu, OperationKind.CREATE_COMPUTE)
+        gpu.mig.get_instance(instance_id)
+        self._raise_planned_refusal(gpu, OperationKind.CREATE_COMPUTE)
         compute = gpu.mig.create_compute(instance_id, profile_id, start)
-        self._changed(gpu, instance_id)
+        self._on_mig_changed(gpu, instance_id)
         return compute
 
     def destroy_compute(self, gpu: SimGpu, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance."""
         self._check(AccessLevel.MIG_CONFIG)
-        gpu.mig.compute(instance_id, compute_id)
-        self._begin(gpu, OperationKind.DESTROY_COMPUTE)
+        gpu.mig.get_compute(instance_id, compute_id)
+        self._raise_planned_refusal(gpu, OperationKind.DESTROY_COMPUTE)
         gpu.mig.destroy_compute(instance_id, compute_id)
-        self._changed(gpu, instance_id)
+        self._on_mig_changed(gpu, instance_id)
 
-    def _changed(self, gpu: SimGpu, instance_id: int | None = None) -> None:
-        gpu.settle(self._monotonic_ns())
-        self.announce(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
+    def _on_mig_changed(self, gpu: SimGpu, instance_id: int | None = None) -> None:
+        gpu.apply_mig_change(self._monotonic_ns())
+        self.announce_event(DeviceEventKind.MIG_CHANGED, gpu, gi=instance_id)
 
     def _check(self, level: AccessLevel) -> None:
-        if not self.may(level):
+        if not self.has_right(level):
             raise DriverRefused(DriverRefusal.NO_PERMISSION)
 
-    def _begin(self, gpu: SimGpu, act: OperationKind) -> None:
+    def _raise_planned_refusal(self, gpu: SimGpu, act: OperationKind) -> None:
         refusals = self._refusals.get((gpu.identity.uuid, act))
         if refusals:
             raise DriverRefused(refusals.popleft())
@@ -211,7 +211,7 @@ class SimulatedControl:
     driver_loaded: bool
     stall: Callable[[], None]
 
-    def device(self, uuid: str) -> SimGpu:
+    def get_device(self, uuid: str) -> SimGpu:
         """The core of one device; raises UnknownGpu."""
         raise NotImplementedError
 
@@ -221,7 +221,7 @@ class SimulatedControl:
             identity = gpu.identity
             profiles: tuple[int, ...] = ()
             try:
-                profiles = self.operations.offered_profiles(gpu)
+                profiles = self.operations.supported_profiles(gpu)
             except DriverRefused:
                 # The part has none, or this user is not told: the settings say none.
                 profiles = ()
@@ -310,7 +310,7 @@ class SimulatedControl:
     @contextmanager
     def _changing(self, uuid: str, call: str) -> Iterator[SimGpu]:
         """The device, if it answers; refusals become the port's errors."""
-        gpu = self.device(uuid)
+        gpu = self.get_device(uuid)
         if not self.driver_loaded:
             raise DriverUnavailable("the simulated driver is not loaded; load it")
         if self.operations.pause is not None:

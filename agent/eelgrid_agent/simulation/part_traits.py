@@ -106,11 +106,11 @@ class PartTraits:
     # From Blackwell on, link errors are counted by other fields.
     new_link_errors: bool
 
-    def switched(self, devices: int) -> bool:
+    def is_switched(self, devices: int) -> bool:
         """Whether so many of these hang on NVLink switches."""
-        return self.links > 0 and devices >= _LARGE_FROM and not self.meshed(devices)
+        return self.links > 0 and devices >= _LARGE_FROM and not self.is_meshed(devices)
 
-    def meshed(self, devices: int) -> bool:
+    def is_meshed(self, devices: int) -> bool:
         """Whether so many of these form a cube mesh."""
         return self.mesh and _LARGE_FROM <= devices <= _MESHED_MOST
 

@@ -67,7 +67,7 @@ class PowerSignal:
         self._starts_ns = [now_ns]
         self._energies_pj = [0]
 
-    def set(self, level_mw: int, now_ns: int) -> None:
+    def set_level(self, level_mw: int, now_ns: int) -> None:
         """The level from now on."""
         if level_mw == self.level_mw:
             return
@@ -113,7 +113,7 @@ class WorkDone:
     work_s: float = 0.0
     memory_s: float = 0.0
 
-    def since(self, before: "WorkDone") -> "WorkDone":
+    def subtract(self, before: "WorkDone") -> "WorkDone":
         """What came after `before`."""
         return WorkDone(self.active_s - before.active_s, self.work_s - before.work_s, self.memory_s - before.memory_s)
 
@@ -128,13 +128,13 @@ class WorkMeter:
         self._done = WorkDone()
         self._since_ns = now_ns
 
-    def set(self, active: float, clock: float, memory_bound: float, now_ns: int) -> None:
+    def set_rates(self, active: float, clock: float, memory_bound: float, now_ns: int) -> None:
         """The rates from now on, of a load that is there `active` of the time, at this share of the highest clock."""
         work = active * throughput_share(clock, memory_bound)
         memory = memory_bound * work
         if (active, work, memory) == (self._active, self._work, self._memory):
             return
-        self._done, self._since_ns = self.read(now_ns), now_ns
+        self._done, self._since_ns = self.read_work(now_ns), now_ns
         self._active, self._work, self._memory = active, work, memory
 
     @property
@@ -147,7 +147,7 @@ class WorkMeter:
         """The share of time that the memory is busy now."""
         return self._memory
 
-    def read(self, now_ns: int) -> WorkDone:
+    def read_work(self, now_ns: int) -> WorkDone:
         """The integrals up to now."""
         seconds, done = (now_ns - self._since_ns) * 1e-9, self._done
         return WorkDone(

@@ -76,7 +76,7 @@ class GpmActivity:
 def compute_activity(first: tuple[int, WorkDone], second: tuple[int, WorkDone]) -> GpmActivity:
     """What hardware counters make of two looks (nanoseconds, work done); the second is the later."""
     seconds = (second[0] - first[0]) / _NS_PER_S
-    done = second[1].since(first[1])
+    done = second[1].subtract(first[1])
     active = min(100.0 * done.active_s / seconds, 100.0)
     memory = min(100.0 * done.memory_s / seconds, 100.0)
     pipes, traffic = max(active - memory, 0.0), done.work_s / seconds * _PCIE_MIB_PER_WORK_S
@@ -122,7 +122,7 @@ class DeviceSensors:
         self.details: dict[int, GpuProcess] = {}
         self.traits: PartTraits = get_part_traits(gpu.product)
         self.links_up = self.traits.links > 0 and alike > 1
-        self.switched = self.traits.switched(alike)
+        self.switched = self.traits.is_switched(alike)
 
     # Power, memory, state
 
@@ -165,24 +165,24 @@ class DeviceSensors:
     # Health
 
     @property
-    def _sliced(self) -> bool:
+    def _has_instances(self) -> bool:
         mig = self._gpu.mig
         return mig.enabled and bool(mig.instances)
 
     def ecc_volatile(self, *, corrected: bool) -> int | None:
         """Errors since the driver was loaded; not told of the whole while it has instances."""
         wear = self._gpu.wear
-        return None if self._sliced else wear.ecc_corrected if corrected else wear.ecc_uncorrected
+        return None if self._has_instances else wear.ecc_corrected if corrected else wear.ecc_uncorrected
 
     def ecc_aggregate(self, *, corrected: bool) -> int:
         """Errors over the life of the part."""
         wear = self._gpu.wear
-        return wear.ecc_corrected_ever if corrected else wear.ecc_uncorrected_ever
+        return wear.ecc_corrected_total if corrected else wear.ecc_uncorrected_total
 
     def remapped_rows(self) -> tuple[int, int, int, int] | None:
         """Correctable, uncorrectable, pending, failed; from Ampere on, and not while there are instances."""
         wear = self._gpu.wear
-        if not self.traits.row_remapping or self._sliced:
+        if not self.traits.row_remapping or self._has_instances:
             return None
         return wear.remapped_correctable, wear.remapped_uncorrectable, int(wear.remap_pending), int(wear.remap_failed)
 
@@ -220,7 +220,7 @@ class DeviceSensors:
             return None
         if not self.links_up:
             return 0
-        return int(self._gpu.traffic(now_ns).work_s * self.traits.link_bytes_per_s * _LINK_LOAD) // 1024
+        return int(self._gpu.traffic_done(now_ns).work_s * self.traits.link_bytes_per_s * _LINK_LOAD) // 1024
 
     def link_errors(self) -> int | None:
         """Errors of all links since the driver was loaded; an older driver cannot count those of newer parts."""
@@ -240,7 +240,7 @@ class DeviceSensors:
         slices = gpu.mig.geometry.memory_slices if gpu.mig.geometry else instance.size
         known = gpu.mig.instances[instance.id].profile.memory_bytes
         total = gpu.product.memory_bytes * instance.size // slices if known is None else known
-        load = gpu.loads.on_instance(instance.id, gpu.mig.instances)
+        load = gpu.loads.get_instance_load(instance.id, gpu.mig.instances)
         return total, min(_INSTANCE_OWN_BYTES * instance.size + load.memory_bytes, total)
 
     def clients(self) -> tuple[SimClient, ...]:
@@ -257,7 +257,7 @@ class DeviceSensors:
         gpu, instance = self._gpu, place[0]
         load = gpu.loads.total
         if instance is not None and instance in gpu.mig.instances:
-            load = gpu.loads.on_instance(instance, gpu.mig.instances)
+            load = gpu.loads.get_instance_load(instance, gpu.mig.instances)
         said = self.details.get(pid)
         memory_bytes = None if said is None else said.memory_bytes
         ratio = None if said is None else said.sm_ratio
@@ -309,9 +309,9 @@ def find_link_end(gpu: SimGpu, link: int, devices: Sequence[SimGpu]) -> SimGpu |
     peers = [other for other in board if other is not gpu]
     if not peers or not 0 <= link < traits.links:
         return None
-    if traits.switched(len(board)):
+    if traits.is_switched(len(board)):
         return SWITCH
-    if not traits.meshed(len(board)):
+    if not traits.is_meshed(len(board)):
         return peers[link % len(peers)]
     end = _MESHES[traits.links][board.index(gpu)][link]
     return board[end] if end < len(board) else None
@@ -358,7 +358,7 @@ class SimulatedNodeReadings:
         self._looks: dict[tuple[str, int | None], _Look] = {}
         self._processes_seen_us: dict[str, int] = {}
 
-    def of(self, gpu: SimGpu) -> DeviceSensors:
+    def get_sensors(self, gpu: SimGpu) -> DeviceSensors:
         """The sensors of one device."""
         sensors = self._sensors.get(gpu.uuid)
         if sensors is None:
@@ -366,14 +366,14 @@ class SimulatedNodeReadings:
             self._sensors[gpu.uuid] = sensors
         return sensors
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The next looks are the first ones."""
         self._looks.clear()
         self._processes_seen_us.clear()
 
-    def slow(self, gpu: SimGpu, now_ns: int, rights: AccessLevel) -> Mapping[Reading, ReadingValue]:
+    def read_slow(self, gpu: SimGpu, now_ns: int, rights: AccessLevel) -> Mapping[Reading, ReadingValue]:
         """All of the slow readings of a device that answers."""
-        sensors = self.of(gpu)
+        sensors = self.get_sensors(gpu)
         rows = sensors.remapped_rows() or (None, None, None, None)
         read: dict[Reading, int | None] = {
             Reading.MEMORY_TEMPERATURE_C: sensors.memory_temperature_c(now_ns),
@@ -404,10 +404,10 @@ class SimulatedNodeReadings:
             **{reading: _NOT_SUPPORTED if value is None else float(value) for reading, value in read.items()},
             **{reading: _NOT_SUPPORTED if value is None else value / 1000.0 for reading, value in milliwatts.items()},
             Reading.PROCESSES: float(len(sensors.clients())) if _shown(gpu, rights) else _NO_PERMISSION,
-            **self._activity(gpu, None, gpu.work(now_ns), now_ns),
+            **self._activity(gpu, None, gpu.work_done(now_ns), now_ns),
         }
 
-    def instances(self, gpu: SimGpu, now_ns: int) -> tuple[InstanceReadings, ...]:
+    def read_instances(self, gpu: SimGpu, now_ns: int) -> tuple[InstanceReadings, ...]:
         """A look at each GPU instance of a device that answers."""
         held_now = {held.id for held in gpu.identity.gpu_instances}
         for key in [key for key in self._looks if key[0] == gpu.uuid and key[1] is not None]:
@@ -417,17 +417,17 @@ class SimulatedNodeReadings:
 
     def _instance(self, gpu: SimGpu, held: GpuInstance, now_ns: int) -> InstanceReadings:
         # Without a compute instance there is no handle to ask for memory.
-        used = float(self.of(gpu).instance_memory(held)[1]) if held.compute_instances else _NOT_SUPPORTED
-        activity = self._activity(gpu, held.id, gpu.loads.done_on(held.id, now_ns), now_ns)
+        used = float(self.get_sensors(gpu).instance_memory(held)[1]) if held.compute_instances else _NOT_SUPPORTED
+        activity = self._activity(gpu, held.id, gpu.loads.instance_work_done(held.id, now_ns), now_ns)
         values = {Reading.MEMORY_USED_BYTES: used, **activity}
         return InstanceReadings(
             gpu_instance_id=held.id,
             values={reading: value for reading, value in values.items() if reading in _OF_INSTANCES},
         )
 
-    def processes(self, gpu: SimGpu, now_ns: int, rights: AccessLevel) -> tuple[GpuProcess, ...]:
+    def read_processes(self, gpu: SimGpu, now_ns: int, rights: AccessLevel) -> tuple[GpuProcess, ...]:
         """Who has a context on a device that answers."""
-        sliced, sensors = gpu.mig.enabled, self.of(gpu)
+        sliced, sensors = gpu.mig.enabled, self.get_sensors(gpu)
         if not _shown(gpu, rights):
             raise NoPermission(f"{gpu.uuid}: the simulated driver shows this user no processes of instances")
         clients = sensors.clients()
@@ -447,7 +447,7 @@ class SimulatedNodeReadings:
             for client in clients
         )
 
-    def topology(self, answering: Sequence[SimGpu]) -> tuple[DeviceLink, ...]:
+    def read_topology(self, answering: Sequence[SimGpu]) -> tuple[DeviceLink, ...]:
         """Every pair of the devices that answer."""
         return tuple(
             DeviceLink(
@@ -461,8 +461,8 @@ class SimulatedNodeReadings:
         )
 
     def _between(self, one: SimGpu, other: SimGpu) -> int:
-        ends = [find_link_end(one, link, self._devices) for link in range(self.of(one).traits.links)]
-        others = [find_link_end(other, link, self._devices) for link in range(self.of(other).traits.links)]
+        ends = [find_link_end(one, link, self._devices) for link in range(self.get_sensors(one).traits.links)]
+        others = [find_link_end(other, link, self._devices) for link in range(self.get_sensors(other).traits.links)]
         return sum(end is other for end in ends) or min(ends.count(SWITCH), others.count(SWITCH))
 
     def _links(self, sensors: DeviceSensors, now_ns: int) -> dict[Reading, int | None]:
@@ -479,7 +479,7 @@ class SimulatedNodeReadings:
         self, gpu: SimGpu, instance_id: int | None, done: WorkDone, now_ns: int
     ) -> dict[Reading, ReadingValue]:
         """Activity since the look before, which stays where it is too near."""
-        if not self.of(gpu).has_activity:
+        if not self.get_sensors(gpu).has_activity:
             return dict.fromkeys(_ACTIVITY, _NOT_SUPPORTED)
         # An instance that was made anew is another object, whatever its id.
         life = gpu.generation if instance_id is None else gpu.mig.instances[instance_id]

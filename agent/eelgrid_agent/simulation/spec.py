@@ -206,7 +206,7 @@ def load_fleet(path: Path | str) -> tuple[NodeSpec, ...]:
 
 def _nodes(document: Any, catalogue: Catalogue) -> Iterator[NodeSpec]:
     top = _Fields("", document)
-    rows = top.take("nodes", list)
+    rows = top.take_field("nodes", list)
     top.finish()
     names: set[str] = set()
     for number, row in enumerate(rows):
@@ -222,23 +222,23 @@ def _nodes(document: Any, catalogue: Catalogue) -> Iterator[NodeSpec]:
 
 def _like_nodes(path: str, row: Any, catalogue: Catalogue) -> Iterator[NodeSpec]:
     fields = _Fields(path, row)
-    name, count = fields.take("name", str), fields.whole("count", 1, _NODES_MOST, default=1)
+    name, count = fields.take_field("name", str), fields.whole("count", 1, _NODES_MOST, default=1)
     gpus: list[GpuSpec] = []
-    for number, gpu in enumerate(fields.take("gpus", list, default=[])):
+    for number, gpu in enumerate(fields.take_field("gpus", list, default=[])):
         gpus += _like_gpus(f"{path}.gpus[{number}]", gpu)
     node = NodeSpec(
         node_name=name,
         cpu_milli=fields.whole("cpu_milli", 0, 10_000_000),
         memory_bytes=fields.whole("memory_bytes", 0, 2**50),
-        pool=fields.take("pool", str, default=""),
+        pool=fields.take_field("pool", str, default=""),
         labels=fields.texts("labels"),
         gpus=tuple(gpus),
-        driver_version=fields.take(
+        driver_version=fields.take_field(
             "driver_version", str, default=NodeSpec.__dataclass_fields__["driver_version"].default
         ),
         hurry=fields.number("hurry", 1.0, 3600.0, default=1.0),
     )
-    where = fields.take("topology", str, default="")
+    where = fields.take_field("topology", str, default="")
     node = replace(node, topology=tuple(where.split("/")) if where else ())
     fields.finish()
     nodes = [replace(node, node_name=name.replace("{index}", str(index))) for index in range(count)]
@@ -253,10 +253,10 @@ def _like_nodes(path: str, row: Any, catalogue: Catalogue) -> Iterator[NodeSpec]
 def _like_gpus(path: str, row: Any) -> list[GpuSpec]:
     fields = _Fields(path, row)
     count = fields.whole("count", 1, GPUS_PER_NODE_MOST, default=1)
-    layout = fields.take("mig", list, default=None)
+    layout = fields.take_field("mig", list, default=None)
     gpu = GpuSpec(
-        product=fields.take("product", str),
-        model=fields.take("model", str, default=""),
+        product=fields.take_field("product", str),
+        model=fields.take_field("model", str, default=""),
         mig=None if layout is None else tuple(_slice(f"{path}.mig[{n}]", item) for n, item in enumerate(layout)),
         sensor_gain=fields.number("sensor_gain", 0.5, 2.0, default=1.0),
         sensor_offset_w=fields.number("sensor_offset_w", -50.0, 50.0, default=0.0),
@@ -284,7 +284,7 @@ class _Fields:
     def _name(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
-    def take(self, name: str, kind: type, default: Any = ...) -> Any:
+    def take_field(self, name: str, kind: type, default: Any = ...) -> Any:
         value = self._left.pop(name, default)
         if value is ...:
             raise SpecError(self._name(name), "is missing; add it")
@@ -293,7 +293,7 @@ class _Fields:
         return value
 
     def whole(self, name: str, low: int, high: int, default: Any = ...) -> int:
-        value: int = self.take(name, int, default)
+        value: int = self.take_field(name, int, default)
         if not low <= value <= high:
             raise SpecError(self._name(name), f"{value} is not in [{low}, {high}]; correct it")
         return value
@@ -307,7 +307,7 @@ class _Fields:
         return float(value)
 
     def texts(self, name: str) -> Mapping[str, str]:
-        value: dict[str, str] = self.take(name, dict, default={})
+        value: dict[str, str] = self.take_field(name, dict, default={})
         if not all(isinstance(text, str) for text in value.values()):
             raise SpecError(self._name(name), "holds something other than text; put values in quotes")
         return value

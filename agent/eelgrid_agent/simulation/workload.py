@@ -31,16 +31,16 @@ class DeviceLoads:
         self._meter = WorkMeter(now_ns)
         self._meters: dict[int, WorkMeter] = {}
 
-    def set(self, load: GpuLoad) -> None:
+    def set_load(self, load: GpuLoad) -> None:
         """One load for the whole device."""
         self.total = load
         self._parts.clear()
 
-    def set_part(self, instance_id: int, load: GpuLoad) -> None:
+    def set_instance_load(self, instance_id: int, load: GpuLoad) -> None:
         """A load for one instance; what ran on the whole device ends."""
         self._parts[instance_id] = load
 
-    def gather(self, instances: Mapping[int, SimInstance], compute_slices: int) -> None:
+    def sum_loads(self, instances: Mapping[int, SimInstance], compute_slices: int) -> None:
         """Forgets the loads of instances that are gone, and sums up the others."""
         if not self._parts:
             return
@@ -57,7 +57,7 @@ class DeviceLoads:
             memory_bound_ratio=bound / whole if whole else IDLE_LOAD.memory_bound_ratio,
         )
 
-    def on_instance(self, instance_id: int, instances: Mapping[int, SimInstance]) -> GpuLoad:
+    def get_instance_load(self, instance_id: int, instances: Mapping[int, SimInstance]) -> GpuLoad:
         """The load of one instance."""
         if self._parts:
             return self._parts.get(instance_id, IDLE_LOAD)
@@ -68,23 +68,23 @@ class DeviceLoads:
             memory_bound_ratio=self.total.memory_bound_ratio,
         )
 
-    def run(self, clock: float, instances: Mapping[int, SimInstance], now_ns: int) -> None:
+    def set_clock(self, clock: float, instances: Mapping[int, SimInstance], now_ns: int) -> None:
         """Everything runs at this share of the highest clock from now on."""
-        self._meter.set(self.total.utilization_ratio, clock, self.total.memory_bound_ratio, now_ns)
+        self._meter.set_rates(self.total.utilization_ratio, clock, self.total.memory_bound_ratio, now_ns)
         if self._meters or instances:
             self._meters = {number: self._meters.get(number) or WorkMeter(now_ns) for number in instances}
             for number, meter in self._meters.items():
-                load = self.on_instance(number, instances)
-                meter.set(load.utilization_ratio, clock, load.memory_bound_ratio, now_ns)
+                load = self.get_instance_load(number, instances)
+                meter.set_rates(load.utilization_ratio, clock, load.memory_bound_ratio, now_ns)
 
-    def done(self, now_ns: int) -> WorkDone:
+    def work_done(self, now_ns: int) -> WorkDone:
         """What the device got done."""
-        return self._meter.read(now_ns)
+        return self._meter.read_work(now_ns)
 
-    def done_on(self, instance_id: int, now_ns: int) -> WorkDone:
+    def instance_work_done(self, instance_id: int, now_ns: int) -> WorkDone:
         """What an instance got done; nothing yet since it was made."""
         meter = self._meters.get(instance_id)
-        return WorkDone() if meter is None else meter.read(now_ns)
+        return WorkDone() if meter is None else meter.read_work(now_ns)
 
     @property
     def work_share(self) -> float:

@@ -41,7 +41,7 @@ def connect_operators(settings: CliSettings) -> Iterator[Any]:
         channel.close()
 
 
-def _tell_omitted(answer: Any) -> None:
+def _print_omitted(answer: Any) -> None:
     """On standard error, so that a table or a document stays what it is."""
     if answer.omitted:
         count = f"{answer.omitted} element{'' if answer.omitted == 1 else 's'}"
@@ -56,7 +56,7 @@ def iterate_pages(
     while left is None or left > 0:
         size = PAGE_SIZE_MOST if left is None else min(left, PAGE_SIZE_MOST)
         answer = call(replace(request, page_size=size, page_token=token), timeout=timeout_s)
-        _tell_omitted(answer)
+        _print_omitted(answer)
         found = getattr(answer, items)[:size]
         yield from found
         left = None if left is None else left - len(found)
@@ -71,7 +71,7 @@ def fetch_whole(call: Callable[..., Any], request: Any, *, timeout_s: float) -> 
     token = ""
     while True:
         answer = call(replace(request, page_token=token), timeout=timeout_s)
-        _tell_omitted(answer)
+        _print_omitted(answer)
         for entry in fields(answer):
             value = getattr(answer, entry.name)
             if isinstance(value, tuple):

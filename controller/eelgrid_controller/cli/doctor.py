@@ -235,7 +235,7 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
             yield doctor_tls.check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
 
 
-def _asked(check: str, call: Callable[[], Any], *, optional: bool = False) -> Any:
+def _call_or_finding(check: str, call: Callable[[], Any], *, optional: bool = False) -> Any:
     """What a call answered, or the finding that it did not."""
     from eelgrid_protos import faults
     from eelgrid_protos.transport import ListenError
@@ -264,7 +264,9 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
         return
     client, timeout_s = rpc.build_client(rpc.NODE_SERVICE, channel), settings.timeout_s
     try:
-        found = _asked("agent", lambda: client.get_inventory(GetInventoryRequest(), timeout=timeout_s), optional=True)
+        found = _call_or_finding(
+            "agent", lambda: client.get_inventory(GetInventoryRequest(), timeout=timeout_s), optional=True
+        )
         if isinstance(found, Finding):
             if has_gpus:
                 remedy = "start eelgrid-agent (systemctl status eelgrid-agent), or name its --listen with --agent"
@@ -273,7 +275,9 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
             return
         yield from doctor_cluster.check_inventory(found.inventory)
         begin_s = time.time()
-        samples = _asked("agent, sampling", lambda: client.get_samples(GetSamplesRequest(), timeout=timeout_s))
+        samples = _call_or_finding(
+            "agent, sampling", lambda: client.get_samples(GetSamplesRequest(), timeout=timeout_s)
+        )
         if isinstance(samples, Finding):
             yield samples
         else:
@@ -283,7 +287,7 @@ def _agent(settings: CliSettings, looks: DoctorOptions, *, has_gpus: bool) -> It
                 yield doctor_machine.check_clocks_agree(
                     "agent's samples", theirs_s - time.time(), time.time() - begin_s
                 )
-        plan = _asked("agent, plan", lambda: client.get_node_plan(GetNodePlanRequest(), timeout=timeout_s))
+        plan = _call_or_finding("agent, plan", lambda: client.get_node_plan(GetNodePlanRequest(), timeout=timeout_s))
         yield plan if isinstance(plan, Finding) else doctor_cluster.check_lease(plan)
     except ContractError as error:
         yield report_warning(
@@ -344,7 +348,9 @@ def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[
     yield from doctor_cluster.check_plans(
         tuple(iterate_pages(client.list_plans, ListPlansRequest(), "plans", timeout_s=timeout_s))
     )
-    promised = _asked("promises", lambda: fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s))
+    promised = _call_or_finding(
+        "promises", lambda: fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=timeout_s)
+    )
     if isinstance(promised, Finding):
         yield promised
     else:
@@ -354,7 +360,7 @@ def _asks(client: Any, settings: CliSettings, looks: DoctorOptions) -> Iterator[
         )
     yield doctor_cluster.check_waiting_work(summary)
     now_ns = time.time_ns()
-    spent = _asked(
+    spent = _call_or_finding(
         "ledger",
         lambda: client.query_energy(
             QueryEnergyRequest(begin_ns=now_ns - _HOUR_NS, end_ns=now_ns, group_by=("kind",), rows_most=1),

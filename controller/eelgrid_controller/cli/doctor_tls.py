@@ -151,7 +151,7 @@ def read_tls_state(certificate: Path, key: Path, authority: Path) -> TlsFilesSta
     if unreadable:
         return TlsFilesState(unreadable=tuple(unreadable))
     mismatch = _mismatch(certificate, key)
-    unsigned = "" if mismatch else _unsigned(certificate, key, authority)
+    unsigned = "" if mismatch else _find_signature_problem(certificate, key, authority)
     mode = key.stat().st_mode
     open_to = next((who for bit, who in _OPEN_TO if mode & bit), "")
     return TlsFilesState((), found[certificate], found[authority], mismatch, unsigned, open_to)
@@ -162,15 +162,15 @@ def _mismatch(certificate: Path, key: Path) -> str:
         # A key with a passphrase would be asked for at the terminal; none of ours may have one.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
-        return _said(error)
+        return _error_text(error)
     return ""
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error).lower().replace("_", " ")
 
 
-def _unsigned(certificate: Path, key: Path, authority: Path) -> str:
+def _find_signature_problem(certificate: Path, key: Path, authority: Path) -> str:
     """Why a side with the authority would refuse one with the certificate; empty where it would not."""
     serving, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
@@ -178,7 +178,7 @@ def _unsigned(certificate: Path, key: Path, authority: Path) -> str:
         serving.load_cert_chain(certificate, key, password="")
         asking.load_verify_locations(authority)
     except (ssl.SSLError, OSError, ValueError) as error:
-        return _said(error)
+        return _error_text(error)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [asking.wrap_bio(back, there), serving.wrap_bio(there, back, server_side=True)]
     for _ in range(_TURNS_MOST):
@@ -191,10 +191,12 @@ def _unsigned(certificate: Path, key: Path, authority: Path) -> str:
             except ssl.SSLCertVerificationError as error:
                 # Dates have findings of their own.
                 return (
-                    "" if "expired" in error.verify_message or "not yet valid" in error.verify_message else _said(error)
+                    ""
+                    if "expired" in error.verify_message or "not yet valid" in error.verify_message
+                    else _error_text(error)
                 )
             except ssl.SSLError as error:
-                return _said(error)
+                return _error_text(error)
         if not sides:
             break
     return ""

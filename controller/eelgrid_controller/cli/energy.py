@@ -134,7 +134,7 @@ def _time(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns / _NANO, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _changed(one: EnergyExporter) -> str:
+def _format_changed_hours(one: EnergyExporter) -> str:
     if not one.changed_hours:
         return ""
     return f"{one.changed_hours}, {_time(one.changed_first_ns)} to {_time(one.changed_last_ns)}"
@@ -197,7 +197,9 @@ def confirm_export(client: Any, settings: CliSettings, name: str, found: QueryEn
     mark = client.confirm_energy_export(request, timeout=settings.timeout_s).exporter
     click.echo(f"confirmed: {name} has everything from {_time(mark.since_ns)} to {_time(mark.until_ns)} UTC", err=True)
     if mark.changed_hours:
-        click.echo(f"  but for hours that changed since: {_changed(mark)}; export their stretch again", err=True)
+        click.echo(
+            f"  but for hours that changed since: {_format_changed_hours(mark)}; export their stretch again", err=True
+        )
 
 
 _COLUMNS = (
@@ -205,7 +207,7 @@ _COLUMNS = (
     TableColumn[EnergyExporter]("SINCE", lambda one: _time(one.since_ns)),
     TableColumn[EnergyExporter]("UNTIL", lambda one: _time(one.until_ns)),
     TableColumn[EnergyExporter]("BEHIND", lambda one: f"{one.lag_s / 3600.0:,.0f} h", right=True),
-    TableColumn[EnergyExporter]("CHANGED HOURS", _changed),
+    TableColumn[EnergyExporter]("CHANGED HOURS", _format_changed_hours),
 )
 
 

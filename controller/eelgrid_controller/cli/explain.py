@@ -73,7 +73,7 @@ def _read(file: Any) -> Any:
         raise RequestRefused(f"{file.name}: is no JSON", "give a file that `eelctl decision export` wrote") from None
 
 
-def _told(outcome: Mapping[str, Any]) -> dict[str, Any]:
+def _outcome_document(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """An outcome with its explanation field by field."""
     from eelgrid_controller.state.journal_encoding import decode_explanation
 
@@ -105,8 +105,8 @@ def replay(context: click.Context, file: Any) -> None:
         "revision": found.revision,
         "equal": not found.differences,
         "differences": list(found.differences),
-        "recorded": _told(found.recorded),
-        "now": _told(found.now),
+        "recorded": _outcome_document(found.recorded),
+        "now": _outcome_document(found.now),
     }
     print_plain(context.obj, plain, lines)
     if found.differences:

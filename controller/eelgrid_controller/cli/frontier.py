@@ -36,7 +36,7 @@ def _columns(rate_hz: float) -> tuple[TableColumn["FrontierRow"], ...]:
         TableColumn("WATTS", lambda row: "" if row.plan is None else f"{row.plan.power_w:,.1f}", right=True),
         TableColumn("J/REQUEST", energy, right=True),
         TableColumn("RATES", lambda row: f"x{row.factor:.4g}", right=True),
-        TableColumn("GPUS", lambda row: f"lacks {row.binds}" if row.plan is None else _of(row.plan.gpus)),
+        TableColumn("GPUS", lambda row: f"lacks {row.binding_constraint}" if row.plan is None else _of(row.plan.gpus)),
         TableColumn("MARK", lambda row: row.mark, colour=lambda row: "green" if row.mark else None),
         TableColumn("EFFICIENT", lambda row: "yes" if row.is_efficient else "no", wide=True),
     )
@@ -99,7 +99,7 @@ def _draw(path: Path, found: "Frontier") -> None:
         raise CliError(f"{path}: {what}", "name another file with --plot, such as frontier.png") from None
 
 
-def _described(points: Path | None, services: Path | None) -> Any:
+def _read_described_inputs(points: Path | None, services: Path | None) -> Any:
     from eelgrid_controller.cli.frontier_files import read_points, read_services
 
     if points is None or services is None:
@@ -108,7 +108,7 @@ def _described(points: Path | None, services: Path | None) -> Any:
     return read_points(points), asked, fleet
 
 
-def _asked(settings: CliSettings, factor: float) -> Any:
+def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
     from eelgrid_controller.cli.connection import connect_operators
     from eelgrid_controller.cli.frontier_running import read_running_fleet
 
@@ -116,7 +116,7 @@ def _asked(settings: CliSettings, factor: float) -> Any:
         return read_running_fleet(client, timeout_s=settings.timeout_s, factor=factor)
 
 
-def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
+def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
     from eelgrid_controller.optional_imports import import_library
     from eelgrid_controller.profiles.errors import ServingError
     from eelgrid_controller.whatif.frontier.sweep import compute_frontier
@@ -138,7 +138,7 @@ def _computed(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Fronti
             progress.stop()
 
 
-def _tell(settings: CliSettings, found: "Frontier") -> None:
+def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
     """The table on stdout, and beside it what it does not show."""
     wide = settings.output == "wide"
     before = (None, *found.rows)
@@ -202,9 +202,9 @@ def frontier(
 
         load_pyplot()  # that it lacks is said before the work
     settings: CliSettings = context.obj
-    known = _asked(settings, rates) if running else _described(points, services)
+    known = _fetch_running_fleet(settings, rates) if running else _read_described_inputs(points, services)
     measured, asked, fleet = known
-    found = _computed(measured, asked, fleet, objectives)
+    found = _compute_frontier(measured, asked, fleet, objectives)
     rows = [_plain(row, found.rate_hz) for row in found.rows]
     if out is not None:
         _write(out, [_cells(row) for row in rows])
@@ -220,10 +220,10 @@ def frontier(
         }
         print_plain(settings, plain, ())
     else:
-        _tell(settings, found)
+        _print_frontier(settings, found)
     if found.rows[-1].plan is None:
         last = found.rows[-1]
         raise CliError(
             f"the fleet carries {last.factor:.4g} of the rates at best, at {last.latency_s:.4g} s",
-            f"add {last.binds}, or ask for lower rates",
+            f"add {last.binding_constraint}, or ask for lower rates",
         )

@@ -45,7 +45,7 @@ def _amount(line: CsvLine, column: str, most: float) -> float | None:
     number = float(text) if len(text) <= 40 and _NUMBER.fullmatch(text) else math.nan
     if not 0.0 < number <= most:
         remedy = f"write a number above 0, at most {most:g}, or nothing where it was not measured"
-        raise line.complain(column, f"holds {text!r}", remedy)
+        raise line.cell_error(column, f"holds {text!r}", remedy)
     return number
 
 
@@ -55,20 +55,22 @@ def _count(line: CsvLine, column: str) -> int:
         return 1
     number = line.whole(column, _WHOLE_MOST)
     if number < 1:
-        raise line.complain(column, "holds 0", "write 1 or more, or nothing for 1")
+        raise line.cell_error(column, "holds 0", "write 1 or more, or nothing for 1")
     return number
 
 
 def _point(line: CsvLine) -> Point:
     throughput_hz = _amount(line, "throughput_hz", 1e12)
     if throughput_hz is None:
-        raise line.complain("throughput_hz", "is empty", "write it, or remove the line: it says nothing without")
+        raise line.cell_error("throughput_hz", "is empty", "write it, or remove the line: it says nothing without")
     latency_s: dict[float, float] = {}
     for column, quantile in _QUANTILES.items():
         value_s = _amount(line, column, 1e6)
         if value_s is not None:
             if value_s < max(latency_s.values(), default=0.0):
-                raise line.complain(column, f"holds {value_s:g}, less than a lower quantile", "correct one of the two")
+                raise line.cell_error(
+                    column, f"holds {value_s:g}, less than a lower quantile", "correct one of the two"
+                )
             latency_s[quantile] = value_s
     configuration = Configuration(
         gpu_model=line.name("gpu_model"),

@@ -92,7 +92,7 @@ def main() -> None:
             click.echo(_HELP, nl=False)
         with ExitStack() as stack:
             if _wants_controller(rest, os.environ):
-                rest = [*stack.enter_context(_reached(way)), *rest]
+                rest = [*stack.enter_context(_open_target(way)), *rest]
             cli(rest, prog_name="kubectl eelgrid")
     except click.ClickException as error:
         error.show()
@@ -107,13 +107,13 @@ def _wants_controller(rest: Sequence[str], environment: Mapping[str, str]) -> bo
 
 
 @contextmanager
-def _reached(way: KubectlTarget) -> Iterator[list[str]]:
+def _open_target(way: KubectlTarget) -> Iterator[list[str]]:
     """Eelctl's options for the way, open as long as the `with`."""
     program = shutil.which(os.environ.get("KUBECTL", "kubectl"))
     if program is None:
         raise click.ClickException("no kubectl on the PATH; install it, or name the controller with --controller")
     command = way.kubectl(program)
-    with tempfile.TemporaryDirectory(prefix="eelgrid-") as folder, _forwarded(command, way.service) as address:
+    with tempfile.TemporaryDirectory(prefix="eelgrid-") as folder, _forward_port(command, way.service) as address:
         yield ["--controller", address, *_certificate(command, way.secret, Path(folder))]
 
 
@@ -143,7 +143,7 @@ def _certificate(command: Sequence[str], secret: str, folder: Path) -> list[str]
 
 
 @contextmanager
-def _forwarded(command: Sequence[str], service: str) -> Iterator[str]:
+def _forward_port(command: Sequence[str], service: str) -> Iterator[str]:
     """A loopback address that leads to the Service; raises ClickException as kubectl says."""
     asked = [*command, "port-forward", f"service/{service}", f":{_PORT}", "--address", "127.0.0.1"]
     with tempfile.TemporaryFile("w+") as complaints:

@@ -30,11 +30,11 @@ _GOALS = [goal.name.lower() for goal in MoveGoal if goal]
 _SEARCH_S = 300.0
 
 
-def _place(placement: Placement) -> str:
+def _format_placement(placement: Placement) -> str:
     return placement.node_name + (f":{','.join(map(str, placement.gpu_indexes))}" if placement.gpu_indexes else "")
 
 
-def _signed(power_w: float) -> str:
+def _format_signed_watts(power_w: float) -> str:
     return f"{power_w:+,.1f} W"
 
 
@@ -55,12 +55,12 @@ _COLUMNS: tuple[TableColumn[_Line], ...] = (
     TableColumn("WORKLOAD", lambda line: line.move.workload_id),
     TableColumn("NAME", lambda line: line.move.name, wide=True),
     TableColumn("REPLICA", lambda line: str(line.replica.source.replica), right=True, wide=True),
-    TableColumn("FROM", lambda line: _place(line.replica.source)),
-    TableColumn("TO", lambda line: _place(line.replica.target)),
-    TableColumn("POWER", lambda line: line.once(_signed(-line.move.power_w)), right=True),
+    TableColumn("FROM", lambda line: _format_placement(line.replica.source)),
+    TableColumn("TO", lambda line: _format_placement(line.replica.target)),
+    TableColumn("POWER", lambda line: line.once(_format_signed_watts(-line.move.power_w)), right=True),
     TableColumn("RESTART", lambda line: line.once(f"{line.move.restart_w:,.1f} W"), right=True, wide=True),
-    TableColumn("GAIN", lambda line: line.once(_signed(line.move.gain_w)), right=True),
-    TableColumn("GAIN SO FAR", lambda line: line.once(_signed(line.total_w)), right=True),
+    TableColumn("GAIN", lambda line: line.once(_format_signed_watts(line.move.gain_w)), right=True),
+    TableColumn("GAIN SO FAR", lambda line: line.once(_format_signed_watts(line.total_w)), right=True),
 )
 
 
@@ -127,7 +127,7 @@ def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
     yield f"Nothing was moved. To move: eelctl moves apply {found.recommendation_id}"
 
 
-def _asked(goal: str, budget: str, gpu_budget: str, restart_s: float | None, horizon_s: float | None) -> Any:
+def _build_request(goal: str, budget: str, gpu_budget: str, restart_s: float | None, horizon_s: float | None) -> Any:
     count, ratio = _budget(budget, "--budget")
     gpus, gpu_ratio = _budget(gpu_budget, "--gpu-budget")
     if gpus:
@@ -186,7 +186,7 @@ def moves(context: click.Context, /, **asked: Any) -> None:
         return
     settings: CliSettings = context.obj
     with connect_operators(settings) as client:
-        found = _search(client, settings, _asked(**asked))
+        found = _search(client, settings, _build_request(**asked))
         print_document(settings, found, _table(found, settings))
 
 
@@ -202,7 +202,7 @@ def apply(settings: CliSettings, /, recommendation: str, yes: bool, **asked: Any
         raise click.UsageError("name a recommendation of `eelctl moves`, or give --yes to take what is found now")
     with connect_operators(settings) as client:
         if yes:
-            found = _search(client, settings, _asked(**asked))
+            found = _search(client, settings, _build_request(**asked))
             if not found.moves:
                 print_document(settings, found, _table(found, settings))
                 return

@@ -68,7 +68,7 @@ _GPUS: tuple[TableColumn[PartitionedGpu], ...] = (
 )
 
 
-def _carried(one: PartitionedService) -> str:
+def _format_carried_rate(one: PartitionedService) -> str:
     return f"{one.after_hz:.4g}/s" if one.replicas else "nothing"
 
 
@@ -77,7 +77,7 @@ _SERVICES: tuple[TableColumn[PartitionedService], ...] = (
     TableColumn("NAME", lambda one: one.name, wide=True),
     TableColumn("RATE", lambda one: f"{one.rate_hz:.4g}/s", right=True),
     TableColumn("CARRIES NOW", lambda one: f"{one.before_hz:.4g}/s" if one.replicas_before else "nothing", right=True),
-    TableColumn("CARRIES THEN", _carried, right=True),
+    TableColumn("CARRIES THEN", _format_carried_rate, right=True),
     TableColumn("REPLICAS", lambda one: f"{one.replicas_before} -> {one.replicas}", right=True),
     TableColumn("ON THE WAY", lambda one: f"{100.0 * one.lowest_share:.0f} %" if one.replicas else "-", right=True),
     TableColumn("PROBLEM", lambda one: one.problem),
@@ -195,7 +195,7 @@ def apply(
         if wait_s is None:
             print_document(settings, answer, [*words, "To see it: eelctl partition show"])
             return
-        standing = _waited(client, settings, wait_s)
+        standing = _wait_for_layouts(client, settings, wait_s)
         print_document(settings, standing, _standing(standing, settings))
         if standing.stages_left or not all(gpu.stands for gpu in standing.gpus if gpu.wanted is not None):
             raise CliError(
@@ -203,7 +203,7 @@ def apply(
             )
 
 
-def _waited(client: Any, settings: CliSettings, wait_s: float) -> ListPartitionsResponse:
+def _wait_for_layouts(client: Any, settings: CliSettings, wait_s: float) -> ListPartitionsResponse:
     until_s = time.monotonic() + wait_s
     while True:
         found: ListPartitionsResponse = fetch_whole(

@@ -220,7 +220,7 @@ def spending_lines(policy: Policy) -> Iterator[str]:
         yield f"spending           {format_limit(limit)}"
 
 
-def _share(one: SpendingStatus) -> str:
+def _format_share(one: SpendingStatus) -> str:
     return "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %"
 
 
@@ -255,7 +255,7 @@ def _columns(found: ListSpendingResponse) -> tuple[TableColumn[SpendingStatus], 
         TableColumn("PERIOD", period),
         TableColumn("LIMIT", lambda one: amount(one, one.limit.most), right=True),
         TableColumn("SPENT", lambda one: amount(one, one.spent), right=True),
-        TableColumn("SHARE", _share, right=True),
+        TableColumn("SHARE", _format_share, right=True),
         TableColumn("FORECAST", lambda one: amount(one, one.forecast), right=True),
         TableColumn("STATE", _state, colour=_colour),
         TableColumn("SINCE", since),
@@ -343,7 +343,7 @@ def _pools(
     return pools
 
 
-def _partitioned(pairs: Iterable[str]) -> dict[str, bool]:
+def _parse_partition_pools(pairs: Iterable[str]) -> dict[str, bool]:
     found = {}
     for pool, text in _pairs(pairs, "--partition", ()):
         if text not in ("on", "off"):
@@ -352,7 +352,7 @@ def _partitioned(pairs: Iterable[str]) -> dict[str, bool]:
     return found
 
 
-def _changed(
+def _change_policy(
     policy: Policy,
     objective: str | None,
     weights: dict[str, float],
@@ -445,11 +445,11 @@ def set_policy(
     named = (objective, weight, pool_mode, partition, budget, prices, spend)
     if not any(named) and all(value is None for value in intervals.values()):
         raise click.UsageError("name what to change; see eelctl policy set --help")
-    weights, modes, partitioned = parse_weights(weight), _modes(pool_mode), _partitioned(partition)
+    weights, modes, partitioned = parse_weights(weight), _modes(pool_mode), _parse_partition_pools(partition)
     with connect_operators(settings) as client:
         found = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
         wanted = replace(
-            _changed(found, objective, weights, _pools(found, modes, partitioned), intervals),
+            _change_policy(found, objective, weights, _pools(found, modes, partitioned), intervals),
             budgets=apply_budget_options(found, budget),
             spending=apply_limit_options(found, spend),
         )

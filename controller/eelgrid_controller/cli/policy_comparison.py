@@ -67,7 +67,7 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
-def _wait(value_s: float) -> str:
+def _format_wait(value_s: float) -> str:
     if value_s < 60.0:
         return f"{value_s:.1f} s"
     return f"{value_s / 60.0:.1f} min" if value_s < 3600.0 else f"{value_s / 3600.0:.1f} h"
@@ -81,8 +81,8 @@ _TIMES: tuple[_Column, ...] = (
     ("over idle\nkWh", "energy_over_idle_kwh", _amount, True),
     ("cost\n", "cost", _amount, False),
     ("carbon\nkg", "carbon_kg", _amount, False),
-    ("wait\nmean", "wait_mean_s", _wait, True),
-    ("wait\np95", "wait_p95_s", _wait, True),
+    ("wait\nmean", "wait_mean_s", _format_wait, True),
+    ("wait\np95", "wait_p95_s", _format_wait, True),
     ("GPUs\nmean", "gpus_allocated_mean", _amount, True),
     ("finished\n", "finished", _count, True),
     ("running\nat the end", "running", _count, False),
@@ -177,7 +177,7 @@ def compare_policies(settings: CliSettings, asked: frozenset[str], **options: An
         str(options["pods"] or options["trace"]),
         options["task_list"],
         options["nodes"],
-        TraceSearch.real(os.environ),
+        TraceSearch.from_environment(os.environ),
     )
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
@@ -274,7 +274,7 @@ def _run(
         progress.stop()
 
 
-def _timed(runs: Sequence[RunResult]) -> list[TimedRunResult]:
+def _timed_runs(runs: Sequence[RunResult]) -> list[TimedRunResult]:
     return [run for run in runs if isinstance(run, TimedRunResult)]
 
 
@@ -283,12 +283,12 @@ def _arriving(runs: Sequence[RunResult]) -> list[ArrivalRunResult]:
 
 
 def _summary(name: str, runs: Sequence[RunResult]) -> results.ResultTable:
-    timed = _timed(runs)
+    timed = _timed_runs(runs)
     return results.times_summary(name, timed) if timed else results.arrivals_summary(name, _arriving(runs))
 
 
 def _write(name: str, runs: Sequence[RunResult], write: Any, out: Path) -> list[Path]:
-    timed = _timed(runs)
+    timed = _timed_runs(runs)
     series = results.times_series(timed) if timed else results.arrivals_series(_arriving(runs))
     try:
         return [write(out, _summary(name, runs)), write(out, series)]
@@ -302,7 +302,7 @@ def _draw(name: str, runs: Sequence[RunResult], out: Path) -> list[Path]:
 
     path = out / "comparison.png"
     try:
-        timed = _timed(runs)
+        timed = _timed_runs(runs)
         if timed:
             plots.plot_times(path, name, timed)
         else:

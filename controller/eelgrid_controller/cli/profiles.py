@@ -98,7 +98,9 @@ def _read_measured_points(settings: CliSettings, file: Path | None) -> list[Poin
         return [make_profile_point(one) for one in found]
 
 
-def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration]) -> tuple[ProfilePrediction, ...]:
+def _predict_configurations(
+    points: Sequence[Point], name: str, asked: Sequence[Configuration]
+) -> tuple[ProfilePrediction, ...]:
     from eelgrid_controller.optional_imports import import_library
     from eelgrid_controller.profiles.learning import learn_family
     from eelgrid_controller.profiles.profile_service import ProfileService
@@ -115,8 +117,8 @@ def _predicted(points: Sequence[Point], name: str, asked: Sequence[Configuration
             except ControllerError as error:
                 echo(f"a point of {point.workload} is passed over: {error}", err=True)
             progress(number + 1)
-        for family in held.due():
-            held.adopt(learn_family(held.snapshot(), family, catalogue))
+        for family in held.families_due():
+            held.adopt_family(learn_family(held.snapshot(), family, catalogue))
         return held.predict_all(name, asked)
     except ControllerError as error:
         raise RequestRefused(error.problem, error.remedy) from None
@@ -185,7 +187,7 @@ def predict(
     told = _read_measured_points(settings, points)
     if not told:
         raise RequestRefused("no point is known", "tell what was measured with eelctl profile import FILE")
-    found = _predicted(told, name, asked)
+    found = _predict_configurations(told, name, asked)
     if settings.output in {"json", "yaml"}:
         print_plain(settings, [_plain(one) for one in found], ())
     else:
@@ -195,7 +197,7 @@ def predict(
                 echo(f"{one.configuration.gpu_model}, batch {one.configuration.batch}: no {quantity}: {why}", err=True)
 
 
-def _told(point: Point) -> MeasuredPoint:
+def _measured_point(point: Point) -> MeasuredPoint:
     """A point of a file as the contract has it."""
     at = point.configuration
     return MeasuredPoint(
@@ -252,7 +254,7 @@ def import_points(settings: CliSettings, points: Path) -> None:
     """Tell the controller the points of a CSV file; one of a configuration that is known replaces it."""
     from eelgrid_controller.cli.frontier_files import read_points
 
-    told = [_told(point) for point in read_points(points)]
+    told = [_measured_point(point) for point in read_points(points)]
     recorded = 0
     with connect_operators(settings) as client:
         for start in range(0, len(told), POINTS_A_CALL_MOST):

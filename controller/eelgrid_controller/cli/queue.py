@@ -136,7 +136,7 @@ def _sum_columns(title: str) -> tuple[TableColumn[_Sum], ...]:
     )
 
 
-def _summed(rows: Sequence[_Waiting], name: Callable[[_Waiting], str]) -> list[_Sum]:
+def _sum_by_name(rows: Sequence[_Waiting], name: Callable[[_Waiting], str]) -> list[_Sum]:
     """Sums by name; the one whose first workload is tried first comes first."""
     found: dict[str, list[_Waiting]] = {}
     for row in rows:
@@ -192,7 +192,7 @@ def _remedies(client: Any, sums: Sequence[_Sum], timeout_s: float) -> dict[str, 
     return {name: remedy for name, remedy in found.items() if remedy}
 
 
-def _counted(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterator[str]:
+def _describe_sums(sums: Sequence[_Sum], remedies: Mapping[str, str]) -> Iterator[str]:
     """How much waits for each reason, and what would help the first of it."""
     for one in sums:
         first, count = one.rows[0], len(one.rows)
@@ -228,19 +228,21 @@ def queue(settings: CliSettings, /, by: str | None, limit: int | None, **wanted:
         rows = [row for row in every if all(not name or _BY[key][1](row) == name for key, name in wanted.items())]
         if by is not None:
             title, name = _BY[by]
-            sums = list(islice(_summed(rows, name), limit))
-            _show(settings, [_plain_sum(by, one) for one in sums], _sum_columns(title), sums, empty=empty)
+            sums = list(islice(_sum_by_name(rows, name), limit))
+            _print_queue(settings, [_plain_sum(by, one) for one in sums], _sum_columns(title), sums, empty=empty)
             return
-        sums = _summed(rows, _BY["reason"][1])
+        sums = _sum_by_name(rows, _BY["reason"][1])
         as_document = settings.output in {"json", "yaml"}
         remedies = _remedies(client, sums, settings.timeout_s) if settings.headers or as_document else {}
     reasons = [_plain_sum("reason", one) | {"remedy": remedies.get(one.name, "")} for one in sums]
     shown = rows[:limit]
     plain = {"waiting": [_plain_row(row) for row in shown], "reasons": reasons} if as_document else None
-    _show(settings, plain, _COLUMNS, shown, _counted(sums, remedies) if settings.headers else (), empty=empty)
+    _print_queue(
+        settings, plain, _COLUMNS, shown, _describe_sums(sums, remedies) if settings.headers else (), empty=empty
+    )
 
 
-def _show(
+def _print_queue(
     settings: CliSettings,
     plain: Any,
     columns: Sequence[TableColumn[Any]],

@@ -252,7 +252,7 @@ def _submit(settings: CliSettings, options: dict[str, Any]) -> None:
     nodes, pods, fleet_out = options["nodes"], options["pods"], options["fleet_out"]
     found = None
     if (pods is None and not fleet_out) or (fleet_out and nodes is None):
-        found = find_trace(options["trace"], options["task_list"], nodes, TraceSearch.real(os.environ))
+        found = find_trace(options["trace"], options["task_list"], nodes, TraceSearch.from_environment(os.environ))
         for note in found.notes:
             click.echo(f"note: {note}", err=True)
     rows = read_nodes(nodes) if nodes else (found.nodes if found and fleet_out else ())

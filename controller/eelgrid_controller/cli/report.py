@@ -67,7 +67,7 @@ def render_report(title: str, made: str, sections: Sequence[ReportSection], days
         f"<h1>{escape(title)}</h1>",
         f'<p class="dim">{escape(_moment(whole["begin"]))} to {escape(_moment(whole["end"]))} UTC; made {escape(made)}</p>',
         _so_far(whole, made),
-        _damaged([*(section.document for section in sections), days]),
+        _describe_damage([*(section.document for section in sections), days]),
         _figures(whole),
         _sums(whole),
         _largest(sections[0]),
@@ -113,7 +113,7 @@ def _so_far(document: dict[str, Any], made: str) -> str:
     return f'<p class="note">This month is not over: the figures are those until {escape(made)}.</p>'
 
 
-def _damaged(documents: Sequence[dict[str, Any]]) -> str:
+def _describe_damage(documents: Sequence[dict[str, Any]]) -> str:
     """What is in no figure since the controller's disk lost it: a report must not look whole then."""
     parts = dict.fromkeys(part for document in documents for part in document.get("damaged", ()))
     if not parts:
@@ -131,7 +131,7 @@ def _largest(section: ReportSection) -> str:
         return ""
     told = [
         f"{_text(' '.join(str(row[name]) for name in section.by if row[name]) or 'without a name')} "
-        f"{_share(row['energy_j'], total_j)}"
+        f"{_format_share(row['energy_j'], total_j)}"
         for row in groups[:3]
     ]
     return f"<p>The largest {escape(section.heading.lower())}: {', '.join(told)} of all energy.</p>"
@@ -142,7 +142,7 @@ def _kwh(energy_j: float) -> str:
     return f"{value:,.0f}" if value >= 1000.0 else f"{value:,.1f}" if value >= 10.0 or not value else f"{value:,.3f}"
 
 
-def _share(part: float, whole: float) -> str:
+def _format_share(part: float, whole: float) -> str:
     return f"{100.0 * part / whole:.1f} %" if whole else ""
 
 
@@ -161,8 +161,10 @@ def _figures(document: dict[str, Any]) -> str:
         ]
     for name, part in (("held by nobody", "unallocated"), ("nobody known", "unattributed")):
         money = f"{document[part]['cost']:,.2f} {currency}" if currency else f"{_kwh(document[part]['energy_j'])} kWh"
-        found.append((name, _share(document[part]["energy_j"], total["energy_j"]) or "-", money))
-    found.append(("idle, of all", _share(total["idle_j"], total["energy_j"]) or "-", f"{_kwh(total['idle_j'])} kWh"))
+        found.append((name, _format_share(document[part]["energy_j"], total["energy_j"]) or "-", money))
+    found.append(
+        ("idle, of all", _format_share(total["idle_j"], total["energy_j"]) or "-", f"{_kwh(total['idle_j'])} kWh")
+    )
     cells = (
         f'<div class="figure"><b>{escape(value)}</b>{escape(name)}<small>{escape(more)}</small></div>'
         for name, value, more in found
@@ -196,8 +198,8 @@ def _table(section: ReportSection) -> str:
     is_told = any(row["work"] for row in document["groups"])
     numbers: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("kWh", lambda row: _kwh(row["energy_j"])),
-        ("share", lambda row: _share(row["energy_j"], total["energy_j"])),
-        ("idle", lambda row: _share(row["idle_j"], row["energy_j"])),
+        ("share", lambda row: _format_share(row["energy_j"], total["energy_j"])),
+        ("idle", lambda row: _format_share(row["idle_j"], row["energy_j"])),
     ]
     if is_told:
         numbers += [
@@ -280,7 +282,7 @@ def _chart(days: Sequence[dict[str, Any]]) -> str:
         )
     for place, row in enumerate(days):
         x, y = left + step * (place + 0.12), height - foot
-        told = f"{row['day']}: {_kwh(row['energy_j'])} kWh, {_share(row['idle_j'], row['energy_j'])} idle"
+        told = f"{row['day']}: {_kwh(row['energy_j'])} kWh, {_format_share(row['idle_j'], row['energy_j'])} idle"
         parts.append(f"<g><title>{escape(told)}</title>")
         for energy_j, colour in ((row["active_j"], _ACTIVE), (row["idle_j"], _IDLE)):
             tall = high * energy_j / _KWH / most_kwh

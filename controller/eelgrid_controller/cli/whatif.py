@@ -344,7 +344,7 @@ def whatif(settings: CliSettings, /, differences: int, **flags: Any) -> None:
         print_document(settings, answer, whatif_lines(answer))
 
 
-def _planned(answer: PlanCapacityResponse, most: int, *, waited: bool) -> Iterator[str]:
+def _describe_capacity_plan(answer: PlanCapacityResponse, most: int, *, waited: bool) -> Iterator[str]:
     wanted = f"{answer.wanted:,} workload{'' if answer.wanted == 1 else 's'}"
     if answer.nodes is None:
         yield f"Even {most:,} such nodes leave {answer.outcome.after.pending:,} workloads waiting."
@@ -389,7 +389,7 @@ def capacity(settings: CliSettings, /, node: str | None, node_like: str | None, 
         answer: PlanCapacityResponse = client.plan_capacity(request, timeout=_timeout_s(settings))
         shown = replace(answer, outcome=replace(answer.outcome, differences=answer.outcome.differences[:10]))
         submits = any(isinstance(change.change, SubmitCopies) for change in changes)
-        print_document(settings, answer, _planned(shown, most, waited=submits))
+        print_document(settings, answer, _describe_capacity_plan(shown, most, waited=submits))
 
 
 _SHOWN = 20

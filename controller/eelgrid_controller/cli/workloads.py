@@ -151,7 +151,7 @@ def _gpus(workload: Workload) -> str:
     return " ".join(indexes[:_GPUS_SHOWN]) + (" ..." if len(indexes) > _GPUS_SHOWN else "")
 
 
-def _waited(workload: Workload) -> str:
+def _format_wait(workload: Workload) -> str:
     placed = workload.phase is WorkloadPhase.PLACED and workload.placed_ns >= workload.submitted_ns
     return format_milliseconds((workload.placed_ns - workload.submitted_ns) / 1e9) if placed else "-"
 
@@ -170,7 +170,7 @@ WORKLOAD_COLUMNS: tuple[TableColumn[Workload], ...] = (
     TableColumn("QUEUE", lambda w: w.spec.queue, wide=True),
     TableColumn("PRIORITY", lambda w: str(w.spec.priority), right=True, wide=True),
     TableColumn("GPUS", _gpus, wide=True),
-    TableColumn("WAITED", _waited, right=True, wide=True),
+    TableColumn("WAITED", _format_wait, right=True, wide=True),
     TableColumn("REASON", lambda w: w.reason),
 )
 
@@ -212,7 +212,7 @@ def workload_lines(workload: Workload) -> Iterator[str]:
         yield f"  replica {placement.replica:<3}{placement.node_name}{gpus}"
 
 
-def _wanted(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
+def _build_filter(request: ListWorkloadsRequest) -> Callable[[Workload], bool]:
     """The filters of a listing as a predicate."""
 
     def wanted(workload: Workload) -> bool:
@@ -267,7 +267,7 @@ def workloads(
         changes = client.watch_workloads(WatchWorkloadsRequest(after_revision=after))
         try:
             print_stream(
-                settings, WORKLOAD_COLUMNS, _first(limit, filter(_wanted(request), (c.workload for c in changes)))
+                settings, WORKLOAD_COLUMNS, _first(limit, filter(_build_filter(request), (c.workload for c in changes)))
             )
         except KeyboardInterrupt:
             return

@@ -51,8 +51,8 @@ def check_feasibility(state: ClusterState, chooser: WorkloadPlacer, spec: Worklo
     if not state.nodes:
         return
     snapshot = chooser.snapshot()
-    emptied = snapshot.emptied(chooser.mirror.memory_bytes)
-    room, removals = chooser.planner.room_when_empty(emptied, snapshot, spec)
+    emptied = snapshot.emptied_nodes(chooser.mirror.memory_bytes)
+    room, removals = chooser.planner.count_room_when_empty(emptied, snapshot, spec)
     if room < spec.replicas:
         inventories = (record.inventory for record in state.nodes.values())
         violation = describe_infeasibility(spec, inventories, removals, room)
@@ -87,7 +87,7 @@ def plan_adoption(
     new: list[Placement] = []
     refusals = []
     for number, one in enumerate(adoption.standing, start=adoption.first):
-        taken = trial.take(workload, adoption.first + len(new), one)
+        taken = trial.allocate_replica(workload, adoption.first + len(new), one)
         if isinstance(taken, Placement):
             new.append(taken)
         else:
@@ -105,9 +105,9 @@ def plan_adoption(
             released=tuple(item.replica for item in gone),
             placements=tuple(new),
         )
-        return trial.around((scaled,), now_ns)
+        return trial.wrap_events((scaled,), now_ns)
     begun = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=replace(request.spec, replicas=len(new)))
-    return trial.around((begun, WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=tuple(new))), now_ns)
+    return trial.wrap_events((begun, WorkloadPlaced(time_ns=now_ns, workload_id=key, placements=tuple(new))), now_ns)
 
 
 def _workload(state: ClusterState, request: SubmitWorkloadRequest, adoption: Adoption, now_ns: int) -> Workload | None:
@@ -142,13 +142,13 @@ class _Trial:
             self._records[name] = self._nodes[name].copy()
         return self._records[name]
 
-    def take(self, workload: Workload, replica: int, one: RunningReplica) -> Placement | str:
+    def allocate_replica(self, workload: Workload, replica: int, one: RunningReplica) -> Placement | str:
         """Holds a place; or why it cannot be, and then nothing has changed."""
         name, count = one.node_name, workload.spec.request.gpu_count
         if name not in self._nodes or not self._nodes[name].is_ready:
             return f"node {name} is not there"
         record = self.record(name)
-        left = self._left.get(name, self._nodes[name].others).less(one.counted)
+        left = self._left.get(name, self._nodes[name].others).subtract(one.counted)
         gpus = _devices(record, count, one, left)
         if len(gpus) < count:
             meant = f"devices {', '.join(map(str, one.gpu_indexes))}" if one.is_exact else f"{count} devices"
@@ -164,13 +164,13 @@ class _Trial:
         )
         record.others = replace(left, closed="", gpu_count=0)
         try:
-            record.hold(make_assignment(workload, placement))
+            record.allocate(make_assignment(workload, placement))
         except ContradictoryEvent as error:
             return f"node {name} beside what others hold: {str(error).partition(': ')[2]}"
         self._left[name] = left
         return placement
 
-    def around(self, events: tuple[Event, ...], now_ns: int) -> tuple[Event, ...]:
+    def wrap_events(self, events: tuple[Event, ...], now_ns: int) -> tuple[Event, ...]:
         """The events, and what others hold while they happen and afterwards."""
         return (
             *(NodeOccupied(time_ns=now_ns, node_name=name, others=NO_EXTERNAL_USAGE) for name in self._left),
@@ -191,4 +191,4 @@ def _devices(record: NodeRecord, count: int, one: RunningReplica, left: External
 
 def _is_free(record: NodeRecord, gpu: Gpu) -> bool:
     is_there = not (gpu.lost or gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled)
-    return is_there and gpu.uuid not in record.gpu_milli and not record.keeps(gpu)
+    return is_there and gpu.uuid not in record.gpu_milli and not record.is_partition_managed(gpu)

@@ -51,7 +51,7 @@ class CoreCommand:
     # When its turn came.
     turn_ns: int = 0
 
-    def audited(self, revision: int) -> tuple[AuditEntry, ...]:
+    def audit_entries(self, revision: int) -> tuple[AuditEntry, ...]:
         """What the audit log keeps of it, if it was accepted; refusals are the door's to tell."""
         if self.fault is not None:
             return ()
@@ -59,7 +59,7 @@ class CoreCommand:
             return self.entries
         return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
 
-    def tell(self, result: Any = None, *, fault: Exception | None = None) -> None:
+    def resolve(self, result: Any = None, *, fault: Exception | None = None) -> None:
         """Answers the caller, who may have gone."""
         if self.answer.done():
             return

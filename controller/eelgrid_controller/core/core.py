@@ -128,7 +128,7 @@ def _budget_w(limit_w: float | None) -> float | None:
 
 def _assignments(record: NodeRecord) -> Iterator[Assignment]:
     """What can begin: replicas in slices with the device that stands there, which is theirs whole."""
-    opened = record.opened()
+    opened = record.slice_devices()
     for key in sorted(record.assignments):
         item = record.assignments[key]
         if item.gpu_instance is None:
@@ -176,7 +176,7 @@ class Core:
         self._retrying = RetryRounds(state, self._chooser)
 
     @property
-    def backlog(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether a round of tries over the waiting work was cut short; `retry` goes on."""
         return self._retrying.is_due
 
@@ -201,7 +201,7 @@ class Core:
             raise NotFound(f"no node is called {node_name!r}; list nodes to see the names")
         return record
 
-    def explain(self, workload_id: str) -> Explanation:
+    def explain_workload(self, workload_id: str) -> Explanation:
         """Why a workload stands where it stands; raises NotFound."""
         self.workload(workload_id)
         return explain_workload(self.state, workload_id, self._chooser)
@@ -227,27 +227,29 @@ class Core:
         waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns, owner=owner)
         if is_sliced(waiting):
             return self._submit_sliced(waiting, now_ns, dry_run=request.dry_run)
-        quoted = self._quoted(now_ns)
-        decision = self._chooser.begin(spec, quoted[0].quotes if quoted else None, workload_id=request.workload_id)
+        quoted = self._quote_if_due(now_ns)
+        decision = self._chooser.decide_start(
+            spec, quoted[0].quotes if quoted else None, workload_id=request.workload_id
+        )
         if not decision.placements:
             check_feasibility(self.state, self._chooser, spec)
         if request.dry_run:
             return CoreStep((), replace(preview_workload(key, spec, decision, now_ns), owner=owner), frozenset())
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=spec, owner=owner)
-        return self._changed((*quoted, submitted), key, now_ns, last=make_outcome_event(key, decision, now_ns))
+        return self._finish_step((*quoted, submitted), key, now_ns, last=make_outcome_event(key, decision, now_ns))
 
     def adopt(self, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int) -> CoreStep[Workload]:
         """Work stands so, as its engine says; see admission.py. Saying it again is harmless. Raises AdoptionRefused."""
         if request.workload_id not in self.state.workloads:
             self._refuse_too_many()
         events = plan_adoption(self.state, request, adoption, now_ns=now_ns)
-        frees = bool(events) and adoption.frees(request.spec.request)
-        return self._changed(events, request.workload_id, now_ns, frees=frees)
+        frees = bool(events) and adoption.frees_capacity(request.spec.request)
+        return self._finish_step(events, request.workload_id, now_ns, frees=frees)
 
     def _refuse_too_many(self) -> None:
-        if self.state.live >= self._live_most:
+        if self.state.live_workloads >= self._live_most:
             raise ResourceExhausted(
-                f"{self.state.live} workloads wait or run, which is the limit; cancel some and submit again"
+                f"{self.state.live_workloads} workloads wait or run, which is the limit; cancel some and submit again"
             )
 
     def _submit_sliced(self, workload: Workload, now_ns: int, *, dry_run: bool) -> CoreStep[Workload]:
@@ -257,11 +259,11 @@ class Core:
         key = workload.workload_id
         submitted = WorkloadSubmitted(time_ns=now_ns, workload_id=key, spec=workload.spec, owner=workload.owner)
         deferred = WorkloadDeferred(time_ns=now_ns, workload_id=key, reason=SLICES_REASON)
-        return self._changed((submitted, deferred), key, now_ns)
+        return self._finish_step((submitted, deferred), key, now_ns)
 
-    def _quoted(self, now_ns: int) -> tuple[PricesQuoted, ...]:
+    def _quote_if_due(self, now_ns: int) -> tuple[PricesQuoted, ...]:
         """New quotes where they are due, not yet applied."""
-        quotes = self._chooser.quotes()
+        quotes = self._chooser.quote_prices()
         if quotes is None:
             return ()
         return (
@@ -273,9 +275,11 @@ class Core:
             ),
         )
 
-    def _decide(self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()) -> PlacementDecision:
+    def _decide_placement(
+        self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()
+    ) -> PlacementDecision:
         """Where a workload goes, by quotes that are about to be in force."""
-        return self._chooser.decide(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
+        return self._chooser.decide_placement(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
 
     def cancel(self, workload_id: str, *, now_ns: int) -> CoreStep[Workload]:
         """Ends a workload; ending it again is harmless. Raises NotFound."""
@@ -298,14 +302,14 @@ class Core:
 
         def decided(spec: WorkloadSpec) -> PlacementDecision:
             nonlocal quoted
-            quoted = quoted or self._quoted(now_ns)
-            return self._decide(spec, workload_id, quoted)
+            quoted = quoted or self._quote_if_due(now_ns)
+            return self._decide_placement(spec, workload_id, quoted)
 
         event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
             return CoreStep((), workload, frozenset())
         events: tuple[Event, ...] = (*quoted, event) if event.placements else (event,)
-        return self._changed(events, workload_id, now_ns, frees=bool(event.released))
+        return self._finish_step(events, workload_id, now_ns, frees=bool(event.released))
 
     def set_limit(self, workload_id: str, power_limit_w: float | None, *, now_ns: int) -> CoreStep[Workload]:
         """Asks each GPU of running work to keep a limit, or its default; raises FailedPrecondition where it cannot."""
@@ -319,15 +323,15 @@ class Core:
             )
         event = WorkloadLimited(time_ns=now_ns, workload_id=workload_id, power_limit_w=power_limit_w)
         # Lowered or raised: until it is read from the GPUs, what was before may be in force.
-        self._chooser.allowance.lowered(workload_id, workload.power_limit_w)
-        return self._changed((event,), workload_id, now_ns)
+        self._chooser.allowance.record_lowered_limit(workload_id, workload.power_limit_w)
+        return self._finish_step((event,), workload_id, now_ns)
 
     def record_points(self, points: Sequence[MeasuredPoint], *, now_ns: int) -> CoreStep[int]:
         """Keeps measured points; how many are new or changed. Raises ResourceExhausted."""
-        news = self.state.points.news(points)
+        news = self.state.points.select_changed(points)
         if not news:
             return CoreStep((), 0, frozenset())
-        if not self.state.points.room_for(news):
+        if not self.state.points.has_room_for(news):
             raise ResourceExhausted(
                 f"{self.state.points.most} points are kept at the most; measure fewer configurations"
             )
@@ -335,7 +339,7 @@ class Core:
         self._apply(event)
         return CoreStep((event,), len(news), frozenset())
 
-    def node_joined(
+    def register_node(
         self, inventory: Inventory, *, now_ns: int, plan_epoch: int = 0, claim: PlanClaim | None = None
     ) -> CoreStep[None]:
         """Takes a new node, a changed one or one that came back; then waiting work is tried again.
@@ -353,10 +357,10 @@ class Core:
         compared = compare_claim(record, name, claim, now_ns=now_ns)
         events: list[Event] = []
         nodes = frozenset((name,))
-        if record is None or not record.is_as(inventory) or plan_epoch > record.plan_epoch:
+        if record is None or not record.matches_inventory(inventory) or plan_epoch > record.plan_epoch:
             joined = NodeJoined(time_ns=now_ns, inventory=inventory, plan_epoch=plan_epoch)
             nodes |= self._apply(joined)
-            events += [joined, *self._joined(name, before, now_ns)]
+            events += [joined, *self._node_joined_events(name, before, now_ns)]
         events += compared
         for event in events:
             if not isinstance(event, NodeJoined):
@@ -364,12 +368,12 @@ class Core:
         if all(isinstance(event, NodeHeard) for event in events):
             # After a start every agent says Hello: what waits is tried in its turn, and Hello is answered at once.
             if events:
-                self._retrying.capacity_appeared()
+                self._retrying.on_capacity_freed()
             return CoreStep(tuple(events), None, frozenset())
-        more, touched = self._freed(now_ns)
+        more, touched = self._on_capacity_freed(now_ns)
         return CoreStep((*gone, *events, *more), None, nodes | touched)
 
-    def _joined(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
+    def _node_joined_events(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
         """What goes with a node's joining, not yet applied: so that nothing is placed there in between."""
         if before is None:
             closed = NodeOccupied(time_ns=now_ns, node_name=node_name, others=UNREPORTED_USAGE)
@@ -394,7 +398,7 @@ class Core:
         event = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=record.ahead.plan_epoch)
         return self._with_retry(event, record, self._apply(event), now_ns)
 
-    def controller_started(
+    def record_controller_start(
         self, *, now_ns: int, lost: LostEntries | None = None, asks_agents: bool = True
     ) -> CoreStep[None]:
         """A controller begins; `lost` is what an operator accepted as gone. Without agents to ask nothing is doubted."""
@@ -432,17 +436,17 @@ class Core:
 
     def remove_node(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> CoreStep[NodeRemoval]:
         """Forgets a node, and ends what it holds if forced; raises NotFound and FailedPrecondition."""
-        removal = self.would_remove(node_name, force=force, is_connected=is_connected, now_ns=now_ns)
+        removal = self.preview_node_removal(node_name, force=force, is_connected=is_connected, now_ns=now_ns)
         nodes = frozenset[str]().union(*map(self._apply, removal.events))
-        more, touched = self._freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
+        more, touched = self._on_capacity_freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
         return CoreStep((*removal.events, *more), removal, (nodes | touched) - {node_name})
 
-    def would_remove(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> NodeRemoval:
+    def preview_node_removal(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> NodeRemoval:
         """What `remove_node` would do; raises as it does."""
         record = self._node(node_name)
         return plan_node_removal(self.state, record, force=force, is_connected=is_connected, now_ns=now_ns)
 
-    def forget_lost(self, expired: Sequence[str], *, now_ns: int) -> CoreStep[tuple[str, ...]]:
+    def forget_lost_nodes(self, expired: Sequence[str], *, now_ns: int) -> CoreStep[tuple[str, ...]]:
         """Forgets those of these nodes that are lost and hold nothing, some at a time; their names."""
         names = select_forgettable_nodes(self.state, expired)
         if not names:
@@ -451,18 +455,18 @@ class Core:
         self._apply(event)
         return CoreStep((event,), names, frozenset())
 
-    def occupied(self, node_name: str, others: ExternalUsage, *, now_ns: int) -> CoreStep[None]:
+    def update_external_usage(self, node_name: str, others: ExternalUsage, *, now_ns: int) -> CoreStep[None]:
         """What others hold on a node from now on; then waiting work is tried, if that leaves it more. Raises NotFound."""
         before = self._node(node_name).others
         if others == before:
             return CoreStep((), None, frozenset())
         event = NodeOccupied(time_ns=now_ns, node_name=node_name, others=others)
         self._apply(event)
-        if not len(self.state.pending) or not others.leaves_more_than(before):
+        if not len(self.state.pending) or not others.frees_capacity_since(before):
             return CoreStep((event,), None, frozenset())
         return self._with_retry(event, None, frozenset(), now_ns)
 
-    def node_lost(self, node_name: str, *, now_ns: int) -> CoreStep[None]:
+    def mark_node_lost(self, node_name: str, *, now_ns: int) -> CoreStep[None]:
         """Places nothing more on a node; what it holds stays. Raises NotFound."""
         if self._node(node_name).state is NodeState.LOST:
             return CoreStep((), None, frozenset())
@@ -470,7 +474,7 @@ class Core:
         self._apply(event)
         return CoreStep((event,), None, frozenset())
 
-    def gpu_lost(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
+    def mark_gpu_lost(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
         """Places nothing more on a device; what it holds stays. Raises NotFound."""
         record = self._device(node_name, gpu_uuid)
         if gpu_uuid in record.lost_gpus:
@@ -478,10 +482,10 @@ class Core:
         event = GpuLost(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
         self._apply(event)
         # What it drew is left to others.
-        binds = self._chooser.allowance.binds
+        binds = self._chooser.allowance.has_budgets
         return self._with_retry(event, None, frozenset(), now_ns) if binds else CoreStep((event,), None, frozenset())
 
-    def gpu_returned(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
+    def mark_gpu_returned(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
         """Uses a device again; then waiting work is tried. Raises NotFound."""
         if gpu_uuid not in self._device(node_name, gpu_uuid).lost_gpus:
             return CoreStep((), None, frozenset())
@@ -505,7 +509,7 @@ class Core:
             return CoreStep((event,), self.state.policy, nodes)
         return self._with_retry(event, self.state.policy, nodes, now_ns)
 
-    def judge_spending(self, over: tuple[OverspentLimit, ...], *, now_ns: int) -> CoreStep[None]:
+    def set_exhausted_spending(self, over: tuple[OverspentLimit, ...], *, now_ns: int) -> CoreStep[None]:
         """These spending limits are spent, and no others; then waiting work is tried, or told what it waits for."""
         before = self.state.spending.over
         if over == before:
@@ -515,13 +519,13 @@ class Core:
         is_same = {spending_key(one.limit) for one in over} == {spending_key(one.limit) for one in before}
         return CoreStep((event,), None, frozenset()) if is_same else self._with_retry(event, None, frozenset(), now_ns)
 
-    def told_limits(self, highest_w: Mapping[str, float], *, now_ns: int) -> CoreStep[None]:
+    def report_limits(self, highest_w: Mapping[str, float], *, now_ns: int) -> CoreStep[None]:
         """The highest limits that GPUs were read to have, by workload, where above the journal's; no event of its own.
 
         Watts that come free may let waiting work begin.
         """
-        if self._chooser.allowance.told(highest_w) and len(self.state.pending):
-            self._retrying.capacity_appeared()
+        if self._chooser.allowance.report_limits(highest_w) and len(self.state.pending):
+            self._retrying.on_capacity_freed()
         return self.retry(now_ns=now_ns)
 
     def survey_moves(self, asked: RecommendMovesRequest) -> MigrationProblem:
@@ -532,10 +536,10 @@ class Core:
         """Moves running work, or takes moves back, all or nothing; then waiting work is tried. Raises MoveRefused."""
         events = plan_migration(self.state, moves, now_ns=now_ns, is_back=is_back)
         nodes = frozenset[str]().union(*map(self._apply, events))
-        more, touched = self._freed(now_ns) if events else ([], frozenset[str]())
+        more, touched = self._on_capacity_freed(now_ns) if events else ([], frozenset[str]())
         return CoreStep((*events, *more), sum(len(move.replicas) for move in moves), nodes | touched)
 
-    def corrected(
+    def correct_devices(
         self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int
     ) -> CoreStep[None]:
         """Replicas, by workload and number, hold these GPUs of their node; raises NotFound and CorrectionRefused."""
@@ -555,41 +559,41 @@ class Core:
         nodes = self._apply(event)
         return self._with_retry(event, None, nodes, now_ns) if event.services else CoreStep((event,), None, nodes)
 
-    def judge_by(self, eligibility: Eligibility) -> None:
+    def set_eligibility(self, eligibility: Eligibility) -> None:
         """From now on the rules that an engine leaves there decide which nodes will do for the work that they judge."""
         self._chooser.eligibility = eligibility
 
-    def reconsider(self, *, now_ns: int) -> CoreStep[None]:
+    def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
         """What waits is tried again, since an engine's rules may answer otherwise by now."""
         if len(self.state.pending):
-            self._retrying.capacity_appeared()
+            self._retrying.on_capacity_freed()
         return self.retry(now_ns=now_ns)
 
     def retry(self, *, now_ns: int) -> CoreStep[None]:
         """Goes on with a round of tries that was cut short."""
-        events, nodes = self._retry(now_ns) if self.backlog else ([], frozenset[str]())
+        events, nodes = self._retry(now_ns) if self.has_backlog else ([], frozenset[str]())
         return CoreStep(tuple(events), None, nodes)
 
     def _apply(self, event: Event) -> frozenset[str]:
         check_readable(event)
-        return self._take(event)
+        return self._apply_event(event)
 
-    def _take(self, event: Event) -> frozenset[str]:
+    def _apply_event(self, event: Event) -> frozenset[str]:
         touched = self.state.apply(event)
         self._chooser.refresh(touched)
         return touched
 
-    def _settle(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
+    def _apply_outcome(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
         """Applies an outcome; where the ledger refuses the place that the planner found, the workload waits."""
         check_readable(event)
         try:
-            return event, self._take(event)
+            return event, self._apply_event(event)
         except ContradictoryEvent:
             # A fault of ours, and nothing has changed: it must not cost anybody else anything.
             waits = WorkloadDeferred(time_ns=event.time_ns, workload_id=event.workload_id, reason=CONTRADICTED_REASON)
-            return waits, self._take(waits)
+            return waits, self._apply_event(waits)
 
-    def _changed(
+    def _finish_step(
         self,
         events: Sequence[Event],
         workload_id: str,
@@ -602,21 +606,21 @@ class Core:
         for event in events if last is None else (*events, last):
             # All before the first: one that may not happen leaves no half of a step behind.
             check_readable(event)
-        nodes = frozenset[str]().union(*map(self._take, events))
+        nodes = frozenset[str]().union(*map(self._apply_event, events))
         if last is not None:
-            settled, touched = self._settle(last)
+            settled, touched = self._apply_outcome(last)
             events, nodes = (*events, settled), nodes | touched
         result = self.state.workloads[workload_id]
-        more, touched = self._freed(now_ns) if frees else ([], frozenset[str]())
+        more, touched = self._on_capacity_freed(now_ns) if frees else ([], frozenset[str]())
         return CoreStep((*events, *more), result, nodes | touched)
 
     def _with_retry(self, event: Event, result: _Result, nodes: frozenset[str], now_ns: int) -> CoreStep[_Result]:
-        events, more = self._freed(now_ns)
+        events, more = self._on_capacity_freed(now_ns)
         return CoreStep((event, *events), result, nodes | more)
 
-    def _freed(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
-        self._retrying.capacity_appeared()
+    def _on_capacity_freed(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
+        self._retrying.on_capacity_freed()
         return self._retry(now_ns)
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
-        return self._retrying.step(self._apply, self._settle, self._quoted, now_ns)
+        return self._retrying.retry_step(self._apply, self._apply_outcome, self._quote_if_due, now_ns)

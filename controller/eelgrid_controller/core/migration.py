@@ -80,7 +80,7 @@ def _lingering(state: ClusterState, moves: Sequence[Move], now_ns: int, *, is_ba
             record = state.nodes.get(name)
             if record is not None and item.source.node_name != item.target.node_name:
                 others = found.get(name, record.others)
-                found[name] = (others.less if is_back else others.more)(workload.spec.request)
+                found[name] = (others.subtract if is_back else others.add)(workload.spec.request)
     return [NodeOccupied(time_ns=now_ns, node_name=name, others=others) for name, others in found.items()]
 
 
@@ -127,12 +127,12 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
         if is_released_first:
             release()
         for name, assignment in beside:
-            ledgers[name].hold(assignment)
+            ledgers[name].allocate(assignment)
     except ContradictoryEvent as error:
         return str(error).partition(": ")[2]
     if not is_released_first:
         release()
     for name, assignment in beside:
         ledgers[name].release(assignment.workload_id, assignment.replica)
-        ledgers[name].book(replace(assignment, workload_id=move.workload_id))
+        ledgers[name].allocate_unchecked(replace(assignment, workload_id=move.workload_id))
     return ""

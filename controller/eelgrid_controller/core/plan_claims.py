@@ -23,11 +23,11 @@ def compare_claim(
     Without a claim somebody else lists what runs there, and nothing is compared.
     """
     ahead = None if record is None else record.ahead
-    is_doubted = record is not None and not record.is_heard
+    is_doubted = record is not None and not record.is_reported
     heard = (NodeHeard(time_ns=now_ns, node_name=node_name),) if is_doubted else ()
     if claim is None or (claim.epoch <= known_epoch(record) and (ahead is None or claim.epoch < ahead.plan_epoch)):
         return heard
-    unknown = claim.held if record is None or claim.held is None else record.unknown(claim.held)
+    unknown = claim.held if record is None or claim.held is None else record.find_unknown_assignments(claim.held)
     if unknown is not None and not unknown:
         if record is None:
             return ()

@@ -39,11 +39,11 @@ class RetryRounds:
         """Whether a round was cut short, or is to begin."""
         return self._resume is not None or self._again
 
-    def capacity_appeared(self) -> None:
+    def on_capacity_freed(self) -> None:
         """Everything that waits is to be tried once more."""
         self._again = True
 
-    def step(
+    def retry_step(
         self, apply: ApplyEvent, settle: SettleDecision, quoted: QuotePrices, now_ns: int
     ) -> tuple[list[Event], frozenset[str]]:
         """Tries from where the last step stopped, up to the bounds; the events, already applied, and their nodes."""
@@ -53,10 +53,10 @@ class RetryRounds:
         failed: dict[tuple[ResourceRequest, tuple[str, ...]], tuple[int, str]] = {}
         tries = 0
         # After a start everything waits for agents, for some seconds: that is no news for each workload.
-        has_news = all(record.is_heard or not record.is_ready for record in self._state.nodes.values())
+        has_news = all(record.is_reported or not record.is_ready for record in self._state.nodes.values())
         if self._resume is None:
             self._again = False
-        tickets = self._state.pending.after(self._resume, _SCANNED_MOST)
+        tickets = self._state.pending.next_tickets(self._resume, _SCANNED_MOST)
         for ticket in tickets:
             workload = self._state.workloads[ticket[2]]
             spec = workload.spec
@@ -64,10 +64,10 @@ class RetryRounds:
                 self._resume = ticket
                 continue
             kind = spec.request, spec.required_traits
-            hold = self._state.spending.holds(spec)
+            hold = self._state.spending.blocking_limit(spec)
             # Who waits for money says nothing of room, and costs no try.
             why = failed.get(kind) if hold is None else (0, spending_reason(hold))
-            is_judged = self._chooser.judges(ticket[2])
+            is_judged = self._chooser.uses_engine_rules(ticket[2])
             if is_judged and hold is None:
                 # What its engine answers is of this workload alone.
                 why = None
@@ -78,7 +78,7 @@ class RetryRounds:
                     apply(quotes)
                     events.append(quotes)
                 searches = self._chooser.searches
-                decision = self._chooser.decide(spec, workload_id=ticket[2])
+                decision = self._chooser.decide_placement(spec, workload_id=ticket[2])
                 tries += 1 + _SEARCH_TRIES * (self._chooser.searches - searches)
                 if decision.placements:
                     event, touched = settle(make_outcome_event(ticket[2], decision, now_ns))

@@ -72,9 +72,9 @@ def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement],
 
     def saved_w(row: int, slots: tuple[int, ...]) -> float:
         before_w = float(node_power(trial.snapshot.nodes, row))
-        trial.give(row, slots, task)
+        trial.remove_task(row, slots, task)
         after_w = float(node_power(trial.snapshot.nodes, row))
-        trial.take(row, slots, task)
+        trial.place_task(row, slots, task)
         return before_w - after_w
 
     best: list[tuple[float, int, str, int, tuple[int, ...]]] = []
@@ -94,7 +94,7 @@ def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement],
         if era != at.era:
             continue
         gone.append(at.kinds[slots].pop())
-        trial.give(at.row, slots, task)
+        trial.remove_task(at.row, slots, task)
         at.era += 1
         weigh(name)
     return gone

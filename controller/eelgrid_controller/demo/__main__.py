@@ -142,7 +142,7 @@ def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bo
     from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
 
     try:
-        trace = locate_openb(choice, TraceSearch.real(os.environ)).limited(
+        trace = locate_openb(choice, TraceSearch.from_environment(os.environ)).truncated(
             nodes=options["nodes"], tasks=options["tasks"]
         )
         out.mkdir(parents=True, exist_ok=True)
@@ -150,14 +150,14 @@ def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bo
         return _fail(f"{error.place}: {error.problem}", error.remedy)
     except OSError as error:
         return _fail_to_write(error, out)
-    return _played(trace, out, options, keep=keep, gpu=gpu)
+    return _play_demo(trace, out, options, keep=keep, gpu=gpu)
 
 
 def _fail_to_write(error: OSError, out: Path) -> int:
     return _fail(f"{error.filename or out}: {error.strerror or error}", "choose another folder with --out")
 
 
-def _played(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
+def _play_demo(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
     from eelgrid_controller.demo.display import DemoView, NodeMap, make_console
     from eelgrid_controller.demo.processes import DemoError
     from eelgrid_controller.demo.run import DemoRun

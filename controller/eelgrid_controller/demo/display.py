@@ -64,7 +64,7 @@ class NodeMap:
             {model: tuple(row.name for row in rows) for model, rows in ordered},
         )
 
-    def place(self, workload: Workload) -> None:
+    def add_workload(self, workload: Workload) -> None:
         """Adds what a workload holds."""
         for placement in workload.placements:
             held = workload.spec.request.gpu_milli * len(placement.gpu_indexes)
@@ -105,13 +105,13 @@ class DemoView:
         if self._live:
             self._live.stop()
 
-    def answered(self, report: SubmitReport, workload: Workload | None) -> None:
+    def on_answer(self, report: SubmitReport, workload: Workload | None) -> None:
         """Takes the answer to one submission."""
         self.report = report
         if workload is not None:
-            self.nodes.place(workload)
+            self.nodes.add_workload(workload)
 
-    def tell(self, act: str) -> None:
+    def show_phase(self, act: str) -> None:
         """Says what is being done now."""
         self.act = act
         self.tick()

@@ -216,17 +216,17 @@ class DemoRun:
                 f"{_window_s(len(self.trace.nodes)):g}",
             )
             children = (controller, fleet)
-            stack.push_async_callback(_cancel, asyncio.create_task(self._watch(client)))
-            await self._joined(client, children)
+            stack.push_async_callback(_cancel, asyncio.create_task(self._watch_summary(client)))
+            await self._wait_for_nodes(client, children)
             joined_s = time.monotonic()
             submitted = await self._submit(client, children)
-            steady = await self._settle(children)
+            steady = await self._wait_for_power(children)
             self.scene.summary = summary = await self._summary(client)
             times = StartupTimes(
                 controller_s=ready_s - begun_s, fleet_s=joined_s - ready_s, total_s=time.monotonic() - begun_s
             )
             result = self._report(summary, submitted, times, [_figures(c, steady.get(c.name)) for c in children])
-            self.scene.tell("done")
+            self.scene.show_phase("done")
             self.scene.stop()
             display.write_summary(self.out / "summary.json", result)
             display.print_report(self.scene.console, result)
@@ -306,7 +306,7 @@ class DemoRun:
         self.notes.append(f"Prometheus did not become ready; see {child.log}")
 
     async def _ready(self, client: Any, controller: DemoProcess) -> None:
-        self.scene.tell("starting the controller")
+        self.scene.show_phase("starting the controller")
         deadline_s = time.monotonic() + _READY_S
         while True:
             controller.check()
@@ -318,7 +318,7 @@ class DemoRun:
             self.scene.tick()
             await asyncio.sleep(_POLL_S)
 
-    async def _watch(self, client: Any) -> None:
+    async def _watch_summary(self, client: Any) -> None:
         """Keeps the newest summary in the scene, also across a restart of the controller."""
         while True:
             with suppress(faults.Fault):
@@ -327,9 +327,9 @@ class DemoRun:
                     self.scene.tick()
             await asyncio.sleep(_WATCH_S)
 
-    async def _joined(self, client: Any, children: tuple[DemoProcess, ...]) -> None:
+    async def _wait_for_nodes(self, client: Any, children: tuple[DemoProcess, ...]) -> None:
         wanted = len(self.trace.nodes)
-        self.scene.tell(f"waiting for {wanted:,} nodes")
+        self.scene.show_phase(f"waiting for {wanted:,} nodes")
         deadline_s = time.monotonic() + _JOIN_S
         while (await self._summary(client)).nodes_ready < wanted:
             _check(children)
@@ -346,7 +346,7 @@ class DemoRun:
         return summary
 
     async def _submit(self, client: Any, children: tuple[DemoProcess, ...]) -> SubmitReport:
-        self.scene.tell("placing")
+        self.scene.show_phase("placing")
         submitter = Submitter(
             operators=client,
             clock=time.monotonic,
@@ -355,7 +355,7 @@ class DemoRun:
             rules=SubmitLimits(in_flight=self.in_flight, silence_longest_s=_SILENCE_S),
         )
         requests = [submission_of_task(task) for task in self.trace.tasks]
-        work = asyncio.create_task(submitter.run(requests, self.scene.answered))
+        work = asyncio.create_task(submitter.run(requests, self.scene.on_answer))
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=_WATCH_S)
@@ -366,9 +366,9 @@ class DemoRun:
             await _cancel(work)
         return work.result()
 
-    async def _settle(self, children: tuple[DemoProcess, ...]) -> dict[str, float]:
+    async def _wait_for_power(self, children: tuple[DemoProcess, ...]) -> dict[str, float]:
         """Until the measured watts have caught up; the CPU share of each child meanwhile."""
-        self.scene.tell("measuring")
+        self.scene.show_phase("measuring")
         before = {child.name: child.usage() for child in children}
         begun_s = time.monotonic()
         while time.monotonic() - begun_s < _SETTLE_S:

@@ -52,9 +52,9 @@ class PlanPowerDraw:
         self._arrays = (np.zeros(0, np.int64), np.zeros((0, 0), np.int64))
         self._nodes: Nodes
         self._stale: set[str] = set()
-        self.settle()
+        self.refresh_power()
 
-    def shift(self, place: ReplicaLocation, cpu_milli: int, sign: int) -> None:
+    def count_replica(self, place: ReplicaLocation, cpu_milli: int, sign: int) -> None:
         """Counts a replica in or out, by the sign."""
         name = place.node_name
         self._stale.add(name)
@@ -67,7 +67,7 @@ class PlanPowerDraw:
             else:
                 held.pop(uuid, None)
 
-    def turned(self, name: str) -> None:
+    def mark_node_changed(self, name: str) -> None:
         """A node is another than it was."""
         self._stale.add(name)
 
@@ -79,17 +79,17 @@ class PlanPowerDraw:
             if nodes.gpu_state[row, slot] != GPU_ABSENT:
                 yield float(nodes.gpu_idle_w[row, slot]), float(nodes.gpu_busy_w[row, slot])
 
-    def settle(self) -> None:
+    def refresh_power(self) -> None:
         """Brings `power_w` up to date, after the mirror."""
         snapshot = self._mirror.snapshot()
         if snapshot is not self._snapshot:
-            self._take(snapshot)
+            self._read_snapshot(snapshot)
         for name in self._stale:
-            self._weigh(name, snapshot)
+            self._update_node(name, snapshot)
         self._stale.clear()
         self.power_w = float(self._node_w.sum())
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _read_snapshot(self, snapshot: Snapshot) -> None:
         shape = snapshot.nodes.gpu_free.shape
         cpu_free, gpu_free = self._arrays
         if gpu_free.shape != shape:
@@ -107,7 +107,7 @@ class PlanPowerDraw:
         self._nodes = snapshot.nodes._replace(cpu_free=views[0], gpu_free=views[1])
         self._snapshot = snapshot
 
-    def _weigh(self, name: str, snapshot: Snapshot) -> None:
+    def _update_node(self, name: str, snapshot: Snapshot) -> None:
         record, row = self._records[name], self._mirror.row(name)
         others, held = record.others, self._gpu_milli.get(name, {})
         cpu_free, gpu_free = self._arrays
@@ -237,7 +237,7 @@ class BestFitCluster:
         self._roomier: set[str] = set()
         self._stale: set[str] = set()  # what the mirror does not show yet
 
-    def place(self, key: str, replica: int) -> ReplicaLocation | None:
+    def get_place(self, key: str, replica: int) -> ReplicaLocation | None:
         """Where a replica stands; None if it does not."""
         job = self._jobs.get(key)
         return job.places.get(replica) if job else None
@@ -254,71 +254,71 @@ class BestFitCluster:
 
     # Nodes
 
-    def joined(self, inventory: Inventory, *, partitioned: bool) -> None:
+    def join_node(self, inventory: Inventory, *, partitioned: bool) -> None:
         """A node came, came back or changed."""
         name = inventory.node_name
         record = self.nodes.get(name)
         if record is None:
             record = self.nodes[name] = NodeRecord(inventory=inventory)
-        record.has(inventory)
-        record.turn(partitioned=partitioned)
-        self._turned(name)
+        record.update_inventory(inventory)
+        record.set_partitioned(partitioned=partitioned)
+        self._mark_stale(name)
 
-    def lost(self, name: str) -> None:
+    def mark_node_lost(self, name: str) -> None:
         """A node fell silent; what it holds stays."""
         self.nodes[name].state = NodeState.LOST
-        self._turned(name)
+        self._mark_stale(name)
 
-    def occupied(self, name: str, others: ExternalUsage) -> None:
+    def update_external_usage(self, name: str, others: ExternalUsage) -> None:
         """What others hold on a node."""
         self.nodes[name].others = others
-        self._turned(name)
+        self._mark_stale(name)
 
-    def gpu_turned(self, name: str, uuid: str, *, is_lost: bool) -> None:
+    def set_gpu_lost(self, name: str, uuid: str, *, is_lost: bool) -> None:
         """A device answers nothing any more, or answers again."""
         lost = self.nodes[name].lost_gpus
         (lost.add if is_lost else lost.discard)(uuid)
-        self._turned(name)
+        self._mark_stale(name)
 
-    def turn(self, is_partitioned: Callable[[str], bool]) -> None:
+    def set_partitioned_pools(self, is_partitioned: Callable[[str], bool]) -> None:
         """Pools are the partition planner's, or not."""
         for name, record in self.nodes.items():
             wanted = is_partitioned(record.inventory.pool)
             if wanted != record.partitioned:
-                record.turn(partitioned=wanted)
-                self._turned(name)
+                record.set_partitioned(partitioned=wanted)
+                self._mark_stale(name)
 
-    def laid_out(self, name: str, layout: GpuLayout) -> None:
+    def set_layout(self, name: str, layout: GpuLayout) -> None:
         """The partition planner has a GPU; what stands there stays."""
         self.nodes[name].layouts[layout.gpu_uuid] = layout
-        self._turned(name)
+        self._mark_stale(name)
 
-    def _turned(self, name: str) -> None:
+    def _mark_stale(self, name: str) -> None:
         self._stale.add(name)
         self._roomier.add(name)
 
     # Work
 
-    def arrive(self, key: str, spec: WorkloadSpec, replicas: tuple[int, ...]) -> None:
+    def add_workload(self, key: str, spec: WorkloadSpec, replicas: tuple[int, ...]) -> None:
         """New work, which is placed or waits."""
         self._arrivals += 1
         self._jobs[key] = _Job(spec, self._arrivals)
-        self._begin(key, replicas)
+        self._place_or_wait(key, replicas)
 
-    def grow(self, key: str, replicas: Iterable[int]) -> None:
+    def add_replicas(self, key: str, replicas: Iterable[int]) -> None:
         """More replicas of work that is here, each for itself."""
         for replica in replicas:
-            self._begin(key, (replica,))
+            self._place_or_wait(key, (replica,))
 
-    def pin(self, key: str, spec: WorkloadSpec, places: Mapping[int, ReplicaLocation]) -> None:
+    def pin_replicas(self, key: str, spec: WorkloadSpec, places: Mapping[int, ReplicaLocation]) -> None:
         """Work that is not best fit's to place stands here, in the stead of where it stood."""
-        self.leave(key)
+        self.remove_replicas(key)
         self._arrivals += 1
         job = self._jobs[key] = _Job(spec, self._arrivals)
         for replica, place in places.items():
-            self._hold(key, job, replica, place)
+            self._allocate(key, job, replica, place)
 
-    def leave(self, key: str, replicas: Iterable[int] | None = None) -> None:
+    def remove_replicas(self, key: str, replicas: Iterable[int] | None = None) -> None:
         """Work ends, or some replicas of it."""
         job = self._jobs.get(key)
         if job is None:
@@ -330,7 +330,7 @@ class BestFitCluster:
                 self._stop_waiting(job, entry)
                 left = tuple(other for other in entry.replicas if other not in gone)
                 if left:
-                    self._wait(job, entry._replace(replicas=left))
+                    self._enqueue(job, entry._replace(replicas=left))
                     self._roomier.update(self.nodes)  # a smaller gang may fit anywhere
             place = job.places.pop(replica, None)
             if place is not None:
@@ -341,7 +341,7 @@ class BestFitCluster:
         if replicas is None:
             del self._jobs[key]
 
-    def try_waiting(self) -> None:
+    def place_waiting(self) -> None:
         """Begins what waits and fits now, the highest priority first."""
         names, self._roomier = self._roomier, set()
         if not len(self.waiting):
@@ -361,13 +361,13 @@ class BestFitCluster:
             if following and (rooms is None or any(room and room.fits(kind) for room in rooms.values())):
                 heapq.heappush(tries, (following, kind))
 
-    def _begin(self, key: str, replicas: tuple[int, ...]) -> None:
+    def _place_or_wait(self, key: str, replicas: tuple[int, ...]) -> None:
         job = self._jobs[key]
         # What waits fits nowhere, and so does what is like it.
         if job.kind(replicas) in self.waiting or not self._put(key, job, replicas):
-            self._wait(job, WaitingEntry(-job.spec.priority, job.number, replicas, key))
+            self._enqueue(job, WaitingEntry(-job.spec.priority, job.number, replicas, key))
 
-    def _wait(self, job: _Job, entry: WaitingEntry) -> None:
+    def _enqueue(self, job: _Job, entry: WaitingEntry) -> None:
         self.waiting.add(job.kind(entry.replicas), entry)
         job.waits.update(dict.fromkeys(entry.replicas, entry))
 
@@ -387,14 +387,14 @@ class BestFitCluster:
             if traits:
                 is_open = [traits <= set(self.nodes[name].others.traits) for name in snapshot.names]
                 nodes = snapshot.with_open(np.array(is_open, np.bool_)).nodes
-            task, allows = make_task(request), snapshot.allows(request.gpu_models)
-            if snapshot.assignments_left is not None and snapshot.plans_bind(task, allows, len(replicas)):
+            task, allows = make_task(request), snapshot.allowed_models(request.gpu_models)
+            if snapshot.assignments_left is not None and snapshot.is_plan_limited(task, allows, len(replicas)):
                 nodes, task = limit_to_plan_size(nodes, task, snapshot.assignments_left)
             if replica_room(nodes, task, allows, len(replicas)) < len(replicas):
                 return False
         for replica in replicas:
             snapshot = self._snapshot()
-            found = self._find(snapshot, job.spec, traits)
+            found = self._find_candidate(snapshot, job.spec, traits)
             if found is None:
                 assert len(replicas) == 1, "replica_room is exact"
                 return False
@@ -402,13 +402,13 @@ class BestFitCluster:
             place = ReplicaLocation(
                 snapshot.names[found.node], tuple(uuids[slot] for slot in found.slots), request.gpu_milli
             )
-            self._hold(key, job, replica, place)
+            self._allocate(key, job, replica, place)
         return True
 
-    def _find(self, snapshot: Snapshot, spec: WorkloadSpec, traits: set[str]) -> NodeCandidate | None:
+    def _find_candidate(self, snapshot: Snapshot, spec: WorkloadSpec, traits: set[str]) -> NodeCandidate | None:
         most = _LOOKED_AT if traits else 1
         while True:
-            found = self._planner.best(snapshot, spec.request, BEST_FIT_POLICY, most)
+            found = self._planner.rank_places(snapshot, spec.request, BEST_FIT_POLICY, most)
             for one in found:
                 if traits <= set(self.nodes[snapshot.names[one.node]].others.traits):
                     return one
@@ -416,7 +416,7 @@ class BestFitCluster:
                 return None
             most *= _LOOKED_AT
 
-    def _hold(self, key: str, job: _Job, replica: int, place: ReplicaLocation) -> None:
+    def _allocate(self, key: str, job: _Job, replica: int, place: ReplicaLocation) -> None:
         request = job.spec.request
         assignment = Assignment(
             workload_id=key,
@@ -426,7 +426,7 @@ class BestFitCluster:
             cpu_milli=request.cpu_milli,
             memory_bytes=request.memory_bytes,
         )
-        self.nodes[place.node_name].book(assignment)
+        self.nodes[place.node_name].allocate_unchecked(assignment)
         self._stale.add(place.node_name)
         job.places[replica] = place
         self.changed.append((key, replica))

@@ -49,7 +49,7 @@ class EnergyHolder(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
 
     @property
-    def is_nobody(self) -> bool:
+    def is_unowned(self) -> bool:
         """Whether no owner is charged: nobody held the place, or nobody could be named."""
         return self.kind in ("unallocated", "unattributed")
 

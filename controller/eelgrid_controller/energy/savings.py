@@ -54,7 +54,7 @@ class InitialCluster:
     now_ns: int
 
     @classmethod
-    def of(cls, state: ClusterState, now_ns: int) -> "InitialCluster":
+    def from_state(cls, state: ClusterState, now_ns: int) -> "InitialCluster":
         """The state of this moment."""
         records = (
             NodeRecord(
@@ -127,35 +127,35 @@ class PlacementSavings:
         for workload in beginning.workloads:
             key, spec = workload.workload_id, workload.spec
             standing = tuple(one.replica for one in workload.placements)
-            self._submitted(key, spec, standing or tuple(range(spec.replicas)))
-            self._placed(key, workload.placements)
+            self._on_submitted(key, spec, standing or tuple(range(spec.replicas)))
+            self._on_placed(key, workload.placements)
             self._limit(key, workload.power_limit_w)
-        self._best_fit.try_waiting()
-        self.advance(beginning.now_ns)
+        self._best_fit.place_waiting()
+        self.advance_to(beginning.now_ns)
 
-    def follow(self, event: Event) -> None:
+    def follow_event(self, event: Event) -> None:
         """Takes in what happened, and lets best fit decide what there is to decide; `advance` weighs it."""
         match event:
             case WorkloadSubmitted(workload_id=key, spec=spec):
-                self._submitted(key, spec, tuple(range(spec.replicas)))
+                self._on_submitted(key, spec, tuple(range(spec.replicas)))
             case WorkloadPlaced() | WorkloadMoved():
-                self._placed(event.workload_id, event.placements)
+                self._on_placed(event.workload_id, event.placements)
             case WorkloadScaled():
-                self._scaled(event)
+                self._on_scaled(event)
             case WorkloadCancelled(workload_id=key):
-                self._ended(key)
+                self._on_ended(key)
             case WorkloadLimited(workload_id=key, power_limit_w=limit_w):
                 self._limit(key, limit_w)
             case PartitionsPlanned():
-                self._partitioned(event)
+                self._on_partitioned(event)
             case DevicesCorrected(replicas=replicas):
                 for one in replicas:
-                    self._placed(one.workload_id, (one.placement,))
+                    self._on_placed(one.workload_id, (one.placement,))
             case _:
                 self._of_nodes(event)
-        self._best_fit.try_waiting()
+        self._best_fit.place_waiting()
 
-    def advance(self, now_ns: int) -> None:
+    def advance_to(self, now_ns: int) -> None:
         """A turn ends: what passed since the last one was at the watts of then, what was followed counts from now on."""
         passed_s = max(0, now_ns - self._now_ns) / 1e9
         self._now_ns = max(self._now_ns, now_ns)
@@ -168,7 +168,7 @@ class PlacementSavings:
         best_fit.changed.clear()
         best_fit.refresh()
         for draw in self._draws.values():
-            draw.settle()
+            draw.refresh_power()
 
     def figures(self) -> SavingsFigures:
         """As the last turn left it."""
@@ -186,72 +186,72 @@ class PlacementSavings:
         match event:
             case NodeJoined(inventory=inventory):
                 name = inventory.node_name
-                best_fit.joined(inventory, partitioned=is_pool_partitioned(self._policy, inventory.pool))
+                best_fit.join_node(inventory, partitioned=is_pool_partitioned(self._policy, inventory.pool))
             case NodeLost(node_name=name):
-                best_fit.lost(name)
+                best_fit.mark_node_lost(name)
             case NodesRemoved(node_names=names):
                 # Work of best fit's may stand there, which the cluster's did not.
                 for name in names:
-                    best_fit.lost(name)
+                    best_fit.mark_node_lost(name)
                     for draw in self._draws.values():
-                        draw.turned(name)
+                        draw.mark_node_changed(name)
                 return
             case NodeOccupied(node_name=name, others=others):
-                best_fit.occupied(name, others)
+                best_fit.update_external_usage(name, others)
             case GpuLost(node_name=name, gpu_uuid=uuid) | GpuReturned(node_name=name, gpu_uuid=uuid):
-                best_fit.gpu_turned(name, uuid, is_lost=isinstance(event, GpuLost))
+                best_fit.set_gpu_lost(name, uuid, is_lost=isinstance(event, GpuLost))
             case PolicyChanged(policy=policy):
                 self._policy = policy
-                best_fit.turn(lambda pool: is_pool_partitioned(policy, pool))
+                best_fit.set_partitioned_pools(lambda pool: is_pool_partitioned(policy, pool))
                 return
             case _:
                 return
         for draw in self._draws.values():
-            draw.turned(name)
+            draw.mark_node_changed(name)
 
-    def _submitted(self, key: str, spec: WorkloadSpec, replicas: tuple[int, ...]) -> None:
+    def _on_submitted(self, key: str, spec: WorkloadSpec, replicas: tuple[int, ...]) -> None:
         work = self._works[key] = _Work(spec)
         if not work.is_sliced:
-            self._best_fit.arrive(key, spec, replicas)
+            self._best_fit.add_workload(key, spec, replicas)
 
-    def _placed(self, key: str, placements: Iterable[Placement]) -> None:
+    def _on_placed(self, key: str, placements: Iterable[Placement]) -> None:
         """Replicas of the real plan stand here, in the stead of where they stood."""
         work = self._works[key]
         for one in placements:
-            work.places[one.replica] = _place(work.spec, one)
+            work.places[one.replica] = _replica_location(work.spec, one)
             self._changed.append((key, one.replica))
         if work.is_sliced:
-            self._best_fit.pin(key, work.spec, work.places)
+            self._best_fit.pin_replicas(key, work.spec, work.places)
 
-    def _scaled(self, event: WorkloadScaled) -> None:
+    def _on_scaled(self, event: WorkloadScaled) -> None:
         key = event.workload_id
         work = self._works[key]
         for replica in event.released:
             del work.places[replica]
             self._changed.append((key, replica))
         if not work.is_sliced:
-            self._best_fit.leave(key, event.released)
-            self._best_fit.grow(key, [one.replica for one in event.placements])
-        self._placed(key, event.placements)
+            self._best_fit.remove_replicas(key, event.released)
+            self._best_fit.add_replicas(key, [one.replica for one in event.placements])
+        self._on_placed(key, event.placements)
 
-    def _ended(self, key: str) -> None:
+    def _on_ended(self, key: str) -> None:
         work = self._works.pop(key)
         self._limited.discard(key)
         self._changed.extend((key, replica) for replica in work.places)
-        self._best_fit.leave(key)
+        self._best_fit.remove_replicas(key)
 
     def _limit(self, key: str, limit_w: float | None) -> None:
         self._works[key].limit_w = limit_w
         (self._limited.discard if limit_w is None else self._limited.add)(key)
 
-    def _partitioned(self, event: PartitionsPlanned) -> None:
+    def _on_partitioned(self, event: PartitionsPlanned) -> None:
         for planned in event.layouts:
-            self._best_fit.laid_out(planned.node_name, planned.layout)
+            self._best_fit.set_layout(planned.node_name, planned.layout)
         for service in event.services:
             work = self._works[service.workload_id]
             self._changed.extend((service.workload_id, replica) for replica in work.places)
             work.places.clear()
-            self._placed(service.workload_id, service.placements)
+            self._on_placed(service.workload_id, service.placements)
 
     def _recount(self, key: str, replica: int) -> None:
         was = self._counted.pop((key, replica), None)
@@ -260,7 +260,7 @@ class PlacementSavings:
         work = self._works.get(key)
         if work is None:
             return
-        now = _Counted(self._best_fit.place(key, replica), work.places.get(replica), work.spec.request.cpu_milli)
+        now = _Counted(self._best_fit.get_place(key, replica), work.places.get(replica), work.spec.request.cpu_milli)
         if now.here or now.there:
             self._counted[key, replica] = now
             self._count(now, 1)
@@ -273,8 +273,8 @@ class PlacementSavings:
         self._replicas[where] += sign
         self._gpu_milli[where] += sign * len(place.gpu_uuids) * place.gpu_milli
         if here is not None and there is not None:
-            self._draws[BEST_FIT].shift(there, cpu_milli, sign)
-            self._draws[EELGRID].shift(here, cpu_milli, sign)
+            self._draws[BEST_FIT].count_replica(there, cpu_milli, sign)
+            self._draws[EELGRID].count_replica(here, cpu_milli, sign)
 
     def _off_by_limit(self, key: str) -> float:
         """Watts that a limit keeps compared replicas of one workload from, at the most."""
@@ -287,7 +287,7 @@ class PlacementSavings:
         return sum(max(0.0, busy_w - max(work.limit_w, idle_w)) for idle_w, busy_w in watts)
 
 
-def _place(spec: WorkloadSpec, placement: Placement) -> ReplicaLocation:
+def _replica_location(spec: WorkloadSpec, placement: Placement) -> ReplicaLocation:
     part = placement.gpu_instance
     milli = spec.request.gpu_milli if part is None else part.gpu_milli
     return ReplicaLocation(placement.node_name, placement.gpu_uuids, milli)

@@ -155,10 +155,10 @@ def spread_window(
         cost, carbon_g = prices[hour]
         spent = LedgerAmount(bare_mj, context_mj, active_mj, cost * energy_j, carbon_g * energy_j)
         entries.append(LedgerEntry(_hour_of(hours[hour][0]), place, holder, spent))
-    return WindowSpread(entries, _measured(window, places, hours, cuts, drawn))
+    return WindowSpread(entries, _measured_by_hour(window, places, hours, cuts, drawn))
 
 
-def _measured(
+def _measured_by_hour(
     window: EnergyWindow,
     places: Mapping[str, LedgerPlace],
     hours: list[tuple[float, float]],
@@ -230,7 +230,7 @@ def _price(tariff: EnergyTariff | None, begin_s: float, end_s: float) -> tuple[f
 
 
 def _mean(tariff: EnergyTariff, begin_s: float, end_s: float) -> float:
-    slices = tariff.slices(begin_s, end_s - begin_s) if end_s > begin_s else ()
+    slices = tariff.price_slices(begin_s, end_s - begin_s) if end_s > begin_s else ()
     if len(slices) < 2:
-        return tariff.at(0.5 * (begin_s + end_s))
+        return tariff.price_at(0.5 * (begin_s + end_s))
     return math.fsum(one.price * one.seconds for one in slices) / (end_s - begin_s)

@@ -100,7 +100,7 @@ class PendingLimits:
         """Nodes that are to answer."""
         return frozenset(asked.node for asked in self._asked.values())
 
-    def ask(self, asked: PendingLimit) -> None:
+    def add_request(self, asked: PendingLimit) -> None:
         """An answer is awaited; an older number of the same GPUs gets none any more."""
         uuids = frozenset(asked.uuids)
         self._asked = {
@@ -112,19 +112,21 @@ class PendingLimits:
         """The node is lost: its numbers are void."""
         self._asked = {number: one for number, one in self._asked.items() if one.node != node}
 
-    def answers(self, words: Mapping[str, NodeLimitReport], at_s: float) -> list[LimitConfirmed | LimitFailed]:
+    def collect_answers(self, words: Mapping[str, NodeLimitReport], at_s: float) -> list[LimitConfirmed | LimitFailed]:
         """What is answered by now; each number once."""
         made: list[LimitConfirmed | LimitFailed] = []
         for number in sorted(self._asked):
             one = self._asked[number]
             word = words.get(one.node)
-            answer = None if word is None else self._answer(one, word, at_s)
+            answer = None if word is None else self._answer_request(one, word, at_s)
             if answer is not None:
                 del self._asked[number]
                 made.append(answer)
         return made
 
-    def _answer(self, one: PendingLimit, word: NodeLimitReport, at_s: float) -> LimitConfirmed | LimitFailed | None:
+    def _answer_request(
+        self, one: PendingLimit, word: NodeLimitReport, at_s: float
+    ) -> LimitConfirmed | LimitFailed | None:
         told = {}
         if word.applied is not None and word.applied.epoch >= one.epoch:
             told = {result.subject: result for result in word.applied.results}
@@ -153,7 +155,7 @@ class ElasticObserver:
         self._horizon_s = horizon_s
         self._since_s: dict[str, tuple[int, float]] = {}  # replicas, and since when
 
-    def look(self, jobs: Mapping[str, Workload], world: ClusterObservation) -> tuple[ScaleService, ...]:
+    def plan_resizes(self, jobs: Mapping[str, Workload], world: ClusterObservation) -> tuple[ScaleService, ...]:
         """What should change, where free GPUs were counted in this cycle; those that shrink come first."""
         elastic = {name: job for name, job in jobs.items() if job.spec.training and job.spec.training.is_elastic}
         for name, job in elastic.items():
@@ -216,7 +218,7 @@ class NodeLivenessTracker:
         """Whether the steering was told that it is lost and not yet that it is back."""
         return node in self._away
 
-    def look(
+    def observe_nodes(
         self, seen: Mapping[str, NodeLiveness], at_s: float, *, lease_s: float
     ) -> list[ControlNodeLost | ControlNodeLeaseEnded | ControlNodeReturned]:
         """What is to be told; nodes that are no longer looked at are forgotten."""
@@ -240,16 +242,16 @@ class NodeLivenessTracker:
 class ControllerPort(Protocol):
     """What the desk needs of the steering."""
 
-    def on(self, event: ControlEvent) -> list[ControlInstruction]:
+    def handle_event(self, event: ControlEvent) -> list[ControlInstruction]:
         """What should be done after an event."""
 
-    def imagined(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
+    def evaluate_budgets(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
         """The limits that jobs would have under other budgets."""
 
-    def shown(self) -> Mapping[str, LimitHistory]:
+    def limit_histories(self) -> Mapping[str, LimitHistory]:
         """What settled jobs did at each limit."""
 
-    def standing(self) -> ControllerStatus:
+    def controller_status(self) -> ControllerStatus:
         """How everything stands."""
 
 
@@ -317,89 +319,90 @@ class ControlCycle:
         self._refused: list[LimitFailed] = []  # to be told in the next turn
         self._advised: dict[str, dict[str, SetPowerLimit]] = {}  # limits that wait for their pools, by job and holding
 
-    def turn(self, world: ClusterObservation) -> CycleResult:
+    def run_cycle(self, world: ClusterObservation) -> CycleResult:
         """One cycle."""
         faults: list[tuple[str, Exception]] = []
         told: list[tuple[str, str]] = []
         services = {name: one for name, one in world.workloads.items() if one.spec.service and not is_sliced(one)}
         jobs = {name: one for name, one in world.workloads.items() if one.spec.training is not None}
-        earned = {job.name: job.earned_s or 0.0 for job in self.steering.standing().jobs}
+        earned = {job.name: job.earned_s or 0.0 for job in self.steering.controller_status().jobs}
         of_nodes = self._of_nodes(world)
-        said = self._hear(of_nodes)
-        said += self._hear(self._services.gone(services, world.at_s))
-        said += self._hear(self._jobs.gone(jobs, world))
-        said += self._hear(self._of_policy(world, faults))
-        said += self._hear(AllocationSolved(world.at_s, number, shared) for number, shared in world.divided)
+        said = self._observe_nodes(of_nodes)
+        said += self._observe_nodes(self._services.end_missing(services, world.at_s))
+        said += self._observe_nodes(self._jobs.end_missing(jobs, world))
+        said += self._observe_nodes(self._of_policy(world, faults))
+        said += self._observe_nodes(AllocationSolved(world.at_s, number, shared) for number, shared in world.divided)
         for name, workload in services.items():
             try:
-                said += self._hear(self._services.look(name, workload, world))
+                said += self._observe_nodes(self._services.observe_service(name, workload, world))
             except Exception as error:  # noqa: BLE001  # one service's fault stops no other
                 faults.append((name, error))
         for name, workload in jobs.items():
             try:
-                events = self._jobs.look(name, workload, world, earned.get(name, 0.0))
+                events = self._jobs.observe_job(name, workload, world, earned.get(name, 0.0))
                 events += self._of_predictions(name, world, events, told)
-                said += self._hear(events)
+                said += self._observe_nodes(events)
                 for event in events:
                     if isinstance(event, JobMeasured):
-                        self._lessons.heard(workload, world, event.window)
+                        self._lessons.add_window(workload, world, event.window)
             except Exception as error:  # noqa: BLE001
                 faults.append((name, error))
-        said += self._hear([ControlTick(world.at_s)])
+        said += self._observe_nodes([ControlTick(world.at_s)])
         advice = frozenset(name for name, one in world.workloads.items() if not allows_enforcement(world, one))
         scales = [one for one in said if isinstance(one, ScaleService) and one.name in services]
-        scales += self._elastic.look(jobs, world)
+        scales += self._elastic.plan_resizes(jobs, world)
         limits = self._to_set([one for one in said if isinstance(one, SetPowerLimit)], advice)
-        self._foreseen.gone(services, jobs)
+        self._foreseen.retain(services, jobs)
         standing = self._standing(advice)
-        told += self._foreseen.served(standing.steering.services, self._services.planned())
+        told += self._foreseen.check_services(standing.steering.services, self._services.service_plans())
         return CycleResult(
             tuple(one for one in scales if one.name not in advice),
             limits,
-            self._services.asked() | self._jobs.asked(),
+            self._services.scrape_requests() | self._jobs.scrape_requests(),
             standing,
             tuple(faults),
-            self._lessons.due() + self._keepsakes.due(self.steering.shown(), jobs, world),
+            self._lessons.collect_points()
+            + self._keepsakes.collect_points(self.steering.limit_histories(), jobs, world),
             next((one for one in reversed(said) if isinstance(one, SolveAllocation)), None),
             tuple(one for one in of_nodes if isinstance(one, LimitConfirmed | LimitFailed)),
             tuple(told),
-            (*self._services.worked(), *self._jobs.worked()),
+            (*self._services.collect_work(), *self._jobs.collect_work()),
         )
 
-    def was_asked(self, limit: LimitChange, epochs: dict[str, int], at_s: float) -> None:
+    def record_request(self, limit: LimitChange, epochs: dict[str, int], at_s: float) -> None:
         """A limit is in the journal; its nodes' plans have it from these epochs on."""
-        self._jobs.restart(limit.name)
+        self._jobs.restart_window(limit.name)
         for number, node, uuids in limit.numbers:
-            self._limits.ask(PendingLimit(number, node, uuids, limit.limit_w, epochs.get(node, 0), at_s))
+            self._limits.add_request(PendingLimit(number, node, uuids, limit.limit_w, epochs.get(node, 0), at_s))
 
-    def was_refused(self, limit: LimitChange, at_s: float) -> None:
+    def record_refusal(self, limit: LimitChange, at_s: float) -> None:
         """The core did not take a limit; what its GPUs have is what they had. Told with the next turn."""
         self._refused += [LimitFailed(at_s, number, None) for number, _, _ in limit.numbers]
 
     @property
-    def learns(self) -> bool:
+    def needs_related_points(self) -> bool:
         """Whether a job is to be taken up, which may learn from the points of other profiles."""
-        return self._jobs.waits
+        return self._jobs.has_unstarted
 
-    def unsteered(self) -> dict[str, str]:
+    def unmanaged_reasons(self) -> dict[str, str]:
         """Promised workloads that are not steered, and why."""
-        return self._services.unsteered() | self._jobs.unsteered()
+        return self._services.unmanaged_reasons() | self._jobs.unmanaged_reasons()
 
-    def imagined(
+    def evaluate_policy(
         self, policy: Policy, draws: Sequence[NodePowerDraw], workloads: Mapping[str, Workload]
     ) -> ImagineBudgetsResponse:
         """What jobs would have under a policy's budgets; nothing changes. Raises BudgetRefused."""
-        begun = self._jobs.begun()
+        begun = self._jobs.managed_jobs()
         gpus = {name: {node: len(uuids) for node, uuids in by_node.items()} for name, by_node in begun.items()}
         return evaluate_policy_budgets(self.steering, policy, draws, gpus, workloads)
 
-    def _hear(self, events: Iterable[ControlEvent]) -> list[ControlInstruction]:
-        return [instruction for event in events for instruction in self.steering.on(event)]
+    def _observe_nodes(self, events: Iterable[ControlEvent]) -> list[ControlInstruction]:
+        return [instruction for event in events for instruction in self.steering.handle_event(event)]
 
     def _of_nodes(self, world: ClusterObservation) -> list[ControlEvent]:
         """Answers to limits, and nodes that went or came back."""
         seen: dict[str, NodeLiveness] = {}
-        begun = self._jobs.begun()
+        begun = self._jobs.managed_jobs()
         for job, uuids in begun.items():
             for name, held in uuids.items():
                 limit_w = _highest_w(world, name, held)
@@ -412,11 +415,11 @@ class ControlCycle:
             for name in self._limits.nodes
             if (look := world.looks.get(name)) is not None
         }
-        answers: list[LimitConfirmed | LimitFailed] = [*self._refused, *self._limits.answers(words, world.at_s)]
+        answers: list[LimitConfirmed | LimitFailed] = [*self._refused, *self._limits.collect_answers(words, world.at_s)]
         self._refused = []
         for answer in answers:
-            self._jobs.restart(self._numbers.pop(answer.number, ""))
-        changes = self._watched.look(seen, world.at_s, lease_s=world.policy.lease_s)
+            self._jobs.restart_window(self._numbers.pop(answer.number, ""))
+        changes = self._watched.observe_nodes(seen, world.at_s, lease_s=world.policy.lease_s)
         for change in changes:
             if isinstance(change, ControlNodeLost):
                 self._limits.forget_node(change.node)
@@ -426,16 +429,19 @@ class ControlCycle:
         self, name: str, world: ClusterObservation, heard: Sequence[ControlEvent], told: list[tuple[str, str]]
     ) -> list[ControlEvent]:
         """A job's curve as it is foreseen, once; or that what was foreseen is wrong."""
-        question = self._jobs.question(name)
+        question = self._jobs.forecast_question(name)
         if question is None:
             return []
         made: list[ControlEvent] = []
         is_new = any(isinstance(event, JobStarted) for event in heard)
-        prior = self._foreseen.job(name, question, world.points.get(question.profile, ()), is_new=is_new)
+        prior = self._foreseen.predict_job(name, question, world.points.get(question.profile, ()), is_new=is_new)
         if prior is not None:
             made.append(JobPredicted(world.at_s, name, prior))
         for event in heard:
-            if isinstance(event, JobMeasured) and (words := self._foreseen.trained(name, event.window)) is not None:
+            if (
+                isinstance(event, JobMeasured)
+                and (words := self._foreseen.check_job_window(name, event.window)) is not None
+            ):
                 told.append((name, words))
                 made.append(JobPredicted(world.at_s, name, None))
         return made
@@ -459,7 +465,7 @@ class ControlCycle:
 
     def _to_set(self, said: Iterable[SetPowerLimit], advice: frozenset[str]) -> tuple[LimitChange, ...]:
         """One command for each job; what only waits for its pool is kept."""
-        begun = self._jobs.begun()
+        begun = self._jobs.managed_jobs()
         self._advised = {job: kept for job, kept in self._advised.items() if job in begun}
         for one in said:
             self._advised.setdefault(one.job, {})[one.holding] = one
@@ -473,12 +479,12 @@ class ControlCycle:
         return tuple(made)
 
     def _standing(self, advice: frozenset[str]) -> ObjectivesStatus:
-        bases = {name: one.basis for name, one in self._services.planned().items() if one.basis}
+        bases = {name: one.basis for name, one in self._services.service_plans().items() if one.basis}
         return ObjectivesStatus(
-            self.steering.standing(),
-            self._services.seen(),
-            self.unsteered(),
-            bases | self._foreseen.bases(),
+            self.steering.controller_status(),
+            self._services.observations(),
+            self.unmanaged_reasons(),
+            bases | self._foreseen.job_bases(),
             self._drawn,
             advice,
         )

@@ -72,18 +72,18 @@ class AllocationWorker:
         self._working: asyncio.Task[None] | None = None
         self._found: list[tuple[int, BudgetAllocation | None]] = []
 
-    def ask(self, division: SolveAllocation) -> None:
+    def submit(self, division: SolveAllocation) -> None:
         """Work this out next."""
         self._next = division
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
 
-    def take(self) -> tuple[tuple[int, BudgetAllocation | None], ...]:
+    def collect_answers(self) -> tuple[tuple[int, BudgetAllocation | None], ...]:
         """The answers since the last time, by number."""
         taken, self._found = tuple(self._found), []
         return taken
 
-    async def idle(self) -> None:
+    async def wait_idle(self) -> None:
         """Until nothing is asked."""
         if self._working is not None:
             await self._working
@@ -132,7 +132,7 @@ class ControllerCommands(Protocol):
     async def set_limit(self, workload_id: str, power_limit_w: float | None) -> Workload:
         """A limit on each GPU of a workload."""
 
-    async def told_limits(self, highest_w: Mapping[str, float]) -> None:
+    async def report_limits(self, highest_w: Mapping[str, float]) -> None:
         """The highest limits that GPUs were read to have, by workload, where above the journal's."""
 
     async def record_points(self, points: Sequence[MeasuredPoint]) -> int:
@@ -142,10 +142,10 @@ class ControllerCommands(Protocol):
 class PageScraper(Protocol):
     """What the steward needs of the scraper."""
 
-    def ask(self, asked: dict[str, ScrapeTarget]) -> frozenset[str]:
+    def set_targets(self, asked: dict[str, ScrapeTarget]) -> frozenset[str]:
         """From now on these; those that are too many."""
 
-    def take(self) -> dict[str, ScrapeRound]:
+    def collect_rounds(self) -> dict[str, ScrapeRound]:
         """Rounds since the last time."""
 
     async def run(self) -> None:
@@ -188,15 +188,15 @@ class ForecastFeed:
         self._seen: tuple[int, frozenset[str]] | None = None
         self._wanted: dict[str, None] = {}
 
-    def ask(self, question: ForecastQuestion) -> ProfileForecast | None:
+    def request_forecast(self, question: ForecastQuestion) -> ProfileForecast | None:
         """A prediction for somebody beside the desk, who asks again until there is one; no plan is withdrawn by it."""
         self._wanted.pop(question.profile, None)
         self._wanted[question.profile] = None
         if len(self._wanted) > _WANTED_MOST:
             self._wanted.pop(next(iter(self._wanted)))
-        return self.forecasts.ask(question)
+        return self.forecasts.request_forecast(question)
 
-    async def look(self, promised: Iterable[str]) -> None:
+    async def read_changed_points(self, promised: Iterable[str]) -> None:
         """Reads what changed since the last time; profiles of promised workloads first, POINTS_MOST points at most."""
         first = frozenset((*promised, *self._wanted))
         if not first:
@@ -216,7 +216,7 @@ class ForecastFeed:
             if left <= 0 or len(found) >= _CHANGED_PROFILES_MOST:
                 break
             await asyncio.sleep(0)
-        self.forecasts.tell(found)
+        self.forecasts.update_points(found)
         self._seen = revision, first
 
 
@@ -248,7 +248,7 @@ class MonotonicUnixClock:
             return wall_s
         return now_s
 
-    def ahead_s(self) -> float:
+    def lead_s(self) -> float:
         """Seconds by which the wall clock was set back since, 0 where it goes along."""
         found_s = self.now_s() - self._clock.now_ns() / 1e9
         return found_s if found_s > _BEHIND_S else 0.0
@@ -285,9 +285,9 @@ class ControlLoop:
         self._log = log
         self._steady = MonotonicUnixClock(clock)
         self._telling = ForecastFeed(loop, catalogue, learner=learner, clock=clock, log=log)
-        self.foresees = self._telling.ask
+        self.foresees = self._telling.request_forecast
         self._desk = ControlCycle(settings, catalogue, foreseen=self._telling.foreseen)
-        self._standing = ObjectivesStatus(self._desk.steering.standing())
+        self._standing = ObjectivesStatus(self._desk.steering.controller_status())
         self._promised: dict[str, None] = {}  # ids, in the order of their coming
         self._progress: dict[str, JobProgress] = {}
         self._unsteered: dict[str, str] = {}  # as logged
@@ -301,21 +301,21 @@ class ControlLoop:
             answered=self._early, seconds=self._durations.division, perf_s=clock.perf_s, log=log
         )
         for workload in loop.core.state.workloads.values():
-            self._note(workload.workload_id, workload)
+            self._track_workload(workload.workload_id, workload)
         loop.listeners.append(self._on_commit)
 
     @property
-    def scaled(self) -> int:
+    def scale_count(self) -> int:
         """Services and jobs that were given other replicas, so far."""
         return self.counts.done["scale"]
 
     @property
-    def limited(self) -> int:
+    def limit_count(self) -> int:
         """Jobs that were given another limit, so far."""
         return self.counts.done["limit"]
 
     @property
-    def standing(self) -> ObjectivesStatus:
+    def objectives_status(self) -> ObjectivesStatus:
         """How everything stood after the last cycle."""
         return self._standing
 
@@ -327,10 +327,10 @@ class ControlLoop:
     async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
         """What jobs would have under other budgets; changes nothing. Raises InvalidArgument."""
         policy = replace(await self._loop.read(lambda core: core.state.policy), budgets=tuple(budgets))
-        draws, workloads = await self._sums.all(self._unsteered), dict(self._loop.core.state.workloads)
+        draws, workloads = await self._sums.node_draws(self._unsteered), dict(self._loop.core.state.workloads)
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: self._desk.imagined(policy, draws, workloads)
+                self._thread, lambda: self._desk.evaluate_policy(policy, draws, workloads)
             )
         except ControllerError as error:
             raise InvalidArgument(
@@ -346,7 +346,7 @@ class ControlLoop:
         if workload is None or workload.spec.training is None:
             raise NotFound(f"no training job {workload_id} with a promise; submit it with one, then report progress")
         now_s = self._steady.now_s()
-        at_s = now_s if at_ns is None else at_ns / 1e9 + self._steady.ahead_s()
+        at_s = now_s if at_ns is None else at_ns / 1e9 + self._steady.lead_s()
         if at_s > now_s + _BEHIND_S:
             found = Violation("at_ns", f"is {at_s - now_s:.0f} s ahead", "leave it out, or set the clock")
             raise InvalidArgument("progress is of the future", (found,))
@@ -360,7 +360,7 @@ class ControlLoop:
         try:
             while True:
                 start_s = self._clock.monotonic_s()
-                await self.cycle()
+                await self.run_cycle()
                 spent_s = self._clock.monotonic_s() - start_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.05, self.settings.cycle_s - spent_s)):
@@ -375,21 +375,21 @@ class ControlLoop:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._telling.forecasts.close()
 
-    async def cycle(self) -> None:
+    async def run_cycle(self) -> None:
         """One look and what comes of it; never raises."""
         self.cycles += 1
         self._early.clear()
         try:
             world = await self._world()
-            turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._turned, world)
+            turn = await asyncio.get_running_loop().run_in_executor(self._thread, self._run_cycle, world)
             self._standing = turn.standing
             self._count(turn, world)
-            ahead_s = self._steady.ahead_s()
+            ahead_s = self._steady.lead_s()
             self._worked(
                 [one._replace(begin_s=one.begin_s - ahead_s, end_s=one.end_s - ahead_s) for one in turn.worked]
             )
-            self._told(turn)
-            await self._tell_limits(world)
+            self._log_changes(turn)
+            await self._report_limits(world)
             await self._carry_out(turn)
         except Exception:  # noqa: BLE001  # the next cycle tries again
             self.failures += 1
@@ -397,7 +397,7 @@ class ControlLoop:
 
     # Reading
 
-    def _note(self, workload_id: str, workload: Workload) -> None:
+    def _track_workload(self, workload_id: str, workload: Workload) -> None:
         spec = workload.spec
         is_promised = spec.service is not None or spec.training is not None
         if is_promised and workload.phase is not WorkloadPhase.CANCELLED:
@@ -422,10 +422,10 @@ class ControlLoop:
             self._log.warning("promised=%d steered=%d reason=too_many", len(promised), most)
         self._left_out = max(0, len(promised) - most)
         for ids in iter_batches(promised[:most]):
-            await self._loop.read(lambda core, ids=ids: _gather(core, ids, workloads, nodes, points))  # type: ignore[misc]
+            await self._loop.read(lambda core, ids=ids: _gather_workloads(core, ids, workloads, nodes, points))  # type: ignore[misc]
             await asyncio.sleep(0)
-        await self._telling.look(points)
-        if self._desk.learns:
+        await self._telling.read_changed_points(points)
+        if self._desk.needs_related_points:
             await self._loop.read(lambda core: _learnable(core, points))
         job_nodes = {
             placement.node_name
@@ -440,8 +440,8 @@ class ControlLoop:
                 looks[name] = node_readings(self._telemetry, nodes[name].inventory, now_s=now_s, now_ns=now_ns)
             await asyncio.sleep(0)
         policy, outside = await self._loop.read(lambda core: core.state.policy), self._loop.outside
-        draws = await self._sums.draws(policy, self._unsteered)
-        free = await self._sums.free(workloads.values())
+        draws = await self._sums.node_draws_if_due(policy, self._unsteered)
+        free = await self._sums.free_gpus_if_due(workloads.values())
         return ClusterObservation(
             at_s=self._steady.now_s(),
             policy=policy,
@@ -449,11 +449,11 @@ class ControlLoop:
             nodes=nodes,
             points=points,
             looks=looks,
-            rounds=self._pages.take(),
+            rounds=self._pages.collect_rounds(),
             progress=dict(self._progress),
             draws=draws,
             free=free,
-            divided=self._divisions.take(),
+            divided=self._divisions.collect_answers(),
             advised=frozenset(outside.advised),
             bounds=dict(outside.bounds),
             pages=dict(outside.pages),
@@ -462,10 +462,10 @@ class ControlLoop:
 
     # Acting
 
-    def _turned(self, world: ClusterObservation) -> CycleResult:
+    def _run_cycle(self, world: ClusterObservation) -> CycleResult:
         start_s = self._clock.perf_s()
-        turn = self._desk.turn(world)
-        self._telling.forecasts.turned()
+        turn = self._desk.run_cycle(world)
+        self._telling.forecasts.end_cycle()
         self.turn_s = self._clock.perf_s() - start_s
         self._durations.turn(self.turn_s)
         return turn
@@ -475,9 +475,9 @@ class ControlLoop:
         counts.faults += len(turn.faults)
         counts.answered.update("confirmed" if isinstance(one, LimitConfirmed) else "failed" for one in turn.answers)
         objectives_s = {name: objective_latency_s(one.spec.service) for name, one in world.workloads.items()}
-        counts.attainment.look(turn.standing.steering.services, objectives_s)
+        counts.attainment.count_windows(turn.standing.steering.services, objectives_s)
 
-    def _told(self, turn: CycleResult) -> None:
+    def _log_changes(self, turn: CycleResult) -> None:
         """The log hears what changed."""
         for name, error in turn.faults:
             self._log.error("workload=%s steering=failed error=%r", name, error)
@@ -487,7 +487,7 @@ class ControlLoop:
             if self._unsteered.get(name) != reason:
                 self._log.warning("workload=%s steered=no reason=%s", name, reason)
         self._unsteered = dict(turn.standing.unsteered)
-        for name in self._pages.ask(turn.asked):
+        for name in self._pages.set_targets(turn.asked):
             self._log.warning("workload=%s scraped=no reason=too_many_pages", name)
 
     async def _carry_out(self, turn: CycleResult) -> None:
@@ -496,22 +496,22 @@ class ControlLoop:
         for limit in turn.limits:
             await self._limit(limit)
         if turn.division is not None:
-            self._divisions.ask(turn.division)
+            self._divisions.submit(turn.division)
         if turn.points:
             await self._record(turn.points)
 
-    async def _tell_limits(self, world: ClusterObservation) -> None:
+    async def _report_limits(self, world: ClusterObservation) -> None:
         """Before the commands: what this turn lowers, the core counts as it was until the next."""
         if world.policy.budgets or self._read_w:
             jobs = self._standing.steering.jobs
             self._read_w = read_back_limits(world, jobs) if world.policy.budgets else {}
-            await self._loop.told_limits(self._read_w)
+            await self._loop.report_limits(self._read_w)
 
     async def _record(self, points: Sequence[MeasuredPoint]) -> None:
         try:
             recorded = await self._loop.record_points(points[:POINTS_A_CALL_MOST])
         except Exception as error:  # noqa: BLE001  # what was not learned is learned again
-            self._refused("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
+            self._log_refusal("record", "points=%s recorded=%d refused=%s", str(len(points)), 0, error)
             return
         self.counts.done["record"] += 1
         self._log.info("points=%d recorded=%d source=telemetry", len(points), recorded)
@@ -520,7 +520,7 @@ class ControlLoop:
         try:
             workload = await self._loop.scale(scale.name, scale.replicas)
         except Exception as error:  # noqa: BLE001  # one command's fault stops no other
-            self._refused("scale", "workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
+            self._log_refusal("scale", "workload=%s scale=%d refused=%s", scale.name, scale.replicas, error)
             return
         self.counts.done["scale"] += 1
         self._log.info(
@@ -540,21 +540,21 @@ class ControlLoop:
                 lambda core: {name: core.state.nodes[name].plan_epoch for name in nodes if name in core.state.nodes}
             )
         except Exception as error:  # noqa: BLE001
-            self._refused("limit", "workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
-            self._desk.was_refused(limit, at_s)
+            self._log_refusal("limit", "workload=%s limit_w=%g refused=%s", limit.name, limit.limit_w, error)
+            self._desk.record_refusal(limit, at_s)
             return
         self.counts.done["limit"] += 1
         self._log.info("workload=%s limit_w=%g reason=%s", limit.name, limit.limit_w, limit.reason)
-        self._desk.was_asked(limit, epochs, at_s)
+        self._desk.record_request(limit, epochs, at_s)
 
-    def _refused(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
+    def _log_refusal(self, command: str, words: str, name: str, value: float, error: Exception) -> None:
         """A refusal is told, a fault of ours with its trace."""
         self.counts.refused[command, refusal_rule(error)] += 1
         is_refusal = isinstance(error, Fault | ContractError)
         self._log.warning(words, name, value, error, exc_info=None if is_refusal else error)
 
 
-def _gather(
+def _gather_workloads(
     core: Core,
     ids: Sequence[str],
     workloads: dict[str, Workload],

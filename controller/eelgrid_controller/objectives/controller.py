@@ -87,7 +87,7 @@ class ServiceControllers:
     def __len__(self) -> int:
         return len(self._services)
 
-    def began(self, event: ServiceStarted) -> list[ScaleService] | str:
+    def start_service(self, event: ServiceStarted) -> list[ScaleService] | str:
         """A new service; or a known one that promises something else, whose past stays."""
         known = self._services.get(event.name)
         if known is not None:
@@ -102,7 +102,7 @@ class ServiceControllers:
             known.watch = watch if same else AutoscalerState(watch.state)
             known.promised = event.promised
             known.decision = ReplicaDecision(target, "it promises something else now")
-            return self._said(event.name, known, event.at_s)
+            return self._due_instructions(event.name, known, event.at_s)
         if event.replicas < 0 or len(self._services) >= self._settings.services_most:
             return "more services than are steered, or impossible replicas"
         watch = start_autoscaler(event.promised, event.replicas)
@@ -111,9 +111,9 @@ class ServiceControllers:
             event.promised, watch, ReplicaDecision(watch.state.target, reason), event.at_s, event.replicas
         )
         self._services[event.name] = service
-        return self._said(event.name, service, event.at_s)
+        return self._due_instructions(event.name, service, event.at_s)
 
-    def window(self, event: ServiceWindow) -> list[ScaleService] | str:
+    def add_window(self, event: ServiceWindow) -> list[ScaleService] | str:
         """What the window asks for; None for one that is old or that the model cannot read."""
         service = self._services.get(event.name)
         if service is None or (service.window_s is not None and event.at_s <= service.window_s):
@@ -124,9 +124,9 @@ class ServiceControllers:
             return "a window that no model explains"
         service.watch, service.advice, service.window_s = watch, advice, event.at_s
         service.decision = advice.decision
-        return self._said(event.name, service, event.at_s)
+        return self._due_instructions(event.name, service, event.at_s)
 
-    def serving(self, event: ServiceReady) -> list[ScaleService] | str:
+    def set_ready_replicas(self, event: ServiceReady) -> list[ScaleService] | str:
         """What is known once so many replicas serve."""
         service = self._services.get(event.name)
         if service is None or event.replicas < 0 or event.at_s < service.serving_s:
@@ -135,21 +135,21 @@ class ServiceControllers:
         service.watch = on_ready_replicas(service.promised, service.watch, event.replicas, event.at_s)
         return []
 
-    def ended(self, name: str) -> bool:
+    def end_service(self, name: str) -> bool:
         """Forgets a service; whether there was one."""
         return self._services.pop(name, None) is not None
 
-    def ticked(self, at_s: float) -> list[ScaleService]:
+    def on_tick(self, at_s: float) -> list[ScaleService]:
         """What is said again, and what time alone changes: a service may be blind now."""
         made = []
         for name, service in self._services.items():
             service.watch, advice = on_tick(service.promised, service.watch, at_s)
             if advice.decision.reason != "nothing new":
                 service.decision = advice.decision
-            made += self._said(name, service, at_s)
+            made += self._due_instructions(name, service, at_s)
         return made
 
-    def standing(self, now_s: float) -> list[ServiceControlStatus]:
+    def service_statuses(self, now_s: float) -> list[ServiceControlStatus]:
         """How each stands, in order of names."""
         return [self._standing(name, self._services[name], now_s) for name in sorted(self._services)]
 
@@ -170,7 +170,7 @@ class ServiceControllers:
             reason=service.decision.reason,
         )
 
-    def _said(self, name: str, service: _ServiceController, at_s: float) -> list[ScaleService]:
+    def _due_instructions(self, name: str, service: _ServiceController, at_s: float) -> list[ScaleService]:
         """The Scale that is due: the target is another, or was said long ago and has not come."""
         target = service.decision.replicas
         repeated = service.watch.state.ready != target and at_s - service.said_s >= self._settings.repeat_s
@@ -193,23 +193,23 @@ class ObjectiveController:
         self._jobs = PowerCapController(self.settings)
         self._ignored: Counter[str] = Counter()
 
-    def on(self, event: ControlEvent) -> list[ControlInstruction]:
+    def handle_event(self, event: ControlEvent) -> list[ControlInstruction]:
         """What should be done after an event."""
         if not math.isfinite(event.at_s):
             self._ignored["a time that is none"] += 1
             return []
         self._now_s = max(self._now_s, event.at_s)
-        made = self._told(event)
+        made = self._dispatch(event)
         if isinstance(made, str):
             self._ignored[made] += 1
             made = []
-        return [*made, *self._jobs.shared(self._now_s)]
+        return [*made, *self._jobs.allocate_if_due(self._now_s)]
 
-    def opening_w(self, limits_w: Iterable[float], holdings: Iterable[Holding]) -> float | None:
+    def initial_limit_w(self, limits_w: Iterable[float], holdings: Iterable[Holding]) -> float | None:
         """The largest limit that a new job could begin with within the budgets; None where not even the least fits."""
-        return self._jobs.opening_w(limits_w, holdings)
+        return self._jobs.initial_limit_w(limits_w, holdings)
 
-    def shown(self) -> dict[str, LimitHistory]:
+    def limit_histories(self) -> dict[str, LimitHistory]:
         """What jobs whose search has settled did at each limit."""
         return {
             name: LimitHistory(tuple(arm for arm in job.search.arms if arm.windows), job.search.noise)
@@ -217,17 +217,17 @@ class ObjectiveController:
             if job.decision.settled
         }
 
-    def imagined(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
+    def evaluate_budgets(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
         """The limits that jobs would have under other budgets; `lowest` names the nearest budget of each node.
 
         Changes nothing, and takes as long as a division does.
         """
-        found = self._jobs.imagined(self._now_s, budgets, lowest)
+        found = self._jobs.preview_budgets(self._now_s, budgets, lowest)
         jobs = []
         for name in sorted(self._jobs.jobs):
             curve, limit_w = self._jobs.jobs[name].curve, found.ceilings_w[name]
             assert limit_w is not None, "every job is given a limit"
-            at = None if curve is None else curve.at(min(max(limit_w, curve.limits_w[0]), curve.limits_w[-1]))
+            at = None if curve is None else curve.interpolate(min(max(limit_w, curve.limits_w[0]), curve.limits_w[-1]))
             jobs.append(
                 PreviewedJob(
                     name,
@@ -238,73 +238,73 @@ class ObjectiveController:
             )
         return BudgetPreview(tuple(jobs), {name: (one.watts, one.reason) for name, one in found.shortfalls.items()})
 
-    def standing(self) -> ControllerStatus:
+    def controller_status(self) -> ControllerStatus:
         """How everything stands."""
         jobs, now_s = self._jobs, self._now_s
         return ControllerStatus(
             at_s=now_s,
-            services=tuple(self._services.standing(now_s)),
+            services=tuple(self._services.service_statuses(now_s)),
             jobs=tuple(self._job(jobs.jobs[name]) for name in sorted(jobs.jobs)),
             budgets=tuple(self._budgets()),
-            price_per_j=jobs.prices.per_j(now_s) if math.isfinite(now_s) else None,
-            price_weight=jobs.prices.weight(now_s) if math.isfinite(now_s) else 1.0,
+            price_per_j=jobs.prices.price_per_j(now_s) if math.isfinite(now_s) else None,
+            price_weight=jobs.prices.price_weight(now_s) if math.isfinite(now_s) else 1.0,
             ignored=dict(sorted(self._ignored.items())),
         )
 
-    def _told(self, event: ControlEvent) -> _Made:
+    def _dispatch(self, event: ControlEvent) -> _Made:
         """The part that an event is for."""
         match event:
             case ServiceStarted():
                 if event.name in self._jobs.jobs:
                     return "a service with the name of a job"
-                return self._services.began(event)
+                return self._services.start_service(event)
             case ServiceWindow():
-                return self._services.window(event)
+                return self._services.add_window(event)
             case ServiceReady():
-                return self._services.serving(event)
+                return self._services.set_ready_replicas(event)
             case WorkloadEnded():
-                return [] if self._services.ended(event.name) else self._jobs.ended(event.name)
+                return [] if self._services.end_service(event.name) else self._jobs.end_job(event.name)
             case ControlTick():
-                return [*self._services.ticked(self._now_s), *self._jobs.ticked(self._now_s)]
+                return [*self._services.on_tick(self._now_s), *self._jobs.on_tick(self._now_s)]
             case _:
-                return self._told_of_jobs(event)
+                return self._dispatch_job_event(event)
 
-    def _told_of_jobs(self, event: ControlEvent) -> _Made:
+    def _dispatch_job_event(self, event: ControlEvent) -> _Made:
         jobs = self._jobs
         match event:
             case JobStarted():
-                return "a job with the name of a service" if event.name in self._services else jobs.began(event)
+                return "a job with the name of a service" if event.name in self._services else jobs.start_job(event)
             case JobMeasured():
-                return jobs.measured(event)
+                return jobs.add_window(event)
             case JobPredicted(_, name, prior):
                 known = jobs.jobs.get(name)
                 if known is None:
                     return "a prediction of what is not known"
-                known.foreseen(prior)
+                known.set_prior(prior)
                 return []
             case JobMissed(at_s, name, reason):
-                return jobs.missed(at_s, name, reason)
+                return jobs.add_missed_window(at_s, name, reason)
             case BudgetsSet(_, budgets):
-                return jobs.rebudgeted(self._now_s, budgets)
+                return jobs.set_budgets(self._now_s, budgets)
             case PricesSet(_, tariff):
-                return jobs.repriced(self._now_s, tariff)
+                return jobs.set_tariff(self._now_s, tariff)
             case LimitConfirmed(at_s, number, limit_w):
-                return jobs.answered(at_s, number, limit_w, done=True)
+                return jobs.confirm_command(at_s, number, limit_w, done=True)
             case LimitFailed(at_s, number, limit_w):
-                return jobs.answered(at_s, number, limit_w, done=False)
+                return jobs.confirm_command(at_s, number, limit_w, done=False)
             case AllocationSolved(at_s, number, shared):
-                return jobs.divided(at_s, number, shared)
+                return jobs.apply_allocation(at_s, number, shared)
             case ControlNodeLost(_, node):
-                return jobs.node_lost(node)
+                return jobs.mark_node_lost(node)
             case ControlNodeLeaseEnded(at_s, node):
-                return jobs.lease_ended(at_s, node)
+                return jobs.mark_lease_ended(at_s, node)
             case ControlNodeReturned(at_s, node, limits_w):
-                return jobs.node_back(at_s, node, limits_w)
+                return jobs.mark_node_returned(at_s, node, limits_w)
             case _:
                 return "an event that is none"
 
     def _job(self, job: JobController) -> JobControlStatus:
-        known = self._jobs.known(job).values()
+        known = self._jobs.holding_statuses(job).values()
         limits_w = [one.limit_w for one in known]
         if any(one.lost for one in known):
             phase = LimitPhase.LOST
@@ -324,13 +324,13 @@ class ObjectiveController:
             earned_s=job.earned_s(),
             saving=job.saving(),
             reason=job.reason,
-            back_w=job.back_w(),
+            back_w=job.reclaimable_w(),
         )
 
     def _budgets(self) -> Iterable[BudgetControlStatus]:
         jobs = self._jobs
         claims, lacks = jobs.changes.claims_w(), jobs.changes.shortfalls()
-        for budget, room_w in zip(jobs.budgets.all, jobs.budgets.room_w(), strict=True):
+        for budget, room_w in zip(jobs.budgets.all, jobs.budgets.available_w(), strict=True):
             lack, short = lacks.get(budget.name, 0.0), jobs.shortfalls.get(budget.name)
             reason = "claims, and limits that leases will put back, are more" if lack > 0.0 else ""
             if short is not None and short.watts >= lack:

@@ -139,12 +139,12 @@ class ForecastService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forecasts")
         self._is_closed = False
 
-    def tell(self, points: Mapping[str, tuple[Point, ...]]) -> None:
+    def update_points(self, points: Mapping[str, tuple[Point, ...]]) -> None:
         """From now on these points, by profile."""
         with self._lock:
             self._mail.points, self._mail.is_new = points, True
 
-    def ask(self, question: ForecastQuestion) -> ProfileForecast | None:
+    def request_forecast(self, question: ForecastQuestion) -> ProfileForecast | None:
         """The newest answer; None until there is one."""
         with self._lock:
             if question not in self._asked and len(self._asked) >= QUESTIONS_MOST:
@@ -154,7 +154,7 @@ class ForecastService:
             self._asked[question] = self._turn
         return self._answers.get(question)
 
-    def turned(self) -> None:
+    def end_cycle(self) -> None:
         """A turn of the desk is over: what it asked is answered, what nobody asks any more is forgotten."""
         with self._lock:
             self._turn += 1
@@ -186,10 +186,10 @@ class ForecastService:
             told = first | {name: points[name] for name in sorted(points.keys() - wanted)}
             profiles = build_store(told)
             kept = {name: of for name, of in told.items() if name in profiles.profiles}
-            self._answer(profiles, kept, questions)
+            self._answer_questions(profiles, kept, questions)
             families = {profiles.profiles[name].workload.family for name in first.keys() & kept.keys()}
-            if self._learn(profiles, kept, families):
-                self._answer(profiles, kept, questions)
+            if self._learn_families(profiles, kept, families):
+                self._answer_questions(profiles, kept, questions)
             self._again_s = min((one.again_s for one in self._tried.values() if one.again_s > 0.0), default=math.inf)
         except Exception:  # noqa: BLE001  # the next turn tries again
             self._log.exception("forecasts=failed")
@@ -197,16 +197,16 @@ class ForecastService:
             with self._lock:
                 self._mail.is_running = False
 
-    def _learn(
+    def _learn_families(
         self, profiles: "ProfileStore", points: Mapping[str, tuple[Point, ...]], families: Iterable[str]
     ) -> bool:
         """Learns the families that are due; whether anything was."""
         from eelgrid_controller.profiles.profile_service import ProfileService
 
-        grown = set(ProfileService(self._catalogue, profiles, self._learned).due())
+        grown = set(ProfileService(self._catalogue, profiles, self._learned).families_due())
         learned = False
         for family in sorted(families):
-            members = {one.workload.workload for one in profiles.family(family)}
+            members = {one.workload.workload for one in profiles.family_profiles(family)}
             now = frozenset(_stored_points(point) for name in members for point in points[name])
             tried = self._tried.setdefault(family, _LearningAttempt())
             changed = bool(tried.points) and len(now - tried.points) > POINT_GROWTH_LEAST * len(now)
@@ -237,7 +237,7 @@ class ForecastService:
             )
         return learned
 
-    def _answer(
+    def _answer_questions(
         self, profiles: "ProfileStore", points: Mapping[str, tuple[Point, ...]], questions: Iterable[ForecastQuestion]
     ) -> None:
         from eelgrid_controller.profiles.prediction import ProfilePredictor
@@ -247,13 +247,13 @@ class ForecastService:
         for question in questions:
             before = self._answers.get(question)
             try:
-                found = self._answered(predictor, profiles, points, question)
+                found = self._forecast(predictor, profiles, points, question)
             except ControllerError as error:
                 found = ProfileForecast(why_none=str(error))
             made[question] = before if before is not None and _alike(before, found) else found
         self._answers = made
 
-    def _answered(
+    def _forecast(
         self,
         predictor: "ProfilePredictor",
         profiles: "ProfileStore",
@@ -269,7 +269,7 @@ class ForecastService:
             return ProfileForecast(why_none=NOT_LEARNED_REASON)
         there = (
             how.gpu_model == question.gpu_model and not how.mig_profile
-            for one in profiles.family(family)
+            for one in profiles.family_profiles(family)
             for how in one.cells
         )
         if not any(there):
@@ -277,15 +277,15 @@ class ForecastService:
         count = max(surface.learned_from for surface in learned.surfaces.values())
         match question:
             case ServiceQuestion():
-                found = _served(predictor, of, question)
+                found = _forecast_service(predictor, of, question)
             case JobQuestion():
-                found = _trained(predictor, of, question)
+                found = _forecast_job(predictor, of, question)
             case ScaleQuestion():
-                found = _counted(predictor, of, question)
+                found = _forecast_scale(predictor, of, question)
         return found._replace(learned_from=count)
 
 
-def _served(predictor: "ProfilePredictor", of: Sequence[Point], question: ServiceQuestion) -> ProfileForecast:
+def _forecast_service(predictor: "ProfilePredictor", of: Sequence[Point], question: ServiceQuestion) -> ProfileForecast:
     """What was measured there is not asked for."""
     known = {point.configuration for point in of}
     ways = [
@@ -301,13 +301,13 @@ def _served(predictor: "ProfilePredictor", of: Sequence[Point], question: Servic
     return ProfileForecast(points) if points else ProfileForecast(why_none=reasons[0])
 
 
-def _trained(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQuestion) -> ProfileForecast:
+def _forecast_job(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQuestion) -> ProfileForecast:
     how = usual_configuration(of, question.gpu_model, question.gpus)
     if how is None:
         return ProfileForecast(why_none="its watts were measured nowhere")
     ways = [replace(how, power_limit_w=limit_w) for limit_w in question.limits_w]
-    speeds = predictor.ratios(question.profile, THROUGHPUT, ways, ways[0])
-    watts = predictor.ratios(question.profile, POWER, ways, ways[0])
+    speeds = predictor.predict_ratios(question.profile, THROUGHPUT, ways, ways[0])
+    watts = predictor.predict_ratios(question.profile, POWER, ways, ways[0])
     for found in (speeds, watts):
         if isinstance(found, str):
             return ProfileForecast(why_none=found)
@@ -321,14 +321,14 @@ def _trained(predictor: "ProfilePredictor", of: Sequence[Point], question: JobQu
     return ProfileForecast(bend=LimitCurve(times, energies))
 
 
-def _counted(predictor: "ProfilePredictor", of: Sequence[Point], question: ScaleQuestion) -> ProfileForecast:
+def _forecast_scale(predictor: "ProfilePredictor", of: Sequence[Point], question: ScaleQuestion) -> ProfileForecast:
     """From the first number, which was measured, by ratios: they hold no level that nobody measured."""
     how = usual_configuration(of, question.gpu_model, question.gpus[0])
     base = next((point for point in of if point.configuration == how), None)
     if how is None or base is None or base.power_w is None:
         return ProfileForecast(why_none=f"it was measured with {question.gpus[0]} GPUs in no usual way")
     ways = [replace(how, gpus=gpus) for gpus in question.gpus]
-    found = [predictor.ratios(question.profile, name, ways, ways[0]) for name in (THROUGHPUT, POWER)]
+    found = [predictor.predict_ratios(question.profile, name, ways, ways[0]) for name in (THROUGHPUT, POWER)]
     for one in found:
         if isinstance(one, str):
             return ProfileForecast(why_none=one)

@@ -31,7 +31,7 @@ class JobHistories:
     def __init__(self) -> None:
         self._told: dict[str, _RecordedHistory] = {}
 
-    def due(
+    def collect_points(
         self, shown: Mapping[str, LimitHistory], jobs: Mapping[str, Workload], world: ClusterObservation
     ) -> tuple[MeasuredPoint, ...]:
         """Points of jobs of which there is enough that is new."""
@@ -138,7 +138,7 @@ class ProfileUpdates:
         self._sums: dict[_Key, _Sum] = {}
         self._heard: dict[_Key, _Sum] = {}  # those that a window came to since the last look
 
-    def heard(self, workload: Workload, world: ClusterObservation, window: MeasurementWindow) -> None:
+    def add_window(self, workload: Workload, world: ClusterObservation, window: MeasurementWindow) -> None:
         """A window of a job; one without a profile, or on several models, teaches nobody."""
         training, models = workload.spec.training, gpu_models_of(workload, world)
         if training is None or not training.profile or len(models) != 1 or not window.time_s > 0.0:
@@ -153,12 +153,12 @@ class ProfileUpdates:
         known.time_s += window.time_s
         known.energy_j += window.energy_j
 
-    def due(self) -> tuple[MeasuredPoint, ...]:
+    def collect_points(self) -> tuple[MeasuredPoint, ...]:
         """Points that rest on enough; each is told once."""
         heard, self._heard = self._heard, {}
-        return tuple(self._told(heard.items()))
+        return tuple(self._point_of(heard.items()))
 
-    def _told(self, sums: Iterable[tuple[_Key, _Sum]]) -> Iterable[MeasuredPoint]:
+    def _point_of(self, sums: Iterable[tuple[_Key, _Sum]]) -> Iterable[MeasuredPoint]:
         for key, known in sums:
             if known.windows < max(FIRST_WINDOWS, _GROWTH_FACTOR * known.told) or not (
                 known.work > 0.0 and known.energy_j > 0.0

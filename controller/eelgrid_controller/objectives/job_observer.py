@@ -47,13 +47,13 @@ class JobWorkCounter:
         self._began_s: float | None = None
         self._last: dict[str, JobProgress] = {}
 
-    def keep(self, names: set[str], at_s: float) -> None:
+    def retain(self, names: set[str], at_s: float) -> None:
         """Who else is forgotten."""
         if self._began_s is None:
             self._began_s = at_s
         self._last = {name: last for name, last in self._last.items() if name in names}
 
-    def look(self, name: str, unit: str, told: JobProgress | None, placed_s: float) -> WorkInterval | None:
+    def count_increment(self, name: str, unit: str, told: JobProgress | None, placed_s: float) -> WorkInterval | None:
         """What is new since the last total, in the job's own unit, which may not be known; None for nothing."""
         unit = unit or WORK
         if told is None:
@@ -103,7 +103,7 @@ def _progress_in(pages: Mapping[tuple[int, str], ExpositionPage | str], counter:
         for page in pages.values()
         if isinstance(page, ExpositionPage)
         for name in _spellings(counter)
-        for sample in page.named(name)
+        for sample in page.samples_of(name)
     ]
     return max(found, key=lambda one: one.work, default=None)
 
@@ -120,24 +120,24 @@ class JobObserver:
         self._relatives: tuple[float, dict[str, tuple[PowerCurve, ...]]] = (0.0, {})  # of one cycle, by GPU model
 
     @property
-    def waits(self) -> bool:
+    def has_unstarted(self) -> bool:
         """Whether a job is not taken up yet that could be."""
         return any(job.meter is None and not isinstance(job.stand, str) for job in self._jobs.values())
 
-    def worked(self) -> list[WorkInterval]:
+    def collect_work(self) -> list[WorkInterval]:
         """What jobs have done since the last time."""
         found, self._worked = self._worked, []
         return found
 
-    def asked(self) -> dict[str, ScrapeTarget]:
+    def scrape_requests(self) -> dict[str, ScrapeTarget]:
         """Whose pages are wanted."""
         return {name: job.asked for name, job in self._jobs.items() if job.asked is not None}
 
-    def unsteered(self) -> dict[str, str]:
+    def unmanaged_reasons(self) -> dict[str, str]:
         """Why some are not steered."""
         return {name: job.stand for name, job in self._jobs.items() if isinstance(job.stand, str)}
 
-    def begun(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
+    def managed_jobs(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
         """Jobs that the steering knows, with their GPUs by node."""
         return {
             name: job.stand.uuids
@@ -145,7 +145,7 @@ class JobObserver:
             if job.meter is not None and not isinstance(job.stand, str)
         }
 
-    def question(self, name: str) -> JobQuestion | None:
+    def forecast_question(self, name: str) -> JobQuestion | None:
         """What a prediction of a job that the steering knows would be of; None for one that it does not know."""
         job = self._jobs.get(name)
         if job is None or job.meter is None or isinstance(job.stand, str):
@@ -154,22 +154,22 @@ class JobObserver:
         gpus = sum(len(uuids) for uuids in stand.uuids.values())
         return JobQuestion(stand.promise.profile, stand.gpu_model, gpus, stand.limits_w)
 
-    def restart(self, name: str) -> None:
+    def restart_window(self, name: str) -> None:
         """A limit of the job has changed: its window begins anew."""
         job = self._jobs.get(name)
         if job is not None and job.meter is not None:
-            job.meter.restart()
+            job.meter.restart_window()
 
-    def gone(self, kept: Mapping[str, Workload], world: ClusterObservation) -> list[ControlEvent]:
+    def end_missing(self, kept: Mapping[str, Workload], world: ClusterObservation) -> list[ControlEvent]:
         """What is to be told of jobs that are no more or stand elsewhere; before any budget changes."""
         left = sorted(self._jobs.keys() - kept.keys())
-        self._work.keep(set(kept), world.at_s)
+        self._work.retain(set(kept), world.at_s)
         made: list[ControlEvent] = [
             WorkloadEnded(world.at_s, name) for name in left if self._jobs.pop(name).meter is not None
         ]
         for name, workload in kept.items():
             job = self._jobs.setdefault(name, _Job(world.at_s))
-            stand = self._stand(workload, world)
+            stand = self._placement_of(workload, world)
             was_enforced, job.is_enforced = job.is_enforced, allows_enforcement(world, workload)
             if stand == job.stand and job.is_enforced >= was_enforced:
                 continue
@@ -178,24 +178,28 @@ class JobObserver:
             job.stand, job.meter, job.since_s = stand, None, world.at_s
         return made
 
-    def look(self, name: str, workload: Workload, world: ClusterObservation, earned_s: float) -> list[ControlEvent]:
+    def observe_job(
+        self, name: str, workload: Workload, world: ClusterObservation, earned_s: float
+    ) -> list[ControlEvent]:
         """What is to be told of one job in this cycle; `earned_s` is of its promise, before it began anew."""
         job = self._jobs[name]
-        self._hear(job, name, workload, world)
+        self._observe_windows(job, name, workload, world)
         told, promise = job.progress, workload.spec.training
         if told is not None and promise is not None and promise.metrics is not None:
             # Pages have a clock of their own, which is none of Unix time.
             told = told._replace(at_s=world.at_s) if name in world.rounds else None
-        worked = self._work.look(name, "" if promise is None else promise.work_unit, told, workload.placed_ns / 1e9)
+        worked = self._work.count_increment(
+            name, "" if promise is None else promise.work_unit, told, workload.placed_ns / 1e9
+        )
         if worked is not None:
             self._worked.append(worked)
         stand = job.stand
         if isinstance(stand, str):
             return []
-        looks = self._looks(stand, world)
+        looks = self._gpu_counters(stand, world)
         made: list[ControlEvent] = []
         if job.meter is None:
-            begun = self._begun(job, stand, workload, world, earned_s)
+            begun = self._begin_job(job, stand, workload, world, earned_s)
             if begun is None:
                 return []
             job.meter = JobMeter(
@@ -205,14 +209,14 @@ class JobObserver:
                 missed_s=self._settings.missed_s,
             )
             made.append(begun)
-        found = job.meter.look(world.at_s, job.progress, looks)
+        found = job.meter.observe(world.at_s, job.progress, looks)
         if isinstance(found, MissedWindowReason):
             made.append(JobMissed(world.at_s, name, found))
         elif found is not None:
             made.append(JobMeasured(world.at_s, name, found))
         return made
 
-    def _stand(self, workload: Workload, world: ClusterObservation) -> _JobPlacement | str:
+    def _placement_of(self, workload: Workload, world: ClusterObservation) -> _JobPlacement | str:
         training = workload.spec.training
         assert training is not None, "jobs have a promise"
         uuids = gpus_by_node(workload)
@@ -236,7 +240,7 @@ class JobObserver:
         limits_w = list_limit_choices(boards)
         return _JobPlacement(training, job_holdings(workload, restored_w, budgets), uuids, limits_w, min(models))
 
-    def _hear(self, job: _Job, name: str, workload: Workload, world: ClusterObservation) -> None:
+    def _observe_windows(self, job: _Job, name: str, workload: Workload, world: ClusterObservation) -> None:
         """The newest word of its progress, and where to ask for the next."""
         training = workload.spec.training
         source = None if training is None else training.metrics
@@ -255,7 +259,7 @@ class JobObserver:
             job.progress = told
 
     @staticmethod
-    def _looks(stand: _JobPlacement, world: ClusterObservation) -> dict[str, GpuCounters]:
+    def _gpu_counters(stand: _JobPlacement, world: ClusterObservation) -> dict[str, GpuCounters]:
         """What is known of its GPUs now."""
         return {
             uuid: look.gpus[uuid]
@@ -265,7 +269,7 @@ class JobObserver:
             if uuid in look.gpus
         }
 
-    def _begun(
+    def _begin_job(
         self, job: _Job, stand: _JobPlacement, workload: Workload, world: ClusterObservation, earned_s: float
     ) -> JobStarted | None:
         """The job as the steering takes it up; None while that would be too early."""
@@ -282,7 +286,7 @@ class JobObserver:
             job_promise(workload),
             stand.limits_w,
             stand.holdings,
-            relatives=self._related(stand.gpu_model, world),
+            relatives=self._related_curves(stand.gpu_model, world),
             held_w=tuple(limits_w.get(holding.node, default_w) for holding in stand.holdings),
             shown=limit_history(
                 workload,
@@ -293,7 +297,7 @@ class JobObserver:
             past=JobPast(0.0 if job.progress is None else job.progress.work, ran_s, earned_s),
         )
 
-    def _related(self, gpu_model: str, world: ClusterObservation) -> tuple[PowerCurve, ...]:
+    def _related_curves(self, gpu_model: str, world: ClusterObservation) -> tuple[PowerCurve, ...]:
         at_s, known = self._relatives
         if at_s != world.at_s:
             known = {}

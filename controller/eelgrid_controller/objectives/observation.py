@@ -64,19 +64,19 @@ class JobMeter:
         self._opening: _Opening | None = None
 
     @property
-    def work(self) -> float | None:
+    def latest_progress(self) -> float | None:
         """The progress that was told last."""
         return None if self._last is None else self._last.work
 
-    def restart(self) -> None:
+    def restart_window(self) -> None:
         """What was seen so far belongs to another limit."""
         self._opening = None
 
-    def look(
+    def observe(
         self, now_s: float, progress: JobProgress | None, gpus: Mapping[str, GpuCounters]
     ) -> MeasurementWindow | MissedWindowReason | None:
         """A window that ends now, why one was missed, or nothing yet; `gpus` has those that are known."""
-        moved = self._moved(progress)
+        moved = self._changed_progress(progress)
         if moved is not None:
             if self._last is not None and moved.work < self._last.work:
                 self._opening = None
@@ -86,7 +86,7 @@ class JobMeter:
             self._opening = None
         found: MeasurementWindow | None = None
         if limit_w is not None and moved is not None:
-            found = self._closed(moved, gpus)
+            found = self._close_window(moved, gpus)
             if found is not None or self._opening is None:
                 self._opening = _Opening(moved, dict(gpus), limit_w)
         if found is not None:
@@ -98,7 +98,7 @@ class JobMeter:
             return MissedWindowReason.NO_POWER if gpus.keys() != self.uuids else MissedWindowReason.NO_PROGRESS
         return None
 
-    def _moved(self, progress: JobProgress | None) -> JobProgress | None:
+    def _changed_progress(self, progress: JobProgress | None) -> JobProgress | None:
         """The progress if it is news."""
         last = self._last
         if progress is None or last is None:
@@ -115,7 +115,7 @@ class JobMeter:
             )
         )
 
-    def _closed(self, progress: JobProgress, gpus: Mapping[str, GpuCounters]) -> MeasurementWindow | None:
+    def _close_window(self, progress: JobProgress, gpus: Mapping[str, GpuCounters]) -> MeasurementWindow | None:
         opening = self._opening
         if opening is None or progress.at_s - opening.progress.at_s < self._window_s:
             return None

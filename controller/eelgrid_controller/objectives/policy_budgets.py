@@ -36,7 +36,7 @@ class NodePowerDraw(NamedTuple):
 
 def nearest_budgets(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
     """The budget that bounds a node most nearly, or none."""
-    return BudgetHierarchy(policy).above(inventory)[:1]
+    return BudgetHierarchy(policy).budgets_above(inventory)[:1]
 
 
 def policy_budgets(policy: Policy, nodes: Iterable[NodePowerDraw]) -> BudgetTree:
@@ -46,7 +46,7 @@ def policy_budgets(policy: Policy, nodes: Iterable[NodePowerDraw]) -> BudgetTree
     parents: dict[str, str] = {}
     for node in nodes:
         # A budget counts what is below it once: what others draw is told at each level on the way up.
-        above = places.above(node.inventory)
+        above = places.budgets_above(node.inventory)
         parents.update(itertools.pairwise(above))
         for key in above:
             others[key] = others.get(key, 0.0) + node.other_w
@@ -84,7 +84,7 @@ _UNKNOWN = "its curve is not known yet: what it would lose is not either"
 class BudgetEvaluator(Protocol):
     """What is needed of the steering."""
 
-    def imagined(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
+    def evaluate_budgets(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
         """The limits that jobs would have under other budgets."""
 
 
@@ -98,11 +98,11 @@ def evaluate_policy_budgets(
     """The answer for a policy's budgets; `gpus` are those of each job by node. Raises BudgetRefused."""
     budgets = policy_budgets(policy, draws)
     lowest = {one.inventory.node_name: nearest_budgets(policy, one.inventory) for one in draws}
-    found: BudgetPreview = steering.imagined(budgets, lowest)
+    found: BudgetPreview = steering.evaluate_budgets(budgets, lowest)
     claimed = {one.name: one.other_w for one in budgets.all}
     for job in found.jobs:
         for node, count in gpus.get(job.name, {}).items():
-            for place in budgets.above(lowest.get(node, ())):
+            for place in budgets.chain_indices(lowest.get(node, ())):
                 claimed[budgets.all[place].name] += count * job.limit_w
     return ImagineBudgetsResponse(
         jobs=tuple(_budget_status(job, workloads[job.name]) for job in found.jobs if job.name in workloads),
@@ -143,7 +143,7 @@ def budget_usage(policy: Policy, nodes: Iterable[NodePowerDraw]) -> Mapping[str,
     budgets = policy_budgets(policy, known)
     found = dict.fromkeys((one.name for one in budgets.all), BudgetUsage())
     for node in known:
-        for place in budgets.above(nearest_budgets(policy, node.inventory)):
+        for place in budgets.chain_indices(nearest_budgets(policy, node.inventory)):
             name = budgets.all[place].name
             before = found[name]
             found[name] = BudgetUsage(before.power_w + node.power_w, before.unread + node.unread)

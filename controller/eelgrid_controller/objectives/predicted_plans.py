@@ -31,7 +31,7 @@ _WITHDRAWN_MOST = 4096
 class ForecastSource(Protocol):
     """What is needed of forecasts."""
 
-    def ask(self, question: ForecastQuestion) -> ProfileForecast | None:
+    def request_forecast(self, question: ForecastQuestion) -> ProfileForecast | None:
         """The newest answer; None until there is one."""
 
 
@@ -76,7 +76,9 @@ class PredictedPlans:
     _services: dict[str, _ServiceCheck] = field(default_factory=dict)
     _jobs: dict[str, _JobCheck] = field(default_factory=dict)
 
-    def service(self, name: str, workload: Workload, models: Iterable[str], points: tuple[Point, ...]) -> ServicePlan:
+    def plan_service(
+        self, name: str, workload: Workload, models: Iterable[str], points: tuple[Point, ...]
+    ) -> ServicePlan:
         """The points that a service is planned with: its measured ones, and predicted ones where these lack."""
         promise, on = workload.spec.service, sorted(set(models))
         assert promise is not None, "only services with a promise are planned"
@@ -88,24 +90,24 @@ class PredictedPlans:
                 continue
             request = workload.spec.request
             question = ServiceQuestion(promise.profile, model, request.gpu_count, workload.power_limit_w)
-            found = self.forecasts.ask(question)
+            found = self.forecasts.request_forecast(question)
             if found is None:
                 why_none = "a prediction is being made"
             elif found.points:
                 made[model] = question, found.points, found.learned_from
             else:
                 why_none = f"no prediction: {found.why_none}"
-        scaled = (_scaled(one, self._withdrawn.get(question)) for question, of, _ in made.values() for one in of)
+        scaled = (_scale_point(one, self._withdrawn.get(question)) for question, of, _ in made.values() for one in of)
         whole = (*points, *scaled)
         stands = slowest_gpu_model(workload, on, whole)
-        planned = self._planned(promise, whole, stands, made)._replace(why_none=why_none)
+        planned = self._build_plan(promise, whole, stands, made)._replace(why_none=why_none)
         if planned.in_use is None:
             self._services.pop(name, None)
         elif name not in self._services or self._services[name].in_use != planned.in_use:
             self._services[name] = _ServiceCheck(planned.in_use)
         return planned
 
-    def _planned(
+    def _build_plan(
         self,
         promise: ServicePromise,
         points: tuple[Point, ...],
@@ -130,7 +132,7 @@ class PredictedPlans:
         said = f"{before}predicted for {model} from {count} points: {_describe_prediction(predicted[-1], promise)}"
         return ServicePlan(points, said, "", question, min(map(_fastest, predicted)))
 
-    def served(
+    def check_services(
         self, standings: Iterable[ServiceControlStatus], planned: Mapping[str, ServicePlan]
     ) -> list[tuple[str, str]]:
         """What is said of services whose predictions are withdrawn now, after their windows."""
@@ -153,7 +155,9 @@ class PredictedPlans:
 
     # Jobs
 
-    def job(self, name: str, question: JobQuestion, own: Iterable[Point], *, is_new: bool = False) -> LimitPrior | None:
+    def predict_job(
+        self, name: str, question: JobQuestion, own: Iterable[Point], *, is_new: bool = False
+    ) -> LimitPrior | None:
         """The prior that is to be told now of a job that is steered; None where nothing is, or not yet.
 
         own: points of its profile; is_new: it begins, or begins anew.
@@ -165,7 +169,7 @@ class PredictedPlans:
                 known.is_over, known.basis = True, "its curve was measured before"
         if known.is_over or known.bend is not None or self.forecasts is None or not question.profile:
             return None
-        found = self.forecasts.ask(question)
+        found = self.forecasts.request_forecast(question)
         if found is None or found.bend is None:
             return None
         known.bend = found.bend
@@ -179,7 +183,7 @@ class PredictedPlans:
             *(tuple(LimitRatio(one.mean, math.hypot(one.half / _NORMAL_90, _FLOOR)) for one in of) for of in found.bend)
         )
 
-    def trained(self, name: str, window: MeasurementWindow) -> str | None:
+    def check_job_window(self, name: str, window: MeasurementWindow) -> str | None:
         """What is said of a job whose prediction is withdrawn by this window; the steering is to be told, too."""
         known = self._jobs.get(name)
         if known is None or known.bend is None or known.is_over or not (window.work > 0.0 and window.time_s > 0.0):
@@ -203,14 +207,14 @@ class PredictedPlans:
         )
         return f"prediction=withdrawn limit_w={window.limit_w:g}"
 
-    def gone(self, services: Iterable[str], jobs: Iterable[str]) -> None:
+    def retain(self, services: Iterable[str], jobs: Iterable[str]) -> None:
         """Forgets all but these."""
         for name in self._services.keys() - set(services):
             del self._services[name]
         for name in self._jobs.keys() - set(jobs):
             del self._jobs[name]
 
-    def bases(self) -> dict[str, str]:
+    def job_bases(self) -> dict[str, str]:
         """Where what is known of each job comes from."""
         return {name: one.basis for name, one in self._jobs.items() if one.basis}
 
@@ -224,7 +228,7 @@ def _is_whole(workload: Workload) -> bool:
     return workload.spec.request.gpu_milli == GPU_MILLI_WHOLE
 
 
-def _scaled(one: ConservativePoint, factor: float | None) -> Point:
+def _scale_point(one: ConservativePoint, factor: float | None) -> Point:
     """The point on the safe side; once withdrawn as slow as what was served."""
     if factor is None:
         return one.point

@@ -92,14 +92,14 @@ def related_curves(points: Iterable[Point], gpu_model: str) -> tuple[PowerCurve,
         and point.power_w is not None
     ]
     made: list[PowerCurve] = []
-    for _, group in itertools.groupby(sorted(fit, key=lambda point: _order(*apart(point))), key=apart):
+    for _, group in itertools.groupby(sorted(fit, key=lambda point: _sort_key(*apart(point))), key=apart):
         curve = _curve(list(group))
         if curve is not None and len(made) < _RELATIVES_MOST:
             made.append(curve)
     return tuple(made)
 
 
-def _order(name: str, running: Configuration) -> tuple[str, int, int, int, int, str]:
+def _sort_key(name: str, running: Configuration) -> tuple[str, int, int, int, int, str]:
     return name, running.gpus, running.batch, running.processes, running.clock_mhz or 0, running.label
 
 
@@ -188,7 +188,7 @@ def service_target(
         )
     try:
         made, limits = _model(promise, found[1]), scaling_limits(promise, settings, bounds)
-        made.needed(max(promise.rate_hz, 1.0), UNCORRECTED, limits.most)
+        made.needed_replicas(max(promise.rate_hz, 1.0), UNCORRECTED, limits.most)
         return AutoscalerTarget(made, limits)
     except ControllerError as error:
         return f"profile {promise.profile} cannot be used: {error}"

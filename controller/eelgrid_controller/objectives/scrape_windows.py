@@ -84,7 +84,7 @@ class ScrapeWindows:
         self._replicas: dict[tuple[int, str], _Replica] = {}
         self._round_s: float | None = None  # of the round before
 
-    def took(
+    def add_round(
         self, taken: ScrapeRound, doubtful: frozenset[int] = frozenset(), grown: frozenset[int] = frozenset()
     ) -> ScrapeOutcome:
         """What the round says; replicas that were not asked are forgotten.
@@ -113,7 +113,7 @@ class ScrapeWindows:
             if before is not None and page.at_s - before.at_s <= self._age_most_s:
                 pairs.append(ScrapePair(before, page))
         self._round_s = taken.at_s if taken.pages else self._round_s
-        counted = self._counted(every, strangers)
+        counted = self._count_work(every, strangers)
         expected = len(pairs) + missing
         said = _reason_text(answered, answered + missing, why)
         told = ScrapeOutcome(None, answered + missing, answered, answered + missing, said, counted)
@@ -122,9 +122,9 @@ class ScrapeWindows:
         if len(pairs) < _SHARE_LEAST * expected:
             return told._replace(reason=f"{told.reason}: too few to judge by")
         seen = service_window(self._names, pairs, self._model)
-        return told if seen is None else told._replace(window=_scaled(seen, expected / len(pairs)))
+        return told if seen is None else told._replace(window=_scale_window(seen, expected / len(pairs)))
 
-    def _counted(self, pairs: Sequence[ScrapePair], strangers: int) -> WorkIncrement | None:
+    def _count_work(self, pairs: Sequence[ScrapePair], strangers: int) -> WorkIncrement | None:
         found = [served_increment(self._names, pair, self._model) for pair in pairs]
         requests = [one.requests for one in found if one.requests is not None]
         tokens = [one.tokens for one in found if one.tokens is not None]
@@ -150,7 +150,7 @@ def _reason_text(answered: int, expected: int, why: str) -> str:
     return f"{answered} of {expected} replicas answered ({why})"
 
 
-def _scaled(seen: MetricsWindow, factor: float) -> MetricsWindow:
+def _scale_window(seen: MetricsWindow, factor: float) -> MetricsWindow:
     """The window as if all had answered alike."""
     if factor == 1.0:
         return seen

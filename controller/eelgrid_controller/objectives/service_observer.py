@@ -75,20 +75,20 @@ class ServiceObserver:
         self._services: dict[str, _Service] = {}
         self._worked: list[WorkInterval] = []
 
-    def worked(self) -> list[WorkInterval]:
+    def collect_work(self) -> list[WorkInterval]:
         """What services have done since the last time."""
         found, self._worked = self._worked, []
         return found
 
-    def asked(self) -> dict[str, ScrapeTarget]:
+    def scrape_requests(self) -> dict[str, ScrapeTarget]:
         """Whose pages are wanted."""
         return {name: service.asked for name, service in self._services.items() if service.asked is not None}
 
-    def seen(self) -> dict[str, ServiceObservation]:
+    def observations(self) -> dict[str, ServiceObservation]:
         """What operators see of each that is steered."""
         return {name: one.seen for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
 
-    def unsteered(self) -> dict[str, str]:
+    def unmanaged_reasons(self) -> dict[str, str]:
         """Why some are not steered."""
         return {
             name: f"{one.promised}; {one.planned.why_none}" if one.planned.why_none else one.promised
@@ -96,11 +96,11 @@ class ServiceObserver:
             if isinstance(one.promised, str)
         }
 
-    def planned(self) -> dict[str, ServicePlan]:
+    def service_plans(self) -> dict[str, ServicePlan]:
         """What each that is steered is planned with."""
         return {name: one.planned for name, one in self._services.items() if isinstance(one.promised, AutoscalerTarget)}
 
-    def gone(self, kept: Mapping[str, Workload], at_s: float) -> list[ControlEvent]:
+    def end_missing(self, kept: Mapping[str, Workload], at_s: float) -> list[ControlEvent]:
         """What is to be told of services that are no more."""
         left = sorted(self._services.keys() - kept.keys())
         return [
@@ -109,10 +109,10 @@ class ServiceObserver:
             if isinstance(self._services.pop(name).promised, AutoscalerTarget)
         ]
 
-    def look(self, name: str, workload: Workload, world: ClusterObservation) -> list[ControlEvent]:
+    def observe_service(self, name: str, workload: Workload, world: ClusterObservation) -> list[ControlEvent]:
         """What is to be told of one service in this cycle."""
         service = self._services.setdefault(name, _Service())
-        made = self._promised(name, service, workload, world)
+        made = self._start_events(name, service, workload, world)
         self._metrics(service, workload, world.pages.get(name))
         if isinstance(service.promised, str):
             return made
@@ -124,10 +124,10 @@ class ServiceObserver:
         if taken is None:
             return made
         if _is_shared(service.source):
-            outcome = service.rounds.took(taken)._replace(serving=len(ready))
+            outcome = service.rounds.add_round(taken)._replace(serving=len(ready))
         else:
             doubtful = frozenset(placement.replica for placement in workload.placements) - ready
-            outcome = service.rounds.took(taken, doubtful, world.grown.get(name, frozenset()))
+            outcome = service.rounds.add_round(taken, doubtful, world.grown.get(name, frozenset()))
         if (counted := outcome.counted) is not None:
             begin_s = world.at_s - counted.seconds
             self._worked += [
@@ -139,14 +139,14 @@ class ServiceObserver:
         made += self._window(name, service, outcome, world.at_s)
         return made
 
-    def _promised(
+    def _start_events(
         self, name: str, service: _Service, workload: Workload, world: ClusterObservation
     ) -> list[ControlEvent]:
         promise = workload.spec.service
         assert promise is not None, "services have a promise"
         models = tuple(sorted(gpu_models_of(workload, world)))
         points = world.points.get(promise.profile, ())
-        service.planned = self._foreseen.service(name, workload, models, points)
+        service.planned = self._foreseen.plan_service(name, workload, models, points)
         bounds = world.bounds.get(name)
         made = _PromiseInputs(promise, models, service.planned.points, workload.power_limit_w, bounds)
         if made == service.made:

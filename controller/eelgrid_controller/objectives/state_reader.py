@@ -28,8 +28,8 @@ def observe_node(record: NodeRecord) -> ObservedNode:
 def node_readings(telemetry: Telemetry, inventory: Inventory, *, now_s: float, now_ns: int) -> NodeObservation:
     """Fresh counters and limits of a node's GPUs; what is missing is left out."""
     name = inventory.node_name
-    applied = telemetry.applied(name)
-    tick = telemetry.fresh(name, now_s=now_s, now_ns=now_ns)
+    applied = telemetry.plan_applied(name)
+    tick = telemetry.fresh_tick(name, now_s=now_s, now_ns=now_ns)
     if tick is None:
         return NodeObservation({}, {}, applied, None)
     energies = tick.gpus.get(Reading.ENERGY_J, ())
@@ -68,7 +68,7 @@ def unmanaged_draw(core: Core, name: str, unsteered: Container[str], catalogue: 
 
 def node_power(telemetry: Telemetry, inventory: Inventory, *, now_s: float, now_ns: int) -> tuple[float, int]:
     """What the GPUs of a node were read to draw, and how many of them were not read."""
-    tick = telemetry.fresh(inventory.node_name, now_s=now_s, now_ns=now_ns)
+    tick = telemetry.fresh_tick(inventory.node_name, now_s=now_s, now_ns=now_ns)
     found = () if tick is None else tick.gpus.get(Reading.POWER_W, ())
     read = [power_w for power_w in found[: len(inventory.gpus)] if power_w is not None]
     return sum(read), len(inventory.gpus) - len(read)
@@ -81,7 +81,7 @@ def free_gpus(core: Core, name: str) -> dict[str, int]:
     found: dict[str, int] = {}
     if not record.is_ready or not is_pool_enforced(state.policy, record.inventory.pool):
         return found
-    taken = record.taken_by_others() | record.lost_gpus
+    taken = record.externally_used_gpus() | record.lost_gpus
     for gpu in record.inventory.gpus:
         usable = not (gpu.lost or gpu.cordon or gpu.mig_enabled or gpu.uuid in taken)
         if usable and gpu.uuid not in record.gpu_milli:
@@ -117,15 +117,15 @@ class ClusterSums:
         self._policy_seen = -1
         self._drawn_s = self._freed_s = float("-inf")
 
-    async def draws(self, policy: Policy, unsteered: Container[str]) -> tuple[NodePowerDraw, ...] | None:
+    async def node_draws_if_due(self, policy: Policy, unsteered: Container[str]) -> tuple[NodePowerDraw, ...] | None:
         """What is not steered may draw so much; None while that was summed a moment ago."""
         now_s = self._monotonic_s()
         if policy.revision == self._policy_seen and (not policy.budgets or now_s - self._drawn_s < self._every_s):
             return None
         self._policy_seen, self._drawn_s = policy.revision, now_s
-        return await self.all(unsteered) if policy.budgets else ()
+        return await self.node_draws(unsteered) if policy.budgets else ()
 
-    async def all(self, unsteered: Container[str]) -> tuple[NodePowerDraw, ...]:
+    async def node_draws(self, unsteered: Container[str]) -> tuple[NodePowerDraw, ...]:
         """The same of every node, now."""
         made: list[NodePowerDraw] = []
         for names in iter_batches(await self._loop.read(lambda core: list(core.state.nodes))):
@@ -141,7 +141,7 @@ class ClusterSums:
             await asyncio.sleep(0)
         return tuple(made)
 
-    async def free(self, workloads: Iterable[Workload]) -> dict[str, int] | None:
+    async def free_gpus_if_due(self, workloads: Iterable[Workload]) -> dict[str, int] | None:
         """GPUs that elastic jobs could have, by model; None while that was counted a moment ago."""
         now_s = self._monotonic_s()
         is_wanted = any(one.spec.training is not None and one.spec.training.is_elastic for one in workloads)

@@ -53,11 +53,11 @@ class Attainment:
         self._services: dict[str, Counter[AttainmentVerdict]] = {}
         self._heard_s: dict[str, float] = {}
 
-    def of(self, name: str) -> Mapping[AttainmentVerdict, int]:
+    def window_counts(self, name: str) -> Mapping[AttainmentVerdict, int]:
         """A service's own."""
         return self._services.get(name, {})
 
-    def look(self, services: Iterable[ServiceControlStatus], objectives_s: Mapping[str, float]) -> None:
+    def count_windows(self, services: Iterable[ServiceControlStatus], objectives_s: Mapping[str, float]) -> None:
         """Counts each window once; services that are not there any more are forgotten."""
         known, heard_s = self._services, self._heard_s
         self._services, self._heard_s = {}, {}
@@ -140,7 +140,7 @@ def _job(one: JobControlStatus, workload: Workload, *, is_advice: bool) -> JobSt
     )
 
 
-def _unsteered(workload: Workload, reason: str) -> ServiceStatus | JobStatus:
+def _unmanaged_status(workload: Workload, reason: str) -> ServiceStatus | JobStatus:
     key, name, said = workload.workload_id, workload.spec.name, reason[:_REASON_MOST]
     if workload.spec.service is None:
         return JobStatus(workload_id=key, name=name, phase=_UNSTEERED, reason=said)
@@ -182,7 +182,7 @@ def promise_statuses(
     jobs = [_job(one, running[one.name], is_advice=one.name in advice) for one in steering.jobs if one.name in running]
     for name, reason in standing.unsteered.items():
         if name in running:
-            left = _unsteered(running[name], reason)
+            left = _unmanaged_status(running[name], reason)
             if isinstance(left, ServiceStatus):
                 services.append(left)
             else:

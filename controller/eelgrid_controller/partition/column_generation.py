@@ -315,15 +315,15 @@ class _Master(NamedTuple):
 def solve_fleet(programme: IntegerProgram, memory: WarmStart | None = None) -> tuple[ProgramSolution, WarmStart]:
     """A plan with its bound, and what a changed problem starts from; raises FleetTooSmall, SearchExhausted."""
     weights, _ = objective_weights(programme)
-    found = None if memory is None else _restarted(programme, weights, memory)
-    bound, price, result = _generated(programme, weights) if found is None else found
+    found = None if memory is None else _resolve_warm(programme, weights, memory)
+    bound, price, result = _solve_cold(programme, weights) if found is None else found
     proof = OptimalityProof(weights.name, objective_value(weights, result), round_bound_up(weights, bound))
     known = remember_options(programme.problem, programme.cells, programme.options)
     memory = WarmStart(name_prices(programme, price), _named_covers(programme, result[0]), known)
     return ProgramSolution(*result, (proof,)), memory
 
 
-def _restarted(
+def _resolve_warm(
     programme: IntegerProgram, weights: ObjectiveWeights, memory: WarmStart
 ) -> tuple[float, Floats, tuple[Ints, Ints]] | None:
     """Bound, prices and counts that a few changes make of a plan; None if they are not good enough."""
@@ -348,7 +348,7 @@ def _restarted(
     return (found.bound, price, result) if enough else None
 
 
-def _generated(programme: IntegerProgram, weights: ObjectiveWeights) -> tuple[float, Floats, tuple[Ints, Ints]]:
+def _solve_cold(programme: IntegerProgram, weights: ObjectiveWeights) -> tuple[float, Floats, tuple[Ints, Ints]]:
     """Bound, prices and counts from nothing."""
     price, rent = make_feasible(programme, weights, initial_prices(programme, weights))
     found = price_covers(programme, weights, price, rent)

@@ -46,13 +46,13 @@ def partition_event(
     Raises PartitionsRefused, and changes nothing either way.
     """
     if isinstance(change, PartitionStage):
-        return _staged(state, change, now_ns=now_ns)
+        return _stage_event(state, change, now_ns=now_ns)
     return _retry_event(state, change, now_ns=now_ns)
 
 
-def _staged(state: ClusterState, stage: PartitionStage, *, now_ns: int) -> PartitionsPlanned:
+def _stage_event(state: ClusterState, stage: PartitionStage, *, now_ns: int) -> PartitionsPlanned:
     for turn in stage.turns:
-        problem = _turn_problem(state, turn)
+        problem = _change_problem(state, turn)
         if problem:
             where = f"GPU {turn.seat.index} of node {turn.seat.node_name}"
             raise PartitionsRefused(f"{where} {problem}")
@@ -84,7 +84,7 @@ def _staged(state: ClusterState, stage: PartitionStage, *, now_ns: int) -> Parti
     return event
 
 
-def _turn_problem(state: ClusterState, turn: GpuChange) -> str:
+def _change_problem(state: ClusterState, turn: GpuChange) -> str:
     record = state.nodes.get(turn.seat.node_name)
     gpu = None if record is None else record.gpu(turn.seat.running.uuid)
     if record is None or gpu is None or not is_usable(record, gpu):

@@ -47,7 +47,7 @@ class Tiling:
         names = [key for key, _ in layout]
         return tuple(names.count(key) for key in self.keys)
 
-    def stand(self, wanted: Multiset) -> Layout:
+    def choose_layout(self, wanted: Multiset) -> Layout:
         """Places for a multiset; what leaves most room for large profiles comes first. Raises BadProblem."""
         found = self.places.get(wanted)
         if found is None:

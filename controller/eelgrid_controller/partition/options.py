@@ -163,7 +163,7 @@ def enumerate_options(
             continue
         key = service.workload, service.quantile
         if key not in measured:
-            measured[key] = _measured(by_workload.get(service.workload, ()), service.quantile, cells, watts=watts)
+            measured[key] = _measured_rows(by_workload.get(service.workload, ()), service.quantile, cells, watts=watts)
         kept = held.get(service.name, frozenset())
         found = list(_efficient(service, measured[key], demand, kept, watts=watts))
         if not found:
@@ -174,7 +174,7 @@ def enumerate_options(
     return tuple(cells.cells), tuple(options)
 
 
-def _measured(points: Sequence[Point], quantile: float, cells: _Cells, *, watts: bool) -> _Measured:
+def _measured_rows(points: Sequence[Point], quantile: float, cells: _Cells, *, watts: bool) -> _Measured:
     kept, rows = [], []
     for point in points:
         latency_s, how = point.latency_s.get(quantile), point.configuration

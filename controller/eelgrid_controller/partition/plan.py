@@ -85,14 +85,14 @@ def build_plan(programme: IntegerProgram, solution: ProgramSolution, memory: War
         model, plan = programme.problem.pools[pool].model, programme.tilings[pool]
         cells = [(cell, int(places)) for cell, places in enumerate(programme.patterns[pattern]) if places]
         if any(programme.cells[cell].profile == WHOLE for cell, _ in cells):
-            gpus += (PlannedGpu(model, whole=replica) for replica in _taken(waiting[cells[0][0]], int(count)))
+            gpus += (PlannedGpu(model, whole=replica) for replica in _pop_replicas(waiting[cells[0][0]], int(count)))
             continue
         assert plan is not None  # a pattern of slices comes from a tiling
         for _ in range(count):
-            held = {programme.cells[cell].profile: _taken(waiting[cell], places) for cell, places in cells}
+            held = {programme.cells[cell].profile: _pop_replicas(waiting[cell], places) for cell, places in cells}
             counts = tuple(len(held.get(key, ())) for key in plan.keys)
             if (pool, counts) not in drawings:
-                drawings[pool, counts] = plan.stand(counts)
+                drawings[pool, counts] = plan.choose_layout(counts)
             if any(counts):
                 gpus.append(_cut(model, drawings[pool, counts], held))
     assert not any(waiting)  # places suffice: a row of the programme
@@ -119,7 +119,7 @@ def _waiting(programme: IntegerProgram, solution: ProgramSolution) -> list[list[
     ]
 
 
-def _taken(waiting: list[PartitionReplica], count: int) -> list[PartitionReplica]:
+def _pop_replicas(waiting: list[PartitionReplica], count: int) -> list[PartitionReplica]:
     """The next so many, or as many as there are."""
     return [waiting.pop() for _ in range(min(count, len(waiting)))]
 

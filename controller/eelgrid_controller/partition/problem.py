@@ -105,7 +105,7 @@ class TrainingDemand:
 
     def __post_init__(self) -> None:
         """Raises BadProblem."""
-        _counted(f"jobs[{self.name}].gpus", self.gpus, 1)
+        _check_count(f"jobs[{self.name}].gpus", self.gpus, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class PartitionPool:
     def __post_init__(self) -> None:
         """Raises BadProblem."""
         _positive(f"pools[{self.model}].cost", self.cost)
-        _counted(f"pools[{self.model}].count", self.count or 0, 0)
+        _check_count(f"pools[{self.model}].count", self.count or 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +163,6 @@ def _positive(name: str, value: float) -> None:
         raise InvalidProblem(name, f"is {value}", "give a number above 0")
 
 
-def _counted(name: str, value: float, least: int) -> None:
+def _check_count(name: str, value: float, least: int) -> None:
     if not least <= value <= GPUS_MOST:
         raise InvalidProblem(name, f"is {value}", f"give {least} to {GPUS_MOST}")

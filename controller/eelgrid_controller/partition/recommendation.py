@@ -87,12 +87,12 @@ def build_problem(found: PartitionSurvey, without: Collection[str] = ()) -> Part
         stays = frozenset(held.get(key, ()))
         same = promise.profile, promise.objectives, promise.arrival_cv2, asked.workload.spec.request.gpu_models, stays
         if same not in memory:
-            memory[same] = sustainable_points(_spelled(asked.points, found.geometries), promise, stays)
+            memory[same] = sustainable_points(_normalize_points(asked.points, found.geometries), promise, stays)
         points += (replace(point, workload=key) for point in memory[same])
     return PartitionProblem(services=tuple(services), points=tuple(points), pools=found.pools)
 
 
-def _spelled(points: Iterable[Point], geometries: Mapping[str, MigGeometry | None]) -> Iterator[Point]:
+def _normalize_points(points: Iterable[Point], geometries: Mapping[str, MigGeometry | None]) -> Iterator[Point]:
     """Points on models that are there, profiles by their keys; one that a model lacks is left for the planner to tell."""
     for point in points:
         how = point.configuration
@@ -168,7 +168,7 @@ def recommend_partitions(found: PartitionSurvey, horizon_s: float | None = None)
         problem = build_problem(found, problems)
         try:
             changed = _harmless(
-                problem, gpus, _changed(problem, gpus, TransitionCosts(horizon_s=horizon_s or HORIZON_S))
+                problem, gpus, _plan_change(problem, gpus, TransitionCosts(horizon_s=horizon_s or HORIZON_S))
             )
             break
         except UnservableService as error:
@@ -193,7 +193,7 @@ def _waiting(found: PartitionSurvey) -> set[str]:
     return {asked.workload.workload_id for asked in found.services if asked.workload.phase is WorkloadPhase.PENDING}
 
 
-def _changed(problem: PartitionProblem, gpus: Sequence[RunningGpu], costs: TransitionCosts) -> PartitionChange:
+def _plan_change(problem: PartitionProblem, gpus: Sequence[RunningGpu], costs: TransitionCosts) -> PartitionChange:
     if not gpus and problem.services:
         raise FleetTooSmall({"partitioned GPU": 1}, "switch a pool with MIG GPUs to the partition planner")
     return plan_change(problem, gpus, costs)

@@ -119,7 +119,7 @@ def refresh_throughputs(
 ) -> tuple[RunningGpu, ...]:
     """The same GPUs, each admissible replica with the throughput that is known now."""
     return tuple(
-        _renewed(gpu, here) if any(_is_old(one) for one in here) else gpu
+        _with_observed_rates(gpu, here) if any(_is_old(one) for one in here) else gpu
         for gpu, here in zip(gpus, replicas, strict=True)
     )
 
@@ -215,7 +215,7 @@ def _is_old(one: ObservedReplica) -> bool:
     return how is not None and one.throughput_hz not in (0.0, one.replica.throughput_hz / how.gpus)
 
 
-def _renewed(gpu: RunningGpu, here: Sequence[ObservedReplica]) -> RunningGpu:
+def _with_observed_rates(gpu: RunningGpu, here: Sequence[ObservedReplica]) -> RunningGpu:
     now = {
         one.replica: one.replica._replace(throughput_hz=one.throughput_hz * one.replica.configuration.gpus)
         for one in here

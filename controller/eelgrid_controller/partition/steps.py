@@ -103,10 +103,13 @@ def order_steps(
         if adding:
             chosen = adding.pop(0)
         else:
-            worst = [min((share for _, share in _drained(part, served, rate_hz)), default=1.0) for part in turning]
+            worst = [
+                min((share for _, share in _rates_while_drained(part, served, rate_hz)), default=1.0)
+                for part in turning
+            ]
             # The first of those that hurt least.
             chosen = turning.pop(max(range(len(turning)), key=lambda number: (min(1.0, worst[number]), -number)))
-        for owner, share in _drained(chosen, served, rate_hz):
+        for owner, share in _rates_while_drained(chosen, served, rate_hz):
             if share < 1.0 - _ROUNDING:
                 lowest[owner] = min(lowest.get(owner, 1.0), share)
         for step in chosen:
@@ -137,22 +140,22 @@ def group_steps_by_gpu(
         if last is not None and (
             last.uuid != step.uuid or (isinstance(group[-1], StartStep) and not isinstance(step, StartStep))
         ):
-            yield _order(last, group, geometries[last.model])
+            yield _gpu_steps(last, group, geometries[last.model])
             group = []
         group.append(step)
         last = gpu
     if last is not None:
-        yield _order(last, group, geometries[last.model])
+        yield _gpu_steps(last, group, geometries[last.model])
 
 
-def _order(gpu: RunningGpu, group: Sequence[PartitionStep], geometry: MigGeometry | None) -> GpuSteps:
+def _gpu_steps(gpu: RunningGpu, group: Sequence[PartitionStep], geometry: MigGeometry | None) -> GpuSteps:
     changes = any(isinstance(step, DestroyStep | SetModeStep | CreateStep) for step in group)
     return GpuSteps(
         gpu.uuid, gpu.node, tuple(group), layout_message(gpu, geometry) if changes and geometry is not None else None
     )
 
 
-def _drained(
+def _rates_while_drained(
     part: Sequence[PartitionStep], served: Mapping[str, float], rate_hz: Mapping[str, float]
 ) -> Iterator[tuple[str, float]]:
     """Share of its rate that each service keeps once all these drains are done."""

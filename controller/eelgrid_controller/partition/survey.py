@@ -109,10 +109,10 @@ def is_usable(record: NodeRecord, gpu: Gpu) -> bool:
     """Whether replicas on a GPU count: it is the planner's, its node is ready and it answers."""
     return (
         record.partitioned
-        and record.keeps(gpu)
+        and record.is_partition_managed(gpu)
         and record.is_ready
         and record.ahead is None
-        and record.is_heard
+        and record.is_reported
         and gpu.uuid not in record.lost_gpus
     )
 
@@ -125,7 +125,7 @@ def _held(record: NodeRecord, gpu: Gpu) -> str:
     ]
     if others:
         return f"{others[0]} runs on it"
-    if gpu.uuid in record.taken_by_others():
+    if gpu.uuid in record.externally_used_gpus():
         return "others run on it"
     if gpu.uuid not in record.layouts and gpu.gpu_instances:
         return "somebody else cut it; remove its instances to hand it over"
@@ -182,7 +182,7 @@ def _services(state: ClusterState) -> Iterator[SurveyedService]:
         promise = workload.spec.service
         if workload.phase is WorkloadPhase.CANCELLED or promise is None or not is_sliced(workload):
             continue
-        if workload.phase is WorkloadPhase.PENDING and state.spending.holds(workload.spec) is not None:
+        if workload.phase is WorkloadPhase.PENDING and state.spending.blocking_limit(workload.spec) is not None:
             continue
         allowed: Sequence[str] = workload.spec.request.gpu_models
         points = (point for point in state.points.get(promise.profile, ()) if _counts(point, allowed))
@@ -202,7 +202,7 @@ _PROBLEMS = frozenset({ApplyStatus.REFUSED, ApplyStatus.FAILED})
 class AppliedPlans(Protocol):
     """What agents said of their plans."""
 
-    def applied(self, node_name: str) -> PlanApplied | None:
+    def plan_applied(self, node_name: str) -> PlanApplied | None:
         """The newest word of a node."""
 
 
@@ -212,7 +212,7 @@ def apply_problem(answers: AppliedPlans, seat: SurveyedGpu) -> str:
 
 
 def _problem(answers: AppliedPlans, node_name: str, uuid: str) -> str:
-    applied = answers.applied(node_name)
+    applied = answers.plan_applied(node_name)
     said = [one for one in (applied.results if applied else ()) if one.subject == uuid and one.status in _PROBLEMS]
     # An agent's longest sentence and a word before it are longer than a sentence may be.
     return f"{said[0].rule or said[0].status.name.lower()}: {said[0].detail}"[:SENTENCE_LETTERS_MOST] if said else ""
@@ -223,7 +223,7 @@ def partition_statuses(state: ClusterState, answers: AppliedPlans) -> Iterator[P
     for name in sorted(state.nodes):
         record = state.nodes[name]
         for gpu in sorted(record.inventory.gpus, key=lambda gpu: gpu.index):
-            if record.keeps(gpu):
+            if record.is_partition_managed(gpu):
                 layout = record.layouts.get(gpu.uuid)
                 is_there = layout is not None and is_layout_complete(gpu, layout)
                 yield PartitionStatus(

@@ -175,7 +175,7 @@ def decide_transition(
     bound = _bound(programme, gpus, found, columns)
     asked = np.ones(len(programme.rate_hz))
     for _ in range(_ROUNDS_MOST):
-        values = _solved(programme, columns, costs, asked, bound)
+        values = _solve_transition(programme, columns, costs, asked, bound)
         taken, replicas = values[: len(columns.kind)], values[len(columns.kind) :][: len(programme.options)]
         short = demand_throughput(programme, replicas) < programme.rate_hz * (1.0 - RATE_TOLERANCE)
         if not short.any():
@@ -226,7 +226,9 @@ def _bound(
     )[1]
 
 
-def _solved(programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float) -> Ints:
+def _solve_transition(
+    programme: IntegerProgram, columns: _Columns, costs: TransitionCosts, asked: Floats, bound: float
+) -> Ints:
     first, _ = objective_weights(programme)
     options, cells, demands = len(programme.options), len(programme.cells), len(programme.rate_hz)
     targets_count, every = len(columns.kind), np.arange(options)
@@ -309,7 +311,7 @@ class _Making:
         # Places that stand are all filled before any is made.
         for position, target in used:
             whole = gpus[position].whole is not None and not target.made
-            self.gpus[position] = self._filled(self.gpus[position], whole=whole)
+            self.gpus[position] = self._fill_gpu(self.gpus[position], whole=whole)
         for position, target in used:
             self.gpus[position] = self._cut(self.gpus[position], target)
         assert not any(self._waiting)  # places suffice: a row of the programme
@@ -342,7 +344,7 @@ class _Making:
         whole = gpu.whole if gpu.whole is not None and not target.made and stays(kind.whole) else None
         return gpu._replace(instances=tuple(standing), whole=whole)
 
-    def _filled(self, gpu: RunningGpu, *, whole: bool) -> RunningGpu:
+    def _fill_gpu(self, gpu: RunningGpu, *, whole: bool) -> RunningGpu:
         pool = self._pools[gpu.model]
         standing = tuple(
             one if one.pinned or one.replica is not None else one._replace(replica=self._next(pool, one.profile))

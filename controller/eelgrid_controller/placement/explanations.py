@@ -87,14 +87,14 @@ def explain_workload(state: ClusterState, workload_id: str, chooser: WorkloadPla
     """What was weighed when it was placed; for work that waits, what stands in its way now."""
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
-        return Explanation(workload=workload, replicas=state.explanations.of(workload_id))
-    hold = state.spending.holds(workload.spec)
+        return Explanation(workload=workload, replicas=state.explanations.get(workload_id))
+    hold = state.spending.blocking_limit(workload.spec)
     if hold is not None:
         return Explanation(workload=workload, remedy=spending_remedy(hold, state.policy), constraint="spending")
     if is_sliced(workload):
         return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
     decision, snapshot, planner = (
-        chooser.decide(workload.spec, workload_id=workload_id),
+        chooser.decide_placement(workload.spec, workload_id=workload_id),
         chooser.snapshot(),
         chooser.planner,
     )

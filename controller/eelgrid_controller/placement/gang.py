@@ -82,7 +82,7 @@ def _divisible(case: GangProblem, candidates: CandidateIndex, costs: Floats, gro
     All that fit, or, to pack, whole racks: first those that can hold most of the gang, of these the cheapest.
     """
     rows = np.flatnonzero(np.isfinite(costs))
-    replicas, levels, states = case.spec.replicas, groups.shape[1] + 1, candidates.states(rows)
+    replicas, levels, states = case.spec.replicas, groups.shape[1] + 1, candidates.state_numbers(rows)
     weighed, room = _room(case, rows)
     dividing = levels * (room * replicas + _STEPS_OF_A_CELL * (replicas + 1))
     weighing = _STEPS_OF_A_REPLICA * weighed
@@ -130,20 +130,20 @@ class Gang:
 
     def _division(self) -> Ints | None:
         """Replicas by row; None where even a part of the nodes would take too long."""
-        costs = self._candidates.costs(self._kind)
+        costs = self._candidates.node_costs(self._kind)
         rows = _divisible(self._case, self._candidates, costs, self._groups)
         if not len(rows):
             return None
         # By place and then by name, so that a group stands together and equal divisions are one.
         rows = rows[np.lexsort([self._rank[rows], *self._groups[rows].T[::-1]])]
         counts = np.zeros(len(rows), np.int64)
-        table = self._candidates.several(self._kind, rows, self._case.spec.replicas)
+        table = self._candidates.replica_costs(self._kind, rows, self._case.spec.replicas)
         divide_replicas(table, self._groups[rows], self._case.locality_w * self._counted, counts)
         left = np.zeros(len(self._rank), np.int64)
         left[rows] = counts
         return left
 
-    def _added(self) -> Floats:
+    def _added_boundaries(self) -> Floats:
         """Boundaries that the next replica adds on each node (N,)."""
         added = np.zeros(len(self._rank))
         if self._opened:
@@ -162,16 +162,16 @@ class Gang:
 
     def place_next(self, most: int) -> list[NodeCandidate]:
         """The node that takes the next replica, then those that cost least; the term is the last of their terms."""
-        added = self._added()
-        costs = self._candidates.costs(self._kind) + self._case.locality_w * added
+        added = self._added_boundaries()
+        costs = self._candidates.node_costs(self._kind) + self._case.locality_w * added
         chosen = self._cheapest(costs if self._left is None else np.where(self._left > 0, costs, np.inf), 1)[0]
         others = [row for row in self._cheapest(costs, most) if row != chosen]
         rows = np.array([chosen, *others][:most], np.int64)
-        self._take(chosen)
-        found = zip(self._candidates.on(self._kind, rows), added[rows].tolist(), strict=True)
+        self._place_replica(chosen)
+        found = zip(self._candidates.candidates_on(self._kind, rows), added[rows].tolist(), strict=True)
         return [one._replace(terms=(*one.terms, boundaries)) for one, boundaries in found]
 
-    def _take(self, row: int) -> None:
+    def _place_replica(self, row: int) -> None:
         """The next replica goes there."""
         self._opened = True
         if self._left is not None:

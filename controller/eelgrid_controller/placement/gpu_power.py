@@ -73,7 +73,7 @@ class PriorPowerModel:
     def gpu(self, gpu: Gpu) -> GpuPowerPrior:
         """The watts of one device."""
         product = self._catalogue.products.get(gpu.catalogue_key) if gpu.catalogue_key else None
-        product = product or self._catalogue.find(gpu.product, gpu.memory_bytes or None)
+        product = product or self._catalogue.find_product(gpu.product, gpu.memory_bytes or None)
         if product is not None:
             return GpuPowerPrior(product.idle_w, product.busy_w, "catalogue")
         limit_w = gpu.power_limit_default_w or gpu.power_limit_max_w

@@ -194,7 +194,7 @@ def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> 
     return not traits or all(
         set(traits) <= set(record.others.traits)
         for record in state.nodes.values()
-        if record.is_open and (record.inventory.gpus or not on_gpus)
+        if record.is_schedulable and (record.inventory.gpus or not on_gpus)
     )
 
 
@@ -328,7 +328,7 @@ def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
             )
             log = np.zeros(len(chosen), np.int64)
             order = log[: search_moves(ground, search, log)].tolist()
-            found = [_step(problem, search, rows, chosen, unit) for unit in order]
+            found = [_make_step(problem, search, rows, chosen, unit) for unit in order]
             gain_w = sum(move.gain_w for move in _moves(problem, found)[0])
             if gain_w > best_w:
                 best, best_w = found, gain_w
@@ -355,7 +355,7 @@ def _own_ground(begun: MoveNodes) -> MoveNodes:
     )
 
 
-def _step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen: list[int], unit: int) -> _Step:
+def _make_step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen: list[int], unit: int) -> _Step:
     count = problem.units[chosen[unit]].workload.spec.request.gpu_count
     items = range(search.units.first[unit], search.units.first[unit + 1])
     return _Step(

@@ -53,7 +53,7 @@ class _NodeGaps(NamedTuple):
     cpu_short: Ints
     memory_short: Ints
 
-    def first(self, among: Marks, *keys: Ints) -> int | None:
+    def find_first_row(self, among: Marks, *keys: Ints) -> int | None:
         """The row among these with the least keys, the first by name of those; None where there is none."""
         rows = np.flatnonzero(among)
         if not len(rows):
@@ -65,7 +65,7 @@ class _NodeGaps(NamedTuple):
 def _compare_nodes(snapshot: Snapshot, request: ResourceRequest) -> _NodeGaps:
     nodes = snapshot.nodes
     there = nodes.gpu_state != GPU_ABSENT
-    allowed = there & (snapshot.allows(request.gpu_models)[np.maximum(nodes.gpu_model, 0)] != 0)
+    allowed = there & (snapshot.allowed_models(request.gpu_models)[np.maximum(nodes.gpu_model, 0)] != 0)
     usable = allowed & (nodes.gpu_state == GPU_PLACEABLE)
     fitting = usable & (nodes.gpu_free >= request.gpu_milli)
     return _NodeGaps(
@@ -84,7 +84,7 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     found = list(names)
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return ", ".join(found[:_NAMED]) + more
@@ -103,7 +103,7 @@ def _also(look: _NodeGaps, row: int, record: NodeRecord, freed: Iterable[str]) -
 
 def _whole_gpus(look: _NodeGaps, state: ClusterState) -> str:
     asked = look.request.gpu_count
-    row = look.first(
+    row = look.find_first_row(
         look.snapshot.nodes.available & (look.usable.sum(axis=1) >= asked),
         look.gpus_short,
         look.cpu_short,
@@ -123,15 +123,15 @@ def _whole_gpus(look: _NodeGaps, state: ClusterState) -> str:
     free = f"{asked - short or 'none'} of {asked} {'is' if asked - short < 2 else 'are'} free"
     return (
         f"free {_gpus(short)} on node {name}, where {free}: GPU {indexes} {'is' if short == 1 else 'are'} held by "
-        f"{_listed(holders) or 'the replicas before it'}{_also(look, row, record, holders)}"
+        f"{_format_names(holders) or 'the replicas before it'}{_also(look, row, record, holders)}"
     )
 
 
-def _share(look: _NodeGaps, state: ClusterState) -> str:
+def _describe_share_gap(look: _NodeGaps, state: ClusterState) -> str:
     nodes, asked = look.snapshot.nodes, look.request.gpu_milli
     free = np.where(look.usable, nodes.gpu_free, -1)
     best = free.max(axis=1, initial=-1)
-    row = look.first(nodes.available & (best >= 0), -best, look.cpu_short, look.memory_short)
+    row = look.find_first_row(nodes.available & (best >= 0), -best, look.cpu_short, look.memory_short)
     if row is None:
         return ""
     name, slot = look.snapshot.names[row], int(free[row].argmax())
@@ -139,7 +139,7 @@ def _share(look: _NodeGaps, state: ClusterState) -> str:
     holders = list(record.holders(devices.uuids[slot]))
     return (
         f"free {format_gpu(asked - int(best[row]))} more of GPU {devices.indexes[slot]} of node {name}, where "
-        f"{format_gpu(int(best[row]))} of the {format_gpu(asked)} asked for is free and {_listed(holders) or 'the replicas before it'} "
+        f"{format_gpu(int(best[row]))} of the {format_gpu(asked)} asked for is free and {_format_names(holders) or 'the replicas before it'} "
         f"hold{'s' if len(holders) == 1 else ''} the rest{_also(look, row, record, holders)}"
     )
 
@@ -155,7 +155,7 @@ def _with_gpus(look: _NodeGaps, row: int) -> str:
 
 def _cpu(look: _NodeGaps) -> str:
     nodes = look.snapshot.nodes
-    row = look.first(nodes.available & (look.gpus_short == 0), look.cpu_short, look.memory_short)
+    row = look.find_first_row(nodes.available & (look.gpus_short == 0), look.cpu_short, look.memory_short)
     if row is None:
         return ""
     short = int(look.cpu_short[row])
@@ -169,7 +169,7 @@ def _cpu(look: _NodeGaps) -> str:
 
 def _memory(look: _NodeGaps) -> str:
     nodes = look.snapshot.nodes
-    row = look.first(nodes.available & (look.gpus_short == 0) & (look.cpu_short == 0), look.memory_short)
+    row = look.find_first_row(nodes.available & (look.gpus_short == 0) & (look.cpu_short == 0), look.memory_short)
     if row is None:
         return ""
     short = int(look.memory_short[row])
@@ -182,7 +182,7 @@ def _memory(look: _NodeGaps) -> str:
 def _mig(look: _NodeGaps) -> str:
     nodes, asked = look.snapshot.nodes, look.request.gpu_count
     could = look.fitting.sum(axis=1) + look.partitioned.sum(axis=1) >= asked
-    row = look.first(nodes.available & could & (look.gpus_short > 0), look.gpus_short, look.cpu_short)
+    row = look.find_first_row(nodes.available & could & (look.gpus_short > 0), look.gpus_short, look.cpu_short)
     if row is None:
         return ""
     short, devices = int(look.gpus_short[row]), look.snapshot.devices[row]
@@ -193,7 +193,7 @@ def _mig(look: _NodeGaps) -> str:
 
 def _model(look: _NodeGaps, case: PendingCase) -> str:
     free = replace(case.spec, request=replace(look.request, gpu_models=()))
-    decision = case.planner.decide(look.snapshot, free, case.state.policy.weights)
+    decision = case.planner.decide_placement(look.snapshot, free, case.state.policy.weights)
     if not decision.placements:
         return "allow further models and make room for it, for with every model allowed it would wait all the same"
     models = {code: model for model, code in look.snapshot.models.items()}
@@ -201,7 +201,9 @@ def _model(look: _NodeGaps, case: PendingCase) -> str:
     found = dict.fromkeys(
         models[int(look.snapshot.nodes.gpu_model[rows[at.node_name], 0])] for at in decision.placements
     )
-    return f"allow {_listed(found)}: with every model allowed it would go to node {decision.placements[0].node_name}"
+    return (
+        f"allow {_format_names(found)}: with every model allowed it would go to node {decision.placements[0].node_name}"
+    )
 
 
 def _unavailable(look: _NodeGaps, state: ClusterState) -> str:
@@ -210,16 +212,18 @@ def _unavailable(look: _NodeGaps, state: ClusterState) -> str:
     names = [look.snapshot.names[int(row)] for row in np.flatnonzero(would)]
     lost = sorted(name for name in names if state.nodes[name].state is NodeState.LOST)
     ahead = sorted(name for name in names if state.nodes[name].ahead is not None)
-    unheard = sorted(name for name in names if not state.nodes[name].is_heard)
+    unheard = sorted(name for name in names if not state.nodes[name].is_reported)
     full = sorted(set(names) - set(lost) - set(ahead) - set(unheard))
     if ahead:
-        return f"node {_listed(ahead)} has room but holds more than the journal knows: look, then eelctl reconcile it"
+        return f"node {_format_names(ahead)} has room but holds more than the journal knows: look, then eelctl reconcile it"
     if unheard and not lost:
-        return f"wait for the agent of {_listed(unheard)}, which has not come back since the controller began"
+        return f"wait for the agent of {_format_names(unheard)}, which has not come back since the controller began"
     if lost:
-        return f"bring back the agent of {_listed(lost)}: there is room for it"
+        return f"bring back the agent of {_format_names(lost)}: there is room for it"
     if full:
-        return f"node {_listed(full)} has room but holds {ASSIGNMENTS_MOST} workloads, the most that a plan carries"
+        return (
+            f"node {_format_names(full)} has room but holds {ASSIGNMENTS_MOST} workloads, the most that a plan carries"
+        )
     return "none of the lost nodes has room for it as they stand, so that bringing them back is not enough"
 
 
@@ -229,14 +233,14 @@ def _next_replica(case: PendingCase, room: int) -> str:
     task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
     rows = {name: row for row, name in enumerate(snapshot.names)}
     trial = snapshot.copy()
-    for placement in case.planner.decide(snapshot, replace(case.spec, replicas=room), weights).placements:
+    for placement in case.planner.decide_placement(snapshot, replace(case.spec, replicas=room), weights).placements:
         row = rows[placement.node_name]
         uuids = snapshot.devices[row].uuids
-        trial.take(row, [uuids.index(uuid) for uuid in placement.gpu_uuids], task)
+        trial.place_task(row, [uuids.index(uuid) for uuid in placement.gpu_uuids], task)
     one = replace(case.spec, replicas=1)
     # A planner of its own, since the trial's rows are not those of the cluster.
     planner = Planner()
-    missing = planner.decide(trial.snapshot, one, weights)
+    missing = planner.decide_placement(trial.snapshot, one, weights)
     sentence = describe_nearest_fit(
         PendingCase(one, case.state, trial.snapshot, planner), select_binding_constraint(missing.removals, 0), 0
     )
@@ -252,7 +256,7 @@ def describe_nearest_fit(case: PendingCase, constraint: str, room: int) -> str:
         case "gpu_count":
             return _whole_gpus(look, state)
         case "gpu_share":
-            return _share(look, state)
+            return _describe_share_gap(look, state)
         case "cpu":
             return _cpu(look)
         case "memory":

@@ -74,14 +74,14 @@ class WorkloadPlacer:
             traits = self._state.nodes[name].others.traits
             if self._traits.get(name) != traits:
                 self._traits[name] = traits
-                self._turn(self.mirror.row(name), set(traits))
+                self._set_node_traits(self.mirror.row(name), set(traits))
 
-    def quotes(self) -> OpportunityPrices | None:
+    def quote_prices(self) -> OpportunityPrices | None:
         """New quotes where they are due."""
         policy = self._state.policy
-        return self.planner.quotes(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
+        return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
 
-    def decide(
+    def decide_placement(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
         """Where a workload goes, by quotes that are about to be in force, within all budgets."""
@@ -89,37 +89,37 @@ class WorkloadPlacer:
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
         rules = self.eligibility.rules
-        if rules is not None and self.judges(workload_id):
-            return self._judged(snapshot, spec, workload_id, rules)
+        if rules is not None and self.uses_engine_rules(workload_id):
+            return self._decide_by_rules(snapshot, spec, workload_id, rules)
         view = self._view(spec.required_traits) if spec.required_traits else None
         if view is not None:
             planner = view.planner
             there, snapshot = snapshot.nodes.available, snapshot.with_open(view.is_open, is_lasting=True)
         policy = self._state.policy
         rebuilt = planner.rebuilt
-        decision = planner.decide(snapshot, spec, policy.weights, policy.placement)
+        decision = planner.decide_placement(snapshot, spec, policy.weights, policy.placement)
         self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
             return _without_traits(decision, int((there & ~view.is_open).sum()))
-        if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:
+        if not decision.placements or not self.allowance.has_budgets or not spec.request.gpu_count:
             return decision
-        lacks = self.allowance.lacks(decision.placements)
+        lacks = self.allowance.list_exceeded_budgets(decision.placements)
         return self._elsewhere(snapshot, spec, decision, lacks) if lacks else decision
 
-    def begin(
+    def decide_start(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
         """The same for work that has not begun, which waits while a spending limit of its own is spent."""
-        hold = self._state.spending.holds(spec)
+        hold = self._state.spending.blocking_limit(spec)
         if hold is not None:
             return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
-        return self.decide(spec, quotes, workload_id=workload_id)
+        return self.decide_placement(spec, quotes, workload_id=workload_id)
 
-    def judges(self, workload_id: str) -> bool:
+    def uses_engine_rules(self, workload_id: str) -> bool:
         """Whether an engine is asked where a workload may go."""
-        return self.eligibility.rules is not None and self.eligibility.rules.judges(workload_id)
+        return self.eligibility.rules is not None and self.eligibility.rules.has_rules_for(workload_id)
 
-    def open_to(self, spec: WorkloadSpec, node_name: str) -> bool:
+    def has_required_traits(self, spec: WorkloadSpec, node_name: str) -> bool:
         """Whether a node has every trait that a workload requires."""
         return set(spec.required_traits) <= set(self._traits.get(node_name, ()))
 
@@ -134,7 +134,7 @@ class WorkloadPlacer:
             self._views[required] = None if is_open.all() else _View(is_open, Planner())
         return self._views[required]
 
-    def _turn(self, row: int, traits: set[str]) -> None:
+    def _set_node_traits(self, row: int, traits: set[str]) -> None:
         """A node has these traits from now on; its row is among the changes, so planners look at it again."""
         for required, view in list(self._views.items()):
             has = traits.issuperset(required)
@@ -143,7 +143,7 @@ class WorkloadPlacer:
             elif view is not None or not has:
                 del self._views[required]
 
-    def _judged(
+    def _decide_by_rules(
         self, snapshot: Snapshot, spec: WorkloadSpec, workload_id: str, rules: EligibilityRules
     ) -> PlacementDecision:
         """The same for work whose engine is asked where it may go."""
@@ -154,16 +154,16 @@ class WorkloadPlacer:
             if decision.placements or spec.replicas == 1 or not decision.room or not first:
                 break
             # Where the first went decides where the others may: another beginning may have room for all.
-            alike = rules.alike(workload_id, first[0].node_name) | {first[0].node_name}
+            alike = rules.list_equivalent_nodes(workload_id, first[0].node_name) | {first[0].node_name}
             closed |= alike
-        if not decision.placements or not self.allowance.binds or not spec.request.gpu_count:
+        if not decision.placements or not self.allowance.has_budgets or not spec.request.gpu_count:
             return decision
-        lacks = self.allowance.lacks(decision.placements)
+        lacks = self.allowance.list_exceeded_budgets(decision.placements)
         if not lacks:
             return decision
         if spec.replicas > 1:
             return replace(decision, placements=(), room=_room(spec.replicas, lacks), lack=lacks[0])
-        eligible = rules.eligible(workload_id, {}, self._state.workloads)
+        eligible = rules.list_eligible_nodes(workload_id, {}, self._state.workloads)
         return self._elsewhere(snapshot.with_open(_mask(snapshot, eligible)), spec, decision, lacks)
 
     def _one_by_one(
@@ -184,10 +184,11 @@ class WorkloadPlacer:
             here = snapshot if trial is None else trial.snapshot
             is_open = _mask(
                 here,
-                rules.eligible(workload_id, placed, self._state.workloads) - (closed if not placed else frozenset()),
+                rules.list_eligible_nodes(workload_id, placed, self._state.workloads)
+                - (closed if not placed else frozenset()),
             )
             self.searches += 1
-            found = self._within.decide(here.with_open(is_open), one, policy.weights, policy.placement)
+            found = self._within.decide_placement(here.with_open(is_open), one, policy.weights, policy.placement)
             if not found.placements:
                 found = _without_traits(found, int((here.nodes.available & ~is_open).sum()))
                 return replace(found, room=replica, explanation=(*explanation[:1], *found.explanation))
@@ -199,7 +200,7 @@ class WorkloadPlacer:
             placed[replica] = place.node_name
             if trial is not None:
                 uuids = here.devices[rows[place.node_name]].uuids
-                trial.take(rows[place.node_name], [uuids.index(uuid) for uuid in place.gpu_uuids], task)
+                trial.place_task(rows[place.node_name], [uuids.index(uuid) for uuid in place.gpu_uuids], task)
         return PlacementDecision(placements=tuple(placements), explanation=tuple(explanation), room=spec.replicas)
 
     def _elsewhere(
@@ -208,21 +209,25 @@ class WorkloadPlacer:
         """The same with nodes closed that have no watts left; or the decision that none is left."""
         request, first = spec.request, lacks[0]
         is_whole = request.gpu_milli == GPU_MILLI_WHOLE
-        closed = self.allowance.closed(request.gpu_count, request.gpu_models) if is_whole else set[str]()
+        closed = (
+            self.allowance.list_exhausted_budgets(request.gpu_count, request.gpu_models) if is_whole else set[str]()
+        )
         room = _room(spec.replicas, lacks)
         policy = self._state.policy
         count = 0
         for _ in range(_SEARCHES_MOST):
             closed |= {lack.budget for lack in lacks}
-            is_open = np.array([closed.isdisjoint(self.allowance.above(name)) for name in snapshot.names], np.bool_)
+            is_open = np.array(
+                [closed.isdisjoint(self.allowance.budgets_above(name)) for name in snapshot.names], np.bool_
+            )
             count = int((snapshot.nodes.available & ~is_open).sum())
             if not is_open.any():
                 break
             self.searches += 1
-            found = self._within.decide(snapshot.with_open(is_open), spec, policy.weights, policy.placement)
+            found = self._within.decide_placement(snapshot.with_open(is_open), spec, policy.weights, policy.placement)
             if not found.placements:
                 break
-            lacks = self.allowance.lacks(found.placements)
+            lacks = self.allowance.list_exceeded_budgets(found.placements)
             if not lacks:
                 return replace(found, closed=frozenset(closed))
         removals = (Removal(constraint="budget", nodes=count),)

@@ -119,7 +119,7 @@ def _removals(counts: Sequence[int]) -> tuple[Removal, ...]:
 def _put(candidates: CandidateIndex, snapshot: Snapshot) -> None:
     quotes = snapshot.quotes
     scarce = sum(1 << snapshot.models[name] for name in quotes.scarce_models if name in snapshot.models)
-    candidates.put(quotes.offers_w, scarce, quotes.load_permille)
+    candidates.apply_prices(quotes.offers_w, scarce, quotes.load_permille)
 
 
 def derive_random_seed(snapshot: Snapshot) -> int:
@@ -137,76 +137,84 @@ class Planner:
         self.rebuilt = 0
         self._memory: _Memory | None = None
 
-    def decide(
+    def decide_placement(
         self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = DEFAULT_PLACEMENT_POLICY
     ) -> PlacementDecision:
         """All replicas or none, by the placement policy of that name, and on no node more than its plan carries."""
         task = make_task(spec.request)
-        allows = snapshot.allows(spec.request.gpu_models)
-        if spec.replicas == 1 or not snapshot.plans_bind(task, allows, spec.replicas):
-            return self._decide(snapshot, task, spec, weights, placement)
+        allows = snapshot.allowed_models(spec.request.gpu_models)
+        if spec.replicas == 1 or not snapshot.is_plan_limited(task, allows, spec.replicas):
+            return self._place_replicas(snapshot, task, spec, weights, placement)
         # Rare; by an engine of its own, since what this one remembers is of other nodes.
         self.rebuilt += 1
-        limited, task = snapshot.within_plans(task)
-        return Planner(gang_work_most=self._gang_work_most)._decide(limited, task, spec, weights, placement)  # noqa: SLF001
+        limited, task = snapshot.limit_to_plan_size(task)
+        return Planner(gang_work_most=self._gang_work_most)._place_replicas(limited, task, spec, weights, placement)  # noqa: SLF001
 
-    def _decide(
+    def _place_replicas(
         self, snapshot: Snapshot, task: Task, spec: WorkloadSpec, weights: Weights, placement: str
     ) -> PlacementDecision:
         prices = make_prices(weights)
         candidates = self._candidates(snapshot, placement, prices)
         in_force = candidates.weights if placement == DEFAULT_PLACEMENT_POLICY else prices[: len(TERMS)]
-        call = _Call(task, snapshot.allows(spec.request.gpu_models), in_force, placement)
-        found, counts = self._look(candidates, snapshot, call)
+        call = _Call(task, snapshot.allowed_models(spec.request.gpu_models), in_force, placement)
+        found, counts = self._find_candidates(candidates, snapshot, call)
         room = min(1, counts[FITS])
         if spec.replicas > 1 and found:
             room = int(replica_room(snapshot.nodes, task, call.allows, spec.replicas))
         if room < spec.replicas:
-            explained = self._explained(snapshot, call, 0, found, counts)
+            explained = self._explain_replica(snapshot, call, 0, found, counts)
             return PlacementDecision(placements=(), explanation=(explained,), room=room, removals=explained.removals)
         gang = None
         if placement == DEFAULT_PLACEMENT_POLICY and has_locality_preference(spec, weights):
             call = call._replace(prices=(*call.prices, weights.locality_w), terms=(*TERMS, "topology"))
             case = GangProblem(snapshot, spec, task, call.allows, weights.locality_w, self._gang_work_most)
-            gang = Gang(case, candidates, candidates.kind(task, call.allows))
-            found, counts = self._look(candidates, snapshot, call, gang)
+            gang = Gang(case, candidates, candidates.register_kind(task, call.allows))
+            found, counts = self._find_candidates(candidates, snapshot, call, gang)
         placements = [self._placement(snapshot, found[0], 0)]
-        explanation = [self._explained(snapshot, call, 0, found, counts)]
+        explanation = [self._explain_replica(snapshot, call, 0, found, counts)]
         if spec.replicas > 1:
             trial = snapshot.copy()
             for replica in range(1, spec.replicas):
-                rows = trial.take(found[0].node, found[0].slots, task)
+                rows = trial.place_task(found[0].node, found[0].slots, task)
                 self._update(candidates, trial.snapshot, rows.tolist())
-                found, counts = self._look(candidates, trial.snapshot, call, gang)
+                found, counts = self._find_candidates(candidates, trial.snapshot, call, gang)
                 assert found, "replica_room is exact"
                 placements.append(self._placement(trial.snapshot, found[0], replica))
                 if replica < EXPLAINED_REPLICAS_MOST:
-                    explanation.append(self._explained(trial.snapshot, call, replica, found, counts))
+                    explanation.append(self._explain_replica(trial.snapshot, call, replica, found, counts))
             # The last replica was not taken; the others are given back.
             self._update(candidates, snapshot, sorted(set(trial.snapshot.changes)))
         return PlacementDecision(placements=tuple(placements), explanation=tuple(explanation), room=room)
 
-    def best(self, snapshot: Snapshot, request: ResourceRequest, placement: str, most: int) -> list[NodeCandidate]:
+    def rank_places(
+        self, snapshot: Snapshot, request: ResourceRequest, placement: str, most: int
+    ) -> list[NodeCandidate]:
         """The best places for one replica by a published policy but RANDOM, on different nodes, best first; unexplained."""
         candidates = self._candidates(snapshot, placement, ())
-        return candidates.best(candidates.kind(make_task(request), snapshot.allows(request.gpu_models)), 0, most)
+        return candidates.best_candidates(
+            candidates.register_kind(make_task(request), snapshot.allowed_models(request.gpu_models)), 0, most
+        )
 
-    def quotes(self, snapshot: Snapshot, weights: Weights, placement: str, shifts: int) -> OpportunityPrices | None:
+    def quote_prices(
+        self, snapshot: Snapshot, weights: Weights, placement: str, shifts: int
+    ) -> OpportunityPrices | None:
         """New quotes where the policy heeds any and so many tasks came or left since the last, or -1; else None."""
         if placement != DEFAULT_PLACEMENT_POLICY or not snapshot.names:
             return None
         candidates = self._candidates(snapshot, placement, make_prices(weights))
         if not candidates.is_due(shifts):
             return None
-        offers, scarce, load = candidates.quote()
+        offers, scarce, load = candidates.compute_prices()
         # A model that was there once has a code still; a controller that starts now would not know it.
         there = set(np.unique(snapshot.nodes.gpu_model).tolist())
         models = sorted(name for name, code in snapshot.models.items() if scarce >> code & 1 and code in there)
         return OpportunityPrices(offers_w=tuple(offers), scarce_models=tuple(models), load_permille=load)
 
-    def room_when_empty(self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec) -> tuple[int, tuple[Removal, ...]]:
+    def count_room_when_empty(
+        self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec
+    ) -> tuple[int, tuple[Removal, ...]]:
         """How many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""
-        task, allows = make_task(spec.request), snapshot.allows(spec.request.gpu_models)
+        task, allows = make_task(spec.request), snapshot.allowed_models(spec.request.gpu_models)
         if spec.replicas > ASSIGNMENTS_MOST:
             nodes, task = limit_to_plan_size(nodes, task, ASSIGNMENTS_MOST)
         counts = np.zeros(1 + len(CONSTRAINTS), np.int64)
@@ -215,7 +223,7 @@ class Planner:
 
     @staticmethod
     def _update(candidates: CandidateIndex, snapshot: Snapshot, rows: Sequence[int]) -> bool:
-        return candidates.update(snapshot.nodes, rows, snapshot.sorts)
+        return candidates.update_nodes(snapshot.nodes, rows, snapshot.sorts)
 
     def _candidates(self, snapshot: Snapshot, placement: str, prices: tuple[float, ...]) -> CandidateIndex:
         """The engine, brought up to date with the snapshot."""
@@ -240,21 +248,21 @@ class Planner:
         return candidates
 
     @staticmethod
-    def _look(
+    def _find_candidates(
         candidates: CandidateIndex, snapshot: Snapshot, call: _Call, gang: Gang | None = None
     ) -> tuple[list[NodeCandidate], list[int]]:
         """The best candidates, the gang's if there is one, and all nodes by verdict."""
         if gang:
             found = gang.place_next(CANDIDATES_MOST)
         else:
-            kind = candidates.kind(call.task, call.allows)
-            found = candidates.best(
+            kind = candidates.register_kind(call.task, call.allows)
+            found = candidates.best_candidates(
                 kind, derive_random_seed(snapshot) if call.policy == "random" else 0, CANDIDATES_MOST
             )
         if call.policy == DEFAULT_PLACEMENT_POLICY:
             linked = [tuple(select_best_linked_gpus(snapshot, call.task, one.node, one.slots)) for one in found]
             found = [one._replace(slots=slots) for one, slots in zip(found, linked, strict=True)]
-        return found, candidates.verdicts(snapshot.nodes, call.task, call.allows)
+        return found, candidates.count_verdicts(snapshot.nodes, call.task, call.allows)
 
     @staticmethod
     def _placement(snapshot: Snapshot, found: NodeCandidate, replica: int) -> Placement:
@@ -267,7 +275,7 @@ class Planner:
         )
 
     @staticmethod
-    def _explained(
+    def _explain_replica(
         snapshot: Snapshot, call: _Call, replica: int, found: Sequence[NodeCandidate], counts: Sequence[int]
     ) -> ReplicaExplanation:
         candidates = []

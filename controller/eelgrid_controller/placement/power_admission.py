@@ -60,7 +60,7 @@ class PowerAdmission:
         self.refresh(())
 
     @property
-    def binds(self) -> bool:
+    def has_budgets(self) -> bool:
         """Whether there is any budget."""
         return bool(self._places.limits_w)
 
@@ -75,14 +75,14 @@ class PowerAdmission:
                 self._drawn = dict.fromkeys(self._places.limits_w, 0)
                 self._shares, self._least_w = {}, {}
                 names = self._state.nodes
-        if self.binds:
+        if self.has_budgets:
             for name in names:
                 if name in self._state.nodes:
                     self._count(self._state.nodes[name])
                 else:
-                    self._forget(name)
+                    self._remove_node(name)
 
-    def lowered(self, workload_id: str, before_w: float | None) -> None:
+    def record_lowered_limit(self, workload_id: str, before_w: float | None) -> None:
         """The journal has another limit for a workload: until somebody reads it, the one before may be in force."""
         old_w = math.inf if before_w is None else before_w
         self._still_w[workload_id] = max(old_w, self._still_w.get(workload_id, 0.0))
@@ -90,7 +90,7 @@ class PowerAdmission:
             # Where there are no budgets nobody tells what was read, and work that ended would stay here for ever.
             self._still_w = {key: still_w for key, still_w in self._still_w.items() if key in self._state.workloads}
 
-    def told(self, highest_w: Mapping[str, float]) -> bool:
+    def report_limits(self, highest_w: Mapping[str, float]) -> bool:
         """The highest limits of GPUs as read, by workload, where they are above the journal's; whether watts came free."""
         before = dict(self._drawn)
         changed = self._still_w.keys() | highest_w.keys()
@@ -103,12 +103,12 @@ class PowerAdmission:
         """What a budget leaves; less than nothing where it is passed."""
         return self._places.limits_w[budget] - self._drawn[budget] / _MILLI
 
-    def above(self, node_name: str) -> tuple[str, ...]:
+    def budgets_above(self, node_name: str) -> tuple[str, ...]:
         """The budgets that a node draws from, the nearest first."""
         share = self._shares.get(node_name)
         return () if share is None else share.above
 
-    def lacks(self, placements: Sequence[Placement]) -> list[ExceededBudget]:
+    def list_exceeded_budgets(self, placements: Sequence[Placement]) -> list[ExceededBudget]:
         """The budgets that these placements would pass, the nearest to their nodes first."""
         more: dict[str, int] = {}
         below: dict[str, int] = {}
@@ -131,13 +131,13 @@ class PowerAdmission:
             if added > 0 and self._drawn[key] + added > self._places.limits_w[key] * _MILLI
         ]
 
-    def closed(self, gpu_count: int, models: Sequence[str]) -> set[str]:
+    def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str]) -> set[str]:
         """The budgets that leave less than so many idle GPUs of any of these models would draw more."""
         known = [watts for model, watts in self._least_w.items() if not models or model in models]
         least_w = gpu_count * min(known, default=0.0)
         return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
 
-    def _forget(self, name: str) -> None:
+    def _remove_node(self, name: str) -> None:
         """What a node counted for counts no more."""
         old = self._shares.pop(name, _Share((), 0))
         for key in old.above:
@@ -145,12 +145,12 @@ class PowerAdmission:
 
     def _count(self, record: NodeRecord) -> None:
         name = record.inventory.node_name
-        self._forget(name)
+        self._remove_node(name)
         for gpu in record.inventory.gpus:
             more_w = (self._default(gpu) - self._idle(gpu)) / _MILLI
             self._least_w[gpu.model] = min(more_w, self._least_w.get(gpu.model, more_w))
         share = self._shares[name] = _Share(
-            self._places.above(record.inventory), sum(watts for _, watts in self._draws(record))
+            self._places.budgets_above(record.inventory), sum(watts for _, watts in self._draws(record))
         )
         for key in share.above:
             self._drawn[key] += share.milliwatts
@@ -162,7 +162,7 @@ class PowerAdmission:
             limit_w = self._limit_w(item.workload_id)
             for uuid in item.gpu_uuids:
                 limits_w[uuid] = max(limit_w, limits_w.get(uuid, 0.0))
-        for uuid in record.taken_by_others():
+        for uuid in record.externally_used_gpus():
             limits_w[uuid] = math.inf
         for gpu in record.inventory.gpus:
             if gpu.lost or gpu.uuid in record.lost_gpus:

@@ -84,7 +84,7 @@ class Snapshot:
     # How many more assignments each node's plan carries (N,); None where that is no matter.
     assignments_left: Ints | None = None
 
-    def allows(self, models: tuple[str, ...]) -> Ints:
+    def allowed_models(self, models: tuple[str, ...]) -> Ints:
         """1 for each model that a request may use; all for a request that names none."""
         allowed = np.full(max(1, len(self.models)), not models, np.int64)
         for model in models:
@@ -107,7 +107,7 @@ class Snapshot:
         changes = self.changes if is_lasting else []
         return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
 
-    def plans_bind(self, task: Task, allows: Ints, replicas: int) -> bool:
+    def is_plan_limited(self, task: Task, allows: Ints, replicas: int) -> bool:
         """Whether some node has room for more such tasks than its plan carries, counted no further than `replicas`."""
         left, nodes = self.assignments_left, self.nodes
         if left is None:
@@ -126,7 +126,7 @@ class Snapshot:
             room = np.minimum(room, nodes.memory_free[rows] // task.memory_bytes)
         return bool((room > left[rows]).any())
 
-    def within_plans(self, task: Task) -> tuple["Snapshot", Task]:
+    def limit_to_plan_size(self, task: Task) -> tuple["Snapshot", Task]:
         """The same, and the task, so that no node holds more tasks than its plan carries.
 
         Told in memory, which costs nothing in the model: a node has memory for as many as its plan carries.
@@ -135,7 +135,7 @@ class Snapshot:
         nodes, limited = limit_to_plan_size(self.nodes, task, self.assignments_left)
         return replace(self, nodes=nodes, changes=[]), limited
 
-    def emptied(self, memory_bytes: Ints) -> Nodes:
+    def emptied_nodes(self, memory_bytes: Ints) -> Nodes:
         """The nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
         there = self.nodes.gpu_model >= 0
         return _frozen(
@@ -170,12 +170,12 @@ class SnapshotTrial:
             changes=self._changes,
         )
 
-    def take(self, row: int, slots: Sequence[int], task: Task) -> Ints:
+    def place_task(self, row: int, slots: Sequence[int], task: Task) -> Ints:
         """Places a task; returns the row that changed, as the kernels want it."""
         self._sorts[row] |= sort_bit(task.gpu_count, task.gpu_milli)
         return self._shift(row, slots, task, 1)
 
-    def give(self, row: int, slots: Sequence[int], task: Task) -> Ints:
+    def remove_task(self, row: int, slots: Sequence[int], task: Task) -> Ints:
         """Takes a task away again; returns the row that changed. The sorts held there stay as they were."""
         return self._shift(row, slots, task, -1)
 
@@ -368,7 +368,7 @@ class SnapshotMirror:
         self._devices[row] = GpuSlots(
             tuple(gpu.uuid for gpu in gpus), tuple(gpu.index for gpu in gpus), build_link_matrix(gpus, inventory.links)
         )
-        self._places.enter(row, inventory.topology)
+        self._places.add_path(row, inventory.topology)
         arrays = self._arrays
         arrays.cpu_capacity[row] = inventory.cpu_milli
         self._memory[row] = inventory.memory_bytes
@@ -384,14 +384,14 @@ class SnapshotMirror:
                 GPU_ABSENT
                 if gpu.cordon or gpu.uuid in record.lost_gpus
                 else GPU_PARTITIONED
-                if gpu.mig_enabled or gpu.mig_pending or record.keeps(gpu)
+                if gpu.mig_enabled or gpu.mig_pending or record.is_partition_managed(gpu)
                 else GPU_PLACEABLE
             )
 
     def _book(self, row: int, record: NodeRecord) -> None:
         """What is free: what changes with every placement."""
-        arrays, held, taken = self._arrays, record.gpu_milli, record.taken_by_others()
-        arrays.available[row] = record.is_open and len(record.assignments) < ASSIGNMENTS_MOST
+        arrays, held, taken = self._arrays, record.gpu_milli, record.externally_used_gpus()
+        arrays.available[row] = record.is_schedulable and len(record.assignments) < ASSIGNMENTS_MOST
         # A node that came back smaller than what runs on it has nothing free, not less than nothing.
         arrays.cpu_free[row] = max(0, record.cpu_left_milli)
         arrays.memory_free[row] = max(0, record.memory_left_bytes)

@@ -57,7 +57,7 @@ class NetworkLocations:
         self._paths: list[tuple[str, ...]] = []
         self._codes: Ints | None = None
 
-    def enter(self, row: int, path: tuple[str, ...]) -> None:
+    def add_path(self, row: int, path: tuple[str, ...]) -> None:
         """The path of a row from now on, outermost first; rows come one after the other."""
         if row == len(self._paths):
             self._paths.append(path)

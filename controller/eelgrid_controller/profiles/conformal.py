@@ -23,7 +23,7 @@ class ConformityScores(NamedTuple):
     groups: int  # workloads that count instead of scores; 0 where scores do
     quantiles: tuple[float, ...]  # ascending; all scores if there are at most _KEPT
 
-    def factor(self, confidence: float) -> float:
+    def interval_factor(self, confidence: float) -> float:
         """The conformal quantile, widened for few groups."""
         rank = math.ceil((len(self.quantiles) + 1) * confidence)
         found = self.quantiles[min(rank, len(self.quantiles)) - 1]
@@ -48,7 +48,7 @@ class ConformalCalibration(NamedTuple):
 
     scores: tuple[ConformityScores, ...]
 
-    def factor(self, known: int, confidence: float = CONFIDENCE) -> float:
+    def interval_factor(self, known: int, confidence: float = CONFIDENCE) -> float:
         """How many of the model's deviations an interval of this confidence reaches either way.
 
         Without any set of enough scores it is that of a normal distribution at 90 %.
@@ -57,7 +57,7 @@ class ConformalCalibration(NamedTuple):
         if not fitting:
             return NORMAL_90
         below = [one for one in fitting if one.known <= known]
-        return (below[-1] if below else fitting[0]).factor(confidence)
+        return (below[-1] if below else fitting[0]).interval_factor(confidence)
 
 
 def merge_scores(parts: Iterable[tuple[int, Floats]], strangers: Iterable[int]) -> ConformalCalibration:

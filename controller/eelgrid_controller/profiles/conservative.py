@@ -37,10 +37,10 @@ def build_store(points: Mapping[str, Sequence[Point]], most: int = STORED_POINTS
         if not of or len(of) > left:
             continue
         left -= len(of)
-        found = found.introduced(ProfiledWorkload(name, profile_family(of)))
+        found = found.with_workload(ProfiledWorkload(name, profile_family(of)))
         for second, point in enumerate(of[:CELLS_MOST]):
             try:
-                found = found.told(ProfileReading(point, float(second)))
+                found = found.with_reading(ProfileReading(point, float(second)))
             except ControllerError:
                 continue
     return found
@@ -82,7 +82,7 @@ def conservative_point(workload: str, prediction: ProfilePrediction) -> Conserva
         return "no latency is known of profiles of its kind"
     if min(one.basis for one in (throughput, *latencies.values())) is EstimateBasis.PRIOR:
         return "its power limit was never varied by profiles of its kind"
-    reach = max(_reach(one) for one in (throughput, *latencies.values()))
+    reach = max(_interval_ratio(one) for one in (throughput, *latencies.values()))
     if reach > INTERVAL_RATIO_MOST:
         return f"its 90 % interval reaches to {reach:.0f} times the middle, which is too wide to plan with"
     point = Point(
@@ -96,5 +96,5 @@ def conservative_point(workload: str, prediction: ProfilePrediction) -> Conserva
     return ConservativePoint(point, throughput, latencies)
 
 
-def _reach(one: ProfileEstimate) -> float:
+def _interval_ratio(one: ProfileEstimate) -> float:
     return max(one.upper / one.median, one.median / one.lower)

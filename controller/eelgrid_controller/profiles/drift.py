@@ -23,7 +23,7 @@ class ReadingNoise(NamedTuple):
         """Of one reading."""
         return (PRIOR_NOISE**2 * PRIOR_READINGS + self.squares) / (PRIOR_READINGS + self.readings)
 
-    def after(self, score: float) -> "ReadingNoise":
+    def with_residual(self, score: float) -> "ReadingNoise":
         """With one more residual, standardised."""
         square = score * score if self.readings < WARM_UP else min(score * score, RESIDUAL_CLIP * RESIDUAL_CLIP)
         return ReadingNoise(self.squares + self.variance * square, self.readings + 1.0)
@@ -43,7 +43,7 @@ class DriftTest(NamedTuple):
         return max(self.up, self.down) > CUSUM_THRESHOLD
 
     @property
-    def run(self) -> int:
+    def change_length(self) -> int:
         """How many readings, the last included, speak for the change."""
         return self.up_run if self.up >= self.down else self.down_run
 

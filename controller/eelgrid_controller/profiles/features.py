@@ -160,7 +160,7 @@ class FeatureFrame(NamedTuple):
     traits: tuple[FeatureColumn, ...]
     fixed: tuple[tuple[str, float], ...]  # coordinates that all measured configurations share, and their value
 
-    def unknown(self, place: FeaturePoint) -> tuple[str, ...]:
+    def unknown_features(self, place: FeaturePoint) -> tuple[str, ...]:
         """Coordinates that the question varies and no measurement did."""
         fixed = dict(self.fixed)
         known = {column.name for column in self.numbers} | {"load"}
@@ -172,16 +172,16 @@ class FeatureFrame(NamedTuple):
             )
         )
 
-    def sites(
+    def build_sites(
         self, places: Sequence[FeaturePoint], traits: Sequence[Mapping[str, float]], workloads: Sequence[str]
     ) -> GpSites:
         """Places of workloads as arrays; a trait that is not known is at its centre."""
         return GpSites(
-            _scaled(self.numbers, [one.numbers for one in places], dict(self.fixed)),
+            _scale_rows(self.numbers, [one.numbers for one in places], dict(self.fixed)),
             np.array(
                 [[_code(one.names.get(name, "")) for name in self.names] for one in places], dtype=np.int64
             ).reshape(len(places), len(self.names)),
-            _scaled(self.traits, traits, {column.name: column.centre for column in self.traits}),
+            _scale_rows(self.traits, traits, {column.name: column.centre for column in self.traits}),
             np.array([_code(name) for name in workloads], dtype=np.int64),
         )
 
@@ -190,7 +190,7 @@ def _code(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def _scaled(
+def _scale_rows(
     columns: Sequence[FeatureColumn], rows: Sequence[Mapping[str, float]], absent: Mapping[str, float]
 ) -> Floats:
     found = [

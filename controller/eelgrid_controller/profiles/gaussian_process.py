@@ -23,7 +23,7 @@ class GpSites(NamedTuple):
     traits: Floats  # (N, T) facts about the workload, scaled
     workload: Ints  # (N,) code
 
-    def take(self, rows: Ints | NDArray[np.bool_]) -> "GpSites":
+    def select(self, rows: Ints | NDArray[np.bool_]) -> "GpSites":
         """Those rows, in that order."""
         return GpSites(self.numbers[rows], self.names[rows], self.traits[rows], self.workload[rows])
 
@@ -247,9 +247,9 @@ class GpEvidence(NamedTuple):
     noise: Floats  # (N,) variance of the mean of a site's readings
     stale: NDArray[np.bool_]  # (N,) measured before the last drift
 
-    def take(self, rows: Ints | NDArray[np.bool_]) -> "GpEvidence":
+    def select(self, rows: Ints | NDArray[np.bool_]) -> "GpEvidence":
         """Those rows, in that order."""
-        return GpEvidence(self.sites.take(rows), self.values[rows], self.noise[rows], self.stale[rows])
+        return GpEvidence(self.sites.select(rows), self.values[rows], self.noise[rows], self.stale[rows])
 
 
 class GpPosterior:
@@ -267,7 +267,7 @@ class GpPosterior:
         self._inverse = lower_inverse.T @ lower_inverse
         self._weights = self._inverse @ evidence.values
 
-    def at(self, questions: GpSites, measured: Ints) -> tuple[Floats, Floats]:
+    def predict_at(self, questions: GpSites, measured: Ints) -> tuple[Floats, Floats]:
         """(M,) mean and (M,) variance of the quantity at M questions.
 
         measured: (M,) row of the evidence that is the same configuration, or -1.
@@ -281,7 +281,7 @@ class GpPosterior:
         variance = variance - ((known @ self._inverse) * known).sum(1)
         return mean, np.maximum(variance, 0.0)
 
-    def difference(self, sites: GpSites, measured: Ints) -> tuple[Floats, Floats]:
+    def predict_difference(self, sites: GpSites, measured: Ints) -> tuple[Floats, Floats]:
         """(M,) mean and (M,) variance of the quantity at M sites less what it is at one more, the last.
 
         What they have in common, such as a level that nobody measured, is in neither. measured: (M + 1,) as in `at`.
@@ -292,17 +292,17 @@ class GpPosterior:
         known[rows, measured[rows]] += self._covariance.idiosyncrasy
         known = known[:-1] - known[-1]
         apart = prior_variance(self._covariance, sites) + self._covariance.idiosyncrasy
-        base = sites.take(np.array([len(measured) - 1]))
+        base = sites.select(np.array([len(measured) - 1]))
         shared = cross_covariance(self._covariance, sites, base)[:-1, 0]
         variance = apart[:-1] + apart[-1] - 2.0 * shared - ((known @ self._inverse) * known).sum(1)
         return known @ self._weights, np.maximum(variance, 0.0)
 
-    def left_out(self, rows: Ints) -> tuple[Floats, Floats]:
+    def leave_one_out(self, rows: Ints) -> tuple[Floats, Floats]:
         """Error and variance of each of these rows as the others predict its reading."""
         variance = 1.0 / self._inverse[rows, rows]
         return self._weights[rows] * variance, variance
 
-    def left_out_together(self, rows: Ints) -> tuple[Floats, Floats]:
+    def leave_group_out(self, rows: Ints) -> tuple[Floats, Floats]:
         """The same with all of these rows left out at once."""
         covariance = np.linalg.inv(self._inverse[np.ix_(rows, rows)])
         return covariance @ self._weights[rows], np.diag(covariance).copy()

@@ -22,7 +22,7 @@ class PredictionGrid(NamedTuple):
     limits: tuple[float, ...]  # log2 of limit over default, ascending
     places: tuple[FeaturePoint, ...]  # S * L
 
-    def find(self, place: FeaturePoint) -> tuple[int, int, float]:
+    def locate(self, place: FeaturePoint) -> tuple[int, int, float]:
         """Row of its slice, the limit below it, and how far it lies towards the next one (0..1)."""
         compute, memory = place.numbers["compute"], place.numbers["memory"]
         row = min(
@@ -71,7 +71,7 @@ def build_grid(
     if not any(_same(one, own) for one in slices):
         slices = (own,)
     limits = _limits(example, measured, catalogue) if "limit" in varied else (example.numbers["limit"],)
-    places = tuple(_moved(example, one, limit) for one in slices for limit in limits)
+    places = tuple(_move_point(example, one, limit) for one in slices for limit in limits)
     return PredictionGrid(slices, limits, places)
 
 
@@ -79,7 +79,7 @@ def _same(one: SliceShare, other: SliceShare) -> bool:
     return abs(one.compute - other.compute) < 1e-6 and abs(one.memory - other.memory) < 1e-6
 
 
-def _moved(example: FeaturePoint, to: SliceShare, limit: float) -> FeaturePoint:
+def _move_point(example: FeaturePoint, to: SliceShare, limit: float) -> FeaturePoint:
     numbers = dict(example.numbers)
     numbers.update(compute=float(np.log2(to.compute)), memory=float(np.log2(to.memory)), limit=limit)
     numbers["load"] = numbers["batch"] + numbers["processes"] - numbers["gpus"] - numbers["compute"]
@@ -95,7 +95,7 @@ def monotone_direction(quantity: str) -> int:
 
 def interpolate_grid(lattice: PredictionGrid, values: Floats, place: FeaturePoint) -> float:
     """The value at a place; values: (S, L)."""
-    row, below, part = lattice.find(place)
+    row, below, part = lattice.locate(place)
     if part <= 1e-9:
         return float(values[row, below])
     return float((1.0 - part) * values[row, below] + part * values[row, below + 1])

@@ -67,7 +67,7 @@ def build_evidence(
 ) -> GpEvidence:
     """The samples as arrays, one after the other."""
     places = [place for one in samples for place in one.places]
-    sites = surface_frame.sites(
+    sites = surface_frame.build_sites(
         places,
         [one.traits for one in samples for _ in one.places],
         [one.workload for one in samples for _ in one.places],
@@ -97,7 +97,7 @@ def _blocks(all_evidence: GpEvidence, order: Sequence[Ints], most: int) -> list[
     """Rows of workloads, one workload after the other, cut into blocks."""
     rows = np.concatenate(order)[: _BLOCK * most]
     parts = np.array_split(rows, max(1, round(len(rows) / _BLOCK)))
-    chosen = (all_evidence.take(part) for part in parts)
+    chosen = (all_evidence.select(part) for part in parts)
     return [(one.sites, one.values, one.noise) for one in chosen]
 
 
@@ -108,25 +108,25 @@ class _CalibrationScorer(NamedTuple):
     scale: float
     rng: np.random.Generator
 
-    def told(self, mine: GpEvidence, others: GpEvidence, known: Sequence[int]) -> list[tuple[int, Floats]]:
+    def score_known(self, mine: GpEvidence, others: GpEvidence, known: Sequence[int]) -> list[tuple[int, Floats]]:
         """With so many of its configurations known, and others too."""
         count = len(mine.values)
-        shuffled = mine.take(self.rng.permutation(count))
+        shuffled = mine.select(self.rng.permutation(count))
         found = []
         for one in known:
             if count < one + 2 or one + len(others.values) == 0:
                 continue
-            told = join_evidence(shuffled.take(np.arange(one)), others)
-            asked = shuffled.take(np.arange(one, min(count, one + _JUDGED)))
+            told = join_evidence(shuffled.select(np.arange(one)), others)
+            asked = shuffled.select(np.arange(one, min(count, one + _JUDGED)))
             unmeasured = np.full(len(asked.values), -1)
-            mean, variance = GpPosterior(self.covariance, told, self.scale).at(asked.sites, unmeasured)
+            mean, variance = GpPosterior(self.covariance, told, self.scale).predict_at(asked.sites, unmeasured)
             found.append((one, (asked.values - mean) / np.sqrt(variance + asked.noise)))
         return found
 
-    def left_out(self, mine: GpEvidence, others: GpEvidence) -> tuple[int, Floats]:
+    def score_left_out(self, mine: GpEvidence, others: GpEvidence) -> tuple[int, Floats]:
         """With each of its configurations left out in turn."""
         count = len(mine.values)
-        error, variance = GpPosterior(self.covariance, join_evidence(mine, others), self.scale).left_out(
+        error, variance = GpPosterior(self.covariance, join_evidence(mine, others), self.scale).leave_one_out(
             np.arange(count)
         )
         known = max(one for one in (*_STRANGERS, *_FRIENDS, _DENSE) if one < max(count, 1))
@@ -171,11 +171,18 @@ def learn_surface(samples: Sequence[WorkloadSample], seed: int) -> LearnedSurfac
     inflation = np.sqrt(seen / (seen - min(fitted, seen / 2)))
     judge = _CalibrationScorer(covariance, scale, rng)
     for one in order[: 2 * _JUDGED]:
-        mine, others = told.take(one), told.take(taken[~np.isin(taken, one)])
-        judged = [*judge.told(mine, others, _FRIENDS), judge.left_out(mine, others)]
+        mine, others = told.select(one), told.select(taken[~np.isin(taken, one)])
+        judged = [*judge.score_known(mine, others, _FRIENDS), judge.score_left_out(mine, others)]
         scores += [(known, inflation * found) for known, found in judged]
     return LearnedSurface(
-        found_frame, centre, scale, covariance, merge_scores(scores, _STRANGERS), told.take(taken), total, len(samples)
+        found_frame,
+        centre,
+        scale,
+        covariance,
+        merge_scores(scores, _STRANGERS),
+        told.select(taken),
+        total,
+        len(samples),
     )
 
 
@@ -188,9 +195,9 @@ def _strangers(
     for mine, theirs in ((order[::2], order[1::2]), (order[1::2], order[::2])):
         found = maximize_likelihood(_blocks(told, [rng.permutation(one) for one in mine], _BLOCKS // 2), found)
         shares = select_even_rows([len(one) for one in mine], _PANEL)
-        panel = told.take(np.concatenate([one[share] for one, share in zip(mine, shares, strict=True)]))
+        panel = told.select(np.concatenate([one[share] for one, share in zip(mine, shares, strict=True)]))
         for one in theirs[:_JUDGED]:
-            scores += _CalibrationScorer(found, scale, rng).told(told.take(one), panel, _STRANGERS)
+            scores += _CalibrationScorer(found, scale, rng).score_known(told.select(one), panel, _STRANGERS)
     assert found is not None
     return found, scores
 
@@ -227,7 +234,7 @@ def workload_sample(
         places,
         np.array(values, dtype=np.float64),
         np.array(noise, dtype=np.float64),
-        tuple(profile.stale(cell) for cell in cells),
+        tuple(profile.is_stale(cell) for cell in cells),
     )
     return found, cells
 
@@ -242,7 +249,7 @@ def learn_family(profiles: ProfileStore, family: str, catalogue: Catalogue, seed
 
     Takes seconds for a thousand configurations: work for the background, not for an event.
     """
-    members = profiles.family(family)
+    members = profiles.family_profiles(family)
     surfaces: dict[str, LearnedSurface] = {}
     for quantity in read_quantities(members):
         samples = [without_stale(workload_sample(profile, quantity, catalogue)[0]) for profile in members]

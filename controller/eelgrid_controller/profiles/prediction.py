@@ -74,8 +74,8 @@ class QuantityPosterior:
         self.surface = surface
         self.reading_variance = reading_variance
         own = build_evidence(surface.frame, surface.centre, surface.scale, [mine])
-        code = surface.frame.sites([], [], [mine.workload]).workload
-        others = surface.panel.take(surface.panel.sites.workload != code)
+        code = surface.frame.build_sites([], [], [mine.workload]).workload
+        others = surface.panel.select(surface.panel.sites.workload != code)
         self._traits, self._workload = mine.traits, mine.workload
         self.known = int((~own.stale).sum())
         self.own = len(own.values)
@@ -85,34 +85,34 @@ class QuantityPosterior:
         self._posterior = GpPosterior(surface.covariance, whole, surface.scale)
 
     @property
-    def numbers(self) -> int:
+    def number_count(self) -> int:
         """How many numbers it holds, nearly all of them in the inverse."""
         return self.size**2
 
     @property
-    def scatter(self) -> float:
+    def residual_variance(self) -> float:
         """Variance of one reading of one configuration around what is smooth, log units squared."""
         return self.surface.scale**2 * self.surface.covariance.idiosyncrasy + self.reading_variance
 
-    def at(self, places: Sequence[FeaturePoint]) -> QuantityEstimate:
+    def predict_at(self, places: Sequence[FeaturePoint]) -> QuantityEstimate:
         """What is believed there."""
         parts = [self._at(places[begin : begin + _CHUNK]) for begin in range(0, len(places), _CHUNK)]
         return QuantityEstimate(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def apart(self, places: Sequence[FeaturePoint], base: FeaturePoint) -> tuple[Floats, Floats]:
+    def predict_difference(self, places: Sequence[FeaturePoint], base: FeaturePoint) -> tuple[Floats, Floats]:
         """(M,) mean and variance of the logarithm's difference to `base`, which is none of the places; less offsets."""
         surface = self.surface
         count = len(places)
-        whole = surface.frame.sites([*places, base], [self._traits] * (count + 1), [self._workload] * (count + 1))
+        whole = surface.frame.build_sites([*places, base], [self._traits] * (count + 1), [self._workload] * (count + 1))
         measured = np.array([self._rows.get(key, -1) for key in _keys(whole)], dtype=np.int64)
-        mean, variance = self._posterior.difference(whole, measured)
+        mean, variance = self._posterior.predict_difference(whole, measured)
         return surface.scale * mean, surface.scale**2 * variance
 
     def _at(self, places: Sequence[FeaturePoint]) -> QuantityEstimate:
         surface = self.surface
-        asked = surface.frame.sites(places, [self._traits] * len(places), [self._workload] * len(places))
+        asked = surface.frame.build_sites(places, [self._traits] * len(places), [self._workload] * len(places))
         measured = np.array([self._rows.get(key, -1) for key in _keys(asked)], dtype=np.int64)
-        mean, variance = self._posterior.at(asked, measured)
+        mean, variance = self._posterior.predict_at(asked, measured)
         return QuantityEstimate(surface.centre + surface.scale * mean, surface.scale**2 * variance, measured >= 0)
 
 
@@ -185,7 +185,7 @@ class ProfilePredictor:
         self._profiles, self._learned, self._catalogue = profiles, learned, catalogue
         self._beliefs: dict[tuple[str, str], tuple[WorkloadProfile, QuantityPosterior]] = {}
 
-    def after(self, profiles: ProfileStore) -> "ProfilePredictor":
+    def with_profiles(self, profiles: ProfileStore) -> "ProfilePredictor":
         """The same on a later store; beliefs are shared, each is used only while its profile is the same object."""
         found = ProfilePredictor(profiles, self._learned, self._catalogue)
         found._beliefs = self._beliefs
@@ -204,7 +204,7 @@ class ProfilePredictor:
             for row, configuration in enumerate(configurations)
         )
 
-    def reading(self, point: Point, at_s: float, noise: Mapping[str, float] | None = None) -> ProfileReading:
+    def build_reading(self, point: Point, at_s: float, noise: Mapping[str, float] | None = None) -> ProfileReading:
         """The record of a measurement, with what was expected of it if its configuration is new.
 
         Raises UnknownSlice and ImpossibleReading, which name the field: what has no place can teach nothing.
@@ -212,7 +212,7 @@ class ProfilePredictor:
         where = [locate_configuration(point.configuration, self._catalogue)]
         profile = self._profiles.profiles.get(point.workload)
         cell = None if profile is None else profile.cells.get(point.configuration)
-        if profile is None or (cell is not None and not profile.stale(cell)):
+        if profile is None or (cell is not None and not profile.is_stale(cell)):
             return ProfileReading(point, at_s, noise=noise or {})
         learned = self._learned.get(profile.workload.family)
         expected = {}
@@ -223,7 +223,7 @@ class ProfilePredictor:
                 expected[name] = ExpectedReading(math.log(answer.median), max(deviation, 1e-6))
         return ProfileReading(point, at_s, expected, noise or {})
 
-    def ratios(
+    def predict_ratios(
         self, workload: str, name: str, configurations: Sequence[Configuration], base: Configuration
     ) -> tuple[LogRatio, ...] | str:
         """A quantity in each configuration over that in `base`; or why nothing is known of it.
@@ -239,13 +239,13 @@ class ProfilePredictor:
         origin = locate_configuration(base, self._catalogue)
         others = [one for one in configurations if one != base]
         places = [locate_configuration(one, self._catalogue) for one in others]
-        unknown = sorted({one for where in (*places, origin) for one in belief.surface.frame.unknown(where)})
+        unknown = sorted({one for where in (*places, origin) for one in belief.surface.frame.unknown_features(where)})
         if unknown:
             return f"no workload of family {profile.workload.family!r} was measured with other {', '.join(unknown)}"
         found = {base: LogRatio(0.0, 0.0)}
         if others:
-            means, variances = belief.apart(places, origin)
-            reach = belief.surface.calibration.factor(belief.known)
+            means, variances = belief.predict_difference(places, origin)
+            reach = belief.surface.calibration.interval_factor(belief.known)
             here = prior.log_offset(name, origin, self._catalogue)
             for how, where, mean, variance in zip(others, places, means, variances, strict=True):
                 moved = prior.log_offset(name, where, self._catalogue) - here
@@ -279,7 +279,7 @@ class ProfilePredictor:
         """One quantity of every configuration: an estimate, or why there is none."""
         learned = self._learned.get(profile.workload.family)
         if learned is None or name not in learned.surfaces:
-            return [self._unlearned(profile, name, one) for one in configurations]
+            return [self._estimate_without_model(profile, name, one) for one in configurations]
         answers = self._learned_answers(profile, name, places)
         if name == POWER:
             return [
@@ -288,10 +288,12 @@ class ProfilePredictor:
             ]
         return answers
 
-    def _unlearned(self, profile: WorkloadProfile, name: str, configuration: Configuration) -> ProfileEstimate | str:
+    def _estimate_without_model(
+        self, profile: WorkloadProfile, name: str, configuration: Configuration
+    ) -> ProfileEstimate | str:
         """From readings of this very configuration, or from the catalogue."""
         cell = profile.cells.get(configuration)
-        tally: ReadingTally | None = None if cell is None or profile.stale(cell) else cell.tallies.get(name)
+        tally: ReadingTally | None = None if cell is None or profile.is_stale(cell) else cell.tallies.get(name)
         if tally is not None:
             variance = reading_variance(profile, name, tally.stated) * (1.0 + 1.0 / tally.readings)
             half = NORMAL_90 * math.sqrt(variance)
@@ -309,7 +311,7 @@ class ProfilePredictor:
             mine, _ = workload_sample(profile, name, self._catalogue)
             held = profile, QuantityPosterior(surface, mine, reading_variance(profile, name))
         self._beliefs[key] = held  # the last, since it was asked last
-        while len(self._beliefs) > 1 and sum(one.numbers for _, one in self._beliefs.values()) > _NUMBERS_MOST:
+        while len(self._beliefs) > 1 and sum(one.number_count for _, one in self._beliefs.values()) > _NUMBERS_MOST:
             del self._beliefs[next(iter(self._beliefs))]
         return held[1]
 
@@ -328,7 +330,7 @@ class ProfilePredictor:
         groups: dict[tuple[object, ...], list[tuple[int, FeaturePoint]]] = {}
         ratios: dict[int, prior.PriorBand] = {}
         for row, where in enumerate(places):
-            unknown = frame.unknown(where)
+            unknown = frame.unknown_features(where)
             inside, ratio = _inside(name, where, unknown, dict(frame.fixed))
             if inside is None:
                 answers[row] = f"no workload of family {profile.workload.family!r} was measured with other {unknown}"
@@ -343,7 +345,7 @@ class ProfilePredictor:
         ]
         if not lattices:
             return answers
-        believed = belief.at([one for lattice in lattices for one in lattice.places])
+        believed = belief.predict_at([one for lattice in lattices for one in lattice.places])
         begin = 0
         for lattice, asked in zip(lattices, groups.values(), strict=True):
             end = begin + len(lattice.places)
@@ -371,12 +373,12 @@ def _layers(
     What readings scatter, and a configuration from its neighbours, may break the order of measurements: it
     counts into what a measured place may be moved by. The ends keep their distance: they are of a reading.
     """
-    factor = np.where(believed.measured, NORMAL_90, belief.surface.calibration.factor(belief.known))
+    factor = np.where(believed.measured, NORMAL_90, belief.surface.calibration.interval_factor(belief.known))
     half = (factor * np.sqrt(believed.variance + belief.reading_variance)).reshape(shape)
     middle = mean.reshape(shape)
     way = monotone_direction(name)
     if way and shape != (1, 1):
-        middle = monotone_surface(middle, 1.0 / (believed.variance + belief.scatter).reshape(shape), way)
+        middle = monotone_surface(middle, 1.0 / (believed.variance + belief.residual_variance).reshape(shape), way)
     return middle, middle - half, middle + half
 
 

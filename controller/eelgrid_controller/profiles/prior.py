@@ -38,7 +38,7 @@ class PriorBand(NamedTuple):
     upper: float
 
 
-def _speed(model: str, catalogue: Catalogue) -> float:
+def _reference_speed(model: str, catalogue: Catalogue) -> float:
     """Geometric mean of GB/s and SM GHz; that of a part between A100 and V100 where the catalogue lacks one."""
     product = find_product(model, catalogue)
     if product is None or product.memory_bandwidth_gb_s is None or product.sm_count is None:
@@ -56,9 +56,9 @@ def log_offset(quantity: str, place: FeaturePoint, catalogue: Catalogue) -> floa
             gpus * (UNKNOWN_LIMIT_W * share if product is None else product.power_default_w * min(share, 1))
         )
     if quantity == THROUGHPUT:
-        return math.log(gpus * _speed(model, catalogue))
+        return math.log(gpus * _reference_speed(model, catalogue))
     if latency_quantile_of(quantity) is not None:
-        return -math.log(_speed(model, catalogue))
+        return -math.log(_reference_speed(model, catalogue))
     return 0.0
 
 

@@ -100,20 +100,20 @@ def decode_record(plain: Mapping[str, Any]) -> Any:
 class _RecordPath(NamedTuple):
     path: str
 
-    def wrong(self, problem: str) -> UnreadableRecord:
+    def error(self, problem: str) -> UnreadableRecord:
         return UnreadableRecord(self.path, problem, "read it with the release that wrote it")
 
 
 def _value(plain: Any, path: str, depth: int) -> Any:
     at = _RecordPath(path)
     if depth > _DEEP:
-        raise at.wrong("is too deep")
+        raise at.error("is too deep")
     if plain is None or isinstance(plain, bool | int | float | str):
         return plain
     if isinstance(plain, list):
         return tuple(_value(one, f"{path}[{index}]", depth + 1) for index, one in enumerate(plain))
     if not isinstance(plain, Mapping):
-        raise at.wrong(f"is a {type(plain).__name__}")
+        raise at.error(f"is a {type(plain).__name__}")
     kind = plain.get("kind")
     if kind == _TABLE:
         return _table(plain, path, depth)
@@ -121,17 +121,17 @@ def _value(plain: Any, path: str, depth: int) -> Any:
         return _array(plain, at)
     known = _KINDS.get(str(kind))
     if known is None:
-        raise at.wrong(f"is of the unknown kind {kind!r}")
+        raise at.error(f"is of the unknown kind {kind!r}")
     names = _names(known)
     if set(plain) != {"kind", *names}:
-        raise at.wrong(f"has the fields {sorted(set(plain) - {'kind'})}, not {sorted(names)}")
+        raise at.error(f"has the fields {sorted(set(plain) - {'kind'})}, not {sorted(names)}")
     return known(**{name: _value(plain[name], f"{path}.{name}", depth + 1) for name in names})
 
 
 def _table(plain: Mapping[str, Any], path: str, depth: int) -> dict[Any, Any]:
     pairs = plain.get("pairs")
     if not isinstance(pairs, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
-        raise _RecordPath(path).wrong("is no table of pairs")
+        raise _RecordPath(path).error("is no table of pairs")
     found = {}
     for index, (key, held) in enumerate(pairs):
         name = _value(key, f"{path}.key[{index}]", depth + 1)
@@ -142,11 +142,11 @@ def _table(plain: Mapping[str, Any], path: str, depth: int) -> dict[Any, Any]:
 def _array(plain: Mapping[str, Any], at: _RecordPath) -> NDArray[Any]:
     dtype, shape, data = plain.get("dtype"), plain.get("shape"), plain.get("data")
     if dtype not in _DTYPES or not isinstance(shape, list) or not isinstance(data, list):
-        raise at.wrong("is no array")
+        raise at.error("is no array")
     try:
         return np.array(data, dtype=dtype).reshape(shape)
     except (TypeError, ValueError) as error:
-        raise at.wrong(f"is no array: {error}") from None
+        raise at.error(f"is no array: {error}") from None
 
 
 RELEARN_GROWTH = 1.25  # a family is learned again when it has so many times the configurations that it was learned from
@@ -167,17 +167,17 @@ class ProfileService:
         self._predictor = ProfilePredictor(self._profiles, self._learned, catalogue)
         self._counts: dict[str, tuple[WorkloadProfile, Counter[str]]] = {}
 
-    def introduce(self, workload: ProfiledWorkload) -> None:
+    def add_workload(self, workload: ProfiledWorkload) -> None:
         """A workload's family and facts; without it a workload is of the family "default"."""
-        self._set(self._profiles.introduced(workload))
+        self._set(self._profiles.with_workload(workload))
 
     def observe(self, point: Point, at_s: float, noise: Mapping[str, float] | None = None) -> ProfileReading:
         """One measurement; raises ImpossibleReading or UnknownSlice, which name the field, and is then unchanged.
 
         noise: stated deviation of a reading's logarithm, by quantity, where the source says so.
         """
-        reading = self._predictor.reading(point, at_s, noise)
-        self._set(self._profiles.told(reading))
+        reading = self._predictor.build_reading(point, at_s, noise)
+        self._set(self._profiles.with_reading(reading))
         return reading
 
     def predict(self, workload: str, configuration: Configuration) -> ProfilePrediction:
@@ -188,26 +188,26 @@ class ProfileService:
         """One answer a configuration; cheaper than one after the other."""
         return self._predictor.predict(workload, configurations)
 
-    def known(self, workload: str) -> ProfileProvenance | None:
+    def workload_provenance(self, workload: str) -> ProfileProvenance | None:
         """What is known of a workload from what; None if nothing ever was."""
         profile = self._profiles.profiles.get(workload)
         return None if profile is None else profile_provenance(profile)
 
-    def due(self) -> tuple[str, ...]:
+    def families_due(self) -> tuple[str, ...]:
         """Families never learned that could be, or with a quantity that has grown by GROWTH since; by name."""
         held = self._profiles.profiles
-        self._counts = {name: self._counted(name, profile) for name, profile in held.items()}
+        self._counts = {name: self._count_configurations(name, profile) for name, profile in held.items()}
         families: dict[str, Counter[str]] = {}
         for name, (_, counts) in self._counts.items():
             families.setdefault(held[name].workload.family, Counter()).update(counts)
         return tuple(family for family in sorted(families) if self._grown(family, families[family]))
 
-    def _counted(self, name: str, profile: WorkloadProfile) -> tuple[WorkloadProfile, Counter[str]]:
+    def _count_configurations(self, name: str, profile: WorkloadProfile) -> tuple[WorkloadProfile, Counter[str]]:
         """Configurations by quantity that levels can be learned from; counted again only where something changed."""
         before = self._counts.get(name)
         if before is not None and before[0] is profile:
             return before
-        fresh = (cell for cell in profile.cells.values() if not profile.stale(cell))
+        fresh = (cell for cell in profile.cells.values() if not profile.is_stale(cell))
         return profile, Counter(quantity for cell in fresh for quantity in cell.tallies)
 
     def _grown(self, family: str, counts: Mapping[str, int]) -> bool:
@@ -222,7 +222,7 @@ class ProfileService:
         """The store as it is now."""
         return self._profiles
 
-    def adopt(self, learned: LearnedFamily) -> None:
+    def adopt_family(self, learned: LearnedFamily) -> None:
         """What was learned of a family, in place of what was before."""
         self._learned = {**self._learned, learned.family: learned}
         self._predictor = ProfilePredictor(self._profiles, self._learned, self._catalogue)
@@ -235,7 +235,7 @@ class ProfileService:
         }
 
     @classmethod
-    def restored(cls, plain: Mapping[str, Any], catalogue: Catalogue) -> "ProfileService":
+    def restore(cls, plain: Mapping[str, Any], catalogue: Catalogue) -> "ProfileService":
         """The inverse of dump; raises UnreadableRecord."""
         profiles = decode_record(_part(plain, "profiles"))
         if not isinstance(profiles, ProfileStore):
@@ -247,7 +247,7 @@ class ProfileService:
 
     def _set(self, profiles: ProfileStore) -> None:
         self._profiles = profiles
-        self._predictor = self._predictor.after(profiles)
+        self._predictor = self._predictor.with_profiles(profiles)
 
 
 def _part(plain: Mapping[str, Any], name: str) -> Mapping[str, Any]:

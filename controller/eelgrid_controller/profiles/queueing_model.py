@@ -28,7 +28,7 @@ class ArrivalProcess(NamedTuple):
     rate_hz: float
     cv2: float = 1.0  # of the times between arrivals
 
-    def checked(self) -> "ArrivalProcess":
+    def validated(self) -> "ArrivalProcess":
         """Itself; an error that names the field if it is no stream."""
         if not (math.isfinite(self.rate_hz) and self.rate_hz >= 0.0):
             raise InvalidServingValue("rate_hz", f"{self.rate_hz} is no rate", "give requests a second, 0 or more")
@@ -83,7 +83,7 @@ class ServiceStation:
             quantiles_s=self.quantiles_s,  # their shape counts, not their size
         )
 
-    def times(self, replicas: int) -> "ServiceStation":
+    def replicated(self, replicas: int) -> "ServiceStation":
         """`replicas` of it behind one queue."""
         return ServiceStation(
             servers=self.servers * replicas,
@@ -183,7 +183,7 @@ class _Wait(NamedTuple):
     decay_hz: float  # infinite where nothing varies
 
 
-def _delayed(rho: float, arrival_cv2: float, service_cv2: float) -> float:
+def _delay_ratio(rho: float, arrival_cv2: float, service_cv2: float) -> float:
     """The share that waits in GI/G/1 over that in M/G/1 (Kraemer and Langenbach-Belz)."""
     squared = rho * rho * (4.0 * arrival_cv2 + service_cv2)
     if arrival_cv2 <= 1.0:
@@ -193,7 +193,7 @@ def _delayed(rho: float, arrival_cv2: float, service_cv2: float) -> float:
     return max(0.0, 1.0 + (arrival_cv2 - 1.0) * (1.0 - rho) * bend)
 
 
-def _wait(station: ServiceStation, arrivals: ArrivalProcess) -> _Wait | None:
+def _waiting_time(station: ServiceStation, arrivals: ArrivalProcess) -> _Wait | None:
     """The wait before service, request by request; None where the queue has no end."""
     rho = arrivals.rate_hz * station.service_s / station.servers
     if rho >= 1.0:
@@ -202,7 +202,7 @@ def _wait(station: ServiceStation, arrivals: ArrivalProcess) -> _Wait | None:
     share = erlang_c(station.servers, arrivals.rate_hz * station.service_s)
     if variation == 0.0 or arrivals.rate_hz == 0.0:
         return _Wait(0.0, math.inf)
-    share = min(1.0, share * _delayed(rho, arrivals.cv2, station.service_cv2))
+    share = min(1.0, share * _delay_ratio(rho, arrivals.cv2, station.service_cv2))
     return _Wait(share, station.servers * (1.0 - rho) / (station.service_s * variation))
 
 
@@ -210,7 +210,7 @@ def mean_wait_s(station: ServiceStation, arrivals: ArrivalProcess) -> float:
     """Mean wait before service, batches of one; infinite at and past saturation."""
     if station.batch > 1:
         raise InvalidServingValue("batch", f"{station.batch}", "only batches of one have a formula; ask for a latency")
-    wait = _wait(station, arrivals.checked())
+    wait = _waiting_time(station, arrivals.validated())
     return math.inf if wait is None else wait.share / wait.decay_hz
 
 
@@ -254,7 +254,7 @@ def _drawn(arrival_cv2: float, cv2: float, quantiles_s: tuple[tuple[float, float
 
 
 @lru_cache(maxsize=32)
-def _simulated(station: ServiceStation, arrivals: ArrivalProcess) -> Floats:
+def _simulate_queue(station: ServiceStation, arrivals: ArrivalProcess) -> Floats:
     """Response times in s; shape (CUSTOMERS,)."""
     arrived, works = _drawn(arrivals.cv2, station.service_cv2, station.quantiles_s)
     took = np.empty(len(arrived))
@@ -278,13 +278,13 @@ def model_error(station: ServiceStation, arrivals: ArrivalProcess) -> float:
 
 def response_tail(station: ServiceStation, arrivals: ArrivalProcess, time_s: float) -> float:
     """P(wait + service > time_s); 1 at and past saturation."""
-    arrivals.checked()
+    arrivals.validated()
     if time_s < 0.0 or arrivals.rate_hz >= station.capacity_hz:
         return 1.0
     if station.batch > 1 and arrivals.rate_hz > 0.0:
-        times = _simulated(station, arrivals)
+        times = _simulate_queue(station, arrivals)
         return float(np.count_nonzero(times > time_s)) / len(times)
-    wait = _wait(station, arrivals)
+    wait = _waiting_time(station, arrivals)
     if wait is None:
         return 1.0
     if _is_exact(station, arrivals):
@@ -322,7 +322,7 @@ def _least(tail: Callable[[float], float], beyond: float, start_s: float) -> flo
     return high_s
 
 
-def _checked(quantile: float) -> float:
+def _check_quantile(quantile: float) -> float:
     if not 0.0 < quantile < 1.0:
         raise InvalidServingValue("quantile", f"{quantile}", "give a share between 0 and 1, 0.95 for p95")
     return 1.0 - quantile
@@ -330,13 +330,13 @@ def _checked(quantile: float) -> float:
 
 def latency_quantile(station: ServiceStation, arrivals: ArrivalProcess, quantile: float) -> LatencyEstimate:
     """The time that a share `quantile` of requests does not exceed; infinite where the queue has no end."""
-    beyond = _checked(quantile)
-    arrivals.checked()
+    beyond = _check_quantile(quantile)
+    arrivals.validated()
     error = model_error(station, arrivals)
     if arrivals.rate_hz >= station.capacity_hz:
         return LatencyEstimate(math.inf, error)
     if station.batch > 1 and arrivals.rate_hz > 0.0:
-        times = _simulated(station, arrivals)
+        times = _simulate_queue(station, arrivals)
         rank = min(len(times) - 1, math.ceil(quantile * len(times)) - 1)
         return LatencyEstimate(float(np.partition(times, rank)[rank]), error)
     return LatencyEstimate(
@@ -351,10 +351,10 @@ def wait_plus_lognormal(
 
     For an answer that begins before its server is done with it: the first token of many.
     """
-    beyond = _checked(quantile)
+    beyond = _check_quantile(quantile)
     if station.batch > 1:
         raise InvalidServingValue("batch", f"{station.batch}", "count each place of a batch as a server")
-    wait = _wait(station, arrivals.checked())
+    wait = _waiting_time(station, arrivals.validated())
     if wait is None:
         return LatencyEstimate(math.inf, MODEL_ERROR.simple)
     then = mean_s * _shape(cv2, ())
@@ -424,9 +424,9 @@ def least_replicas(
     """The least replicas behind one queue that keep the objective; NothingFits if `most` do not."""
     most = min(most, SERVERS_MOST // replica.servers)
     enough = 1
-    while not keeps_objective(replica.times(min(enough, most)), arrivals, objective, factor):
+    while not keeps_objective(replica.replicated(min(enough, most)), arrivals, objective, factor):
         if enough >= most:
-            alone = corrected_latency(replica.times(most), ArrivalProcess(0.0), objective.quantile, factor).upper_s
+            alone = corrected_latency(replica.replicated(most), ArrivalProcess(0.0), objective.quantile, factor).upper_s
             raise NoFeasibleConfiguration(
                 "latency_s",
                 f"{most} replicas do not keep {objective.latency_s:g} s at {arrivals.rate_hz:g} requests a second",
@@ -438,7 +438,7 @@ def least_replicas(
     few, enough = enough // 2, min(enough, most)
     while enough - few > 1:
         middle = (few + enough) // 2
-        if keeps_objective(replica.times(middle), arrivals, objective, factor):
+        if keeps_objective(replica.replicated(middle), arrivals, objective, factor):
             enough = middle
         else:
             few = middle

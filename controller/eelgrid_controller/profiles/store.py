@@ -96,7 +96,7 @@ class WorkloadProfile:
     readings: int = 0
     drifts: tuple[tuple[float, str], ...] = ()  # when, and by which quantity
 
-    def stale(self, cell: ProfileCell) -> bool:
+    def is_stale(self, cell: ProfileCell) -> bool:
         """Whether the cell was read before the last drift."""
         return cell.epoch < self.epoch
 
@@ -121,7 +121,7 @@ def profile_provenance(profile: WorkloadProfile) -> ProfileProvenance:
         sources.update(cell.sources)
     return ProfileProvenance(
         len(profile.cells),
-        sum(profile.stale(cell) for cell in profile.cells.values()),
+        sum(profile.is_stale(cell) for cell in profile.cells.values()),
         profile.readings,
         MappingProxyType(dict(sorted(sources.items()))),
         max((cell.last_s for cell in profile.cells.values()), default=None),
@@ -136,7 +136,7 @@ def _variance(profile: WorkloadProfile, name: str, stated: float) -> float:
     return max(profile.noise.get(name, ReadingNoise()).variance, stated * stated)
 
 
-def _tallied(profile: WorkloadProfile, reading: ProfileReading, values: Mapping[str, float]) -> ProfileCell:
+def _add_reading(profile: WorkloadProfile, reading: ProfileReading, values: Mapping[str, float]) -> ProfileCell:
     """The cell with one more reading; an old epoch's cell begins anew.
 
     Once the noise is known, a reading moves the mean as if it were at most CLIP deviations off: otherwise one wild
@@ -167,7 +167,7 @@ def _scores(
     """Standardised residuals of a reading, by quantity, where something was expected."""
     found = {}
     for name, value in values.items():
-        held = None if cell is None or profile.stale(cell) else cell.tallies.get(name)
+        held = None if cell is None or profile.is_stale(cell) else cell.tallies.get(name)
         if held is not None:
             variance = _variance(profile, name, max(held.stated, reading.noise.get(name, 0.0)))
             found[name] = recursive_residual(value, held.mean, held.readings, variance)
@@ -190,7 +190,7 @@ def _kept(
 
 def _plain(profile: WorkloadProfile, reading: ProfileReading) -> WorkloadProfile:
     """The reading without the drift test."""
-    cell = _tallied(profile, reading, log_quantities(reading.point))
+    cell = _add_reading(profile, reading, log_quantities(reading.point))
     return replace(profile, cells=_kept(profile.cells, cell, profile.epoch), readings=profile.readings + 1)
 
 
@@ -208,7 +208,7 @@ def _with_readings(profile: WorkloadProfile, reading: ProfileReading) -> Workloa
             continue
         if noise.get(name, ReadingNoise()).readings >= WARM_UP:
             watches[name] = update_drift_test(watches.get(name, DriftTest()), score)
-        noise[name] = noise.get(name, ReadingNoise()).after(score)
+        noise[name] = noise.get(name, ReadingNoise()).with_residual(score)
     profile = replace(profile, noise=noise, watches=watches, errors=errors)
     changed = [name for name, watch in watches.items() if watch.changed]
     if not changed:
@@ -216,7 +216,9 @@ def _with_readings(profile: WorkloadProfile, reading: ProfileReading) -> Workloa
         recent = (*profile.recent, RecentReading(reading, scores))[-min(run, _RECENT_MOST) :] if run else ()
         return replace(_plain(profile, reading), recent=recent)
     recent = (*profile.recent, RecentReading(reading, scores))
-    longest = max(since_change([one.scores.get(name, 0.0) for one in recent[-watches[name].run :]]) for name in changed)
+    longest = max(
+        since_change([one.scores.get(name, 0.0) for one in recent[-watches[name].change_length :]]) for name in changed
+    )
     again = [one.reading for one in recent[-longest:]]
     drifts = (*profile.drifts, (reading.at_s, ",".join(sorted(changed))))
     profile = replace(profile, epoch=profile.epoch + 1, watches={}, recent=(), drifts=drifts[-_RECENT_MOST:])
@@ -233,19 +235,19 @@ class ProfileStore:
     profiles: Mapping[str, WorkloadProfile] = field(default_factory=dict)
     revision: int = 0
 
-    def introduced(self, workload: ProfiledWorkload) -> "ProfileStore":
+    def with_workload(self, workload: ProfiledWorkload) -> "ProfileStore":
         """With a workload, or with other facts about a known one."""
         known = self.profiles.get(workload.workload)
         profile = WorkloadProfile(workload) if known is None else replace(known, workload=workload)
-        return self._with(profile)
+        return self._with_profile(profile)
 
-    def told(self, reading: ProfileReading) -> "ProfileStore":
+    def with_reading(self, reading: ProfileReading) -> "ProfileStore":
         """With one more reading, of a workload that is introduced by it if need be; raises ImpossibleReading."""
         name = reading.point.workload
         profile = self.profiles.get(name) or WorkloadProfile(ProfiledWorkload(name))
-        return self._with(_with_readings(profile, reading))
+        return self._with_profile(_with_readings(profile, reading))
 
-    def _with(self, profile: WorkloadProfile) -> "ProfileStore":
+    def _with_profile(self, profile: WorkloadProfile) -> "ProfileStore":
         """With this workload as the last; the first goes if there are too many."""
         found = dict(self.profiles)
         found.pop(profile.workload.workload, None)
@@ -254,7 +256,7 @@ class ProfileStore:
         found[profile.workload.workload] = profile
         return ProfileStore(found, self.revision + 1)
 
-    def family(self, family: str) -> tuple[WorkloadProfile, ...]:
+    def family_profiles(self, family: str) -> tuple[WorkloadProfile, ...]:
         """The workloads of a family, by name."""
         found = (one for one in self.profiles.values() if one.workload.family == family)
         return tuple(sorted(found, key=lambda one: one.workload.workload))

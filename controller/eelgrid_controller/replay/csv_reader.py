@@ -54,7 +54,7 @@ class CsvLine:
     number: int
     cells: Mapping[str, str]
 
-    def complain(self, column: str, problem: str, remedy: str) -> TraceMalformed:
+    def cell_error(self, column: str, problem: str, remedy: str) -> TraceMalformed:
         """The error that names this cell."""
         return TraceMalformed(f"{self.path}, line {self.number}, column {column}", problem, remedy)
 
@@ -67,10 +67,10 @@ class CsvLine:
         text = self.text(column)
         # isascii: str.isdigit() alone lets through digits that int() refuses.
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            raise self.complain(column, f"holds {text!r}, not a whole number", f"write a number from 0 to {most}")
+            raise self.cell_error(column, f"holds {text!r}, not a whole number", f"write a number from 0 to {most}")
         number = int(text)
         if number > most:
-            raise self.complain(column, f"holds {number}, more than {most}", "check the unit in the column's name")
+            raise self.cell_error(column, f"holds {number}, more than {most}", "check the unit in the column's name")
         return number
 
     def decimal(self, column: str, most: float) -> float:
@@ -78,17 +78,17 @@ class CsvLine:
         text = self.text(column)
         if not _DECIMAL.fullmatch(text):
             remedy = f"write a number from 0 to {most:g}, such as 12 or 0.5"
-            raise self.complain(column, f"holds {text!r}, not a number", remedy)
+            raise self.cell_error(column, f"holds {text!r}, not a number", remedy)
         number = float(text)
         if number > most:
-            raise self.complain(column, f"holds {text}, more than {most:g}", "check the unit in the column's name")
+            raise self.cell_error(column, f"holds {text}, more than {most:g}", "check the unit in the column's name")
         return number
 
     def name(self, column: str) -> str:
         """A name."""
         text = self.text(column)
         if not text or len(text) > _NAME_LONGEST:
-            raise self.complain(column, "is empty or too long", f"write a name of 1 to {_NAME_LONGEST} characters")
+            raise self.cell_error(column, "is empty or too long", f"write a name of 1 to {_NAME_LONGEST} characters")
         return text
 
 
@@ -157,7 +157,7 @@ def require_unique(records: Iterable[CsvLine], column: str) -> Iterator[CsvLine]
     for line in records:
         name = line.text(column)
         if name in seen:
-            raise line.complain(column, f"repeats {name!r} of line {seen[name]}", "give each row its own name")
+            raise line.cell_error(column, f"repeats {name!r} of line {seen[name]}", "give each row its own name")
         seen[name] = line.number
         yield line
     if not seen:

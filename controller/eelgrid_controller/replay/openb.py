@@ -74,7 +74,7 @@ def read_tasks(path: Path) -> tuple[TraceTask, ...]:
 def _node(line: CsvLine) -> TraceNode:
     gpus, model = line.whole("gpu", GPUS_MOST), line.text("model")
     if bool(gpus) != bool(model):
-        raise line.complain("model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs")
+        raise line.cell_error("model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs")
     return TraceNode(
         name=line.name("sn"),
         cpu_milli=line.whole("cpu_milli", CPU_MILLI_MOST),
@@ -87,15 +87,15 @@ def _node(line: CsvLine) -> TraceNode:
 def _task(line: CsvLine) -> TraceTask:
     gpus, share = line.whole("num_gpu", GPUS_MOST), line.whole("gpu_milli", GPU_MILLI_WHOLE)
     if bool(gpus) != bool(share):
-        raise line.complain("gpu_milli", f"is {share} with num_gpu {gpus}", "make both 0, or both more than 0")
+        raise line.cell_error("gpu_milli", f"is {share} with num_gpu {gpus}", "make both 0, or both more than 0")
     if gpus > 1 and share != GPU_MILLI_WHOLE:
-        raise line.complain("gpu_milli", f"is {share} for each of {gpus} GPUs", "several GPUs are whole: write 1000")
+        raise line.cell_error("gpu_milli", f"is {share} for each of {gpus} GPUs", "several GPUs are whole: write 1000")
     cpu_milli, memory_mib = line.whole("cpu_milli", CPU_MILLI_MOST), line.whole("memory_mib", MEMORY_MIB_MOST)
     if not (cpu_milli or memory_mib or gpus):
-        raise line.complain("cpu_milli", "is 0, and so is all else: the task asks for nothing", "remove the line")
+        raise line.cell_error("cpu_milli", "is 0, and so is all else: the task asks for nothing", "remove the line")
     models = [model.strip() for model in line.text("gpu_spec").split("|") if model.strip()]
     if models and not gpus:
-        raise line.complain("gpu_spec", f"names {models[0]} for a task without GPU", "empty it or set num_gpu")
+        raise line.cell_error("gpu_spec", f"names {models[0]} for a task without GPU", "empty it or set num_gpu")
     arrival_s, duration_s = _moments(line)
     return TraceTask(
         name=line.name("name"),
@@ -119,7 +119,7 @@ def _moments(line: CsvLine) -> tuple[float | None, float | None]:
         return float(arrival_s), None
     duration_s = line.whole("deletion_time", SECONDS_MOST) - arrival_s
     if duration_s < 0:
-        raise line.complain("deletion_time", "is before creation_time", "write both in seconds from one zero")
+        raise line.cell_error("deletion_time", "is before creation_time", "write both in seconds from one zero")
     return float(arrival_s), float(duration_s)
 
 

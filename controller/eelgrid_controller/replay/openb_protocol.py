@@ -183,35 +183,35 @@ def _bits(seed: int, purpose: int) -> np.random.PCG64:
     return np.random.PCG64(np.random.SeedSequence((seed, purpose)))
 
 
-def _shuffled(bits: np.random.PCG64, count: int) -> Ints:
+def _shuffle(bits: np.random.PCG64, count: int) -> Ints:
     """A random order of `count` things."""
     return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64)
 
 
 def arrival_order(trace: TraceArrays, seed: int) -> Ints:
     """(A,) the class of each task in order of arrival."""
-    order = trace.task_spec[_shuffled(_bits(seed, _SHUFFLE), len(trace.task_spec))]
+    order = trace.task_spec[_shuffle(_bits(seed, _SHUFFLE), len(trace.task_spec))]
     demand, most = trace.task_milli, INFLATION_PERCENT * trace.fleet.gpu_milli // 100
     asked = int(demand[order].sum())
     if asked > most:
-        thinned = _thinned(order, demand, asked - most, _bits(seed, _REMOVE))
+        thinned = _thin_order(order, demand, asked - most, _bits(seed, _REMOVE))
         if not demand[thinned].any():
             remedy = "give a larger fleet or smaller tasks"
             raise TraceMalformed(f"trace {trace.name}", "has tasks larger than all of its fleet", remedy)
         return thinned
-    return np.concatenate((order, _sampled(trace, most - asked, ARRIVALS_MOST - len(order), _bits(seed, _SAMPLE))))
+    return np.concatenate((order, _sample_tasks(trace, most - asked, ARRIVALS_MOST - len(order), _bits(seed, _SAMPLE))))
 
 
-def _thinned(order: Ints, demand: Ints, excess: int, bits: np.random.PCG64) -> Ints:
+def _thin_order(order: Ints, demand: Ints, excess: int, bits: np.random.PCG64) -> Ints:
     """The order without the fewest random tasks that ask for at least the excess."""
-    victims = _shuffled(bits, len(order))
+    victims = _shuffle(bits, len(order))
     gone = 1 + int(np.searchsorted(np.cumsum(demand[order[victims]]), excess))
     kept = np.ones(len(order), np.bool_)
     kept[victims[:gone]] = False
     return order[kept]
 
 
-def _sampled(trace: TraceArrays, room: int, most: int, bits: np.random.PCG64) -> Ints:
+def _sample_tasks(trace: TraceArrays, room: int, most: int, bits: np.random.PCG64) -> Ints:
     """Tasks drawn from the trace, up to the one that would ask for more than the room."""
     drawn, demand, tasks, count = [], trace.task_milli, len(trace.task_spec), 0
     while True:
@@ -232,5 +232,5 @@ def node_order(trace: TraceArrays, seed: int) -> Ints:
     """(N,) the rank of each node among equals, the lowest first: one order for the whole run."""
     count = len(trace.fleet.gpu_count)
     rank = np.empty(count, np.int64)
-    rank[_shuffled(_bits(seed, _NODES), count)] = np.arange(count)
+    rank[_shuffle(_bits(seed, _NODES), count)] = np.arange(count)
     return rank

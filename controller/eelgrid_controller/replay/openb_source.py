@@ -121,7 +121,7 @@ class OpenbTrace:
     where: str
     notes: tuple[str, ...] = ()
 
-    def limited(self, *, nodes: int | None, tasks: int | None) -> "OpenbTrace":
+    def truncated(self, *, nodes: int | None, tasks: int | None) -> "OpenbTrace":
         """A smaller trace: nodes taken evenly over the list, tasks from its front.
 
         With a node limit alone the tasks shrink in proportion, so that the load stays what it was.
@@ -149,7 +149,7 @@ class TraceSearch:
     fetch: FetchUrl | None
 
     @classmethod
-    def real(cls, environment: Mapping[str, str]) -> "TraceSearch":
+    def from_environment(cls, environment: Mapping[str, str]) -> "TraceSearch":
         """The surroundings on this machine."""
         cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eelgrid"
         project = Path(__file__).resolve().parents[3]
@@ -178,7 +178,7 @@ def locate_openb(
     Only `auto` looks further when one place has nothing; a directory that was named must have it.
     """
     if choice == "generated":
-        return _generated(tasks, seed, ())
+        return _generate_trace(tasks, seed, ())
     wanted = (NODE_LIST, task_list_name(tasks))
     if choice != "auto":
         folder = _folder_with(wanted, Path(choice))
@@ -195,7 +195,7 @@ def locate_openb(
     source = _fill_cache(wanted, surroundings, notes)
     if source is not None:
         return _read(surroundings.cache / "openb", wanted, source, tuple(notes))
-    return _generated(tasks, seed, tuple(notes))
+    return _generate_trace(tasks, seed, tuple(notes))
 
 
 def _places(surroundings: TraceSearch) -> Iterator[Path]:
@@ -224,7 +224,7 @@ def _read(folder: Path, wanted: tuple[str, str], source: TraceSource, notes: tup
     )
 
 
-def _generated(tasks: str, seed: int, notes: tuple[str, ...]) -> OpenbTrace:
+def _generate_trace(tasks: str, seed: int, notes: tuple[str, ...]) -> OpenbTrace:
     if tasks != "default":
         raise TraceMissing(task_list_name(tasks), "is not at hand", "only `default` can be generated: set EELGRID_DATA")
     nodes, rows = synthesize_openb(seed)

@@ -147,7 +147,7 @@ def _quietly() -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _defer_interrupt() -> Iterator[None]:
     """Holds an interrupt back; processes that begin meanwhile never get one.
 
     A terminal sends it to the whole group, and a worker would answer with its trace. They are ended by their parent.
@@ -159,7 +159,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _numbered(index: int, job: PolicyRun) -> tuple[int, RunResult]:
+def _run_numbered(index: int, job: PolicyRun) -> tuple[int, RunResult]:
     return index, execute_run(job)
 
 
@@ -188,8 +188,8 @@ def execute_runs(
     with _backend(joblib, backend):
         work = joblib.Parallel(n_jobs=min(count, len(wanted)), return_as=way)
         # Ray's list is made within the call, so it has to hear of interrupts.
-        with _uninterrupted() if backend is RunBackend.PROCESSES else nullcontext():
-            begun = work(joblib.delayed(_numbered)(index, job) for index, job in enumerate(wanted))
+        with _defer_interrupt() if backend is RunBackend.PROCESSES else nullcontext():
+            begun = work(joblib.delayed(_run_numbered)(index, job) for index, job in enumerate(wanted))
         for index, result in begun:
             results[index] = result
             tell(len(results))

@@ -122,7 +122,7 @@ class TaskQueue:
         """The classes of what waits."""
         return tuple(self._by_spec)
 
-    def add(self, task: int, *, spec: int, priority: int) -> None:
+    def push(self, task: int, *, spec: int, priority: int) -> None:
         """Begins to wait; a lower number came earlier."""
         heappush(self._by_spec.setdefault(spec, []), (-priority, task))
         self._count += 1
@@ -133,7 +133,7 @@ class TaskQueue:
         best = min(heads, default=None)
         return None if best is None else (best[1], best[0][1])
 
-    def take(self, spec: int) -> None:
+    def pop(self, spec: int) -> None:
         """The first of the class waits no more."""
         heappop(self._by_spec[spec])
         if not self._by_spec[spec]:
@@ -152,16 +152,16 @@ _LEAVES, _RETURNS, _FAILS = range(3)
 class FleetPlacer(Protocol):
     """Who holds the fleet and chooses; eelgrid_kernels.fleet_simulation.SimulatedFleet is one."""
 
-    def place(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
+    def place_task(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
         """The node and GPUs of a task, or node -1."""
 
-    def release(self, node: int, spec: int, slots: Sequence[int]) -> None:
+    def release_task(self, node: int, spec: int, slots: Sequence[int]) -> None:
         """Takes a task off its node."""
 
     def set_available(self, node: int, available: bool) -> None:
         """Whether the node takes tasks."""
 
-    def free(self, node: int) -> tuple[int, int, tuple[int, ...]]:
+    def free_resources(self, node: int) -> tuple[int, int, tuple[int, ...]]:
         """CPU milli, memory MiB, milli of each GPU."""
 
     @property
@@ -242,7 +242,7 @@ class _Play:
 
     def try_to_place(self, task: int, now_s: float) -> bool:
         spec = self.spec[task]
-        node, slots = self.fleet.place(spec, len(self.decided))
+        node, slots = self.fleet.place_task(spec, len(self.decided))
         if node < 0:
             return False
         self.held.setdefault(node, {})[task] = slots
@@ -255,20 +255,20 @@ class _Play:
             heappush(self.events, (now_s + self.duration_s[task], _LEAVES, task, self.attempt[task]))
         return True
 
-    def wait(self, task: int, now_s: float) -> None:
+    def enqueue_task(self, task: int, now_s: float) -> None:
         self.fate[task], self.since_s[task] = WAITING, now_s
-        self.queue.add(task, spec=self.spec[task], priority=int(self.schedule.priority[task]))
+        self.queue.push(task, spec=self.spec[task], priority=int(self.schedule.priority[task]))
 
     def arrive(self, task: int, now_s: float) -> None:
         if not self.ever[self.spec[task]]:
             self.fate[task] = REFUSED
         elif not self.try_to_place(task, now_s):
-            self.wait(task, now_s)
+            self.enqueue_task(task, now_s)
 
     def leave(self, task: int) -> int:
         """Takes a task off its node; returns the node."""
         node, spec = self.where[task], self.spec[task]
-        self.fleet.release(node, spec, self.held[node].pop(task))
+        self.fleet.release_task(node, spec, self.held[node].pop(task))
         self.allocated_milli -= int(self.demand[spec])
         self.running -= 1
         self.where[task] = -1
@@ -285,7 +285,7 @@ class _Play:
             self.lost_gpu_s += float(self.demand[spec]) / 1000.0 * (now_s - self.since_s[task])
             self.leave(task)
             self.restarts[task] += 1
-            self.wait(task, now_s)
+            self.enqueue_task(task, now_s)
         return {self.spec[task] for task, _ in victims}
 
     def come_back(self, node: int) -> None:
@@ -298,7 +298,7 @@ class _Play:
         if waiting:
             fits = np.zeros(len(self.ever), np.bool_)
             for node in freed - self.away:
-                cpu_milli, memory_mib, gpus = self.fleet.free(node)
+                cpu_milli, memory_mib, gpus = self.fleet.free_resources(node)
                 model = int(self.trace.fleet.model[node])
                 fits |= _fitting(self.trace.specs, cpu_milli, memory_mib, np.array(gpus, np.int64), model)
             specs = specs | {spec for spec in waiting if fits[spec]}
@@ -306,7 +306,7 @@ class _Play:
             spec, task = head
             waited_s = now_s - self.since_s[task]
             if self.try_to_place(task, now_s):
-                self.queue.take(spec)
+                self.queue.pop(spec)
                 self.waited_s[task] += waited_s
             else:
                 specs = specs - {spec}
@@ -328,7 +328,7 @@ class _Play:
         if freed or specs:
             self.retry(freed, specs, now_s)
 
-    def note(self, now_s: float) -> None:
+    def record_state(self, now_s: float) -> None:
         """The state from this moment on; of several rows of one moment the last counts."""
         if self.rows and self.rows[-1][0] == now_s:
             self.rows.pop()
@@ -352,7 +352,7 @@ def simulate_policy(
     play.events = [event for event in play.events if event[0] <= end_s]
     heapify(play.events)
     arrival_s, coming = schedule.arrival_s.tolist(), 0
-    play.note(schedule.begin_s)
+    play.record_state(schedule.begin_s)
     while True:
         next_s = arrival_s[coming] if coming < len(arrival_s) else math.inf
         now_s = min(next_s, play.events[0][0]) if play.events else next_s
@@ -362,7 +362,7 @@ def simulate_policy(
         while coming < len(arrival_s) and arrival_s[coming] == now_s:
             play.arrive(coming, now_s)
             coming += 1
-        play.note(now_s)
+        play.record_state(now_s)
     return _outcome(play, end_s)
 
 

@@ -72,7 +72,7 @@ def _watts(line: CsvLine, model: str, catalogue: Catalogue) -> tuple[float | Non
     if line.text("gpu_idle_w") or line.text("gpu_full_w"):
         idle_w, full_w = (line.decimal(column, _GPU_W_MOST) for column in _NODE_OTHERS)
         if idle_w > full_w:
-            raise line.complain("gpu_idle_w", f"is {idle_w:g}, more than gpu_full_w", "swap the two")
+            raise line.cell_error("gpu_idle_w", f"is {idle_w:g}, more than gpu_full_w", "swap the two")
         return idle_w, full_w
     found = (p for p in catalogue.products.values() if model.lower() in {p.model.lower(), p.key.lower()})
     product = next(found, None)
@@ -80,14 +80,16 @@ def _watts(line: CsvLine, model: str, catalogue: Catalogue) -> tuple[float | Non
         return product.idle_w, product.busy_w
     if model not in GPU_WATTS:
         remedy = "add the columns gpu_idle_w and gpu_full_w, or write a model of the catalogue such as H100-80GB-HBM3"
-        raise line.complain("gpu_model", f"is {model!r}, whose watts nobody knows", remedy)
+        raise line.cell_error("gpu_model", f"is {model!r}, whose watts nobody knows", remedy)
     return None, None
 
 
 def _node(line: CsvLine, catalogue: Catalogue) -> TraceNode:
     gpus, model = line.whole("gpus", GPUS_MOST), line.text("gpu_model")
     if bool(gpus) != bool(model):
-        raise line.complain("gpu_model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs")
+        raise line.cell_error(
+            "gpu_model", f"is {model!r} with {gpus} GPUs", "name a model exactly where there are GPUs"
+        )
     idle_w, full_w = _watts(line, model, catalogue) if gpus else (None, None)
     return TraceNode(
         name=line.name("name"),
@@ -100,17 +102,17 @@ def _node(line: CsvLine, catalogue: Catalogue) -> TraceNode:
     )
 
 
-def _share(line: CsvLine, gpus: int) -> int:
+def _gpu_share_milli(line: CsvLine, gpus: int) -> int:
     """Thousandths of each GPU."""
     if not line.text("gpu_share"):
         return GPU_MILLI_WHOLE if gpus else 0
     share = round(line.decimal("gpu_share", 1.0) * GPU_MILLI_WHOLE)
     if bool(gpus) != bool(share):
-        raise line.complain(
+        raise line.cell_error(
             "gpu_share", f"is {share / GPU_MILLI_WHOLE:g} with {gpus} GPUs", "make both 0, or both more"
         )
     if gpus > 1 and share != GPU_MILLI_WHOLE:
-        raise line.complain("gpu_share", f"is less than 1 for each of {gpus} GPUs", "several GPUs are whole: write 1")
+        raise line.cell_error("gpu_share", f"is less than 1 for each of {gpus} GPUs", "several GPUs are whole: write 1")
     return share
 
 
@@ -118,16 +120,16 @@ def _task(line: CsvLine) -> TraceTask:
     gpus = line.whole("gpus", GPUS_MOST)
     cpu_milli, memory_mib = line.whole("cpu_milli", CPU_MILLI_MOST), line.whole("memory_mib", MEMORY_MIB_MOST)
     if not (cpu_milli or memory_mib or gpus):
-        raise line.complain("cpu_milli", "is 0, and so is all else: the task asks for nothing", "remove the line")
+        raise line.cell_error("cpu_milli", "is 0, and so is all else: the task asks for nothing", "remove the line")
     models = [model.strip() for model in line.text("gpu_models").split("|") if model.strip()]
     if models and not gpus:
-        raise line.complain("gpu_models", f"names {models[0]} for a task without GPU", "empty it or set gpus")
+        raise line.cell_error("gpu_models", f"names {models[0]} for a task without GPU", "empty it or set gpus")
     return TraceTask(
         name=line.name("name"),
         cpu_milli=cpu_milli,
         memory_bytes=memory_mib * MIB,
         gpu_count=gpus,
-        gpu_milli=_share(line, gpus),
+        gpu_milli=_gpu_share_milli(line, gpus),
         gpu_models=tuple(dict.fromkeys(models)),
         arrival_s=line.decimal("arrival_s", SECONDS_MOST),
         duration_s=line.decimal("duration_s", SECONDS_MOST) if line.text("duration_s") else None,
@@ -142,17 +144,17 @@ def read_failures(path: Path, nodes: Iterable[TraceNode]) -> tuple[FailureRow, .
     for line in read_lines(path, _FAILURE_COLUMNS, FAILURES_MOST, others=()):
         name = line.name("node")
         if name not in known:
-            raise line.complain("node", f"names {name!r}, which is no node of the trace", "write a node's name")
+            raise line.cell_error("node", f"names {name!r}, which is no node of the trace", "write a node's name")
         down_s = line.decimal("down_s", SECONDS_MOST)
         up_s = line.decimal("up_s", SECONDS_MOST) if line.text("up_s") else None
         if up_s is not None and up_s <= down_s:
-            raise line.complain("up_s", "is not after down_s", "write the later moment, or nothing if it stays down")
+            raise line.cell_error("up_s", "is not after down_s", "write the later moment, or nothing if it stays down")
         rows.append((FailureRow(name, down_s, up_s), line))
     rows.sort(key=lambda row: (row[0].down_s, row[0].node))
     back: dict[str, float] = {}
     for row, line in rows:
         if row.down_s < back.get(row.node, 0.0):
-            raise line.complain("down_s", f"falls into another failure of {row.node}", "make one failure of the two")
+            raise line.cell_error("down_s", f"falls into another failure of {row.node}", "make one failure of the two")
         back[row.node] = float("inf") if row.up_s is None else row.up_s
     return tuple(row for row, _ in rows)
 
@@ -164,9 +166,9 @@ def read_tariffs(path: Path, begin_s: float | None) -> tuple[TariffRow, ...]:
         from_s = line.decimal("from_s", SECONDS_MOST)
         if not rows and begin_s is not None and from_s > begin_s:
             remedy = f"begin at the trace's first arrival, {begin_s:g}, or before"
-            raise line.complain("from_s", f"is {from_s:g} in the first row", remedy)
+            raise line.cell_error("from_s", f"is {from_s:g} in the first row", remedy)
         if rows and from_s <= rows[-1].from_s:
-            raise line.complain("from_s", "is not after the row before", "sort the rows by from_s")
+            raise line.cell_error("from_s", "is not after the row before", "sort the rows by from_s")
         price, carbon = line.decimal("price_per_kwh", _PRICE_MOST), line.decimal("carbon_g_per_kwh", _CARBON_G_MOST)
         rows.append(TariffRow(from_s, price, carbon))
     if not rows:

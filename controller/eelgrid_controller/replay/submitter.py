@@ -194,9 +194,9 @@ class _Run:
                 self._refuse(request, fault)
         except (faults.InvalidArgument, faults.FailedPrecondition, faults.NotFound, ContractError) as fault:
             self._refuse(request, fault)
-        self._settle(workload)
+        self._record_answer(workload)
 
-    def _settle(self, workload: Workload | None) -> None:
+    def _record_answer(self, workload: Workload | None) -> None:
         self.report.done += 1
         if workload is not None:
             self.report.placed += workload.phase is WorkloadPhase.PLACED

@@ -45,12 +45,12 @@ class JournalWriter:
             return self._journal.append(entries, audited) if audited else self._journal.append(entries)
 
         start_s = self._clock.perf_s()
-        last = write() if self._quick >= _QUICK_IN_A_ROW else await self.in_thread(write)
+        last = write() if self._quick >= _QUICK_IN_A_ROW else await self.run_in_thread(write)
         taken_s = self._clock.perf_s() - start_s
         self._quick = self._quick + 1 if taken_s <= _SLOW_COMMIT_S else 0
         return last, taken_s
 
-    async def in_thread(self, call: Callable[[], _Result]) -> _Result:
+    async def run_in_thread(self, call: Callable[[], _Result]) -> _Result:
         """What `call` returns: for anything that takes longer than a commit."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
@@ -92,11 +92,11 @@ class CheckpointWriter:
 
         def write() -> None:
             plain = state.dump()
-            self._journal.checkpoint(Checkpoint(state.revision, plain, digest_of(plain)))
+            self._journal.write_checkpoint(Checkpoint(state.revision, plain, digest_of(plain)))
 
         start_s = self._clock.perf_s()
         try:
-            await self._writer.in_thread(write)
+            await self._writer.run_in_thread(write)
         except JournalError as error:
             # Entries are still there; only the next start is slower.
             self._log.warning("checkpoint=failed error=%s", error)

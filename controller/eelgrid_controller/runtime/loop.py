@@ -107,12 +107,12 @@ class ControllerLoop:
 
     async def start(self) -> RecoveredState:
         """Bring the state back and begin; raises JournalError."""
-        recovered = await self._writer.in_thread(lambda: recover_state(self.journal, self._fresh_state))
+        recovered = await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state))
         self._go_on_from(recovered)
         now_s = self.clock.monotonic_s()
         for name, node in recovered.state.nodes.items():
             if node.state is NodeState.READY:
-                self.presence.left(name, deadline_s=now_s + self.config.restart_grace_s)
+                self.presence.mark_disconnected(name, deadline_s=now_s + self.config.restart_grace_s)
         self._last_command_s = now_s
         nodes = recovered.state.nodes.values()
         asked = self.config.kubernetes is None and any(node.inventory.agent_version for node in nodes)
@@ -230,9 +230,9 @@ class ControllerLoop:
         """Ask each GPU of running work to keep a limit, or its default."""
         return await self.command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
 
-    async def told_limits(self, highest_w: Mapping[str, float]) -> None:
+    async def report_limits(self, highest_w: Mapping[str, float]) -> None:
         """The highest limits that GPUs were read to have, by workload, where above the journal's."""
-        await self.command(lambda core, now_ns: core.told_limits(highest_w, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.report_limits(highest_w, now_ns=now_ns))
 
     async def apply_partitions(
         self, change: PartitionStage | Sequence[SurveyedGpu], *, call: AuditedCall | None = None
@@ -252,10 +252,10 @@ class ControllerLoop:
 
         await self.command(apply, entries=tuple(entries))
 
-    async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
+    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
         """A node is here, as it describes itself; its agent holds the plan of this epoch, and what it claims by it."""
         await self.command(
-            lambda core, now_ns: core.node_joined(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
+            lambda core, now_ns: core.register_node(inventory, now_ns=now_ns, plan_epoch=plan_epoch, claim=claim)
         )
 
     async def reconcile_node(self, node_name: str, *, call: AuditedCall | None = None) -> NodeRecord:
@@ -273,9 +273,9 @@ class ControllerLoop:
 
         return await self.command(apply, call=call)
 
-    async def occupied(self, node_name: str, others: ExternalUsage) -> None:
+    async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
         """What others hold on a node, as its engine tells."""
-        await self.command(lambda core, now_ns: core.occupied(node_name, others, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.update_external_usage(node_name, others, now_ns=now_ns))
 
     async def expect_reports(self) -> None:
         """Place nothing on any node before its engine has reported anew what stands there."""
@@ -283,19 +283,19 @@ class ControllerLoop:
 
     async def reconsider(self) -> None:
         """Try what waits again, since an engine's rules may answer otherwise by now."""
-        await self.command(lambda core, now_ns: core.reconsider(now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.retry_waiting(now_ns=now_ns))
 
-    async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
+    async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Replicas hold these GPUs of their node, as its engine tells."""
-        await self.command(lambda core, now_ns: core.corrected(node_name, held, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.correct_devices(node_name, held, now_ns=now_ns))
 
-    async def gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
+    async def mark_gpu_lost(self, node_name: str, gpu_uuid: str) -> None:
         """A device answers nothing any more."""
-        await self.command(lambda core, now_ns: core.gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.mark_gpu_lost(node_name, gpu_uuid, now_ns=now_ns))
 
-    async def gpu_returned(self, node_name: str, gpu_uuid: str) -> None:
+    async def mark_gpu_returned(self, node_name: str, gpu_uuid: str) -> None:
         """A device answers again."""
-        await self.command(lambda core, now_ns: core.gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
+        await self.command(lambda core, now_ns: core.mark_gpu_returned(node_name, gpu_uuid, now_ns=now_ns))
 
     async def command(
         self,
@@ -357,7 +357,7 @@ class ControllerLoop:
         """Queue the rest of a round over waiting work: when nobody waits, and now and then when somebody does."""
         now_s = self.clock.monotonic_s()
         is_turn = not self._queue or now_s >= self._retry_at_s
-        if self.core.backlog and is_turn and self._journal_fault is None and not self._stopping:
+        if self.core.has_backlog and is_turn and self._journal_fault is None and not self._stopping:
             self._retry_at_s = now_s + _RETRY_EVERY_S
             answer = asyncio.get_running_loop().create_future()
             answer.add_done_callback(asyncio.Future.exception)
@@ -376,7 +376,7 @@ class ControllerLoop:
 
         answer.add_done_callback(begun)
         return CoreCommand(
-            lambda core, now_ns: core.controller_started(now_ns=now_ns, lost=lost, asks_agents=asks_agents),
+            lambda core, now_ns: core.record_controller_start(now_ns=now_ns, lost=lost, asks_agents=asks_agents),
             answer,
             asked_s=self.clock.monotonic_s(),
         )
@@ -388,23 +388,23 @@ class ControllerLoop:
         self._under_way_s = self._queue[0].asked_s
         batch, broken = self._apply_batch()
         events = tuple(event for command in batch if command.fault is None for event in command.outcome.events)
-        entries = tuple(entry for command in batch for entry in command.audited(self.core.state.revision))
+        entries = tuple(entry for command in batch for entry in command.audit_entries(self.core.state.revision))
         fault: Fault | None = None
         if broken:
             fault = Unavailable("a fault in the controller undid this together with another call; repeat the call")
         elif events or entries:
             fault = await self._commit(events, entries)
         if fault is not None:
-            self._go_on_from(await self._writer.in_thread(lambda: recover_state(self.journal, self._fresh_state)))
+            self._go_on_from(await self._writer.run_in_thread(lambda: recover_state(self.journal, self._fresh_state)))
         self._under_way_s = None
         self._settled.set()
         nodes: frozenset[str] = frozenset()
         for command in batch:
             if command.fault is None and fault is None:
                 nodes |= command.outcome.nodes
-                command.tell(command.outcome.result)
+                command.resolve(command.outcome.result)
             else:
-                command.tell(fault=command.fault or fault)
+                command.resolve(fault=command.fault or fault)
         if fault is None and (events or nodes):
             committed = CommitResult(events, nodes, self.core.state.revision)
             for listener in self.listeners:
@@ -471,7 +471,7 @@ class ControllerLoop:
             return False
         self._probe_at_s = self.clock.monotonic_s() + _PROBE_EVERY_S
         try:
-            await self._writer.in_thread(self.journal.probe)
+            await self._writer.run_in_thread(self.journal.probe)
         except JournalError as error:
             self._journal_fault = journal_fault(error)
             return False
@@ -481,7 +481,7 @@ class ControllerLoop:
 
     def _refuse_all(self, fault: Fault | None) -> None:
         while self._queue:
-            self._queue.popleft().tell(fault=fault)
+            self._queue.popleft().resolve(fault=fault)
 
     def _go_on_from(self, recovered: RecoveredState) -> None:
         for line in recovered.healed:
@@ -493,7 +493,7 @@ class ControllerLoop:
                 recovered.healed_count,
             )
         self._core = self.make_core(recovered.state)
-        self._core.judge_by(self.eligibility)
+        self._core.set_eligibility(self.eligibility)
         self._checkpoints.events = recovered.replayed
 
     def _is_checkpoint_due(self) -> bool:
@@ -504,16 +504,16 @@ class ControllerLoop:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = self.clock.monotonic_s()
-            for name in self.presence.expired(now_s=now_s):
+            for name in self.presence.pop_expired(now_s=now_s):
                 self._lose(name)
             self._forget_lost(now_s)
             if self._is_checkpoint_due():
                 self._wake.set()
             if now_s >= self._files_at_s and self._journal_fault is None:
                 self._files_at_s = now_s + _FILES_EVERY_S
-                self._look_after_files()
+                self._watch_files()
 
-    def _look_after_files(self) -> None:
+    def _watch_files(self) -> None:
         """Accept nothing more once the journal's files are gone, also where nobody asks for anything."""
         try:
             self.journal.check_files()
@@ -528,12 +528,14 @@ class ControllerLoop:
         if not ttl_s or now_s - self._expiry_s < min(_EXPIRY_EVERY_S, ttl_s / 2.0) or self._core is None:
             return
         self._expiry_s = now_s
-        names = self._lost.expired(select_longest_lost_nodes(self.core.state), now_ns=self.clock.now_ns(), now_s=now_s)
+        names = self._lost.select_expired(
+            select_longest_lost_nodes(self.core.state), now_ns=self.clock.now_ns(), now_s=now_s
+        )
         if names:
             answer = asyncio.get_running_loop().create_future()
             answer.add_done_callback(self._forgot)
             self._queue.append(
-                CoreCommand(lambda core, now_ns: core.forget_lost(names, now_ns=now_ns), answer, asked_s=now_s)
+                CoreCommand(lambda core, now_ns: core.forget_lost_nodes(names, now_ns=now_ns), answer, asked_s=now_s)
             )
             self._wake.set()
 
@@ -548,7 +550,7 @@ class ControllerLoop:
             # Its agent went before its first inventory was accepted.
             return
         command = CoreCommand(
-            lambda core, now_ns: core.node_lost(node_name, now_ns=now_ns),
+            lambda core, now_ns: core.mark_node_lost(node_name, now_ns=now_ns),
             asyncio.get_running_loop().create_future(),
             asked_s=self.clock.monotonic_s(),
         )
@@ -556,7 +558,7 @@ class ControllerLoop:
         def check(answer: asyncio.Future[Any]) -> None:
             if answer.exception() is not None:
                 self._log.debug("node=%s lost=later reason=%s", node_name, answer.exception())
-                self.presence.retry(node_name, deadline_s=self.clock.monotonic_s() + _PROBE_EVERY_S)
+                self.presence.schedule_recheck(node_name, deadline_s=self.clock.monotonic_s() + _PROBE_EVERY_S)
 
         command.answer.add_done_callback(check)
         self._queue.append(command)

@@ -158,7 +158,7 @@ class HttpFetcher:
         try:
             writer.write(_request(address))
             await writer.drain()
-            return await _answer(reader, self._bounds.bytes_most)
+            return await _read_answer(reader, self._bounds.bytes_most)
         finally:
             # Nothing more is wanted of the peer, not even its good-bye.
             writer.transport.abort()
@@ -234,7 +234,7 @@ def find_address_refusal(host: str, *, allows_loopback: bool) -> str | None:
     return None
 
 
-async def _answer(reader: asyncio.StreamReader, bytes_most: int) -> bytes:
+async def _read_answer(reader: asyncio.StreamReader, bytes_most: int) -> bytes:
     head, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
     status = _STATUS.match(head)
     if status is None:
@@ -267,7 +267,7 @@ class _Body:
     def _too_much(self) -> FetchError:
         return FetchError(f"more than {self._most} bytes", FetchFailure.SIZE)
 
-    def _take(self, piece: bytes) -> None:
+    def _feed(self, piece: bytes) -> None:
         self._came += len(piece)
         if self._unpack is not None:
             try:
@@ -290,7 +290,7 @@ class _Body:
         while size:
             piece = await self._reader.readexactly(min(size, _PIECE))
             size -= len(piece)
-            self._take(piece)
+            self._feed(piece)
 
     async def of_length(self, length: bytes) -> bytes:
         """A body whose length was told."""
@@ -315,7 +315,7 @@ class _Body:
     async def to_the_end(self) -> bytes:
         """A body that ends with the connection."""
         while piece := await self._reader.read(_PIECE):
-            self._take(piece)
+            self._feed(piece)
         return self._whole()
 
 
@@ -382,11 +382,11 @@ class Scraper:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pages")
 
     @property
-    def wanted(self) -> int:
+    def target_count(self) -> int:
         """Pages that are asked for in each interval."""
         return sum(len(one.urls) for one in self._asked.values())
 
-    def ask(self, asked: Mapping[str, ScrapeTarget]) -> frozenset[str]:
+    def set_targets(self, asked: Mapping[str, ScrapeTarget]) -> frozenset[str]:
         """From now on ask these, by name, and nobody else; returns those that are too many to ask."""
         now_s, pages = self._monotonic_s(), 0
         kept: dict[str, ScrapeTarget] = {}
@@ -408,7 +408,7 @@ class Scraper:
             self._failed = {url: failed for url, failed in self._failed.items() if url in urls}
         return frozenset(asked.keys() - kept.keys())
 
-    def take(self) -> dict[str, ScrapeRound]:
+    def collect_rounds(self) -> dict[str, ScrapeRound]:
         """The rounds that are new since the last time, by name."""
         taken, self._rounds = self._rounds, {}
         return taken
@@ -422,7 +422,7 @@ class Scraper:
                 for name in [name for name, due_s in self._due_s.items() if due_s <= now_s]:
                     self._due_s[name] = next_due_s(name, now_s, self.every_s)
                     if name not in self._under_way:
-                        self._begin(name, now_s)
+                        self._start_round(name, now_s)
                 wait_s = min(self._due_s.values(), default=now_s + _IDLE_S) - self._monotonic_s()
                 try:
                     async with asyncio.timeout(max(0.0, wait_s)):
@@ -436,12 +436,12 @@ class Scraper:
             await asyncio.gather(*rounds, return_exceptions=True)
             self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, name: str, now_s: float) -> None:
+    def _start_round(self, name: str, now_s: float) -> None:
         task = asyncio.create_task(self._round(name, self._asked[name], now_s))
         self._under_way[name] = task
-        task.add_done_callback(lambda done: self._ended(name, done))
+        task.add_done_callback(lambda done: self._on_round_end(name, done))
 
-    def _ended(self, name: str, done: asyncio.Task[None]) -> None:
+    def _on_round_end(self, name: str, done: asyncio.Task[None]) -> None:
         if self._under_way.get(name) is done:
             del self._under_way[name]
         if not done.cancelled() and (error := done.exception()) is not None:

@@ -76,7 +76,7 @@ def _checkpoint_crc(seq: int, digest: bytes, body: bytes) -> int:
     return zlib.crc32(body, zlib.crc32(b"%d\n%b\n" % (seq, digest)))
 
 
-def _checked(seq: int, body: object, digest: object, crc: int) -> Checkpoint | None:
+def _check_row(seq: int, body: object, digest: object, crc: int) -> Checkpoint | None:
     """The checkpoint in a row; None for one that is damaged."""
     if isinstance(body, bytes) and isinstance(digest, bytes) and _checkpoint_crc(seq, digest, body) == crc:
         return Checkpoint(seq, json.loads(zlib.decompress(body)), digest.decode())
@@ -120,7 +120,7 @@ class SqliteJournal:
         # Entries after `_last` that were committed and could not be marked: nobody was told of them.
         self._has_unmarked = False
         self._identities: dict[Path, tuple[int, int] | None] = {}
-        with self._translated():
+        with self._translate_errors():
             name = connection.execute("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
             self.audit_table = AuditTable(connection)
         self.cluster_id: str = name[0].decode(errors="replace") if name else ""
@@ -168,20 +168,20 @@ class SqliteJournal:
                     gone = self.audit_table.prune()
                 self.audit_table.pruned(*gone)
 
-    def audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+    def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
         """A page of the audit log, read apart from the writing, so that any thread may ask at any time."""
-        with self._translated():
+        with self._translate_errors():
             return read_audit_page(self.path, wanted, size=size, before=before)
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint, its CRC checked."""
-        with self._translated():
+        with self._translate_errors():
             rows = self._connection.execute(
                 "SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq DESC LIMIT 2"
             ).fetchall()
         if not rows:
             return None
-        if checkpoint := _checked(*rows[0]):
+        if checkpoint := _check_row(*rows[0]):
             return checkpoint
         seq = rows[0][0]
         before = f"the checkpoint at entry {rows[1][0]}" if len(rows) > 1 else "the beginning"
@@ -195,7 +195,7 @@ class SqliteJournal:
 
     def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """Entries in order; stops with JournalCorrupt at the first that is damaged or missing."""
-        with self._translated():
+        with self._translate_errors():
             last = yield from self._entries(self._connection, seq)
         if last != self._last:
             raise self._corrupt(last + 1, seq, f"entries {last + 1} to {self._last} are missing")
@@ -215,13 +215,13 @@ class SqliteJournal:
             expected += 1
         return expected - 1
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """All that is kept, in one transaction of a connection of its own.
 
         From the first entry, where that is still kept; else the oldest checkpoint and the entries since.
         """
         with (
-            self._translated(),
+            self._translate_errors(),
             contextlib.closing(_read_only(self.path)) as reader,
         ):
             reader.text_factory = bytes
@@ -229,12 +229,12 @@ class SqliteJournal:
             if reader.execute("SELECT min(seq) FROM events").fetchone() == (1,):
                 return JournalHistory(None, tuple(self._entries(reader, 0)))
             rows = reader.execute("SELECT seq, body, digest, crc32 FROM checkpoints ORDER BY seq LIMIT 1").fetchall()
-            checkpoint = _checked(*rows[0]) if rows else None
+            checkpoint = _check_row(*rows[0]) if rows else None
             if rows and checkpoint is None:
                 raise self._corrupt(rows[0][0], 0, f"the checkpoint at entry {rows[0][0]} is damaged")
             return JournalHistory(checkpoint, tuple(self._entries(reader, checkpoint.seq if checkpoint else 0)))
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep this and the newest before it; drop older ones and the entries that both cover."""
         body = zlib.compress(_dumps(checkpoint.state), 3)
         crc = _checkpoint_crc(checkpoint.seq, checkpoint.digest.encode(), body)
@@ -252,7 +252,7 @@ class SqliteJournal:
         self.counters.checkpoints += 1
         self.counters.checkpoint_bytes = len(body)
         # Moves the log into the file now, at a quiet moment, rather than inside somebody's commit.
-        with self._translated():
+        with self._translate_errors():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def probe(self) -> None:
@@ -336,7 +336,7 @@ class SqliteJournal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._translated():
+        with self._translate_errors():
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
@@ -347,7 +347,7 @@ class SqliteJournal:
                 raise
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except _SQLITE_ERRORS as error:
@@ -389,7 +389,7 @@ def open_journal(
     path = data / FILE_NAME
     held = contextlib.ExitStack()
     try:
-        _hold(path, held)
+        _lock_directory(path, held)
         _refuse_links(data)
         _tighten(data)
         mark = _mark_of(path, held)
@@ -409,7 +409,7 @@ def open_journal(
         raise
 
 
-def _hold(path: Path, held: contextlib.ExitStack) -> None:
+def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
     """Make the directory and take it for this process; the kernel releases it however this process ends.
 
     The lock is on the directory itself and on a file in it. The file says who holds it, and is what earlier versions
@@ -424,7 +424,7 @@ def _hold(path: Path, held: contextlib.ExitStack) -> None:
         held.callback(os.close, lock)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _linked(data, LOCK_NAME) from error
+            raise _link_error(data, LOCK_NAME) from error
         raise ControllerConfigError(
             f"data directory {data} cannot be used ({error.strerror})", "name a writable directory with --data"
         ) from error
@@ -450,10 +450,10 @@ def _refuse_links(data: Path) -> None:
     """A link would have us write, and change the mode of, a file that somebody else chose."""
     for path in data.iterdir():
         if path.is_symlink():
-            raise _linked(data, path.name)
+            raise _link_error(data, path.name)
 
 
-def _linked(data: Path, name: str) -> ControllerConfigError:
+def _link_error(data: Path, name: str) -> ControllerConfigError:
     return ControllerConfigError(
         f"data directory {data} holds a symbolic link, {name}",
         "replace it by the file itself; to keep data elsewhere, name that directory with --data",

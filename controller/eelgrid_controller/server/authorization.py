@@ -35,25 +35,25 @@ class Authorizer:
         self._refused: Counter[tuple[str, str]] = Counter()
         self._roleless: Counter[str] = Counter()
 
-    def admit(self, path: str, context: Context) -> None:
+    def authorize_call(self, path: str, context: Context) -> None:
         """Before each call; raises RoleRefused."""
-        self._admit(path, self.caller(context))
+        self._admit(path, self.identify_caller(context))
 
-    def admit_node(self, node_name: str, context: Context) -> None:
+    def authorize_node(self, node_name: str, context: Context) -> None:
         """When an agent has said for which node it speaks; raises RoleRefused."""
         try:
-            check_node(self.caller(context), node_name)
+            check_node(self.identify_caller(context), node_name)
         except RoleRefused as refusal:
-            self.count(refusal)
+            self.count_refusal(refusal)
             raise
 
-    def admit_viewer(self, der: bytes | None) -> None:
+    def authorize_viewer(self, der: bytes | None) -> None:
         """Before each answer of the live page, by the connection's certificate; raises RoleRefused."""
-        self._admit(LIVE_PAGE_PATH, self._callers.read(der or b""))
+        self._admit(LIVE_PAGE_PATH, self._callers.read_caller(der or b""))
 
-    def caller(self, context: Context) -> Caller:
+    def identify_caller(self, context: Context) -> Caller:
         """Whoever calls."""
-        return self._callers.of(context)
+        return self._callers.identify_caller(context)
 
     def families(self) -> Iterator[MetricFamily]:
         """What the page of metrics tells."""
@@ -64,7 +64,7 @@ class Authorizer:
         try:
             is_by_role = check_call_role(caller, path, self.rules, now_s=self._clock.now_ns() / 1e9)
         except RoleRefused as refusal:
-            self.count(refusal)
+            self.count_refusal(refusal)
             raise
         if not is_by_role:
             needs = REQUIRED_ROLES.get(path)
@@ -79,9 +79,9 @@ class Authorizer:
                 word,
             )
 
-    def count(self, refusal: RoleRefused) -> None:
+    def count_refusal(self, refusal: RoleRefused) -> None:
         """A caller was refused, here or by whoever looked closer."""
-        key = refusal.caller.greatest, refusal.needs
+        key = refusal.caller.greatest_role, refusal.needs
         self._refused[key] += 1
         self._log.warn(
             key,

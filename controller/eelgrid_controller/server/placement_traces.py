@@ -163,13 +163,13 @@ class _Followed:
 class SpanSink(Protocol):
     """Where spans come from and where they go."""
 
-    def root(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
+    def start_trace(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
         """The beginning of a trace, of this id unless it is within a caller's; None for one that nobody wants."""
 
-    def new_id(self) -> int:
+    def new_span_id(self) -> int:
         """An id for a span."""
 
-    def ended(self, span: Span) -> None:
+    def export_span(self, span: Span) -> None:
         """Take a span that is over."""
 
 
@@ -202,7 +202,7 @@ class PlacementTraces:
 
     # What is told
 
-    def decided(self, duration_s: float, workload_id: str, origin: CommandOrigin | None) -> str:
+    def on_decision(self, duration_s: float, workload_id: str, origin: CommandOrigin | None) -> str:
         """A submission was decided on just now; the id of its trace, empty for none."""
         if not workload_id:
             return ""
@@ -220,14 +220,14 @@ class PlacementTraces:
     def _first(self, workload_id: str, headers: Mapping[str, str], start_ns: int) -> Span | None:
         """The span over all of a placement; None for one that nobody wants."""
         trace_id, span_id = derive_trace_ids(self._cluster, workload_id)
-        root = self._spans.root("placement", headers, trace_id)
+        root = self._spans.start_trace("placement", headers, trace_id)
         if root is None:
             return None
-        span_id = self._spans.new_id() if root.parent_id else span_id
+        span_id = self._spans.new_span_id() if root.parent_id else span_id
         said: AttributeValues = {"eelgrid.workload.id": workload_id}
         return Span("placement", root, span_id, root.parent_id, start_ns, attributes=dict(said))
 
-    def go_on(self, waiting: Iterable[Workload]) -> None:
+    def resume_traces(self, waiting: Iterable[Workload]) -> None:
         """What waited when the process before ended: its traces go on, but for callers', whose ids nobody kept."""
         now_ns = self._now_ns()
         for workload in waiting:
@@ -241,11 +241,11 @@ class PlacementTraces:
                 queue.events.append((now_ns, "another process goes on", said))
                 self._followed[workload.workload_id] = _Followed(first, queue=queue, reasons=1)
 
-    def wrote(self, taken_s: float) -> None:
+    def on_write(self, taken_s: float) -> None:
         """The commit that is about to be told took so long."""
         self._commit_s = taken_s
 
-    def committed(self, committed: CommitResult) -> None:
+    def on_commit(self, committed: CommitResult) -> None:
         """Events are on disk."""
         now_ns = self._now_ns()
         commit_ns = now_ns - int(1e9 * self._commit_s)
@@ -253,20 +253,20 @@ class PlacementTraces:
         for revision, event in enumerate(committed.events, first):
             match event:
                 case WorkloadSubmitted() if event.workload_id in self._decided:
-                    self._begin(event, commit_ns, now_ns)
+                    self._start_trace(event, commit_ns, now_ns)
                 case WorkloadDeferred() if event.workload_id in self._followed:
                     self._defer(event, now_ns)
                 case WorkloadPlaced() if event.workload_id in self._followed:
                     said = decision_attributes(event.placements, event.explanation, revision)
                     pods = self.has_pod(event.workload_id)
-                    self._place(
+                    self._on_placed(
                         event.workload_id, event.placements, said, (event.time_ns, commit_ns, now_ns), pods=pods
                     )
                 case PartitionsPlanned():
                     for one in event.services:
                         if one.workload_id in self._followed and one.placements:
                             said = decision_attributes(one.placements, (), revision)
-                            self._place(one.workload_id, one.placements, said, (event.time_ns, commit_ns, now_ns))
+                            self._on_placed(one.workload_id, one.placements, said, (event.time_ns, commit_ns, now_ns))
                 case WorkloadCancelled() if event.workload_id in self._followed:
                     self._end(event.workload_id, "cancelled", now_ns)
                 case _:
@@ -274,7 +274,7 @@ class PlacementTraces:
         # What is left was undone together with its batch.
         self._decided.clear()
 
-    def told(self, node_name: str, message: NodePlan | PlanApplied) -> None:
+    def on_plan_message(self, node_name: str, message: NodePlan | PlanApplied) -> None:
         """A plan goes out to a node's agent, or its agent says what became of one."""
         waiting = self._waiting.get(node_name)
         if not waiting:
@@ -285,9 +285,9 @@ class PlacementTraces:
                 self._sent(self._followed[workload_id], message, now_ns)
         else:
             for workload_id in list(waiting):
-                self._answered(workload_id, node_name, message, now_ns)
+                self._on_applied(workload_id, node_name, message, now_ns)
 
-    def patched(self, workload_id: str, replica: int, node_name: str, start_ns: int) -> None:
+    def on_pod_patched(self, workload_id: str, replica: int, node_name: str, start_ns: int) -> None:
         """The pod of a replica was pinned to its node, by a patch that began then."""
         followed = self._followed.get(workload_id)
         if followed is None or replica not in followed.awaited:
@@ -295,11 +295,11 @@ class PlacementTraces:
         now_ns = self._now_ns()
         said: AttributeValues = {"eelgrid.node": node_name, "eelgrid.replica": replica}
         self._span("patch", followed.root, (start_ns, now_ns), said, kind=PlacementSpanKind.CLIENT)
-        self._arrived(workload_id, replica, now_ns)
+        self._on_arrival(workload_id, replica, now_ns)
 
     # Spans
 
-    def _begin(self, event: WorkloadSubmitted, commit_ns: int, now_ns: int) -> None:
+    def _start_trace(self, event: WorkloadSubmitted, commit_ns: int, now_ns: int) -> None:
         decided = self._decided.pop(event.workload_id)
         if len(self._followed) >= self._bounds.placements_most:
             self._end(next(iter(self._followed)), "given_up", now_ns)
@@ -320,7 +320,7 @@ class PlacementTraces:
         if followed.reasons <= self._bounds.reasons_most:
             followed.queue.events.append((now_ns, "waits", {"eelgrid.reason": event.reason}))
 
-    def _place(
+    def _on_placed(
         self,
         workload_id: str,
         placements: Sequence[Placement],
@@ -363,7 +363,7 @@ class PlacementTraces:
         span = self._open("apply", followed.root, now_ns, said, kind=PlacementSpanKind.CLIENT)
         followed.sent[plan.node_name] = plan.epoch, span
 
-    def _answered(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
+    def _on_applied(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
         sent = self._followed[workload_id].sent
         epoch, span = sent.get(node_name, (0, None))
         if span is None or applied.epoch < epoch:
@@ -375,13 +375,13 @@ class PlacementTraces:
         if own and own.status in _BAD:
             span.error = own.detail[:_DETAIL_MOST]
         self._close(span, now_ns)
-        self._arrived(workload_id, node_name, now_ns)
+        self._on_arrival(workload_id, node_name, now_ns)
 
-    def _arrived(self, workload_id: str, where: _Awaited, now_ns: int) -> None:
+    def _on_arrival(self, workload_id: str, where: _Awaited, now_ns: int) -> None:
         followed = self._followed[workload_id]
         followed.awaited.discard(where)
         if isinstance(where, str):
-            self._forget(where, workload_id)
+            self._forget_waiting(where, workload_id)
         if not followed.awaited:
             self._end(workload_id, "finished", now_ns)
 
@@ -398,13 +398,13 @@ class PlacementTraces:
         followed = self._followed[workload_id]
         for name in followed.awaited:
             if isinstance(name, str):
-                self._forget(name, workload_id)
+                self._forget_waiting(name, workload_id)
         followed.awaited.clear()
         for _, span in followed.sent.values():
             self._close(span, now_ns)
         followed.sent.clear()
 
-    def _forget(self, node_name: str, workload_id: str) -> None:
+    def _forget_waiting(self, node_name: str, workload_id: str) -> None:
         waiting = self._waiting[node_name]
         del waiting[workload_id]
         if not waiting:
@@ -419,12 +419,12 @@ class PlacementTraces:
         *,
         kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
     ) -> Span:
-        return Span(name, parent.root, self._spans.new_id(), parent.span_id, start_ns, kind, dict(values))
+        return Span(name, parent.root, self._spans.new_span_id(), parent.span_id, start_ns, kind, dict(values))
 
     def _close(self, span: Span, end_ns: int) -> None:
         # A clock that is set back must not make a span that ends before it begins.
         span.end_ns = max(span.start_ns, end_ns)
-        self._spans.ended(span)
+        self._spans.export_span(span)
 
     def _span(
         self,
@@ -440,7 +440,7 @@ class PlacementTraces:
 
     # Bounds
 
-    def give_up_old(self) -> None:
+    def expire_traces(self) -> None:
         """End what was placed long ago and is not in force everywhere."""
         now_ns = self._now_ns()
         before_ns = now_ns - int(1e9 * self._bounds.answer_s)
@@ -451,7 +451,7 @@ class PlacementTraces:
         """Give up what is old, now and then, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            self.give_up_old()
+            self.expire_traces()
 
     def close(self) -> None:
         """End everything, but for what waits: whoever comes next goes on with it, where its ids are our own."""

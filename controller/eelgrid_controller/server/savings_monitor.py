@@ -38,13 +38,13 @@ class SavingsMonitor:
         self._savings: PlacementSavings | None = None
         # Joules of the comparisons before this one.
         self._before_j: defaultdict[str, float] = defaultdict(float)
-        loop.listeners.append(self._committed)
+        loop.listeners.append(self._on_commit)
 
     async def run(self) -> None:
         """Follow what is committed, until cancelled."""
         try:
             while True:
-                is_well = await self._turn()
+                is_well = await self._follow_backlog()
                 await asyncio.sleep(_TURN_S if is_well else _AGAIN_S)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -65,17 +65,17 @@ class SavingsMonitor:
         yield build_family("eelgrid_compared_gpus", {where: milli / 1000.0 for where, milli in found.gpu_milli.items()})
         yield build_family("eelgrid_compared_since_timestamp_seconds", found.began_ns / 1e9)
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         if not self._is_following:
             return  # it will begin from the state, which has these
         self._waiting.extend(event for event in committed.events if not isinstance(event, _OF_NO_ACCOUNT))
         if len(self._waiting) > _BEHIND_MOST:
             self._end("behind")
 
-    def _begin(self, core: Core) -> InitialCluster:
+    def _start_following(self, core: Core) -> InitialCluster:
         self._is_following = True
         self._offset_ns = self._clock.now_ns() - int(self._clock.monotonic_s() * 1e9)
-        return InitialCluster.of(core.state, self._now_ns())
+        return InitialCluster.from_state(core.state, self._now_ns())
 
     def _now_ns(self) -> int:
         """Unix time of a comparison that is not led astray by a clock that is set meanwhile: watts are summed over it."""
@@ -90,18 +90,18 @@ class SavingsMonitor:
         self._savings = self.figures = None
         self._waiting = []
 
-    async def _turn(self) -> bool:
+    async def _follow_backlog(self) -> bool:
         """Follow what came since the last one; false where that failed."""
         in_thread = asyncio.get_running_loop().run_in_executor
         try:
             if self._savings is None:
-                beginning = await self._loop.read(self._begin)
+                beginning = await self._loop.read(self._start_following)
                 made = await in_thread(self._thread, PlacementSavings, beginning, self._watts)
                 if not self._is_following:
                     return True  # ended while it was made
                 self._savings = made
             savings, events, self._waiting = self._savings, self._waiting, []
-            figures = await in_thread(self._thread, _followed, savings, events, self._now_ns())
+            figures = await in_thread(self._thread, _follow_events, savings, events, self._now_ns())
         except Exception:  # noqa: BLE001  # whatever it was, nothing else of the controller stands on it
             self._log.exception("savings=failed action=begin_anew seconds=%g", _AGAIN_S)
             self._end("fault")
@@ -111,8 +111,8 @@ class SavingsMonitor:
         return True
 
 
-def _followed(savings: PlacementSavings, events: Sequence[Event], now_ns: int) -> SavingsFigures:
+def _follow_events(savings: PlacementSavings, events: Sequence[Event], now_ns: int) -> SavingsFigures:
     for event in events:
-        savings.follow(event)
-    savings.advance(now_ns)
+        savings.follow_event(event)
+    savings.advance_to(now_ns)
     return savings.figures()

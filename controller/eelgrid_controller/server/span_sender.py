@@ -67,7 +67,7 @@ class SpanSender:
 
     # From the loop's thread
 
-    def root(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
+    def start_trace(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
         """The beginning of a trace, within the caller's where its headers say so; None for one that is not sampled."""
         context = self._propagator.extract(headers, context=Context()) if headers else Context()
         caller = get_current_span(context).get_span_context()
@@ -78,11 +78,11 @@ class SpanSender:
             return TraceRoot(trace_id)
         return TraceRoot(trace_id, caller.span_id, caller.trace_state.to_header())
 
-    def new_id(self) -> int:
+    def new_span_id(self) -> int:
         """An id for a span."""
         return self._provider.id_generator.generate_span_id()
 
-    def ended(self, span: Span) -> None:
+    def export_span(self, span: Span) -> None:
         """Queue it, or drop it where there are too many."""
         if self._is_stopping or len(self._queue) >= self._most:
             self.dropped += 1

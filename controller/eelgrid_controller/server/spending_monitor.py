@@ -58,7 +58,7 @@ SpentAmounts = Mapping[tuple[SpendingKey, PeriodBounds], float]
 class SpendingLedger(Protocol):
     """Who has the ledger."""
 
-    async def ask(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
+    async def query(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
         """Answers to questions of one stretch with the same filters; raises Unavailable."""
 
     async def begun_s(self) -> int | None:
@@ -91,7 +91,7 @@ class SpendingMonitor:
         self._rows_most = rows_most
         self._seen = _SpendingReview()
         self._wake = asyncio.Event()
-        loop.listeners.append(self._committed)
+        loop.listeners.append(self._on_commit)
 
     async def run(self) -> None:
         """A look now, then every while, and after each change of the policy."""
@@ -99,7 +99,7 @@ class SpendingMonitor:
             self._wake.clear()
             failures = self.failures
             try:
-                await self._look()
+                await self._review_spending()
             except Fault as error:
                 self.failures += 1
                 self._log.warning("spending=not_judged reason=%s", error)
@@ -114,7 +114,7 @@ class SpendingMonitor:
             except TimeoutError:
                 continue
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
             if isinstance(event, PolicyChanged):
                 self._wake.set()
@@ -122,20 +122,20 @@ class SpendingMonitor:
                 spent = ", ".join(limit_name(one.limit) for one in event.over) or "none"
                 self._log.info("spending=judged spent=%s", spent)
 
-    async def _look(self) -> None:
+    async def _review_spending(self) -> None:
         state = self._loop.core.state
         if not state.policy.spending and not state.spending.over:
             self._seen = _SpendingReview()
             return
-        told = await self._told_of(state.policy, _under_way(state.policy, self._clock.now_ns()))
+        told = await self._read_spent(state.policy, _under_way(state.policy, self._clock.now_ns()))
         await self._loop.command(
-            lambda core, now_ns: core.judge_spending(
+            lambda core, now_ns: core.set_exhausted_spending(
                 judge_limits(core.state.policy, core.state.spending, told, now_ns), now_ns=now_ns
             )
         )
-        self._seen = await self._loop.read(lambda core: self._as_seen(core, told))
+        self._seen = await self._loop.read(lambda core: self._review_limits(core, told))
 
-    def _as_seen(self, core: Core, told: SpentAmounts) -> _SpendingReview:
+    def _review_limits(self, core: Core, told: SpentAmounts) -> _SpendingReview:
         policy, spending = core.state.policy, core.state.spending
         workloads = core.state.workloads
         reasons = Counter(workloads[key].reason for key in core.state.pending) if spending.over else Counter[str]()
@@ -145,7 +145,7 @@ class SpendingMonitor:
             {spending_key(one.limit): reasons[spending_reason(one)] for one in spending.over},
         )
 
-    async def _told_of(self, policy: Policy, stretch_of: Callable[[SpendingLimit], PeriodBounds]) -> SpentAmounts:
+    async def _read_spent(self, policy: Policy, stretch_of: Callable[[SpendingLimit], PeriodBounds]) -> SpentAmounts:
         """What the ledger says of each limit that is not of GPU time; nothing of those that it cannot say."""
         asked: dict[PeriodBounds, dict[SpendingDimension, list[SpendingLimit]]] = {}
         for limit in policy.spending:
@@ -175,21 +175,21 @@ class SpendingMonitor:
         ]
         answers: list[LedgerAnswer] = []
         while len(answers) < len(asked):
-            answers += await self._ledger.ask(asked[len(answers) :][:_AT_ONCE])
+            answers += await self._ledger.query(asked[len(answers) :][:_AT_ONCE])
         found = []
         for dimension, answer in zip(limits, answers, strict=True):
             by_name = {one.values[0]: one.spent for one in answer.groups}
             for limit in limits[dimension]:
                 if limit.name not in by_name and answer.left_out_rows:
                     alone = LedgerQuery(begin_s=begin_s, end_s=end_s, filters=((dimension.group, limit.name),))
-                    by_name[limit.name] = (await self._ledger.ask([alone]))[0].owned
+                    by_name[limit.name] = (await self._ledger.query([alone]))[0].owned
                 found.append((limit, by_name.get(limit.name, LedgerAmount()), not answer.damaged))
         return found
 
     async def statuses(self) -> tuple[SpendingStatus, ...]:
         """Every limit as it stands now, with what it comes to by the end of its period. Raises Unavailable."""
         policy, now_ns = self._loop.core.state.policy, self._clock.now_ns()
-        told = await self._told_of(policy, _under_way(policy, now_ns))
+        told = await self._read_spent(policy, _under_way(policy, now_ns))
         rates = await self._rates(policy, now_ns)
         return await self._loop.read(lambda core: self._statuses(core, told, rates))
 
@@ -211,14 +211,14 @@ class SpendingMonitor:
         seconds = now_ns / _NS - lately.begin_s
         if seconds < _LATELY_LEAST_S:
             return {}
-        told = await self._told_of(policy, lambda _: lately)
+        told = await self._read_spent(policy, lambda _: lately)
         return {key: amount / seconds for (key, _), amount in told.items()}
 
     def _statuses(
         self, core: Core, told: SpentAmounts, rates: Mapping[SpendingKey, float]
     ) -> tuple[SpendingStatus, ...]:
         spending, now_ns = core.state.spending, self._clock.now_ns()
-        seen = self._as_seen(core, told)
+        seen = self._review_limits(core, told)
         since_ns = {spending_key(one.limit): one.since_ns for one in spending.over}
         found = []
         for one in seen.standings:

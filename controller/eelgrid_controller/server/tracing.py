@@ -97,16 +97,16 @@ class LoopInstrumentation:
             return None
         return CommandOrigin(self.tracing.now_ns(), extract_trace_headers(context.invocation_metadata()))
 
-    def decided(self, duration_s: float, workload_id: str, origin: CommandOrigin | None) -> None:
+    def on_decision(self, duration_s: float, workload_id: str, origin: CommandOrigin | None) -> None:
         """A submission was decided on; an empty id for what has no explanation."""
-        trace_id = self.tracing.traces.decided(duration_s, workload_id, origin) if self.tracing else ""
-        self._metrics.decided(duration_s, workload_id, trace_id)
+        trace_id = self.tracing.traces.on_decision(duration_s, workload_id, origin) if self.tracing else ""
+        self._metrics.on_decision(duration_s, workload_id, trace_id)
 
-    def wrote(self, taken_s: float) -> None:
+    def on_write(self, taken_s: float) -> None:
         """A batch of events was put on disk."""
         self._metrics.commit.observe(taken_s)
         if self.tracing is not None:
-            self.tracing.traces.wrote(taken_s)
+            self.tracing.traces.on_write(taken_s)
 
 
 class Tracing:
@@ -155,7 +155,7 @@ class Tracing:
         def patched(asked: UngatePod, start_ns: int) -> None:
             plan = parse_plan(asked.plan)
             if plan is not None:
-                self.traces.patched(plan.workload, plan.replica, plan.node_name, start_ns)
+                self.traces.on_pod_patched(plan.workload, plan.replica, plan.node_name, start_ns)
 
         self.traces.has_pod = is_pod
         patches.append(patched)

@@ -35,22 +35,22 @@ class AgentLiveness:
         """How many agents are here."""
         return len(self._here)
 
-    def arrived(self, node_name: str) -> None:
+    def mark_connected(self, node_name: str) -> None:
         """The node's agent is here."""
         self._here.add(node_name)
         self._deadlines.pop(node_name, None)
 
-    def left(self, node_name: str, *, deadline_s: float) -> None:
+    def mark_disconnected(self, node_name: str, *, deadline_s: float) -> None:
         """The node's agent is away, and counts as lost from the deadline on."""
         self._here.discard(node_name)
         self._deadlines[node_name] = deadline_s
 
-    def retry(self, node_name: str, *, deadline_s: float) -> None:
+    def schedule_recheck(self, node_name: str, *, deadline_s: float) -> None:
         """Name the node again at the deadline, unless its agent came in between."""
         if node_name not in self._here:
             self._deadlines[node_name] = deadline_s
 
-    def expired(self, *, now_s: float) -> tuple[str, ...]:
+    def pop_expired(self, *, now_s: float) -> tuple[str, ...]:
         """Nodes whose grace has run out; each is named once."""
         names = tuple(name for name, deadline_s in self._deadlines.items() if deadline_s <= now_s)
         for name in names:
@@ -67,7 +67,7 @@ class LostNodeExpiry:
         self._began_ns: int | None = None
         self._seen: dict[str, float] = {}
 
-    def expired(self, lost: Iterable[tuple[int, str]], *, now_ns: int, now_s: float) -> tuple[str, ...]:
+    def select_expired(self, lost: Iterable[tuple[int, str]], *, now_ns: int, now_s: float) -> tuple[str, ...]:
         """Those of (since when, name) that were seen expired for long enough by the monotonic clock, too."""
         if not self._keep_s:
             return ()
@@ -96,13 +96,13 @@ class _Bucket:
         self._left = float(most)
         self._at_s = now_s
 
-    def left(self, now_s: float) -> float:
+    def available(self, now_s: float) -> float:
         """How many may come now."""
         self._left = min(self._most, self._left + (now_s - self._at_s) * self._most / REGISTRATION_WINDOW_S)
         self._at_s = now_s
         return self._left
 
-    def take(self) -> None:
+    def consume(self) -> None:
         """One came."""
         self._left -= 1.0
 
@@ -117,23 +117,23 @@ class RegistrationLimiter:
         self._all = _Bucket(self._all_most, now_s)
         self._peers: OrderedDict[str, _Bucket] = OrderedDict()
 
-    def register(self, node_name: str, peer: str, *, now_s: float) -> None:
+    def register_node(self, node_name: str, peer: str, *, now_s: float) -> None:
         """A node that was never seen says Hello; raises RegistrationRefused."""
         bucket = self._peers.setdefault(peer, _Bucket(self._peer_most, now_s))
         self._peers.move_to_end(peer)
         while len(self._peers) > _PEERS_MOST:
             self._peers.popitem(last=False)
-        if bucket.left(now_s) < 1.0:
+        if bucket.available(now_s) < 1.0:
             raise RegistrationRefused(
                 "peer",
                 f"node {node_name} is new, and {peer} has registered {self._peer_most} new nodes within an hour, which "
                 "is the limit (--registrations); give each agent a certificate of its own node, or wait",
             )
-        if self._all.left(now_s) < 1.0:
+        if self._all.available(now_s) < 1.0:
             raise RegistrationRefused(
                 "all",
                 f"node {node_name} is new, and {self._all_most} new nodes were registered within an hour, which is "
                 "twice the limit of one certificate (--registrations); wait, or raise it",
             )
-        bucket.take()
-        self._all.take()
+        bucket.consume()
+        self._all.consume()

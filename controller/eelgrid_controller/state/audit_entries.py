@@ -50,7 +50,7 @@ class AuditedCall:
             time_ns=time_ns,
             subject="" if caller is None else caller.subject,
             user="" if caller is None else caller.user,
-            role="" if caller is None else caller.greatest,
+            role="" if caller is None else caller.greatest_role,
             peer=escape_line_breaks(self.peer),
             call=self.method,
             arguments=self.arguments,
@@ -106,34 +106,34 @@ def _submission(request: Any) -> dict[str, Any]:
         "priority": spec.priority,
     }
     kept = {name: value for name, value in asked.items() if value}
-    return kept | ({"labels": _bounded(spec.labels)} if spec.labels else {})
+    return kept | ({"labels": _bound_plain(spec.labels)} if spec.labels else {})
 
 
-def _counted(field: str) -> Callable[[Any], dict[str, Any]]:
+def _count_items(field: str) -> Callable[[Any], dict[str, Any]]:
     """How many items a request has, and the first few."""
 
     def essence(request: Any) -> dict[str, Any]:
         items = getattr(request, field)
-        return {"count": len(items), field: [_bounded(to_plain(item, brief=True)) for item in items[:_ITEMS_SHOWN]]}
+        return {"count": len(items), field: [_bound_plain(to_plain(item, brief=True)) for item in items[:_ITEMS_SHOWN]]}
 
     return essence
 
 
 _ESSENCES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "SubmitWorkload": _submission,
-    "RecordPoints": _counted("points"),
+    "RecordPoints": _count_items("points"),
 }
 
 
 def summarize_request(method: str, request: Any) -> str:
     """What matters of a request, as JSON of AUDIT_ARGUMENTS_MOST characters at most; longer ones are cut."""
     essence = _ESSENCES.get(method)
-    plain = essence(request) if essence is not None else _bounded(to_plain(request, brief=True))
+    plain = essence(request) if essence is not None else _bound_plain(to_plain(request, brief=True))
     text = json.dumps(plain, ensure_ascii=True, separators=(",", ":"))
     return text if len(text) <= AUDIT_ARGUMENTS_MOST else f"{text[: AUDIT_ARGUMENTS_MOST - 3]}..."
 
 
-def _bounded(plain: Any, depth: int = 0) -> Any:
+def _bound_plain(plain: Any, depth: int = 0) -> Any:
     """Plain values with the first few items of each collection, and the beginning of each text."""
     if isinstance(plain, str):
         return plain if len(plain) <= _TEXT_MOST else f"{plain[:_TEXT_MOST]}..."
@@ -142,9 +142,9 @@ def _bounded(plain: Any, depth: int = 0) -> Any:
             return f"({len(plain)} items)"
         if isinstance(plain, Mapping):
             kept: Any = {
-                key[:_TEXT_MOST]: _bounded(value, depth + 1) for key, value in list(plain.items())[:_ITEMS_SHOWN]
+                key[:_TEXT_MOST]: _bound_plain(value, depth + 1) for key, value in list(plain.items())[:_ITEMS_SHOWN]
             }
             return kept | ({"...": len(plain) - _ITEMS_SHOWN} if len(plain) > _ITEMS_SHOWN else {})
         more = [f"... {len(plain) - _ITEMS_SHOWN} more"] if len(plain) > _ITEMS_SHOWN else []
-        return [*(_bounded(item, depth + 1) for item in plain[:_ITEMS_SHOWN]), *more]
+        return [*(_bound_plain(item, depth + 1) for item in plain[:_ITEMS_SHOWN]), *more]
     return plain

@@ -86,7 +86,7 @@ class ExplanationStore:
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
 
-    def of(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
+    def get(self, workload_id: str) -> tuple[ReplicaExplanation, ...]:
         """What was weighed; nothing for a workload that is not placed."""
         text = self._texts.get(workload_id)
         return decode_explanation(json.loads(text)) if text else ()
@@ -98,7 +98,7 @@ class ExplanationStore:
         rows = sorted([*kept, *encode_explanation(explained)])[:EXPLAINED_REPLICAS_MOST]
         self._texts[workload_id] = json.dumps(rows, separators=(",", ":"))
 
-    def drop(self, workload_id: str) -> None:
+    def forget_workload(self, workload_id: str) -> None:
         """Forgets a workload."""
         self._texts.pop(workload_id, None)
 
@@ -176,7 +176,7 @@ class PendingQueue:
         if ticket is not None:
             del self._tickets[bisect_left(self._tickets, ticket)]
 
-    def after(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
+    def next_tickets(self, ticket: PendingTicket | None, most: int) -> list[PendingTicket]:
         """At most `most` tickets after one, from the first on if None."""
         start = 0 if ticket is None else bisect_right(self._tickets, ticket)
         return self._tickets[start : start + most]
@@ -221,18 +221,18 @@ class ClusterState:
         twin.market, twin.points, twin.spending = self.market.copy(), self.points.copy(), self.spending.copy()
         return twin
 
-    def wait_again(self, workload_id: str, *, number: int) -> None:
+    def requeue_workload(self, workload_id: str, *, number: int) -> None:
         """Puts live work among what waits, at a place of its own: for a copy, since no event of the journal says it."""
         workload = self.workloads[workload_id]
         for placement in workload.placements:
             self.nodes[placement.node_name].release(workload_id, placement.replica)
-        self.explanations.drop(workload_id)
+        self.explanations.forget_workload(workload_id)
         self.workloads[workload_id] = replace(workload, phase=WorkloadPhase.PENDING, placements=(), placed_ns=0)
         self.pending.discard(workload_id)
         self.pending.add(workload_id, priority=workload.spec.priority, number=number)
 
     @property
-    def live(self) -> int:
+    def live_workloads(self) -> int:
         """Workloads that wait or run."""
         return len(self.workloads) - len(self._ended)
 
@@ -250,52 +250,52 @@ class ClusterState:
         """Takes an event in; returns the nodes on which something changed. Raises ContradictoryEvent."""
         match event:
             case WorkloadSubmitted():
-                touched = self._submitted(event)
+                touched = self._apply_submitted(event)
             case WorkloadPlaced():
-                touched = self._placed(event)
+                touched = self._apply_placed(event)
             case WorkloadMoved():
-                touched = self._moved(event)
+                touched = self._apply_moved(event)
             case WorkloadDeferred():
-                touched = self._deferred(event)
+                touched = self._apply_deferred(event)
             case WorkloadCancelled():
-                touched = self._cancelled(event)
+                touched = self._apply_cancelled(event)
             case NodeJoined():
-                touched = self._joined(event)
+                touched = self._apply_joined(event)
             case NodeLost():
-                self._node(event.node_name).lose(event.time_ns)
+                self._node(event.node_name).mark_lost(event.time_ns)
                 touched = frozenset((event.node_name,))
             case NodesRemoved():
-                touched = self._removed(event)
+                touched = self._apply_removed(event)
             case NodeOccupied():
                 self._node(event.node_name).others = event.others
                 touched = frozenset((event.node_name,))
             case GpuLost() | GpuReturned():
-                touched = self._gpu_turned(event)
+                touched = self._apply_gpu_change(event)
             case PolicyChanged():
                 touched = self._policy_changed(event)
             case PricesQuoted():
-                touched = self._priced(event)
+                touched = self._apply_priced(event)
             case WorkloadScaled():
-                touched = self._scaled(event)
+                touched = self._apply_scaled(event)
             case WorkloadLimited():
-                touched = self._limited(event)
+                touched = self._apply_limited(event)
             case PointsMeasured():
-                self.points.learn(event.points)
+                self.points.add_points(event.points)
                 touched = frozenset()
             case PartitionsPlanned():
-                touched = self._partitioned(event)
+                touched = self._apply_partitioned(event)
             case DevicesCorrected():
-                touched = self._corrected(event)
+                touched = self._apply_corrected(event)
             case SpendingJudged():
-                self.spending.judged(event.over)
+                self.spending.set_overspent(event.over)
                 touched = frozenset()
             case NodeAhead() | NodeReconciled():
-                touched = self._reconciled(event)
+                touched = self._apply_reconciled(event)
             case NodeHeard():
                 self._node(event.node_name).doubted_epoch = None
                 touched = frozenset((event.node_name,))
             case ControllerStarted():
-                touched = self._doubted()
+                touched = self._apply_doubt()
             case JournalRolledBack():
                 self.rollbacks += 1
                 # Ids that were drawn in what is lost may still be in use: each entry drew one at the most.
@@ -305,7 +305,7 @@ class ClusterState:
             case _:
                 assert_never(event)
         self.revision += 1
-        self.spending.changed(list_affected_workloads(event), self.workloads, event.time_ns)
+        self.spending.update_held(list_affected_workloads(event), self.workloads, event.time_ns)
         return touched
 
     def _node(self, name: str) -> NodeRecord:
@@ -319,7 +319,7 @@ class ClusterState:
             raise ContradictoryEvent(f"workload {workload_id} does not wait")
         return self.workloads[workload_id]
 
-    def _submitted(self, event: WorkloadSubmitted) -> frozenset[str]:
+    def _apply_submitted(self, event: WorkloadSubmitted) -> frozenset[str]:
         key = event.workload_id
         if key in self.workloads:
             raise ContradictoryEvent(f"workload {key} is there already")
@@ -337,18 +337,18 @@ class ClusterState:
         if not is_sliced(self.workloads[key]):  # what the partition planner places is no demand on the others' room
             self.demand.observe(event.spec.request, event.spec.replicas)
         if self.demand.mix is not mix:
-            self.market.void()
+            self.market.invalidate()
         digits = key.removeprefix("w-")
         if digits != key and digits.isascii() and digits.isdigit() and len(digits) <= 18:
             self.next_number = max(self.next_number, int(digits) + 1)
         return frozenset()
 
-    def _deferred(self, event: WorkloadDeferred) -> frozenset[str]:
+    def _apply_deferred(self, event: WorkloadDeferred) -> frozenset[str]:
         workload = self._waiting(event.workload_id)
         self.workloads[event.workload_id] = replace(workload, reason=event.reason, revision=self.revision + 1)
         return frozenset()
 
-    def _placed(self, event: WorkloadPlaced) -> frozenset[str]:
+    def _apply_placed(self, event: WorkloadPlaced) -> frozenset[str]:
         key = event.workload_id
         workload = self._waiting(key)
         if [placement.replica for placement in event.placements] != list(range(workload.spec.replicas)):
@@ -364,12 +364,12 @@ class ClusterState:
             placed_ns=event.time_ns,
             revision=self.revision + 1,
         )
-        return self._replanned(event.placements)
+        return self._bump_plans(event.placements)
 
-    def _moved(self, event: WorkloadMoved) -> frozenset[str]:
+    def _apply_moved(self, event: WorkloadMoved) -> frozenset[str]:
         return self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
 
-    def _scaled(self, event: WorkloadScaled) -> frozenset[str]:
+    def _apply_scaled(self, event: WorkloadScaled) -> frozenset[str]:
         return self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
 
     def _restood(
@@ -379,9 +379,9 @@ class ClusterState:
         reallocate_replicas(self.nodes, after, before, event.placements)
         self.explanations.put(after.workload_id, event.explanation, (item.replica for item in before))
         self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
-        return self._replanned((*before, *event.placements))
+        return self._bump_plans((*before, *event.placements))
 
-    def _partitioned(self, event: PartitionsPlanned) -> frozenset[str]:
+    def _apply_partitioned(self, event: PartitionsPlanned) -> frozenset[str]:
         after = apply_partition_plan(self.workloads, event)
         # On copies first, so that an event that cannot be changes nothing.
         copies = {name: self._node(name).copy() for name in list_involved_nodes(self.workloads, after, event)}
@@ -394,12 +394,12 @@ class ClusterState:
             self.nodes[name].plan_epoch += 1
         return touched
 
-    def _corrected(self, event: DevicesCorrected) -> frozenset[str]:
+    def _apply_corrected(self, event: DevicesCorrected) -> frozenset[str]:
         for key, workload in apply_device_correction(self.workloads, self._node(event.node_name), event).items():
             self.workloads[key] = replace(workload, revision=self.revision + 1)
-        return self._replanned(tuple(one.placement for one in event.replicas))
+        return self._bump_plans(tuple(one.placement for one in event.replicas))
 
-    def _limited(self, event: WorkloadLimited) -> frozenset[str]:
+    def _apply_limited(self, event: WorkloadLimited) -> frozenset[str]:
         workload = self.workloads.get(event.workload_id)
         if workload is None or workload.phase is not WorkloadPhase.PLACED:
             raise ContradictoryEvent(f"workload {event.workload_id} does not run")
@@ -411,21 +411,21 @@ class ClusterState:
             self.nodes[name].plan_epoch += 1
         return names
 
-    def _replanned(self, placements: tuple[Placement, ...]) -> frozenset[str]:
-        self.market.moved(len(placements))
+    def _bump_plans(self, placements: tuple[Placement, ...]) -> frozenset[str]:
+        self.market.count_task_changes(len(placements))
         names = frozenset(placement.node_name for placement in placements)
         for name in names:
             self.nodes[name].plan_epoch += 1
         return names
 
-    def _cancelled(self, event: WorkloadCancelled) -> frozenset[str]:
+    def _apply_cancelled(self, event: WorkloadCancelled) -> frozenset[str]:
         key = event.workload_id
         workload = self.workloads.get(key)
         if workload is None or workload.phase is WorkloadPhase.CANCELLED:
             raise ContradictoryEvent(f"workload {key} is not there or has ended")
         self.pending.discard(key)
-        self.explanations.drop(key)
-        self.points.forget(make_job_profile_name(key))
+        self.explanations.forget_workload(key)
+        self.points.forget_profile(make_job_profile_name(key))
         for placement in workload.placements:
             self.nodes[placement.node_name].release(key, placement.replica)
         self.workloads[key] = replace(
@@ -434,28 +434,28 @@ class ClusterState:
         self._ended.append(key)
         while len(self._ended) > self._ended_most:
             del self.workloads[self._ended.popleft()]
-        return self._replanned(workload.placements)
+        return self._bump_plans(workload.placements)
 
-    def _joined(self, event: NodeJoined) -> frozenset[str]:
+    def _apply_joined(self, event: NodeJoined) -> frozenset[str]:
         name = event.inventory.node_name
-        self.market.age()
+        self.market.request_refresh()
         record = self.nodes.get(name)
         if record is None:
             epoch = event.plan_epoch + 1 if event.plan_epoch else 0
             record = self.nodes[name] = NodeRecord(inventory=event.inventory, plan_epoch=epoch)
-            record.has(event.inventory)
-            record.turn(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+            record.update_inventory(event.inventory)
+            record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
             return frozenset((name,))
-        before = is_pool_enforced(self.policy, record.inventory.pool), record.opened()
-        record.has(event.inventory)
-        turned = record.turn(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
-        if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.opened()) != before:
+        before = is_pool_enforced(self.policy, record.inventory.pool), record.slice_devices()
+        record.update_inventory(event.inventory)
+        turned = record.set_partitioned(partitioned=is_pool_partitioned(self.policy, event.inventory.pool))
+        if turned or (is_pool_enforced(self.policy, event.inventory.pool), record.slice_devices()) != before:
             record.plan_epoch += 1
         if event.plan_epoch > record.plan_epoch:
             record.plan_epoch = event.plan_epoch + 1
         return frozenset((name,))
 
-    def _doubted(self) -> frozenset[str]:
+    def _apply_doubt(self) -> frozenset[str]:
         """Of each node that an agent describes, what was known when the agent last spoke is what it can hold."""
         names = frozenset(name for name, record in self.nodes.items() if record.inventory.agent_version)
         for record in (self.nodes[name] for name in names):
@@ -463,7 +463,7 @@ class ClusterState:
                 record.doubted_epoch = record.plan_epoch
         return names
 
-    def _reconciled(self, event: NodeAhead | NodeReconciled) -> frozenset[str]:
+    def _apply_reconciled(self, event: NodeAhead | NodeReconciled) -> frozenset[str]:
         record = self._node(event.node_name)
         record.plan_epoch = max(record.plan_epoch, event.plan_epoch) + 1
         record.doubted_epoch = None
@@ -474,16 +474,16 @@ class ClusterState:
         )
         return frozenset((event.node_name,))
 
-    def _removed(self, event: NodesRemoved) -> frozenset[str]:
+    def _apply_removed(self, event: NodesRemoved) -> frozenset[str]:
         for name in event.node_names:
             if self._node(name).assignments:
                 raise ContradictoryEvent(f"node {name} holds work and cannot be removed")
         for name in event.node_names:
             self.nodes.pop(name, None)
-        self.market.age()
+        self.market.request_refresh()
         return frozenset(event.node_names)
 
-    def _gpu_turned(self, event: GpuLost | GpuReturned) -> frozenset[str]:
+    def _apply_gpu_change(self, event: GpuLost | GpuReturned) -> frozenset[str]:
         record = self._node(event.node_name)
         if isinstance(event, GpuLost):
             if record.gpu(event.gpu_uuid) is None:
@@ -495,13 +495,13 @@ class ClusterState:
 
     def _policy_changed(self, event: PolicyChanged) -> frozenset[str]:
         before, self.policy = self.policy, event.policy
-        self.spending.limited(event.policy, self.workloads, event.time_ns)
+        self.spending.set_limits(event.policy, self.workloads, event.time_ns)
         return apply_policy(self.nodes, before, event.policy)
 
-    def _priced(self, event: PricesQuoted) -> frozenset[str]:
+    def _apply_priced(self, event: PricesQuoted) -> frozenset[str]:
         if len(event.offers_w) != len(self.demand.mix):
             raise ContradictoryEvent(f"{len(event.offers_w)} offers for a mix of {len(self.demand.mix)} classes")
-        self.market.quoted(event.quotes)
+        self.market.set_prices(event.quotes)
         return frozenset()
 
     def dump(self) -> dict[str, Any]:
@@ -557,12 +557,12 @@ class ClusterState:
             elif workload.phase is WorkloadPhase.PLACED:
                 for placement in workload.placements:
                     record = self._node(placement.node_name)
-                    record.book(make_assignment(workload, placement))
+                    record.allocate_unchecked(make_assignment(workload, placement))
         self.explanations = ExplanationStore(
             {healer.identifier(key): text for key, text in plain["explanations"].items()}
         )
         for record in self.nodes.values():
-            record.weigh_commitment()
+            record.update_overcommitted()
 
     def digest(self, dumped: Mapping[str, Any] | None = None) -> str:
         """A hash of the whole state: equal histories, equal digests. `dumped` is a dump at hand of just now."""

@@ -60,7 +60,7 @@ class Demand:
         self.counts[task] = self.counts.get(task, 0) + replicas
         self.tasks += replicas
         if len(self.counts) > CLASSES_KEPT_MOST:
-            self.counts = dict(self._ranked()[: CLASSES_KEPT_MOST // 2])
+            self.counts = dict(self._rank_classes()[: CLASSES_KEPT_MOST // 2])
         if self.tasks >= self.refresh_at:
             self.mix = self._typical()
             self.refresh_at = self.tasks + max(1, self.tasks // _GROWTH_PARTS)
@@ -72,14 +72,14 @@ class Demand:
         twin.tasks, twin.refresh_at = self.tasks, self.refresh_at
         return twin
 
-    def _ranked(self) -> list[tuple[TaskClass, int]]:
+    def _rank_classes(self) -> list[tuple[TaskClass, int]]:
         return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
 
     def _typical(self) -> tuple[tuple[TaskClass, int], ...]:
         wanted = _COVERED_PERCENT * sum(self.counts.values())
         covered = 0
         typical = []
-        for task, count in self._ranked()[:MIX_CLASSES_MOST]:
+        for task, count in self._rank_classes()[:MIX_CLASSES_MOST]:
             typical.append((task, count))
             covered += count
             if 100 * covered >= wanted:
@@ -101,12 +101,12 @@ class Demand:
         demand = cls()
         demand.tasks = plain["tasks"]
         demand.refresh_at = plain["refresh_at"]
-        demand.counts = dict(map(_counted, plain["counts"]))
-        demand.mix = tuple(map(_counted, plain["mix"]))
+        demand.counts = dict(map(_parse_row, plain["counts"]))
+        demand.mix = tuple(map(_parse_row, plain["mix"]))
         return demand
 
 
-def _counted(row: Sequence[Any]) -> tuple[TaskClass, int]:
+def _parse_row(row: Sequence[Any]) -> tuple[TaskClass, int]:
     cpu_milli, gpu_count, gpu_milli, models, count = row
     return TaskClass(cpu_milli, gpu_count, gpu_milli, tuple(models)), count
 
@@ -132,20 +132,20 @@ class PriceMarket:
         self.quotes = NO_OPPORTUNITY_PRICES
         self.shifts = -1
 
-    def void(self) -> None:
+    def invalidate(self) -> None:
         """The mix or the nodes are others: offers mean nothing any more, new ones are due."""
         self.quotes, self.shifts = NO_OPPORTUNITY_PRICES, -1
 
-    def age(self) -> None:
+    def request_refresh(self) -> None:
         """New quotes are due; those in force still mean something."""
         self.shifts = -1
 
-    def moved(self, tasks: int) -> None:
+    def count_task_changes(self, tasks: int) -> None:
         """So many tasks came or left."""
         if self.shifts >= 0:
             self.shifts += tasks
 
-    def quoted(self, quotes: OpportunityPrices) -> None:
+    def set_prices(self, quotes: OpportunityPrices) -> None:
         """Puts quotes in force."""
         self.quotes, self.shifts = quotes, 0
 

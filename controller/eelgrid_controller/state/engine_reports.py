@@ -36,7 +36,7 @@ class ExternalUsage:
     traits: Annotated[tuple[Label, ...], Many(256)] = ()
     closed: Sentence = ""
 
-    def leaves_more_than(self, before: "ExternalUsage") -> bool:
+    def frees_capacity_since(self, before: "ExternalUsage") -> bool:
         """Whether work that waits could begin on account of this."""
         return (
             self.cpu_milli < before.cpu_milli
@@ -46,15 +46,15 @@ class ExternalUsage:
             or (before.closed != "" and self.closed == "")
         )
 
-    def more(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
+    def add(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
         """These and the amounts of others, or of one replica."""
-        return self._shifted(amounts, 1)
+        return self._shift(amounts, 1)
 
-    def less(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
+    def subtract(self, amounts: "ExternalUsage | ResourceRequest") -> "ExternalUsage":
         """These without them; never less than nothing."""
-        return self._shifted(amounts, -1)
+        return self._shift(amounts, -1)
 
-    def _shifted(self, amounts: "ExternalUsage | ResourceRequest", sign: int) -> "ExternalUsage":
+    def _shift(self, amounts: "ExternalUsage | ResourceRequest", sign: int) -> "ExternalUsage":
         named = set(amounts.gpu_indexes) if isinstance(amounts, ExternalUsage) else set[int]()
         indexes = named.union(self.gpu_indexes) if sign > 0 else set(self.gpu_indexes) - named
         return replace(
@@ -94,7 +94,7 @@ class Adoption:
     released: tuple[int, ...] = ()
     in_parts: bool = False  # what cannot be held is left out, and does not keep the rest
 
-    def frees(self, request: ResourceRequest) -> bool:
+    def frees_capacity(self, request: ResourceRequest) -> bool:
         """Whether more becomes free than is held, so that what waits could begin."""
         return bool(self.released) or any(
             one.counted.cpu_milli > request.cpu_milli
@@ -107,10 +107,10 @@ class Adoption:
 class EligibilityRules(Protocol):
     """An engine's own rules, asked while a decision is made; each answer is of this moment."""
 
-    def judges(self, workload_id: str) -> bool:
+    def has_rules_for(self, workload_id: str) -> bool:
         """Whether the engine is to be asked about a workload; its traits say nothing then."""
 
-    def eligible(
+    def list_eligible_nodes(
         self, workload_id: str, placed: Mapping[int, str], workloads: Mapping[str, Workload]
     ) -> frozenset[str]:
         """Nodes that the next replica may go to, room apart, once those before it are `placed` by number.
@@ -118,7 +118,7 @@ class EligibilityRules(Protocol):
         `workloads` are all that the core knows, with what it decided a moment ago.
         """
 
-    def alike(self, workload_id: str, node_name: str) -> frozenset[str]:
+    def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
         """Nodes that bind the replicas after the first to the same places as this one does."""
 
 
@@ -145,7 +145,7 @@ class EngineOverrides:
     pages: dict[str, Mapping[int, str]] = field(default_factory=dict)  # where each replica's metrics are
     grown: dict[str, frozenset[int]] = field(default_factory=dict)  # replicas that served before they were told of
 
-    def forget(self, workload_id: str) -> None:
+    def forget_workload(self, workload_id: str) -> None:
         """A workload that is no more."""
         for words in (self.advised, self.bounds, self.pages, self.grown):
             words.pop(workload_id, None)

@@ -75,10 +75,10 @@ class Journal(Protocol):
     def entries_after(self, seq: int) -> Iterator[tuple[int, JournalEntry]]:
         """Every entry after `seq`, in order and checked."""
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """All that is kept, checked; read apart from the writing, so that any thread may ask at any time."""
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint and drop what two checkpoints have made needless."""
 
     def check_files(self) -> None:

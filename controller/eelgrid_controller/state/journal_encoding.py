@@ -86,7 +86,7 @@ class JournalSanitizer:
     lines: list[str] = field(default_factory=list)
     count: int = 0
 
-    def _say(self, line: str) -> None:
+    def _record_line(self, line: str) -> None:
         if line not in self.lines:
             self.count += 1
             if len(self.lines) < _LINES_MOST:
@@ -98,7 +98,7 @@ class JournalSanitizer:
             return message
         healed = repair_message(message)
         for found in list_violations(message):
-            self._say(f"{type(message).__name__}: {found.field} {found.problem}")
+            self._record_line(f"{type(message).__name__}: {found.field} {found.problem}")
         if (raw := getattr(message, "workload_id", None)) is not None:
             self.identifier(raw)
         return healed
@@ -111,12 +111,12 @@ class JournalSanitizer:
         """The name that an identifier has now."""
         healed = repair_text(raw, _IDENTIFIER)
         if healed != raw:
-            self._say(f"the name {raw[:200]!r} is {healed!r} now")
+            self._record_line(f"the name {raw[:200]!r} is {healed!r} now")
         return healed
 
     def epoch(self, node_name: str, epoch: int) -> int:
         """A node's plan epoch; 0 for one that no agent can have been given, since nothing can be sent under it."""
         if epoch < PLAN_EPOCH_MOST:
             return epoch
-        self._say(f"the plan epoch of node {node_name} was {epoch}, which is no agent's; it begins anew")
+        self._record_line(f"the plan epoch of node {node_name} was {epoch}, which is no agent's; it begins anew")
         return 0

@@ -22,7 +22,7 @@ SlicePosition = tuple[str, int]
 def _geometry(key: str, product: str, memory_bytes: int) -> MigGeometry | None:
     known = catalogue.load_catalogue()
     found = known.products.get(key) if key else None
-    found = found or known.find(product, memory_bytes or None)
+    found = found or known.find_product(product, memory_bytes or None)
     return None if found is None else found.mig
 
 

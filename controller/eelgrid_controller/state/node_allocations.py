@@ -122,14 +122,14 @@ class NodeRecord:
         return self.state is NodeState.READY
 
     @property
-    def is_heard(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether its agent has spoken since the controller began; until then nobody knows what it holds."""
         return self.doubted_epoch is None
 
     @property
-    def is_open(self) -> bool:
+    def is_schedulable(self) -> bool:
         """Whether something new may come, if there is room."""
-        return self.is_ready and not self.others.closed and self.ahead is None and self.is_heard
+        return self.is_ready and not self.others.closed and self.ahead is None and self.is_reported
 
     @property
     def cpu_left_milli(self) -> int:
@@ -141,7 +141,7 @@ class NodeRecord:
         """The same of memory."""
         return self.inventory.memory_bytes - self.allocated_memory_bytes - self.others.memory_bytes
 
-    def taken_by_others(self) -> frozenset[str]:
+    def externally_used_gpus(self) -> frozenset[str]:
         """The GPUs that others hold by name, and as many more of what is not held here, the highest indexes first."""
         if not self.others.gpu_count:
             return frozenset()
@@ -160,7 +160,7 @@ class NodeRecord:
         """Ids of the workloads on a device, each once, in the order in which they were placed."""
         yield from dict.fromkeys(item.workload_id for item in self.assignments.values() if uuid in item.gpu_uuids)
 
-    def keeps(self, gpu: Gpu) -> bool:
+    def is_partition_managed(self, gpu: Gpu) -> bool:
         """Whether a GPU is the partition planner's."""
         return gpu.uuid in self.layouts or (self.partitioned and gpu.mig_capable)
 
@@ -172,7 +172,7 @@ class NodeRecord:
             if item.gpu_instance is not None and uuid in item.gpu_uuids
         ]
 
-    def opened(self) -> dict[tuple[str, int], str]:
+    def slice_devices(self) -> dict[tuple[str, int], str]:
         """The device of each replica in a slice that stands, by its key."""
         gpus = {gpu.uuid: gpu for gpu in self.inventory.gpus}
         found = {}
@@ -182,7 +182,7 @@ class NodeRecord:
                 found.update({key: uuid} if uuid else {})
         return found
 
-    def lay_out(self, layout: GpuLayout) -> None:
+    def set_layout(self, layout: GpuLayout) -> None:
         """Wants a layout of a GPU; raises ContradictoryEvent, and then nothing has changed."""
         uuid = layout.gpu_uuid
         gpu = self.gpu(uuid)
@@ -191,7 +191,7 @@ class NodeRecord:
             f"GPU {uuid} is gone"
             if gpu is None
             else f"GPU {uuid} is not the partition planner's"
-            if not self.keeps(gpu)
+            if not self.is_partition_managed(gpu)
             else f"GPU {uuid} is held by {others[0].workload_id}"
             if others
             else find_layout_problem(gpu, layout) or find_slices_problem(layout, self.slices(uuid))
@@ -200,7 +200,7 @@ class NodeRecord:
             raise ContradictoryEvent(f"layout on {self.inventory.node_name}: {problem}")
         self.layouts[uuid] = layout
 
-    def turn(self, *, partitioned: bool) -> bool:
+    def set_partitioned(self, *, partitioned: bool) -> bool:
         """Is the partition planner's from now on, or not; whether what is wanted of its GPUs changed."""
         self.partitioned = partitioned
         empty = [] if partitioned else [uuid for uuid in self.layouts if uuid not in self.gpu_milli]
@@ -208,25 +208,25 @@ class NodeRecord:
             del self.layouts[uuid]
         return bool(empty)
 
-    def is_as(self, inventory: Inventory) -> bool:
+    def matches_inventory(self, inventory: Inventory) -> bool:
         """Whether the node is ready, and is already known to be as the inventory says."""
         return (self.state, self.inventory) == (NodeState.READY, inventory) and self.lost_gpus == _lost_of(inventory)
 
-    def lose(self, time_ns: int) -> None:
+    def mark_lost(self, time_ns: int) -> None:
         """Its agent is away from now on; what is held stays held."""
         if self.state is not NodeState.LOST:
             self.lost_ns = time_ns
         self.state = NodeState.LOST
 
-    def has(self, inventory: Inventory) -> None:
+    def update_inventory(self, inventory: Inventory) -> None:
         """Takes the node as it is now; what is held stays held."""
         self.inventory = inventory
         self.state = NodeState.READY
         self.lost_ns = 0
         self.lost_gpus = _lost_of(inventory)
-        self.weigh_commitment()
+        self.update_overcommitted()
 
-    def unknown(self, held: Sequence[Assignment]) -> tuple[Assignment, ...]:
+    def find_unknown_assignments(self, held: Sequence[Assignment]) -> tuple[Assignment, ...]:
         """Of what its agent holds, what was not placed there by this journal."""
         return tuple(item for item in held if not self._knows(item))
 
@@ -235,22 +235,22 @@ class NodeRecord:
         # What is in a slice names its device in a plan and the GPU here.
         return mine is not None and (mine.gpu_instance is not None or set(mine.gpu_uuids) == set(item.gpu_uuids))
 
-    def weigh_commitment(self) -> None:
+    def update_overcommitted(self) -> None:
         """Notes whether what is held exceeds the node; only a node that shrank may."""
         self.overcommitted = (
             self.allocated_cpu_milli > self.inventory.cpu_milli
             or self.allocated_memory_bytes > self.inventory.memory_bytes
         )
 
-    def hold(self, assignment: Assignment) -> None:
+    def allocate(self, assignment: Assignment) -> None:
         """Books an assignment; raises ContradictoryEvent, and then nothing has changed."""
         key = (assignment.workload_id, assignment.replica)
         problem = self._objection(assignment)
         if problem:
             raise ContradictoryEvent(f"replica {key[1]} of {key[0]} on {self.inventory.node_name}: {problem}")
-        self.book(assignment)
+        self.allocate_unchecked(assignment)
 
-    def book(self, assignment: Assignment) -> None:
+    def allocate_unchecked(self, assignment: Assignment) -> None:
         """Books what was held before, whatever became of the node since."""
         self.assignments[assignment.workload_id, assignment.replica] = assignment
         self._count_share(assignment, 1)
@@ -285,7 +285,7 @@ class NodeRecord:
             return "exceeds the memory"
         if len(set(assignment.gpu_uuids)) < len(assignment.gpu_uuids):
             return "names a GPU twice"
-        part, others = assignment.gpu_instance, self.taken_by_others()
+        part, others = assignment.gpu_instance, self.externally_used_gpus()
         if part is not None and len(assignment.gpu_uuids) != 1:
             return "a slice is of one GPU"
         for uuid in assignment.gpu_uuids:
@@ -294,7 +294,7 @@ class NodeRecord:
                 return f"GPU {uuid} is held by others"
             if gpu is None or uuid in self.lost_gpus or gpu.cordon or (gpu.mig_enabled and part is None):
                 return f"GPU {uuid} is gone, lost or partitioned"
-            if part is None and self.keeps(gpu):
+            if part is None and self.is_partition_managed(gpu):
                 return f"GPU {uuid} is the partition planner's"
             problem = "" if part is None else find_slices_problem(self.layouts.get(uuid), [*self.slices(uuid), part])
             if problem:
@@ -317,7 +317,7 @@ class NodeRecord:
                 del self.gpu_milli[uuid]
                 if not self.partitioned:
                     self.layouts.pop(uuid, None)
-        self.weigh_commitment()
+        self.update_overcommitted()
 
     def dump(self) -> dict[str, Any]:
         """What cannot be derived of the node, as plain values that JSON carries."""
@@ -389,14 +389,14 @@ def reallocate_replicas(
         nodes[placement.node_name].release(key, placement.replica)
     try:
         for placement in after:
-            nodes[placement.node_name].hold(make_assignment(workload, placement))
+            nodes[placement.node_name].allocate(make_assignment(workload, placement))
             held.append(placement)
     except ContradictoryEvent:
         for placement in held:
             nodes[placement.node_name].release(key, placement.replica)
         for placement in before:
-            nodes[placement.node_name].book(make_assignment(workload, placement))
-            nodes[placement.node_name].weigh_commitment()
+            nodes[placement.node_name].allocate_unchecked(make_assignment(workload, placement))
+            nodes[placement.node_name].update_overcommitted()
         raise
 
 
@@ -407,7 +407,7 @@ def apply_policy(nodes: Mapping[str, NodeRecord], before: Policy, after: Policy)
         pool = record.inventory.pool
         kept = is_pool_partitioned(after, pool)
         turns = kept != record.partitioned
-        turned = turns and record.turn(partitioned=kept)
+        turned = turns and record.set_partitioned(partitioned=kept)
         renewed = before.lease_s != after.lease_s or is_pool_enforced(before, pool) != is_pool_enforced(after, pool)
         renewed = renewed or old_w.get(name) != new_w.get(name)
         record.plan_epoch += renewed or turned

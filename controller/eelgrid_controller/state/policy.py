@@ -72,13 +72,13 @@ class BudgetHierarchy:
     def __init__(self, policy: Policy) -> None:
         self.limits_w = _limits_w(policy.budgets)
 
-    def rack(self, inventory: Inventory) -> str | None:
+    def find_rack(self, inventory: Inventory) -> str | None:
         """The name of the innermost rack of a node that has a budget."""
         return next((part for part in reversed(inventory.topology) if f"rack/{part}" in self.limits_w), None)
 
-    def above(self, inventory: Inventory) -> tuple[str, ...]:
+    def budgets_above(self, inventory: Inventory) -> tuple[str, ...]:
         """The budgets that the node's GPUs draw from, the nearest first."""
-        rack = self.rack(inventory)
+        rack = self.find_rack(inventory)
         chain = (f"node/{inventory.node_name}", None if rack is None else f"rack/{rack}", CLUSTER_BUDGET)
         return tuple(key for key in chain if key is not None and key in self.limits_w)
 

@@ -81,7 +81,7 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
         self._count = 0
         # Made when they are asked for: planners ask often, points come rarely.
         self._made: dict[str, tuple[Point, ...]] = {}
-        self.learn(points)
+        self.add_points(points)
 
     def __getitem__(self, profile: str) -> tuple[Point, ...]:
         if profile not in self._made:
@@ -100,17 +100,17 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
         """Points of all profiles."""
         return self._count
 
-    def news(self, points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
+    def select_changed(self, points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
         """Those that would change what is known, the last of each configuration."""
         last = {(point.profile, make_point_key(point)): point for point in points}
         return tuple(point for (profile, key), point in last.items() if self._told.get(profile, {}).get(key) != point)
 
-    def room_for(self, points: Iterable[MeasuredPoint]) -> bool:
+    def has_room_for(self, points: Iterable[MeasuredPoint]) -> bool:
         """Whether so many can be kept."""
         more = sum(make_point_key(point) not in self._told.get(point.profile, {}) for point in points)
         return self._count + more <= self.most
 
-    def learn(self, points: Iterable[MeasuredPoint]) -> None:
+    def add_points(self, points: Iterable[MeasuredPoint]) -> None:
         """Takes points in."""
         for point in points:
             self.revision += 1
@@ -119,12 +119,12 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
             told[make_point_key(point)] = point
             self._made.pop(point.profile, None)
 
-    def forget(self, profile: str) -> None:
+    def forget_profile(self, profile: str) -> None:
         """A profile is no more."""
         self._count -= len(self._told.pop(profile, ()))
         self._made.pop(profile, None)
 
-    def listed(self, profile: str = "") -> Iterator[MeasuredPoint]:
+    def list_points(self, profile: str = "") -> Iterator[MeasuredPoint]:
         """Points of a profile, or all, by profile and configuration."""
         for name in [profile] if profile else sorted(self._told):
             told = self._told.get(name, {})
@@ -133,17 +133,17 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
     def copy(self) -> Self:
         """Points that change apart from these."""
         twin = copy(self)
-        twin.part()
+        twin.detach()
         return twin
 
-    def part(self) -> None:
+    def detach(self) -> None:
         """What changes from now on is this one's alone."""
         self._told = {profile: dict(told) for profile, told in self._told.items()}
         self._made = dict(self._made)
 
     def dump(self) -> list[dict[str, Any]]:
         """Everything that `load` needs, as plain values."""
-        return [to_plain(point, brief=True) for point in self.listed()]
+        return [to_plain(point, brief=True) for point in self.list_points()]
 
     @classmethod
     def load(cls, plain: Iterable[Mapping[str, Any]]) -> Self:

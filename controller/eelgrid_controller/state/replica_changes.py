@@ -87,12 +87,12 @@ def apply_device_correction(
                 raise ContradictoryEvent(f"GPU {uuid} of {event.node_name} is gone or partitioned")
             if ledger.gpu_milli.get(uuid, 0) + assignment.gpu_milli > GPU_MILLI_WHOLE:
                 raise ContradictoryEvent(f"GPU {uuid} of {event.node_name} is held by {next(ledger.holders(uuid), '')}")
-        ledger.book(assignment)
+        ledger.allocate_unchecked(assignment)
     for key, replica in seen:
         record.release(key, replica)
     for one in event.replicas:
-        record.book(make_assignment(after[one.workload_id], one.placement))
-    record.weigh_commitment()
+        record.allocate_unchecked(make_assignment(after[one.workload_id], one.placement))
+    record.update_overcommitted()
     return after
 
 
@@ -152,12 +152,12 @@ def reallocate_slices(
                 nodes[placement.node_name].release(key, placement.replica)
                 touched.add(placement.node_name)
     for planned in event.layouts:
-        nodes[planned.node_name].lay_out(planned.layout)
+        nodes[planned.node_name].set_layout(planned.layout)
     for key, workload in after.items():
         stay = set(before[key].placements).intersection(workload.placements)
         for placement in workload.placements:
             if placement not in stay:
-                nodes[placement.node_name].hold(make_assignment(workload, placement))
+                nodes[placement.node_name].allocate(make_assignment(workload, placement))
                 touched.add(placement.node_name)
     return frozenset(touched)
 

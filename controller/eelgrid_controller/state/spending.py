@@ -82,7 +82,7 @@ class GpuTime:
     before: PeriodSum | None = None  # of the period that the times were in before
 
     @classmethod
-    def begun(cls, period: SpendingPeriod, utc_offset_minutes: int, now_ns: int) -> Self:
+    def start_period(cls, period: SpendingPeriod, utc_offset_minutes: int, now_ns: int) -> Self:
         """Nothing held, nothing spent."""
         return cls(period, utc_offset_minutes, period_bounds_at(period, now_ns // _NS, utc_offset_minutes), now_ns)
 
@@ -94,9 +94,9 @@ class GpuTime:
         end_ns = workload.ended_ns or self.at_ns
         self.total += milli * max(0, min(end_ns, self.at_ns) - max(workload.placed_ns, self.stretch.begin_s * _NS))
         if workload.phase is WorkloadPhase.PLACED:
-            self.hold(workload.workload_id, milli)
+            self.set_held(workload.workload_id, milli)
 
-    def hold(self, workload_id: str, milli: int) -> None:
+    def set_held(self, workload_id: str, milli: int) -> None:
         """A workload holds so much at the time of the sum."""
         self.held_sum += milli - self.held.pop(workload_id, 0)
         if milli:
@@ -177,7 +177,7 @@ class SpendingState:
         # Who waits: by the value of each dimension.
         self._holding: dict[SpendingDimension, dict[str, OverspentLimit]] = {}
 
-    def holds(self, spec: WorkloadSpec) -> OverspentLimit | None:
+    def blocking_limit(self, spec: WorkloadSpec) -> OverspentLimit | None:
         """The spent limit for which such a workload waits, if it has not begun; what needs no GPU spends nothing."""
         for dimension, values in self._holding.items() if spec.request.gpu_count else ():
             found = values.get(subject_name(spec, dimension))
@@ -193,7 +193,7 @@ class SpendingState:
         """GPUs that a limit's work holds."""
         return self._gpu_times[key].held_gpus
 
-    def judged(self, over: tuple[OverspentLimit, ...]) -> None:
+    def set_overspent(self, over: tuple[OverspentLimit, ...]) -> None:
         """These limits are spent, and no others."""
         self.over = over
         self._holding = {}
@@ -202,7 +202,7 @@ class SpendingState:
                 dimension, name, *_ = spending_key(one.limit)
                 self._holding.setdefault(dimension, {}).setdefault(name, one)
 
-    def changed(self, workload_ids: Iterable[str], workloads: Mapping[str, Workload], now_ns: int) -> None:
+    def update_held(self, workload_ids: Iterable[str], workloads: Mapping[str, Workload], now_ns: int) -> None:
         """These workloads hold more or less from now on; those that are not there any more hold nothing."""
         for workload_id in workload_ids if self._gpu_times else ():
             workload = workloads.get(workload_id)
@@ -210,12 +210,12 @@ class SpendingState:
             for (dimension, name, *_), gpu_time in self._gpu_times.items():
                 if workload is not None and is_placed and subject_name(workload.spec, dimension) == name:
                     gpu_time.advance(now_ns)
-                    gpu_time.hold(workload_id, held_gpu_milli(workload))
+                    gpu_time.set_held(workload_id, held_gpu_milli(workload))
                 elif workload_id in gpu_time.held:
                     gpu_time.advance(now_ns)
-                    gpu_time.hold(workload_id, 0)
+                    gpu_time.set_held(workload_id, 0)
 
-    def limited(self, policy: Policy, workloads: Mapping[str, Workload], now_ns: int) -> None:
+    def set_limits(self, policy: Policy, workloads: Mapping[str, Workload], now_ns: int) -> None:
         """Other limits are in force, or another local time."""
         offset = utc_offset_minutes_of(policy)
         limits = {spending_key(one): one for one in policy.spending}
@@ -226,7 +226,7 @@ class SpendingState:
             known = before.get(key)
             is_so = known is not None and known.utc_offset_minutes == offset
             self._gpu_times[key] = known if known is not None and is_so else _since(key, offset, workloads, now_ns)
-        self.judged(
+        self.set_overspent(
             tuple(
                 replace(one, limit=limits[spending_key(one.limit)])
                 for one in self.over
@@ -258,14 +258,14 @@ class SpendingState:
             if workload.phase is WorkloadPhase.PLACED:
                 for (dimension, name, *_), gpu_time in found._gpu_times.items():
                     if subject_name(workload.spec, dimension) == name:
-                        gpu_time.hold(workload.workload_id, held_gpu_milli(workload))
-        found.judged(tuple(from_plain(OverspentLimit, row, trusted=True) for row in plain.get("over", ())))
+                        gpu_time.set_held(workload.workload_id, held_gpu_milli(workload))
+        found.set_overspent(tuple(from_plain(OverspentLimit, row, trusted=True) for row in plain.get("over", ())))
         return found
 
 
 def _since(key: SpendingKey, utc_offset_minutes: int, workloads: Mapping[str, Workload], now_ns: int) -> GpuTime:
     """The GPU time of the period under way, as far as its workloads are still known."""
-    made = GpuTime.begun(key.period, utc_offset_minutes, now_ns)
+    made = GpuTime.start_period(key.period, utc_offset_minutes, now_ns)
     for workload in workloads.values():
         if subject_name(workload.spec, key.dimension) == key.name:
             made.add(workload)
@@ -363,11 +363,11 @@ def spending_remedy(over: OverspentLimit, policy: Policy) -> str:
     return (
         f"{describe_subject(limit)} has spent {spent} of {most} {describe_unit(limit.quantity, currency)} of "
         f"{describe_period(limit.period, stretch, offset)}; it goes on {describe_moment(over.end_s, offset)}, or when "
-        f"the limit is raised: eelctl policy set --spend '{format_limit(limit, _raised(max(over.spent, limit.most), QUANTITY_UNITS[limit.quantity].size))}'."
+        f"the limit is raised: eelctl policy set --spend '{format_limit(limit, _raise_limit(max(over.spent, limit.most), QUANTITY_UNITS[limit.quantity].size))}'."
     )
 
 
-def _raised(amount: float, size: float) -> float:
+def _raise_limit(amount: float, size: float) -> float:
     """A quarter more, on two digits of units of that size."""
     wanted = 1.25 * amount / size
     step = 10.0 ** (math.floor(math.log10(wanted)) - 1)

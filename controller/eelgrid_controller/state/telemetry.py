@@ -39,7 +39,7 @@ class DeviceReports:
         self.listeners: list[Callable[[str, DeviceReport], None]] = []
         self._monotonic_s = monotonic_s
 
-    def told(self, node_name: str, held: HeldDevices) -> None:
+    def record_report(self, node_name: str, held: HeldDevices) -> None:
         """An agent has spoken."""
         report = self.newest[node_name] = DeviceReport(held, self._monotonic_s())
         for listener in self.listeners:
@@ -83,7 +83,7 @@ class NewestPower:
         self._at: list[dict[str, int]] = []
         self._spare: list[list[int]] = []
 
-    def add(self, name: str) -> int:
+    def add_node(self, name: str) -> int:
         """A node without readings; its row."""
         if self._free:
             row = self._free.pop()
@@ -98,7 +98,9 @@ class NewestPower:
             self._time_ns = np.concatenate([self._time_ns, np.zeros(row, np.int64)])
         return row
 
-    def put(self, row: int, power: Sequence[tuple[str, float, int]], *, received_s: float, time_ns: int) -> None:
+    def set_readings(
+        self, row: int, power: Sequence[tuple[str, float, int]], *, received_s: float, time_ns: int
+    ) -> None:
         """What came of a node, in the place of what came before: (model, watts, devices read), each model once."""
         self._received_s[row], self._time_ns[row] = received_s, time_ns
         at = self._at[row]
@@ -108,13 +110,13 @@ class NewestPower:
             cell = at[model] if model in at else self._cell(row, model)
             self._power_w[cell], self._gpus[cell] = power_w, gpus
 
-    def remove(self, row: int) -> None:
+    def remove_node(self, row: int) -> None:
         """A node is no more; its row is the next new node's."""
-        self.clear(row)
+        self.clear_readings(row)
         self._names[row] = ""
         self._free.append(row)
 
-    def clear(self, row: int) -> None:
+    def clear_readings(self, row: int) -> None:
         """What came of a node has lost its meaning: it is as before the first tick."""
         self._received_s[row] = np.nan
         self._release(row)
@@ -303,17 +305,17 @@ class Telemetry:
         self.batches = 0
         self.duplicates = 0
         self.fresh_s = 0.0
-        self.expect_every(send_interval_s)
+        self.set_send_interval(send_interval_s)
 
-    def expect_every(self, send_interval_s: float) -> None:
+    def set_send_interval(self, send_interval_s: float) -> None:
         """Fresh is what is younger than three intervals, plus five seconds for the road."""
         self.fresh_s = 3.0 * send_interval_s + 5.0
 
-    def open(self, inventory: Inventory, incarnation: int) -> int:
+    def open_stream(self, inventory: Inventory, incarnation: int) -> int:
         """An agent began a stream: the last sequence of its incarnation that came, 0 for none."""
         feed = self._feeds.get(inventory.node_name)
         if feed is None:
-            feed = _Feed(incarnation, inventory.generation, (), {}, self._newest.add(inventory.node_name))
+            feed = _Feed(incarnation, inventory.generation, (), {}, self._newest.add_node(inventory.node_name))
             self._feeds[inventory.node_name] = feed
         elif feed.incarnation != incarnation:
             feed.past[feed.incarnation] = feed.sequence
@@ -323,13 +325,13 @@ class Telemetry:
         self._describe(feed, inventory)
         return feed.sequence
 
-    def forget(self, node_name: str) -> None:
+    def forget_node(self, node_name: str) -> None:
         """The node is no more."""
         feed = self._feeds.pop(node_name, None)
         if feed is not None:
-            self._newest.remove(feed.row)
+            self._newest.remove_node(feed.row)
 
-    def describe(self, inventory: Inventory) -> None:
+    def update_inventory(self, inventory: Inventory) -> None:
         """The node changed; columns of the generation before can no longer be read."""
         self._describe(self._feeds[inventory.node_name], inventory)
 
@@ -337,12 +339,12 @@ class Telemetry:
         positions = {gpu.uuid: position for position, gpu in enumerate(inventory.gpus)}
         if (feed.generation, feed.positions) != (inventory.generation, positions):
             feed.batch = feed.tick = None
-            self._newest.clear(feed.row)
+            self._newest.clear_readings(feed.row)
         feed.generation = inventory.generation
         feed.models = tuple(gpu.model for gpu in inventory.gpus)
         feed.positions = positions
 
-    def receive(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
+    def receive_batch(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
         """Take a batch; raises BatchRefused, after which the same batch counts as seen."""
         feed = self._feeds[node_name]
         if batch.sequence <= feed.sequence:
@@ -372,7 +374,7 @@ class Telemetry:
             feed.time_ns = batch.time_ns[-1]
             feed.received_s = now_s
             power = _power(batch, feed.models)
-            self._newest.put(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
+            self._newest.set_readings(feed.row, power, received_s=now_s, time_ns=feed.time_ns)
             feed.batch, feed.tick = (batch, None) if ticks <= _TICKS_KEPT_MOST else (None, _cut(batch))
         return BatchReceipt(BatchVerdict.TAKEN, batch.sequence)
 
@@ -397,18 +399,18 @@ class Telemetry:
         feed.lost = min(_COUNT_MOST, feed.lost + ticks)
         self.lost = min(_COUNT_MOST, self.lost + ticks)
 
-    def report(self, node_name: str, applied: PlanApplied) -> None:
+    def record_plan_applied(self, node_name: str, applied: PlanApplied) -> None:
         """The node said what became of a plan; word of an older plan than the last is late and passed over."""
         feed = self._feeds[node_name]
         if feed.applied is None or applied.epoch >= feed.applied.epoch:
             feed.applied = applied
 
-    def applied(self, node_name: str) -> PlanApplied | None:
+    def plan_applied(self, node_name: str) -> PlanApplied | None:
         """The node's last word on a plan; None before the first."""
         feed = self._feeds.get(node_name)
         return feed.applied if feed else None
 
-    def counts(self, node_name: str) -> tuple[int, int]:
+    def tick_counts(self, node_name: str) -> tuple[int, int]:
         """Ticks received from the node, and lost."""
         feed = self._feeds.get(node_name)
         return (feed.received, feed.lost) if feed else (0, 0)
@@ -429,7 +431,7 @@ class Telemetry:
         """Every node with an agent: its age, as `age_s` has it, and its fresh power by model."""
         return self._newest.readings(now_s=now_s, now_ns=now_ns, fresh_s=self.fresh_s)
 
-    def latest(self, node_name: str) -> NodeTick | None:
+    def latest_tick(self, node_name: str) -> NodeTick | None:
         """The newest tick however old; see `age_s`."""
         feed = self._feeds.get(node_name)
         if feed is None:
@@ -439,18 +441,18 @@ class Telemetry:
             feed.batch = None
         return feed.tick
 
-    def fresh(self, node_name: str, *, now_s: float, now_ns: int) -> NodeTick | None:
+    def fresh_tick(self, node_name: str, *, now_s: float, now_ns: int) -> NodeTick | None:
         """The newest tick if it may still be used as one of now."""
         age_s = self.age_s(node_name, now_s=now_s, now_ns=now_ns)
-        return None if age_s is None or age_s > self.fresh_s else self.latest(node_name)
+        return None if age_s is None or age_s > self.fresh_s else self.latest_tick(node_name)
 
     def gpu(self, node_name: str, uuid: str, *, now_s: float, now_ns: int) -> GpuReadings:
         """Fresh readings of one device."""
-        tick = self.fresh(node_name, now_s=now_s, now_ns=now_ns)
+        tick = self.fresh_tick(node_name, now_s=now_s, now_ns=now_ns)
         position = self._feeds[node_name].positions.get(uuid) if tick else None
         return _NO_READINGS if tick is None or position is None else tick.gpu(position)
 
-    def power(self, *, now_s: float, now_ns: int) -> PowerSums:
+    def fresh_power(self, *, now_s: float, now_ns: int) -> PowerSums:
         """Fresh power over the whole cluster."""
         found = self.readings(now_s=now_s, now_ns=now_ns)
         counts = np.bincount(found.model, found.gpus, len(found.models)).tolist()

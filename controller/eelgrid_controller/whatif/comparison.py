@@ -116,7 +116,7 @@ def find_workload_differences(
         outcome = None if was is now else _outcome(was, now)
         if outcome is None:
             continue
-        explanation = state.explanations.of(now.workload_id) if now.placements else ()
+        explanation = state.explanations.get(now.workload_id) if now.placements else ()
         yield WorkloadDifference(
             workload_id=now.workload_id,
             name=now.spec.name,
@@ -160,7 +160,7 @@ def compare_placements(
             "shadow_alone": ImaginedOutcome.PLACED,
             "elsewhere": ImaginedOutcome.MOVED,
         }
-        explanation = shadow.explanations.of(key)
+        explanation = shadow.explanations.get(key)
         found.append(
             WorkloadDifference(
                 workload_id=key,

@@ -106,7 +106,7 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
     state = _before(past, index, workload_id)
     watts = PriorPowerModel(catalogue).gpu
     chooser = WorkloadPlacer(state, catalogue)
-    within = chooser.begin(spec)
+    within = chooser.decide_start(spec)
     boards = {_board(gpu): watts(gpu) for record in state.nodes.values() for gpu in record.inventory.gpus}
     return {
         "format": DECISION_FORMAT,
@@ -123,7 +123,8 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
         "closed": sorted(
             name
             for name in state.nodes
-            if within.closed.intersection(chooser.allowance.above(name)) or not chooser.open_to(spec, name)
+            if within.closed.intersection(chooser.allowance.budgets_above(name))
+            or not chooser.has_required_traits(spec, name)
         ),
         "budget": describe_pending_reason(within) if within.lack else "",
         "held": describe_pending_reason(within) if within.hold else "",
@@ -138,7 +139,9 @@ def record_decision(past: JournalHistory, spec: WorkloadSpec, workload_id: str, 
 def _bare(state: ClusterState) -> dict[str, Any]:
     """The dump of a state without what no decision looks at."""
     dump = state.dump()
-    held = [_unnamed(workload) for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED]
+    held = [
+        _anonymize_workload(workload) for workload in state.workloads.values() if workload.phase is WorkloadPhase.PLACED
+    ]
     dump["demand"]["counts"] = []
     return dump | {
         "policy": to_plain(Policy(), brief=True),
@@ -149,7 +152,7 @@ def _bare(state: ClusterState) -> dict[str, Any]:
     }
 
 
-def _unnamed(workload: Workload) -> Workload:
+def _anonymize_workload(workload: Workload) -> Workload:
     spec = WorkloadSpec(name="held", request=workload.spec.request, replicas=workload.spec.replicas)
     return Workload(workload_id=workload.workload_id, spec=spec, phase=workload.phase, placements=workload.placements)
 
@@ -168,12 +171,12 @@ def replay_decision(document: Mapping[str, Any]) -> DecisionReplay:
             f"its version is {document.get('version')!r}, this eelctl reads version {DECISION_VERSION}"
         )
     try:
-        return _replayed(document)
+        return _replay_document(document)
     except (ContractError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise DecisionUnreadable(f"it cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _replayed(document: Mapping[str, Any]) -> DecisionReplay:
+def _replay_document(document: Mapping[str, Any]) -> DecisionReplay:
     spec = from_plain(WorkloadSpec, document["spec"])
     weights = from_plain(Weights, document["weights"])
     boards = {tuple(row[:5]): GpuPowerPrior(*row[5:]) for row in document["watts"]}
@@ -182,7 +185,7 @@ def _replayed(document: Mapping[str, Any]) -> DecisionReplay:
     closed = frozenset(document.get("closed", ()))
     if closed:
         snapshot = snapshot.with_open(np.array([name not in closed for name in snapshot.names], np.bool_))
-    decision = Planner().decide(snapshot, spec, weights, document["placement"])
+    decision = Planner().decide_placement(snapshot, spec, weights, document["placement"])
     recorded: Mapping[str, Any] = document["outcome"]
     # What a spent limit holds is not decided on.
     said = document.get("held") or (
@@ -199,7 +202,7 @@ def _replayed(document: Mapping[str, Any]) -> DecisionReplay:
     )
 
 
-def _place(plain: Mapping[str, Any]) -> str:
+def _format_place(plain: Mapping[str, Any]) -> str:
     indexes = ",".join(map(str, plain.get("gpu_indexes", ())))
     return f"{plain['node_name']} GPU {indexes}" if indexes else str(plain["node_name"])
 
@@ -212,7 +215,7 @@ def _differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
     for replica in sorted(before.keys() | after.keys()):
         was, is_ = before.get(replica), after.get(replica)
         if was != is_:
-            yield f"replica {replica}: {_place(was) if was else 'no place'} -> {_place(is_) if is_ else 'no place'}"
+            yield f"replica {replica}: {_format_place(was) if was else 'no place'} -> {_format_place(is_) if is_ else 'no place'}"
     was_told, told = (decode_explanation(side["explanation"]) for side in (recorded, now))
     for was_replica, replica_now in zip(was_told, told, strict=False):
         yield from _costs(was_replica, replica_now)

@@ -75,7 +75,7 @@ class ScenarioContext:
     now_ns: int
     proceed: Callable[[], bool] = lambda: True
 
-    def check_asked(self) -> None:
+    def check_deadline(self) -> None:
         """Raises DeadlineExceeded where nobody waits for the answer: what was asked may take minutes."""
         if not self.proceed():
             raise DeadlineExceeded("nobody waits for the answer any more")
@@ -103,8 +103,8 @@ class _Trial:
         """A core on the state as edited so far, with nothing left to try."""
         if self._core is None:
             self._core = self.bench.make_core(self.state)
-        while self._core.backlog:
-            self.bench.check_asked()
+        while self._core.has_backlog:
+            self.bench.check_deadline()
             if self._rounds == _ROUNDS_MOST:
                 self.complete = False
                 break
@@ -123,10 +123,10 @@ class _Trial:
             case PlaceAnew():
                 self._core = None
                 # Work that runs may run on whatever is spent: here it is not to wait for that.
-                self.state.spending.judged(())
+                self.state.spending.set_overspent(())
                 for number, (key, workload) in enumerate(list(self.state.workloads.items())):
                     if workload.phase is not WorkloadPhase.CANCELLED and not is_sliced(workload):
-                        self.state.wait_again(key, number=number - 2**61)
+                        self.state.requeue_workload(key, number=number - 2**61)
             case SubmitCopies():
                 self._submit(change.change)
             case CancelWorkloads(workload_ids=keys):
@@ -147,7 +147,7 @@ class _Trial:
             if record is None:
                 raise NotFound(f"no node is called {name!r}; list nodes to see the names")
             for key in dict.fromkeys(key for key, _ in record.assignments):
-                self.state.wait_again(key, number=self._number)
+                self.state.requeue_workload(key, number=self._number)
                 self._number += 1
             if record.state is NodeState.READY:
                 self.state.apply(NodeLost(time_ns=self.bench.now_ns, node_name=name))
@@ -164,7 +164,7 @@ class _Trial:
             )
         template = _template(shape, self.state, self.bench.catalogue)
         for _ in range(count):
-            self.bench.check_asked()
+            self.bench.check_deadline()
             self._added += 1
             name = f"added-{self._added}"
             while name in self.state.nodes:
@@ -186,7 +186,7 @@ class _Trial:
                 "these are too many workloads", (Violation("copies", problem, f"submit at most {COPIES_MOST}"),)
             )
         for _ in range(change.copies):
-            self.bench.check_asked()
+            self.bench.check_deadline()
             key = f"new-{len(self.submitted) + 1}"
             while key in self.state.workloads:
                 key = f"{key}-if"

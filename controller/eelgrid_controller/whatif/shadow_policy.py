@@ -51,7 +51,7 @@ class ShadowPolicy:
         self._since: deque[str] = deque(maxlen=_COMPARED_MOST)
         self._events = 0
 
-    def follow(self, event: Event) -> None:
+    def follow_event(self, event: Event) -> None:
         """Takes in what happened, and decides what there is to decide."""
         self._events += 1
         try:
@@ -60,7 +60,7 @@ class ShadowPolicy:
             # What the cluster took and the shadow cannot: it was refused here, and shows as not placed.
             return
         for _ in range(_ROUNDS_MOST):
-            if not self.core.backlog:
+            if not self.core.has_backlog:
                 return
             self.core.retry(now_ns=event.time_ns)
 
@@ -73,26 +73,26 @@ class ShadowPolicy:
             case WorkloadCancelled(workload_id=key):
                 core.cancel(key, now_ns=now_ns)
             case NodeJoined(inventory=inventory, plan_epoch=epoch):
-                core.node_joined(inventory, now_ns=now_ns, plan_epoch=epoch)
+                core.register_node(inventory, now_ns=now_ns, plan_epoch=epoch)
             case NodeHeard(node_name=name) | NodeReconciled(node_name=name):
-                core.node_joined(core.state.nodes[name].inventory, now_ns=now_ns)
+                core.register_node(core.state.nodes[name].inventory, now_ns=now_ns)
             case NodeLost(node_name=name):
-                core.node_lost(name, now_ns=now_ns)
+                core.mark_node_lost(name, now_ns=now_ns)
             case NodesRemoved(node_names=names):
                 # Work of its own may stand there, which the cluster's did not.
                 for name in names:
-                    core.node_lost(name, now_ns=now_ns)
+                    core.mark_node_lost(name, now_ns=now_ns)
             case GpuLost(node_name=name, gpu_uuid=uuid):
-                core.gpu_lost(name, uuid, now_ns=now_ns)
+                core.mark_gpu_lost(name, uuid, now_ns=now_ns)
             case GpuReturned(node_name=name, gpu_uuid=uuid):
-                core.gpu_returned(name, uuid, now_ns=now_ns)
+                core.mark_gpu_returned(name, uuid, now_ns=now_ns)
             case SpendingJudged(over=over):
                 # What is spent is the cluster's, not what the shadow would spend.
-                core.judge_spending(over, now_ns=now_ns)
+                core.set_exhausted_spending(over, now_ns=now_ns)
             case _:
                 return
 
-    def report(self, live: ClusterFigures, workloads: Mapping[str, Workload], revision: int) -> ShadowReport:
+    def build_report(self, live: ClusterFigures, workloads: Mapping[str, Workload], revision: int) -> ShadowReport:
         """The cluster at `revision` beside this."""
         counts, different = compare_placements(workloads, self.core.state, reversed(self._since), _DIFFERENCES_MOST)
         started_ns, started_revision = self._began

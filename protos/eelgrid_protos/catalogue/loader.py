@@ -46,7 +46,7 @@ class Catalogue:
     products: Mapping[str, Product]
     geometries: Mapping[str, MigGeometry]
 
-    def find(self, nvml_name: str, memory_bytes: int | None) -> Product | None:
+    def find_product(self, nvml_name: str, memory_bytes: int | None) -> Product | None:
         """The product that prints this name, unless its memory says that it is another part."""
         name = plain_name(nvml_name)
         for product in self.products.values():
@@ -72,10 +72,10 @@ def parse_catalogue(products: Mapping[str, Any], mig: Mapping[str, Any]) -> Cata
         if document.get("format") != _FORMAT:
             raise CatalogueError(f"{name}: format is {document.get('format')!r}; this release reads format {_FORMAT}")
     parts = (_geometry(part, mig["shapes"], set(mig["kinds"])) for part in mig["parts"])
-    geometries = _keyed("mig.parts", parts)
+    geometries = _index_by_key("mig.parts", parts)
     sensors = {key: _sensor(f"products.sensors.{key}", value) for key, value in products["sensors"].items()}
     kinds = set(products["kinds"])
-    found = _keyed("products", (_product(row, sensors, geometries, kinds) for row in products["products"]))
+    found = _index_by_key("products", (_product(row, sensors, geometries, kinds) for row in products["products"]))
     names = [(plain_name(name), product.memory_bytes) for product in found.values() for name in product.nvml_names]
     if len(set(names)) < len(names):
         raise CatalogueError("products: two products print one name with one memory size; merge them")
@@ -89,7 +89,7 @@ class _Record:
         self.path = path
         self._fields = dict(fields)
 
-    def take(self, name: str, *types: type, default: Any = ...) -> Any:
+    def take_field(self, name: str, *types: type, default: Any = ...) -> Any:
         value = self._fields.pop(name, default)
         if value is ...:
             raise CatalogueError(f"{self.path}.{name}: is missing; add it")
@@ -100,7 +100,7 @@ class _Record:
 
     def measured(self, name: str, kinds: set[str], *, optional: bool = False) -> tuple[Any, str]:
         """A value that carries the kind of its source."""
-        pair = self.take(name, list, default=None if optional else ...)
+        pair = self.take_field(name, list, default=None if optional else ...)
         if pair is None:
             return None, ""
         if len(pair) != 2 or isinstance(pair[0], bool) or not isinstance(pair[0], int | float):
@@ -116,7 +116,7 @@ class _Record:
             raise CatalogueError(f"{self.path}: {sorted(self._fields)} are no fields; correct the spelling")
 
 
-def _keyed(path: str, items: Iterable[_Item]) -> Mapping[str, _Item]:
+def _index_by_key(path: str, items: Iterable[_Item]) -> Mapping[str, _Item]:
     found: dict[str, _Item] = {}
     for item in items:
         if item.key in found:
@@ -129,13 +129,13 @@ def _sensor(path: str, fields: Mapping[str, Any]) -> SensorClass:
     record = _Record(path, fields)
     looks = {}
     for name in ("instant", "usage"):
-        look = _Record(f"{path}.{name}", record.take(name, dict))
-        period, window = look.take("period_ms", int), look.take("window_ms", int)
+        look = _Record(f"{path}.{name}", record.take_field(name, dict))
+        period, window = look.take_field("period_ms", int), look.take_field("window_ms", int)
         if period <= 0 or window <= 0:
             raise CatalogueError(f"{path}.{name}: period_ms and window_ms are positive")
-        looks[name] = PowerSensor(period_ms=period, window_ms=window, kind=look.take("kind", str))
+        looks[name] = PowerSensor(period_ms=period, window_ms=window, kind=look.take_field("kind", str))
         look.finish()
-    averaged = record.take("averaged", bool)
+    averaged = record.take_field("averaged", bool)
     record.finish()
     return SensorClass(instant=looks["instant"], usage=looks["usage"], averaged=averaged)
 
@@ -157,8 +157,8 @@ def _product(
         if kind:
             sources["memory_bytes" if name == "memory_mib" else name] = kind
     memory_mib = numbers.pop("memory_mib")
-    names = tuple(record.take("nvml_names", list))
-    sensor, geometry = record.take("sensor", str), record.take("mig", str, default=None)
+    names = tuple(record.take_field("nvml_names", list))
+    sensor, geometry = record.take_field("sensor", str), record.take_field("mig", str, default=None)
     if sensor not in sensors:
         raise CatalogueError(f"{record.path}.sensor: {sensor!r} is no sensor class; use one of {sorted(sensors)}")
     if geometry is not None and geometry not in geometries:
@@ -166,17 +166,17 @@ def _product(
     if not names:
         raise CatalogueError(f"{record.path}.nvml_names: is empty; give the name that NVML prints")
     product = Product(
-        key=record.take("key", str),
+        key=record.take_field("key", str),
         nvml_names=names,
-        model=record.take("model", str, default=model_name(names[0])),
-        architecture=record.take("architecture", str),
-        compute_capability=record.take("compute_capability", str),
-        form_factor=record.take("form_factor", str),
+        model=record.take_field("model", str, default=model_name(names[0])),
+        architecture=record.take_field("architecture", str),
+        compute_capability=record.take_field("compute_capability", str),
+        form_factor=record.take_field("form_factor", str),
         memory_bytes=int(memory_mib) * MIB,
         sensor=sensors[sensor],
         mig=None if geometry is None else geometries[geometry],
         kinds=MappingProxyType(sources),
-        note=record.take("note", str, default=""),
+        note=record.take_field("note", str, default=""),
         **numbers,
     )
     record.finish()
@@ -219,34 +219,34 @@ def _check_order(path: str, product: Product) -> None:
 
 def _geometry(fields: Mapping[str, Any], shapes: Mapping[str, Any], kinds: set[str]) -> MigGeometry:
     record = _Record(f"mig.{fields.get('key', '?')}", fields)
-    shape_name = record.take("shape", str)
+    shape_name = record.take_field("shape", str)
     if shape_name not in shapes:
         raise CatalogueError(f"{record.path}.shape: {shape_name!r} is no shape; use one of {sorted(shapes)}")
     shape = _Record(f"mig.shapes.{shape_name}", shapes[shape_name])
-    slices, forms = shape.take("memory_slices", int), shape.take("profiles", dict)
-    profiles = record.take("profiles", dict)
+    slices, forms = shape.take_field("memory_slices", int), shape.take_field("profiles", dict)
+    profiles = record.take_field("profiles", dict)
     if profiles.keys() != forms.keys():
         raise CatalogueError(f"{record.path}.profiles: are {sorted(profiles)}; the shape has {sorted(forms)}")
-    per_slice = record.take("sm_per_slice", int, default=None)
-    record.take("memory_mib", int, default=None)
+    per_slice = record.take_field("sm_per_slice", int, default=None)
+    record.take_field("memory_mib", int, default=None)
     geometry = MigGeometry(
-        key=record.take("key", str),
-        nvml_names=tuple(record.take("nvml_names", list)),
-        architecture=record.take("architecture", str),
+        key=record.take_field("key", str),
+        nvml_names=tuple(record.take_field("nvml_names", list)),
+        architecture=record.take_field("architecture", str),
         memory_slices=slices,
-        compute_slices=shape.take("compute_slices", int),
-        most=shape.take("most", int),
-        reset_to_change_mode=record.take("reset_to_change_mode", bool),
-        mode_survives_reboot=record.take("mode_survives_reboot", bool),
-        sm_total=record.take("sm_total", int, default=None),
-        driver_least=record.take("driver_least", str, default=None),
+        compute_slices=shape.take_field("compute_slices", int),
+        most=shape.take_field("most", int),
+        reset_to_change_mode=record.take_field("reset_to_change_mode", bool),
+        mode_survives_reboot=record.take_field("mode_survives_reboot", bool),
+        sm_total=record.take_field("sm_total", int, default=None),
+        driver_least=record.take_field("driver_least", str, default=None),
         profiles=MappingProxyType(
             {
                 key: _gi_profile(record.path, {"key": key, **forms[key]}, profiles[key], per_slice, kinds)
                 for key in forms
             }
         ),
-        note=record.take("note", str, default=""),
+        note=record.take_field("note", str, default=""),
     )
     record.finish()
     shape.finish()
@@ -261,35 +261,35 @@ def _gi_profile(
     shape, record = _Record(path, form), _Record(path, part)
     memory, memory_kind = record.measured("memory_mib", kinds, optional=True)
     sm_count, sm_kind = record.measured("sm", kinds, optional=True)
-    compute = shape.take("compute_slices", int)
+    compute = shape.take_field("compute_slices", int)
     inner = []
-    for fields in shape.take("compute_instances", list):
+    for fields in shape.take_field("compute_instances", list):
         ci = _Record(f"{path}.compute_instances", fields)
-        taken = ci.take("slices", int)
+        taken = ci.take_field("slices", int)
         # A compute instance over the whole GPU instance has all its SMs, which may exceed the slices' sum.
         share = None if per_slice is None else per_slice * taken
         inner.append(
             CiProfile(
-                id=ci.take("id", int),
+                id=ci.take_field("id", int),
                 compute_slices=taken,
-                starts=tuple(ci.take("starts", list)),
-                most=ci.take("most", int),
+                starts=tuple(ci.take_field("starts", list)),
+                most=ci.take_field("most", int),
                 sm_count=sm_count if taken == compute else share,
             )
         )
         ci.finish()
-    engines = record.take("engines", list, default=None)
+    engines = record.take_field("engines", list, default=None)
     profile = GiProfile(
-        key=shape.take("key", str),
-        id=shape.take("id", int),
-        enum=shape.take("enum", int),
-        name=record.take("name", str),
+        key=shape.take_field("key", str),
+        id=shape.take_field("id", int),
+        enum=shape.take_field("enum", int),
+        name=record.take_field("name", str),
         compute_slices=compute,
-        size=shape.take("size", int),
-        starts=tuple(shape.take("starts", list)),
-        most=shape.take("most", int),
-        media=shape.take("media", bool, default=False),
-        graphics=shape.take("graphics", bool, default=False),
+        size=shape.take_field("size", int),
+        starts=tuple(shape.take_field("starts", list)),
+        most=shape.take_field("most", int),
+        media=shape.take_field("media", bool, default=False),
+        graphics=shape.take_field("graphics", bool, default=False),
         memory_bytes=None if memory is None else int(memory) * MIB,
         sm_count=sm_count,
         engines=None if engines is None else (engines[0], engines[1], engines[2], engines[3], engines[4]),

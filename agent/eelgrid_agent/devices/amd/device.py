@@ -79,11 +79,11 @@ class AmdDevice:
             try:
                 version = str(self._smi.amdsmi_get_gpu_driver_info(handle)["driver_version"])
             except self._smi.AmdSmiException as error:
-                self._drop(error)
+                self._drop_handles(error)
                 continue
             if version != "N/A":
                 return version
-        self._session.begin()
+        self._session.open()
         try:
             library = self._smi.amdsmi_get_lib_version()
         except self._smi.AmdSmiException as error:
@@ -98,7 +98,7 @@ class AmdDevice:
         """Every board that answers or answered before, by index; raises DriverUnavailable."""
         if self._lost:
             self._end()
-        self._session.begin()
+        self._session.open()
         try:
             handles = list(self._smi.amdsmi_get_processor_handles())
         except self._smi.AmdSmiException as error:
@@ -120,7 +120,7 @@ class AmdDevice:
             if gpu.uuid not in found:
                 found[gpu.uuid] = gpu
                 self._handles[gpu.uuid] = handle
-        self._seen = _numbered(found, self._seen)
+        self._seen = _number_devices(found, self._seen)
         return tuple(sorted(self._seen.values(), key=lambda gpu: gpu.index))
 
     def read(self, uuid: str) -> RawReadings:
@@ -128,7 +128,7 @@ class AmdDevice:
         values: dict[Reading, ReadingValue] = dict.fromkeys(_FAST, Missing(AbsenceReason.NOT_SUPPORTED))
         try:
             handle = self.handle(uuid)
-            counter = self._ask(lambda smi, handle: smi.amdsmi_get_energy_count(handle), handle)
+            counter = self._query(lambda smi, handle: smi.amdsmi_get_energy_count(handle), handle)
             energy: ReadingValue = counter if isinstance(counter, Missing) else read_energy_j(counter)
             self._fill(values, FAST_SOURCES, handle)
             values[Reading.EVENT_REASONS_MASK] = self._reasons(uuid, handle)
@@ -209,7 +209,7 @@ class AmdDevice:
         try:
             return ask(self._smi, self.handle(uuid))
         except self._smi.AmdSmiException as error:
-            self._drop(error)
+            self._drop_handles(error)
             raise make_device_error(error) from None
         except _Silence as silence:
             if silence.reason is AbsenceReason.TIMED_OUT:
@@ -223,7 +223,7 @@ class AmdDevice:
             lambda smi, handle: smi.amdsmi_get_gpu_compute_partition(handle),
             lambda smi, handle: smi.amdsmi_get_gpu_memory_partition(handle),
         ):
-            answer = self._ask(ask, self.handle(uuid))
+            answer = self._query(ask, self.handle(uuid))
             answers.append("" if isinstance(answer, Missing) or answer == "N/A" else str(answer))
         return answers[0], answers[1]
 
@@ -233,14 +233,14 @@ class AmdDevice:
             if uuid not in self._seen:
                 raise UnknownGpu(f"this machine has no GPU {uuid}; list its GPUs")
 
-    def _ask(self, ask: Callable[[Any, Any], Any], handle: Any) -> Any:
+    def _query(self, ask: Callable[[Any, Any], Any], handle: Any) -> Any:
         """An answer or why it is missing; raises _Silence when the whole device says nothing."""
         try:
             return ask(self._smi, handle)
         except self._smi.AmdSmiException as error:
             reason = get_absence_reason(error)
             if reason in _SILENT:
-                self._drop(error)
+                self._drop_handles(error)
                 raise _Silence(reason) from None
             return Missing(reason)
         except AttributeError:
@@ -249,14 +249,14 @@ class AmdDevice:
 
     def _fill(self, values: dict[Reading, ReadingValue], sources: tuple[AmdSource, ...], handle: Any) -> None:
         for source in sources:
-            answer = self._ask(source.ask, handle)
+            answer = self._query(source.ask, handle)
             if isinstance(answer, Missing):
                 values.update(dict.fromkeys(source.readings, answer))
             else:
                 values.update(source.values(answer))
 
     def _reasons(self, uuid: str, handle: Any) -> ReadingValue:
-        answer = self._ask(lambda smi, handle: smi.amdsmi_get_gpu_metrics_info(handle), handle)
+        answer = self._query(lambda smi, handle: smi.amdsmi_get_gpu_metrics_info(handle), handle)
         if isinstance(answer, Missing):
             return answer
         now, before = read_residencies(answer), self._residencies.get(uuid)
@@ -318,7 +318,7 @@ class AmdDevice:
             one=one, other=other, ancestor=_SAME_NODE if len(nodes) == 1 else _SYSTEM, nvlinks=int(link == int(xgmi))
         )
 
-    def _drop(self, error: Any) -> None:
+    def _drop_handles(self, error: Any) -> None:
         """After this error, the handles are found anew."""
         if is_device_lost(error):
             self._lost = True
@@ -328,7 +328,7 @@ class AmdDevice:
         self._handles.clear()
         self._residencies.clear()
         self._lost = False
-        self._session.end()
+        self._session.close()
 
 
 class _Silence(GpuLostError):
@@ -339,7 +339,7 @@ class _Silence(GpuLostError):
         super().__init__("the device answers nothing any more; reset it or reboot the node")
 
 
-def _numbered(found: Mapping[str, Gpu], seen: Mapping[str, Gpu]) -> dict[str, Gpu]:
+def _number_devices(found: Mapping[str, Gpu], seen: Mapping[str, Gpu]) -> dict[str, Gpu]:
     """All devices; one that was seen keeps its index, since the library counts past a lost device."""
     merged = dict(seen)
     for uuid, gpu in found.items():

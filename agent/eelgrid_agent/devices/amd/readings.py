@@ -67,7 +67,7 @@ class AmdSource:
         return [(reading, _plausible(reading, take(answer))) for reading, take in self.readings.items()]
 
 
-def _scaled(scale: float, *names: str) -> Callable[[Any], float | None]:
+def _scaled_number(scale: float, *names: str) -> Callable[[Any], float | None]:
     def take(answer: Any) -> float | None:
         value = find_number(answer, *names)
         return None if value is None else value * scale
@@ -110,7 +110,7 @@ def _links_up(answer: Any) -> float | None:
     return float(status.count("U")) if isinstance(status, list) else None
 
 
-def _summed(name: str) -> Callable[[Any], float | None]:
+def _link_sum(name: str) -> Callable[[Any], float | None]:
     """Links are counted in kilobytes; those that the part lacks hold no number."""
 
     def take(answer: Any) -> float | None:
@@ -134,40 +134,41 @@ FAST_SOURCES: tuple[AmdSource, ...] = (
     AmdSource(
         lambda smi, handle: smi.amdsmi_get_power_info(handle),
         {
-            Reading.POWER_W: _scaled(1.0, "current_socket_power", "average_socket_power"),
-            Reading.POWER_AVERAGE_W: _scaled(1.0, "average_socket_power"),
+            Reading.POWER_W: _scaled_number(1.0, "current_socket_power", "average_socket_power"),
+            Reading.POWER_AVERAGE_W: _scaled_number(1.0, "average_socket_power"),
         },
     ),
     AmdSource(
         lambda smi, handle: smi.amdsmi_get_gpu_activity(handle),
         {
-            Reading.UTILIZATION_RATIO: _scaled(0.01, "gfx_activity"),
-            Reading.MEMORY_UTILIZATION_RATIO: _scaled(0.01, "umc_activity"),
+            Reading.UTILIZATION_RATIO: _scaled_number(0.01, "gfx_activity"),
+            Reading.MEMORY_UTILIZATION_RATIO: _scaled_number(0.01, "umc_activity"),
         },
     ),
     AmdSource(
         lambda smi, handle: smi.amdsmi_get_gpu_vram_usage(handle),
-        {Reading.MEMORY_USED_BYTES: _scaled(MIB, "vram_used")},
+        {Reading.MEMORY_USED_BYTES: _scaled_number(MIB, "vram_used")},
     ),
-    AmdSource(_clock("GFX"), {Reading.SM_CLOCK_MHZ: _scaled(1.0, "clk", "cur_clk")}),
-    AmdSource(_clock("MEM"), {Reading.MEMORY_CLOCK_MHZ: _scaled(1.0, "clk", "cur_clk")}),
+    AmdSource(_clock("GFX"), {Reading.SM_CLOCK_MHZ: _scaled_number(1.0, "clk", "cur_clk")}),
+    AmdSource(_clock("MEM"), {Reading.MEMORY_CLOCK_MHZ: _scaled_number(1.0, "clk", "cur_clk")}),
     AmdSource(_temperature("EDGE", "HOTSPOT"), {Reading.TEMPERATURE_C: _plain}),
     AmdSource(
-        lambda smi, handle: smi.amdsmi_get_power_cap_info(handle), {Reading.POWER_LIMIT_W: _scaled(1e-6, "power_cap")}
+        lambda smi, handle: smi.amdsmi_get_power_cap_info(handle),
+        {Reading.POWER_LIMIT_W: _scaled_number(1e-6, "power_cap")},
     ),
 )
 SLOW_SOURCES: tuple[AmdSource, ...] = (
     AmdSource(
         lambda smi, handle: smi.amdsmi_get_power_cap_info(handle),
-        {Reading.POWER_LIMIT_REQUESTED_W: _scaled(1e-6, "power_cap")},
+        {Reading.POWER_LIMIT_REQUESTED_W: _scaled_number(1e-6, "power_cap")},
     ),
     AmdSource(_temperature("VRAM", "HBM_0"), {Reading.MEMORY_TEMPERATURE_C: _plain}),
     AmdSource(
         # Counted since the driver was loaded, which NVML calls volatile.
         lambda smi, handle: smi.amdsmi_get_gpu_total_ecc_count(handle),
         {
-            Reading.ECC_CORRECTED_VOLATILE: _scaled(1.0, "correctable_count"),
-            Reading.ECC_UNCORRECTED_VOLATILE: _scaled(1.0, "uncorrectable_count"),
+            Reading.ECC_CORRECTED_VOLATILE: _scaled_number(1.0, "correctable_count"),
+            Reading.ECC_UNCORRECTED_VOLATILE: _scaled_number(1.0, "uncorrectable_count"),
         },
     ),
     AmdSource(
@@ -190,8 +191,8 @@ SLOW_SOURCES: tuple[AmdSource, ...] = (
     AmdSource(
         lambda smi, handle: smi.amdsmi_get_gpu_metrics_info(handle),
         {
-            Reading.NVLINK_SENT_BYTES: _summed("xgmi_write_data_acc"),
-            Reading.NVLINK_RECEIVED_BYTES: _summed("xgmi_read_data_acc"),
+            Reading.NVLINK_SENT_BYTES: _link_sum("xgmi_write_data_acc"),
+            Reading.NVLINK_RECEIVED_BYTES: _link_sum("xgmi_read_data_acc"),
         },
     ),
     AmdSource(

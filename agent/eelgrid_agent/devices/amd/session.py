@@ -99,7 +99,7 @@ class AmdSession:
         self.smi = smi
         self._open = False
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Opens it if it is not; raises DriverUnavailable."""
         if self._open:
             return
@@ -112,7 +112,7 @@ class AmdSession:
             raise DriverUnavailable(remedy) from None
         self._open = True
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Lets the driver go; after a failure the session may be gone already."""
         if not self._open:
             return

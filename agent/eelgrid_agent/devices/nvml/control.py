@@ -43,17 +43,17 @@ class NvmlPowerProfiles:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def offered(self) -> tuple[int, ...]:
+    def supported_profiles(self) -> tuple[int, ...]:
         """The profiles of the part, by number."""
         info = pynvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
         pynvml.nvmlDeviceWorkloadPowerProfileGetProfilesInfo(self._handle, ctypes.byref(info))
         return _numbers(info.perfProfilesMask)
 
-    def enforced(self) -> int | None:
+    def enforced_profile(self) -> int | None:
         """The one that holds; of several, the first."""
         return min(_numbers(self._current().enforcedProfilesMask), default=None)
 
-    def ask_for(self, profile: int | None) -> None:
+    def request_profile(self, profile: int | None) -> None:
         """Requests this profile and no other, or none at all."""
         try:
             self._replace(profile)
@@ -152,7 +152,7 @@ class SharedNvmlSession(Protocol):
     def handle(self, uuid: str) -> Any:
         """NVML's handle of a device; raises DriverUnavailable and NVMLError."""
 
-    def let_go(self) -> None:
+    def release_session(self) -> None:
         """Ends the session; the next handle opens another."""
 
 
@@ -168,19 +168,19 @@ class NvmlControl:
         """Limits and clocks as they are now."""
 
         def look(handle: Any) -> PowerSettings:
-            low, high = _told(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle) or (None, None)
+            low, high = _query_optional(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle) or (None, None)
             profiles = NvmlPowerProfiles(handle)
-            offered = _told(profiles.offered) or ()
+            offered = _query_optional(profiles.supported_profiles) or ()
             return PowerSettings(
-                requested_w=_watts(_told(pynvml.nvmlDeviceGetPowerManagementLimit, handle)),
-                enforced_w=_watts(_told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-                default_w=_watts(_told(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
+                requested_w=_watts(_query_optional(pynvml.nvmlDeviceGetPowerManagementLimit, handle)),
+                enforced_w=_watts(_query_optional(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+                default_w=_watts(_query_optional(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
                 min_w=_watts(low),
                 max_w=_watts(high),
-                sm_clock_mhz=_told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-                sm_clocks_mhz=_told(_sm_clocks, handle) or (),
+                sm_clock_mhz=_query_optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+                sm_clocks_mhz=_query_optional(_sm_clocks, handle) or (),
                 power_profiles=offered,
-                power_profile=_told(profiles.enforced) if offered else None,
+                power_profile=_query_optional(profiles.enforced_profile) if offered else None,
             )
 
         return self._on(uuid, look)
@@ -207,9 +207,9 @@ class NvmlControl:
 
         def ask(handle: Any) -> None:
             profiles = NvmlPowerProfiles(handle)
-            if profile is not None and profile not in profiles.offered():
+            if profile is not None and profile not in profiles.supported_profiles():
                 raise OutOfRange(f"{uuid}: there is no power profile {profile}; ask for its settings")
-            profiles.ask_for(profile)
+            profiles.request_profile(profile)
 
         self._on(uuid, ask)
 
@@ -226,12 +226,12 @@ class NvmlControl:
         if current == pending == wanted:
             return ModeChange.DONE
         if not self._on(uuid, is_resetless):
-            self._session.let_go()
-        with _translated(uuid), _own_session():
-            handle = _find(uuid)
+            self._session.release_session()
+        with _translate_errors(uuid), _own_session():
+            handle = _find_handle(uuid)
             activation = pynvml.nvmlDeviceSetMigMode(handle, wanted)
             # The status is only a hint of why; what counts is what is read back.
-            now, waiting = pynvml.nvmlDeviceGetMigMode(_find(uuid))
+            now, waiting = pynvml.nvmlDeviceGetMigMode(_find_handle(uuid))
             if now == waiting == wanted:
                 return ModeChange.DONE
             if activation == pynvml.NVML_ERROR_IN_USE:
@@ -283,13 +283,13 @@ class NvmlControl:
 
     def _on(self, uuid: str, act: Callable[[Any], _Answer]) -> _Answer:
         """What an act on a device's handle gives, with NVML's errors as the port's."""
-        with _translated(uuid):
+        with _translate_errors(uuid):
             try:
                 return self._once(uuid, act)
             except pynvml.NVMLError as error:
                 if error.value not in _STALE:
                     raise
-            self._session.let_go()
+            self._session.release_session()
             return self._once(uuid, act)
 
     def _once(self, uuid: str, act: Callable[[Any], _Answer]) -> _Answer:
@@ -310,7 +310,7 @@ class NvmlControl:
             raise
 
 
-def _find(uuid: str) -> Any:
+def _find_handle(uuid: str) -> Any:
     """A handle outside of the shared session."""
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -334,7 +334,7 @@ def _own_session() -> Iterator[None]:
 
 
 @contextmanager
-def _translated(uuid: str) -> Iterator[None]:
+def _translate_errors(uuid: str) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
@@ -342,7 +342,7 @@ def _translated(uuid: str) -> Iterator[None]:
         raise kind(f"{uuid}: {remedy}") from None
 
 
-def _told(function: Callable[..., Any], *arguments: Any) -> Any:
+def _query_optional(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function says, or None where this device, driver or user is not told; raises for the whole device."""
     try:
         return function(*arguments)

@@ -131,7 +131,7 @@ class EventListener:
         self._uuids: dict[int, str] = {}
         self._kept: list[DeviceEvent] = []
 
-    def listen(self, handles: Mapping[str, Any]) -> None:
+    def register_devices(self, handles: Mapping[str, Any]) -> None:
         """Registers the devices that are not registered yet."""
         self.listening = True
         known = set(self._uuids.values())
@@ -149,13 +149,13 @@ class EventListener:
                 continue
             self._uuids[_address(handle)] = uuid
 
-    def take(self) -> tuple[DeviceEvent, ...]:
+    def drain_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before."""
         self._drain()
         taken, self._kept = tuple(self._kept), []
         return taken
 
-    def end(self) -> None:
+    def close_session(self) -> None:
         """The session ends: what is pending is kept, the set is given back."""
         if self._set is None:
             return
@@ -168,7 +168,7 @@ class EventListener:
             # The driver went, and the set with it.
             return
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Nobody listens any more."""
         self.listening = False
         self._kept = []
@@ -201,7 +201,7 @@ def identify_gpu(handle: Any, index: int, *, models: Mapping[str, str], instance
     uuid, name = str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle))
     memory = call_optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
     memory_bytes = 0 if memory is None else int(memory.total)
-    product = load_catalogue().find(name, memory_bytes or None)
+    product = load_catalogue().find_product(name, memory_bytes or None)
     pci = call_optional(pynvml.nvmlDeviceGetPciInfo, handle)
     default_mw = call_optional(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     low_mw, high_mw = call_optional(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle) or (None, None)
@@ -221,7 +221,7 @@ def identify_gpu(handle: Any, index: int, *, models: Mapping[str, str], instance
         mig_capable=mode is not None,
         mig_enabled=enabled == pynvml.NVML_DEVICE_MIG_ENABLE,
         mig_pending=enabled != pending,
-        gpu_instances=instances.read(handle, uuid, product) if enabled else (),
+        gpu_instances=instances.read_instances(handle, uuid, product) if enabled else (),
         numa_node=_numa_node(handle),
     )
 
@@ -271,16 +271,16 @@ class NvmlDevice:
         self._activity = GpmSampler(monotonic_ns)
         self._processes = ProcessReader()
         self._events = EventListener()
-        self._session.ending += [self._events.end, self._activity.forget, self._instances.forget]
+        self._session.ending += [self._events.close_session, self._activity.release_samples, self._instances.reset]
 
     def driver_version(self) -> str:
         """The driver's version; raises DriverUnavailable."""
-        self._begin()
+        self._open_session()
         return self._session.version
 
     def access(self) -> AccessLevel:
         """What the kernel lets this process do and the driver does not deny; raises DriverUnavailable."""
-        self._listed()
+        self._require_listing()
         sliced = [uuid for uuid, gpu in self._seen.items() if gpu.mig_enabled]
         handles = self._session.handles
         return confirm_access(self._rights(), [handles[uuid] for uuid in sliced if uuid in handles])
@@ -289,7 +289,7 @@ class NvmlDevice:
         """Every device that answers or answered before, by index; raises DriverUnavailable."""
         if self._lost:
             self._end()
-        self._begin()
+        self._open_session()
         found: dict[str, Gpu] = {}
         handles = self._session.handles
         handles.clear()
@@ -307,7 +307,7 @@ class NvmlDevice:
             handles[gpu.uuid] = handle
         self._seen = found = include_silent_gpus(found, self._seen)
         if self._events.listening:
-            self._events.listen(handles)
+            self._events.register_devices(handles)
         return tuple(sorted(found.values(), key=lambda gpu: gpu.index))
 
     def read(self, uuid: str) -> RawReadings:
@@ -317,7 +317,7 @@ class NvmlDevice:
             # Which ways there are is known only once the session is open.
             return self._quick.read(handle)
 
-        values = self._look(uuid, _QUICK, look)
+        values = self._read_device(uuid, _QUICK, look)
         return RawReadings(energy_counter_j=values.pop(Reading.ENERGY_J, values[Reading.POWER_W]), values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
@@ -328,18 +328,18 @@ class NvmlDevice:
             values[Reading.PROCESSES] = self._process_count(handle)
             return values
 
-        return MappingProxyType(self._look(uuid, SLOW_READINGS, look))
+        return MappingProxyType(self._read_device(uuid, SLOW_READINGS, look))
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
         """A look at each GPU instance, by id."""
 
         def look(handle: Any) -> tuple[InstanceReadings, ...]:
-            if not _sliced(handle):
-                self._activity.keep(uuid, frozenset())
+            if not _is_mig_enabled(handle):
+                self._activity.retain_instances(uuid, frozenset())
                 return ()
-            product = load_catalogue().find(self._seen[uuid].product, self._seen[uuid].memory_bytes or None)
-            held = self._instances.read(handle, uuid, product)
-            self._activity.keep(uuid, frozenset(instance.id for instance in held))
+            product = load_catalogue().find_product(self._seen[uuid].product, self._seen[uuid].memory_bytes or None)
+            held = self._instances.read_instances(handle, uuid, product)
+            self._activity.retain_instances(uuid, frozenset(instance.id for instance in held))
             devices = {instance_id: device for (instance_id, _), device in list_mig_devices(handle).items()}
             return tuple(self._instance(handle, uuid, instance, devices.get(instance.id)) for instance in held)
 
@@ -347,7 +347,9 @@ class NvmlDevice:
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Who has a context on the device."""
-        return self._on(uuid, lambda handle: self._processes.read(handle, uuid, shares=not _sliced(handle)))
+        return self._on(
+            uuid, lambda handle: self._processes.read_processes(handle, uuid, shares=not _is_mig_enabled(handle))
+        )
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """Every pair of devices that answer, once."""
@@ -355,37 +357,37 @@ class NvmlDevice:
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced since the call before; the first call begins to listen."""
-        self._listed()
-        self._events.listen(self._session.handles)
-        return self._events.take()
+        self._require_listing()
+        self._events.register_devices(self._session.handles)
+        return self._events.drain_events()
 
     def close(self) -> None:
         """Ends the session and forgets the devices."""
         self._end()
-        self._events.forget()
-        self._processes.forget()
+        self._events.reset()
+        self._processes.reset()
         self._seen = {}
 
     # For whoever shares the session
 
     def handle(self, uuid: str) -> Any:
         """NVML's handle of a device; raises DriverUnavailable and NVMLError."""
-        self._begin()
+        self._open_session()
         return self._session.handle(uuid)
 
-    def let_go(self) -> None:
+    def release_session(self) -> None:
         """Ends the session, since it makes this program a client of its devices; the next call opens another."""
         self._end()
 
-    def _begin(self) -> None:
-        self._session.begin()
+    def _open_session(self) -> None:
+        self._session.open()
         if self._ways_of != self._session.number:
             self._ways_of = self._session.number
             self._quick = SourceReader(build_fast_sources(self._session.branch))
             self._slow = SourceReader(build_slow_sources(self._session.branch))
 
     def _end(self) -> None:
-        self._session.end()
+        self._session.close()
         self._lost = False
 
     def _count(self) -> int:
@@ -396,9 +398,9 @@ class NvmlDevice:
             self._end()
             raise make_device_error("NVML", error) from None
 
-    def _listed(self) -> None:
+    def _require_listing(self) -> None:
         """Sees that the driver is there and that devices were listed once; raises DriverUnavailable."""
-        self._begin()
+        self._open_session()
         if not self._seen:
             self.gpus()
         self._count()
@@ -409,7 +411,7 @@ class NvmlDevice:
             if uuid not in self._seen:
                 raise UnknownGpu(f"this machine has no GPU {uuid}; list its GPUs")
 
-    def _look(
+    def _read_device(
         self, uuid: str, readings: tuple[Reading, ...], look: Callable[[Any], dict[Reading, ReadingValue]]
     ) -> dict[Reading, ReadingValue]:
         """A look at one device; all of `readings` are Missing where it does not answer."""
@@ -460,11 +462,11 @@ class NvmlDevice:
 
     def _process_count(self, handle: Any) -> ReadingValue:
         try:
-            return float(self._processes.count(handle))
+            return float(self._processes.count_processes(handle))
         except pynvml.NVMLError as error:
             return make_missing(error)
 
 
-def _sliced(handle: Any) -> bool:
+def _is_mig_enabled(handle: Any) -> bool:
     mode = call_optional(pynvml.nvmlDeviceGetMigMode, handle)
     return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE

@@ -58,7 +58,7 @@ class GpmSampler:
             before = self._samples.get(key)
             if before is not None and now_ns - before.taken_ns < _APART_LEAST_NS:
                 return _nothing(AbsenceReason.NOT_SAMPLED)
-            self._samples[key] = _Sample(now_ns, _take(handle, instance_id))
+            self._samples[key] = _Sample(now_ns, _take_sample(handle, instance_id))
         except pynvml.NVMLError as error:
             reason = get_absence_reason(error)
             if reason in SILENT_REASONS:
@@ -71,13 +71,13 @@ class GpmSampler:
         finally:
             _give_back(before.sample)
 
-    def keep(self, uuid: str, instance_ids: frozenset[int]) -> None:
+    def retain_instances(self, uuid: str, instance_ids: frozenset[int]) -> None:
         """Gives back the samples of a device's instances other than these."""
         gone = [key for key in self._samples if key[0] == uuid and key[1] is not None and key[1] not in instance_ids]
         for key in gone:
             _give_back(self._samples.pop(key).sample)
 
-    def forget(self) -> None:
+    def release_samples(self) -> None:
         """Gives everything back; the next samples are the first ones."""
         for kept in self._samples.values():
             _give_back(kept.sample)
@@ -113,7 +113,7 @@ class GpmSampler:
         return values
 
 
-def _take(handle: Any, instance_id: int | None) -> Any:
+def _take_sample(handle: Any, instance_id: int | None) -> Any:
     sample = pynvml.nvmlGpmSampleAlloc()
     try:
         if instance_id is None:

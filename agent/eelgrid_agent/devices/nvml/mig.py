@@ -66,7 +66,7 @@ def get_profile_size(handle: Any, profile_id: int) -> int:
 def _known(handle: Any) -> tuple[str, MigGeometry | None]:
     """The product's name, and what the catalogue knows of its geometry."""
     name = str(pynvml.nvmlDeviceGetName(handle))
-    product = load_catalogue().find(name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) or None)
+    product = load_catalogue().find_product(name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) or None)
     return name, product.mig if product else None
 
 
@@ -196,12 +196,12 @@ class InstanceReader:
         self._profiles: dict[str, tuple[_Profile, ...]] = {}
         self._compute: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another driver may print other names."""
         self._profiles.clear()
         self._compute.clear()
 
-    def read(self, handle: Any, uuid: str, product: Product | None) -> tuple[GpuInstance, ...]:
+    def read_instances(self, handle: Any, uuid: str, product: Product | None) -> tuple[GpuInstance, ...]:
         """The GPU instances of a device in MIG mode, by id; raises NVMLError when the device does not answer."""
         if uuid not in self._profiles:
             self._profiles[uuid] = _gi_profiles(handle, product)
@@ -213,7 +213,7 @@ class InstanceReader:
                 for instance in _gpu_instances(handle, profile)
             ]
         except pynvml.NVMLError_NoPermission:
-            found = _seen_from_outside(devices, self._profiles[uuid])
+            found = _layout_from_handles(devices, self._profiles[uuid])
         return tuple(sorted(found, key=lambda instance: instance.id))
 
     def _instance(
@@ -308,7 +308,7 @@ def list_mig_devices(handle: Any) -> dict[tuple[int, int], Any]:
     return devices
 
 
-def _seen_from_outside(devices: dict[tuple[int, int], Any], profiles: tuple[_Profile, ...]) -> list[GpuInstance]:
+def _layout_from_handles(devices: dict[tuple[int, int], Any], profiles: tuple[_Profile, ...]) -> list[GpuInstance]:
     """The layout by MIG handles: "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb" tells the profile, the id tells the span."""
     slices = 8 if any(profile.enum == _FULL_ENUM for profile in profiles) else 4
     by_name = {profile.name: profile for profile in profiles}

@@ -43,15 +43,15 @@ class ProcessReader:
     def __init__(self) -> None:
         self._seen_us: dict[str, int] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The next look is the first."""
         self._seen_us.clear()
 
-    def count(self, handle: Any) -> int:
+    def count_processes(self, handle: Any) -> int:
         """How many processes there are; raises NVMLError."""
         return len({entry.pid for entry in self._entries(handle)})
 
-    def read(self, handle: Any, uuid: str, *, shares: bool) -> tuple[GpuProcess, ...]:
+    def read_processes(self, handle: Any, uuid: str, *, shares: bool) -> tuple[GpuProcess, ...]:
         """The processes by pid, with their shares of SM time where asked for; raises NVMLError."""
         entries = self._entries(handle)
         ratios = self._ratios(handle, uuid) if shares and entries else {}
@@ -71,7 +71,7 @@ class ProcessReader:
         """Compute before graphics: a process that does both counts once."""
         found: dict[tuple[int, int | None, int | None], GpuProcess] = {}
         for kind in ProcessKind:
-            for entry in _listed(handle, kind):
+            for entry in _list_processes(handle, kind):
                 found.setdefault((entry.pid, entry.gpu_instance_id, entry.compute_instance_id), entry)
         return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] or 0, key[2] or 0))]
 
@@ -97,7 +97,7 @@ class ProcessReader:
         return {pid: min(sum(values) / len(values) / 100.0, 1.0) for pid, values in shares.items()}
 
 
-def _listed(handle: Any, kind: ProcessKind) -> list[GpuProcess]:
+def _list_processes(handle: Any, kind: ProcessKind) -> list[GpuProcess]:
     """One list; raises NVMLError."""
     newest, older = (_symbol(name) for name in _SYMBOLS[kind])
     call, layout = newest or older, pynvml.c_nvmlProcessInfo_v2_t
@@ -105,10 +105,10 @@ def _listed(handle: Any, kind: ProcessKind) -> list[GpuProcess]:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     if newest is not None and _entries_are_wide():
         layout = _Wide
-    return [_entry(raw, kind) for raw in _filled(call, handle, layout)]
+    return [_entry(raw, kind) for raw in _fill_buffer(call, handle, layout)]
 
 
-def _filled(call: Callable[..., int], handle: Any, layout: Any) -> list[Any]:
+def _fill_buffer(call: Callable[..., int], handle: Any, layout: Any) -> list[Any]:
     """The entries, in a buffer that is large enough for those that come meanwhile."""
     count = ctypes.c_uint(0)
     code = call(handle, ctypes.byref(count), None)

@@ -121,7 +121,7 @@ class SourceReader:
     def __init__(self, sources: Iterable[NvmlSource]) -> None:
         self._sources = list(sources)
 
-    def left(self, reading: Reading) -> int:
+    def count_methods(self, reading: Reading) -> int:
         """How many ways to a reading the driver still has."""
         return sum(len(source.ways) for source in self._sources if reading in source.readings)
 
@@ -398,12 +398,12 @@ def build_slow_sources(branch: int) -> tuple[NvmlSource, ...]:
     return (
         NvmlSource(
             (Reading.POWER_LIMIT_REQUESTED_W,),
-            (*build_power_field(NvmlField.POWER_LIMIT_REQUESTED, branch), _requested),
+            (*build_power_field(NvmlField.POWER_LIMIT_REQUESTED, branch), _read_requested_limit),
         ),
         NvmlSource((Reading.MEMORY_POWER_W,), build_power_field(NvmlField.POWER_INSTANT, branch, memory)),
         NvmlSource((Reading.MODULE_POWER_W,), build_power_field(NvmlField.POWER_INSTANT, branch, module)),
         NvmlSource((Reading.MEMORY_TEMPERATURE_C,), _plain(NvmlField.MEMORY_TEMPERATURE, branch)),
-        NvmlSource((Reading.MEMORY_RESERVED_BYTES,), (_reserved,)),
+        NvmlSource((Reading.MEMORY_RESERVED_BYTES,), (_read_reserved_memory,)),
         NvmlSource((Reading.ECC_CORRECTED_VOLATILE,), (_errors(corrected, volatile),)),
         NvmlSource((Reading.ECC_UNCORRECTED_VOLATILE,), (_errors(uncorrected, volatile),)),
         NvmlSource((Reading.ECC_CORRECTED_AGGREGATE,), (_errors(corrected, aggregate),)),
@@ -437,11 +437,11 @@ def _errors(kind: int, counter: int) -> ReadMethod:
     return ask
 
 
-def _requested(handle: Any) -> tuple[float]:
+def _read_requested_limit(handle: Any) -> tuple[float]:
     return (watts_from_milliwatts(pynvml.nvmlDeviceGetPowerManagementLimit(handle)),)
 
 
-def _reserved(handle: Any) -> tuple[float]:
+def _read_reserved_memory(handle: Any) -> tuple[float]:
     return (float(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved),)
 
 

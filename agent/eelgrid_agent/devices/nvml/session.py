@@ -58,7 +58,7 @@ class NvmlHandleSession:
         self.ending: list[Callable[[], None]] = []
         self._open = False
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Opens the session where it is not open; raises DriverUnavailable."""
         if self._open:
             return
@@ -67,13 +67,13 @@ class NvmlHandleSession:
             self._open = True
             self.version = str(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
-            self.end()
+            self.close()
             raise DriverUnavailable(_remedy(error)) from None
         self.number += 1
         branch = self.version.split(".", maxsplit=1)[0]
         self.branch = int(branch) if branch.isdigit() else 0
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Lets the driver go; after a failure the session may be gone already."""
         if self._open:
             for tell in self.ending:
@@ -90,7 +90,7 @@ class NvmlHandleSession:
         """The handle of a device; raises DriverUnavailable and NVMLError."""
         handle = self.handles.get(uuid)
         if handle is None:
-            self.begin()
+            self.open()
             handle = self.handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         return handle
 

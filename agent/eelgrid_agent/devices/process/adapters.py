@@ -44,11 +44,11 @@ def _amd(_argument: str, visit: VisitCallback) -> OpenedDriver:
     return OpenedDriver(device, lambda: AmdControl(device))
 
 
-def _simulated(argument: str, visit: VisitCallback) -> OpenedDriver:
+def _open_simulated(argument: str, visit: VisitCallback) -> OpenedDriver:
     from eelgrid_agent.simulation.child_device import SimulatedChildDevice
 
     device = SimulatedChildDevice(Path(argument), visit)
     return OpenedDriver(device, device.control)
 
 
-DRIVER_FACTORIES: Mapping[str, DriverFactory] = {"nvml": _nvml, "amd": _amd, "simulated": _simulated}
+DRIVER_FACTORIES: Mapping[str, DriverFactory] = {"nvml": _nvml, "amd": _amd, "simulated": _open_simulated}

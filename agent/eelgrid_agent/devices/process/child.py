@@ -56,7 +56,7 @@ class PortServer:
         self._reader = FrameReader()
         self._control: Any = None
 
-    def serve(self) -> None:
+    def serve_requests(self) -> None:
         """Until the other side closes; raises FrameError when it says what is no request."""
         try:
             # Before any request is taken up: to import an adapter is part of starting, and no call's time.
@@ -65,13 +65,13 @@ class PortServer:
             # Whoever asks is told.
             self._opened = None
         while (request := self._next()) is not None:
-            identity, operations = _checked(request)
+            identity, operations = _check_request(request)
             answers = []
-            self._board.begin(identity)
+            self._board.begin_request(identity)
             for index, operation in enumerate(operations):
-                self._board.asks(index)
-                answer = self._answer(operation)
-                self._board.answered(answer)
+                self._board.begin_operation(index)
+                answer = self._answer_operation(operation)
+                self._board.add_answer(answer)
                 answers.append(answer)
             self._connection.sendall(pack_json_frame(b"[%d,[%b]]" % (identity, b",".join(answers))))
 
@@ -79,14 +79,14 @@ class PortServer:
         """The next request; None when the other side closed."""
         while True:
             try:
-                return self._reader.take()
+                return self._reader.read_frame()
             except EOFError:
                 data = self._connection.recv(_CHUNK)
                 if not data:
                     return None
-                self._reader.feed(data)
+                self._reader.feed_data(data)
 
-    def _answer(self, operation: Sequence[Any]) -> bytes:
+    def _answer_operation(self, operation: Sequence[Any]) -> bytes:
         """The JSON of one answer: [0, value, seconds] or [1, class, message, seconds]."""
         name, *arguments = operation
         began_s = time.perf_counter()
@@ -136,7 +136,7 @@ class PortServer:
         return opened
 
 
-def _checked(request: Any) -> tuple[int, list[Any]]:
+def _check_request(request: Any) -> tuple[int, list[Any]]:
     """A request in its parts; raises FrameError."""
     match request:
         case [int(identity), list(operations)] if len(operations) <= MAX_OPERATIONS:
@@ -169,13 +169,13 @@ def main(arguments: Sequence[str]) -> int:
         """Called by the adapter before a listing asks a device."""
         if place in passed:
             return False
-        board.visits(place)
+        board.begin_device(place)
         return True
 
     connection = socket.socket(fileno=int(connection_fd))
     server = PortServer(connection, board, lambda: DRIVER_FACTORIES[factory](argument, visit), passed)
     try:
-        server.serve()
+        server.serve_requests()
     except (FrameError, ConnectionError) as error:
         sys.stderr.write(f"eelgrid-agent worker: {error}\n")
         return 3

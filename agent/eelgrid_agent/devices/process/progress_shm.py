@@ -46,7 +46,7 @@ class ProgressBoard:
         fd = os.memfd_create("eelgrid-board", os.MFD_CLOEXEC)
         os.ftruncate(fd, _BYTES)
         board = cls(fd)
-        board.begin(0)
+        board.begin_request(0)
         return board
 
     def close(self) -> None:
@@ -56,22 +56,22 @@ class ProgressBoard:
 
     # The child
 
-    def begin(self, request: int) -> None:
+    def begin_request(self, request: int) -> None:
         """A request begins."""
         self._count = self._used = 0
         self._operation = _NOWHERE
         _STATE.pack_into(self._memory, 0, request, 0.0, _NOWHERE, _NOWHERE, 0, 0)
 
-    def asks(self, operation: int) -> None:
+    def begin_operation(self, operation: int) -> None:
         """An operation of the request begins."""
         self._operation = operation
         _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), operation, _NOWHERE)
 
-    def visits(self, device: int) -> None:
+    def begin_device(self, device: int) -> None:
         """A listing is about to ask this device."""
         _PLACE.pack_into(self._memory, _PLACE_AT, time.monotonic(), self._operation, device)
 
-    def answered(self, answer: bytes) -> None:
+    def add_answer(self, answer: bytes) -> None:
         """An operation is done; an answer that finds no room is not kept, nor are those after it."""
         at = _STATE.size + self._used
         end = at + _LENGTH.size + len(answer)

@@ -52,11 +52,11 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Takes bytes as they come."""
         self._buffer += data
 
-    def take(self) -> Any:
+    def read_frame(self) -> Any:
         """The next whole value; raises EOFError until it is there, FrameError when it never can be."""
         if len(self._buffer) < _LENGTH.size:
             raise EOFError
@@ -169,11 +169,11 @@ _plain_slow, _slow = _row(SLOW_READINGS)
 _plain_instance, _instance = _row(INSTANCE_READINGS)
 
 
-def _plain_look(look: RawReadings) -> Any:
+def _plain_readings(look: RawReadings) -> Any:
     return [_plain_value(look.energy_counter_j), _plain_fast(look.values)]
 
 
-def _look(plain: Any) -> RawReadings:
+def _parse_readings(plain: Any) -> RawReadings:
     energy, values = plain
     return RawReadings(energy_counter_j=_value(energy), values=_fast(values))
 
@@ -270,7 +270,7 @@ _READS = (
     PortCall(name="driver_version", pace=CallClass.LISTING, of_device=False),
     PortCall(name="access", pace=CallClass.LISTING, of_device=False, encode=int, decode=AccessLevel),
     PortCall(name="gpus", pace=CallClass.LISTING, of_device=False, encode=_plain_gpus, decode=_gpus),
-    PortCall(name="read", pace=CallClass.QUICK, encode=_plain_look, decode=_look),
+    PortCall(name="read", pace=CallClass.QUICK, encode=_plain_readings, decode=_parse_readings),
     PortCall(name="read_slow", pace=CallClass.SLOW, encode=_plain_slow, decode=_slow),
     PortCall(name="read_instances", pace=CallClass.SLOW, encode=_plain_instances, decode=_instances),
     PortCall(name="processes", pace=CallClass.SLOW, encode=_plain_processes, decode=_processes),

@@ -78,29 +78,31 @@ class RemoteDevice:
 
     # Many at once
 
-    def batch(self, operations: Sequence[PortOperation], budget_s: float | None = None) -> list[PortResult]:
+    def call_batch(self, operations: Sequence[PortOperation], budget_s: float | None = None) -> list[PortResult]:
         """What each (call, argument, ...) answered: its value or the DeviceError that it raised; one round trip."""
         assert len(operations) <= MAX_OPERATIONS, "no node has so many devices"
         if budget_s is None:
             paces = {PORT_CALLS[operation[0]].pace for operation in operations}
             # An earlier call may be under way, and a child may have to be started.
-            budget_s = max(map(self._deadlines.of, paces), default=0.0) * 1.5 + FAST_READ_BUDGET_S
+            budget_s = max(map(self._deadlines.get_deadline_s, paces), default=0.0) * 1.5 + FAST_READ_BUDGET_S
         if not self._turn.acquire(timeout=budget_s):
             return [DeviceTimeout("the driver's worker is busy with another call; ask again")] * len(operations)
         try:
-            return self._supervisor.ask(operations, budget_s)
+            return self._supervisor.call_batch(operations, budget_s)
         finally:
             self._turn.release()
 
-    def looks(self, uuids: Sequence[str], budget_s: float = FAST_READ_BUDGET_S) -> tuple[tuple[str, RawReadings], ...]:
+    def read_gpus(
+        self, uuids: Sequence[str], budget_s: float = FAST_READ_BUDGET_S
+    ) -> tuple[tuple[str, RawReadings], ...]:
         """A quick look at each device, in one round trip."""
-        results = self.batch([("read", uuid) for uuid in uuids], budget_s)
-        return tuple((uuid, _look(result)) for uuid, result in zip(uuids, results, strict=True))
+        results = self.call_batch([("read", uuid) for uuid in uuids], budget_s)
+        return tuple((uuid, _readings_of(result)) for uuid, result in zip(uuids, results, strict=True))
 
-    def slow_look(self, uuids: Sequence[str]) -> ExtendedReadings:
+    def read_extended(self, uuids: Sequence[str]) -> ExtendedReadings:
         """What is dear to ask of each device, in one round trip; times and host are the caller's to add."""
         calls = [(name, uuid) for uuid in uuids for name in ("read_slow", "read_instances", "processes")]
-        *answers, events = self.batch([*calls, ("take_events",)])
+        *answers, events = self.call_batch([*calls, ("take_events",)])
         gpus, instances, processes = {}, {}, {}
         for index, uuid in enumerate(uuids):
             slow, parts, found = answers[3 * index : 3 * index + 3]
@@ -129,7 +131,7 @@ class RemoteDevice:
         """Every device that answers or answered before, by index; one that hangs is as it was last seen."""
         for _ in range(_LISTINGS_MOST):
             try:
-                return self._supervisor.learn(self._ask("gpus"))
+                return self._supervisor.merge_listing(self._call("gpus"))
             except DeviceTimeout:
                 # Whatever hung is set apart by now: the next listing passes it over, so that of the others none is old.
                 if not self._supervisor.known:
@@ -139,7 +141,7 @@ class RemoteDevice:
     def read(self, uuid: str) -> RawReadings:
         """One quick look; a device that hangs reads Missing(TIMED_OUT) throughout."""
         try:
-            look: RawReadings = self._ask("read", uuid)
+            look: RawReadings = self._call("read", uuid)
         except DeviceTimeout:
             return _TIMED_OUT
         return look
@@ -147,30 +149,30 @@ class RemoteDevice:
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
         """All of SLOW_READINGS; a device that hangs reads Missing(TIMED_OUT) throughout."""
         try:
-            values: Mapping[Reading, ReadingValue] = self._ask("read_slow", uuid)
+            values: Mapping[Reading, ReadingValue] = self._call("read_slow", uuid)
         except DeviceTimeout:
             return _SLOW_TIMED_OUT
         return values
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
         """A look at each GPU instance."""
-        found: tuple[InstanceReadings, ...] = self._ask("read_instances", uuid)
+        found: tuple[InstanceReadings, ...] = self._call("read_instances", uuid)
         return found
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Who has a context on the device."""
-        found: tuple[GpuProcess, ...] = self._ask("processes", uuid)
+        found: tuple[GpuProcess, ...] = self._call("processes", uuid)
         return found
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """Every pair of devices."""
-        found: tuple[DeviceLink, ...] = self._ask("topology")
+        found: tuple[DeviceLink, ...] = self._call("topology")
         return found
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced, and which devices hang or answer again; what an ended child held is lost with it."""
         try:
-            found: tuple[DeviceEvent, ...] = self._ask("take_events")
+            found: tuple[DeviceEvent, ...] = self._call("take_events")
         except DeviceTimeout:
             found = ()
         return (*self._turns(), *found)
@@ -184,63 +186,63 @@ class RemoteDevice:
 
     def power_settings(self, uuid: str) -> PowerSettings:
         """Limits and clocks as they are now."""
-        settings: PowerSettings = self._ask("power_settings", uuid)
+        settings: PowerSettings = self._call("power_settings", uuid)
         return settings
 
     def set_power_limit(self, uuid: str, limit_w: float) -> None:
         """Asks for a limit."""
-        self._ask("set_power_limit", uuid, limit_w)
+        self._call("set_power_limit", uuid, limit_w)
 
     def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
         """Keeps the SM clock inside."""
-        self._ask("lock_sm_clocks", uuid, min_mhz, max_mhz)
+        self._call("lock_sm_clocks", uuid, min_mhz, max_mhz)
 
     def unlock_sm_clocks(self, uuid: str) -> None:
         """Lets the SM clock go."""
-        self._ask("unlock_sm_clocks", uuid)
+        self._call("unlock_sm_clocks", uuid)
 
     def set_power_profile(self, uuid: str, profile: int | None) -> None:
         """Asks for a workload power profile, or for none."""
-        self._ask("set_power_profile", uuid, profile)
+        self._call("set_power_profile", uuid, profile)
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
         """The profiles and placements that the driver offers."""
-        geometry: MigGeometry = self._ask("mig_geometry", uuid)
+        geometry: MigGeometry = self._call("mig_geometry", uuid)
         return geometry
 
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
         """Asks for the mode, with no session of this agent but the one that asks."""
-        mode: ModeChange = self._ask("set_mig_mode", uuid, enabled)
+        mode: ModeChange = self._call("set_mig_mode", uuid, enabled)
         return mode
 
     def create_gpu_instance(self, uuid: str, profile_id: int, start: int) -> int:
         """Makes an instance at exactly this place; returns its id."""
-        return int(self._ask("create_gpu_instance", uuid, profile_id, start))
+        return int(self._call("create_gpu_instance", uuid, profile_id, start))
 
     def destroy_gpu_instance(self, uuid: str, instance_id: int) -> None:
         """Removes an instance."""
-        self._ask("destroy_gpu_instance", uuid, instance_id)
+        self._call("destroy_gpu_instance", uuid, instance_id)
 
     def create_compute_instance(self, uuid: str, instance_id: int, profile_id: int) -> int:
         """Makes a compute instance; returns its id."""
-        return int(self._ask("create_compute_instance", uuid, instance_id, profile_id))
+        return int(self._call("create_compute_instance", uuid, instance_id, profile_id))
 
     def destroy_compute_instance(self, uuid: str, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance."""
-        self._ask("destroy_compute_instance", uuid, instance_id, compute_id)
+        self._call("destroy_compute_instance", uuid, instance_id, compute_id)
 
     # Of this adapter alone
 
-    def release(self) -> None:
+    def release_sessions(self) -> None:
         """Lets every session go, as a reset of a device needs; raises InUse where a hung child keeps one."""
-        self._ask("close")
-        stuck = self._supervisor.watchdog.left_behind
+        self._call("close")
+        stuck = self._supervisor.watchdog.unkillable_processes
         if stuck:
             raise DeviceInUse(f"processes {sorted(stuck)} hang in the driver and cannot be ended; reboot the node")
 
-    def order(self, *words: str) -> None:
+    def order_simulation(self, *words: str) -> None:
         """Tells simulated devices in the child something."""
-        self._ask("order", *words)
+        self._call("order", *words)
 
     @property
     def latencies(self) -> CallLatencies:
@@ -248,9 +250,9 @@ class RemoteDevice:
         return self._supervisor.latencies
 
     @property
-    def hung(self) -> tuple[str, ...]:
+    def hung_gpus(self) -> tuple[str, ...]:
         """Devices that are asked by probes only."""
-        apart = self._supervisor.watchdog.apart
+        apart = self._supervisor.watchdog.isolated_devices
         return tuple(uuid for uuid, gpu in self._supervisor.known.items() if gpu.index in apart)
 
     @property
@@ -264,9 +266,9 @@ class RemoteDevice:
         return self._supervisor.starts_total
 
     @property
-    def left_behind(self) -> int:
+    def unkillable_count(self) -> int:
         """Children that the kernel cannot end."""
-        return len(self._supervisor.watchdog.left_behind)
+        return len(self._supervisor.watchdog.unkillable_processes)
 
     @property
     def children(self) -> tuple[int, ...]:
@@ -278,7 +280,7 @@ class RemoteDevice:
         struck = set()
         while self._supervisor.struck:
             struck.add(self._supervisor.struck.popleft())
-        hung = frozenset(self.hung)
+        hung = frozenset(self.hung_gpus)
         began = {uuid for uuid, gpu in self._supervisor.known.items() if gpu.index in struck} | (hung - self._told_hung)
         ended = (self._told_hung | began) - hung
         self._told_hung = hung
@@ -286,8 +288,8 @@ class RemoteDevice:
         told += [(uuid, DeviceEventKind.ANSWERS) for uuid in sorted(ended)]
         return tuple(DeviceEvent(kind=kind, gpu_uuid=uuid) for uuid, kind in told)
 
-    def _ask(self, name: str, *arguments: Any) -> PortResult:
-        (result,) = self.batch([(name, *arguments)])
+    def _call(self, name: str, *arguments: Any) -> PortResult:
+        (result,) = self.call_batch([(name, *arguments)])
         if isinstance(result, DeviceError):
             raise result
         return result
@@ -295,14 +297,14 @@ class RemoteDevice:
     def _or_known(self, operation: PortOperation, known: Any) -> Any:
         """The answer, or where it is late what is known from before, if anything is."""
         try:
-            return self._ask(*operation)
+            return self._call(*operation)
         except DeviceTimeout:
             if not known:
                 raise
             return known
 
 
-def _look(result: PortResult) -> RawReadings:
+def _readings_of(result: PortResult) -> RawReadings:
     if isinstance(result, DeviceTimeout):
         return _TIMED_OUT
     if isinstance(result, DriverUnavailable | GpuLostError | UnknownGpu):

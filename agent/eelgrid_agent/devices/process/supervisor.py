@@ -59,7 +59,7 @@ class CallDeadlines:
     taken_up_s: float = 3.0
     started_s: float = 20.0
 
-    def of(self, pace: CallClass) -> float:
+    def get_deadline_s(self, pace: CallClass) -> float:
         """The seconds of a pace."""
         return {
             CallClass.QUICK: self.quick_s,
@@ -146,13 +146,13 @@ class DriverProcess:
         """Its process id."""
         return self._process.pid
 
-    def begin(self, operations: Sequence[Sequence[Any]]) -> None:
+    def send_request(self, operations: Sequence[Sequence[Any]]) -> None:
         """Sends a request; the answer is `wait`'s. No request may be under way."""
         assert not self.under_way
         self._request += 1
         self._paces = tuple(PORT_CALLS[operation[0]].pace for operation in operations)
         self._begun_s = now_s = time.monotonic()
-        self._check_s = now_s + self._deadlines.of(self._paces[0])
+        self._check_s = now_s + self._deadlines.get_deadline_s(self._paces[0])
         self.under_way = True
         frame = pack_frame([self._request, operations])
         try:
@@ -164,7 +164,7 @@ class DriverProcess:
         # Half a frame is none: a socket that takes no more belongs to a child that reads no more.
         self._begun_s = self._check_s = 0.0
 
-    def wait(self, until_s: float) -> RequestReply:
+    def wait_reply(self, until_s: float) -> RequestReply:
         """The outcome of the request, waiting until then at most."""
         while True:
             now_s = time.monotonic()
@@ -173,16 +173,16 @@ class DriverProcess:
                 answers = self._receive(remaining_s)
             except (OSError, EOFError, FrameError) as error:
                 self.under_way = False
-                return self._stopped(RequestOutcome.DIED, str(error) or "its connection is closed")
+                return self._stopped_reply(RequestOutcome.DIED, str(error) or "its connection is closed")
             if answers is not None:
                 self.under_way = False
                 return RequestReply(outcome=RequestOutcome.DONE, answers=answers)
             now_s = time.monotonic()
             if now_s >= self._check_s and self._is_late(now_s):
                 self.under_way = False
-                return self._stopped(RequestOutcome.LATE, "an operation is over its time")
+                return self._stopped_reply(RequestOutcome.LATE, "an operation is over its time")
             if now_s >= until_s:
-                return self._stopped(RequestOutcome.PENDING, "it did not answer in time")
+                return self._stopped_reply(RequestOutcome.PENDING, "it did not answer in time")
 
     def close(self, grace_s: float = 0.5) -> bool:
         """Lets it close the driver and end; ends it when it does not. False where the kernel cannot."""
@@ -190,19 +190,19 @@ class DriverProcess:
         if self._ended_within(grace_s):
             self._board.close()
             return True
-        return self.end()
+        return self.kill()
 
-    def end(self) -> bool:
+    def kill(self) -> bool:
         """Kills it; False where the kernel cannot end it, so that it is left behind."""
         self._socket.close()
         if self._process.poll() is None:
             self._kill(self._process.pid, signal.SIGKILL)
         ended = self._ended_within(_REAP_S)
-        self.last = self._stopped(RequestOutcome.DIED, "it was ended")
+        self.last = self._stopped_reply(RequestOutcome.DIED, "it was ended")
         self._board.close()
         return ended
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether a child that was left behind is gone after all."""
         return self._process.poll() is not None
 
@@ -213,9 +213,9 @@ class DriverProcess:
         data = self._socket.recv(_CHUNK)
         if not data:
             raise EOFError
-        self._reader.feed(data)
+        self._reader.feed_data(data)
         try:
-            response = self._reader.take()
+            response = self._reader.read_frame()
         except EOFError:
             return None
         match response:
@@ -230,13 +230,13 @@ class DriverProcess:
             first = self._request == 1
             due_s = self._begun_s + (self._deadlines.started_s if first else self._deadlines.taken_up_s)
             # Once it is taken up, its operation is due sooner.
-            self._check_s = min(due_s, now_s + self._deadlines.of(self._paces[0]))
+            self._check_s = min(due_s, now_s + self._deadlines.get_deadline_s(self._paces[0]))
         else:
             pace = self._paces[min(progress.operation, len(self._paces) - 1)]
-            self._check_s = due_s = progress.since_s + self._deadlines.of(pace)
+            self._check_s = due_s = progress.since_s + self._deadlines.get_deadline_s(pace)
         return now_s >= due_s
 
-    def _stopped(self, outcome: RequestOutcome, detail: str) -> RequestReply:
+    def _stopped_reply(self, outcome: RequestOutcome, detail: str) -> RequestReply:
         """What the board says of a request that was not answered."""
         progress = self._board.progress()
         if progress.request != self._request:
@@ -297,10 +297,10 @@ class DriverSupervisor:
         probe = () if self._probe is None else (self._probe[0].pid,)
         return (() if self._main is None else (self._main.pid,)) + probe
 
-    def ask(self, operations: Sequence[PortOperation], budget_s: float) -> list[PortResult]:
+    def call_batch(self, operations: Sequence[PortOperation], budget_s: float) -> list[PortResult]:
         """What each call answered: its value, or the DeviceError that it raised; within the budget."""
         until_s = time.monotonic() + budget_s
-        self.tend(alone=any(PORT_CALLS[operation[0]].alone for operation in operations))
+        self.tend_children(alone=any(PORT_CALLS[operation[0]].alone for operation in operations))
         results: list[PortResult] = [None] * len(operations)
         todo = self._answer_apart(operations, range(len(operations)), results)
         problem: DeviceError | None = None
@@ -331,37 +331,37 @@ class DriverSupervisor:
         self._note_answers(operations, results)
         return results
 
-    def tend(self, *, alone: bool = False) -> None:
+    def tend_children(self, *, alone: bool = False) -> None:
         """Looks after the children that are not asked: collects those that ended, hears the probe, starts one.
 
         A call that must be alone with the driver has the probe, which holds a session of its own, called off.
         """
         now_s = time.monotonic()
         for pid, child in list(self._left_behind.items()):
-            if child.ended():
+            if child.has_ended():
                 del self._left_behind[pid]
-                self.watchdog.ended(pid, now_s)
+                self.watchdog.on_process_exit(pid, now_s)
         if alone:
             self._call_off_probe(now_s)
         elif self._probe is not None:
-            self._hear_probe(now_s)
+            self._poll_probe(now_s)
         elif (place := self.watchdog.probe_due(now_s)) is not None:
             probe = self._start(_PLACES - {place})
             if probe is None:
-                self.watchdog.probe_failed(place, now_s)
+                self.watchdog.on_probe_failure(place, now_s)
                 return
             uuid = self._uuid_at(place)
-            probe.begin(_OPENING if uuid is None else (*_OPENING, ("read", uuid)))
+            probe.send_request(_OPENING if uuid is None else (*_OPENING, ("read", uuid)))
             self._probe = probe, place
 
-    def learn(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    def merge_listing(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
         """Takes a listing; devices that were passed over stay as they were last seen. Returns all, by index."""
         found = {gpu.uuid: gpu for gpu in gpus}
         places = {gpu.index for gpu in found.values()}
         kept = {
             uuid: gpu
             for uuid, gpu in self.known.items()
-            if gpu.index in self.watchdog.apart and gpu.index not in places and uuid not in found
+            if gpu.index in self.watchdog.isolated_devices and gpu.index not in places and uuid not in found
         }
         moved = any(uuid in self.known and self.known[uuid].index != gpu.index for uuid, gpu in found.items())
         self.known = found | kept
@@ -386,11 +386,11 @@ class DriverSupervisor:
             assert self._main is not None
             if not self._main.under_way:
                 return None
-            reply = self._main.wait(until_s)
+            reply = self._main.wait_reply(until_s)
             if reply.outcome is RequestOutcome.PENDING:
                 return DeviceTimeout("the driver's worker is busy with an earlier call; ask again")
             if reply.outcome is RequestOutcome.DONE:
-                self._opened(reply)
+                self._on_opened(reply)
                 continue
             self._condemn(reply)
             if time.monotonic() >= until_s:
@@ -400,19 +400,19 @@ class DriverSupervisor:
         now_s = time.monotonic()
         wait_s = self.watchdog.start_in_s(now_s)
         if wait_s is None:
-            stuck = ", ".join(map(str, sorted(self.watchdog.left_behind)))
+            stuck = ", ".join(map(str, sorted(self.watchdog.unkillable_processes)))
             return DeviceTimeout(f"processes {stuck} hang in the driver and cannot be ended; reboot the node")
         if now_s + wait_s >= until_s:
             return DeviceTimeout(
                 f"the driver's worker failed and is started again in {wait_s:.1f} s; see the agent's and the kernel's log"
             )
         time.sleep(wait_s)
-        self._passed_over = self.watchdog.apart
+        self._passed_over = self.watchdog.isolated_devices
         self._main = self._start(self._passed_over)
         if self._main is None:
-            self.watchdog.failed(None, time.monotonic())
+            self.watchdog.on_failure(None, time.monotonic())
             return DeviceTimeout("the system starts no process for the driver; see its limits")
-        self._main.begin(_OPENING)
+        self._main.send_request(_OPENING)
         self._sent, self._extra = _OPENING, 0
         self._opening = True
         return None
@@ -425,22 +425,22 @@ class DriverSupervisor:
         self.starts_total += 1
         return child
 
-    def _opened(self, reply: RequestReply) -> None:
+    def _on_opened(self, reply: RequestReply) -> None:
         """The first listing of a new child, or the end of a call that nobody waits for any more."""
         if self._opening and reply.answers:
             listing = self._decode(_OPENING[0], reply.answers[0])
             if not isinstance(listing, DeviceError):
-                self.learn(listing)
+                self.merge_listing(listing)
         self._opening = False
 
     def _exchange(self, operations: list[PortOperation], until_s: float) -> RequestReply:
         """One request to the child that stands; which devices it passes over goes with it when it changed."""
         assert self._main is not None
-        apart = self.watchdog.apart
+        apart = self.watchdog.isolated_devices
         self._sent, self._extra = operations, int(apart != self._passed_over)
-        self._main.begin([("pass_over", *sorted(apart)), *operations] if self._extra else operations)
+        self._main.send_request([("pass_over", *sorted(apart)), *operations] if self._extra else operations)
         self._passed_over = apart
-        return self._without_extra(self._main.wait(until_s))
+        return self._without_extra(self._main.wait_reply(until_s))
 
     def _without_extra(self, reply: RequestReply) -> RequestReply:
         """A reply in terms of what was asked for."""
@@ -458,16 +458,16 @@ class DriverSupervisor:
         blamed = None
         if reply.began:
             stopped_in = self._sent[min(reply.progress.operation, len(self._sent) - 1)]
-            blamed = self._blamed(reply, stopped_in)
-            self.latencies.add(stopped_in[0], self._deadlines.of(PORT_CALLS[stopped_in[0]].pace))
+            blamed = self._find_culprit(reply, stopped_in)
+            self.latencies.add_call(stopped_in[0], self._deadlines.get_deadline_s(PORT_CALLS[stopped_in[0]].pace))
         unending = self._end(child)
-        self.watchdog.failed(blamed, time.monotonic(), unending=unending)
+        self.watchdog.on_failure(blamed, time.monotonic(), unending=unending)
         if blamed is not None:
             self.struck.append(blamed)
         # A late call may have come back at the last moment, and the one after it begun.
         return self._without_extra(child.last)
 
-    def _blamed(self, reply: RequestReply, operation: PortOperation) -> int | None:
+    def _find_culprit(self, reply: RequestReply, operation: PortOperation) -> int | None:
         """The place of the device that was being asked.
 
         A listing inside a call leaves the place that it asked last on the board,
@@ -482,7 +482,7 @@ class DriverSupervisor:
 
     def _end(self, child: DriverProcess) -> int | None:
         """Ends a child; its process id where the kernel cannot."""
-        if child.end():
+        if child.kill():
             return None
         self._left_behind[child.pid] = child
         return child.pid
@@ -491,7 +491,7 @@ class DriverSupervisor:
         self, operations: Sequence[PortOperation], todo: Iterable[int], results: list[PortResult]
     ) -> list[int]:
         """Answers for the devices that hang; returns what is left to ask."""
-        apart = self.watchdog.apart
+        apart = self.watchdog.isolated_devices
         if not apart:
             return list(todo)
         left = []
@@ -510,13 +510,13 @@ class DriverSupervisor:
         """The value or the DeviceError in an answer; an answer that is neither condemns the child that gave it."""
         name = operation[0]
         try:
-            decoded, elapsed_s = _decoded(name, answer)
+            decoded, elapsed_s = _decode_answer(name, answer)
         except (FrameError, InvalidMessage, ValueError, TypeError, LookupError) as error:
             self._nonsense = True
             if PORT_CALLS[name].changes:
                 return OutcomeUnknown(f"the driver's worker gave no answer to {name} ({error}); read back what it did")
             return DeviceError(f"the driver's worker gave no answer to {name} ({error}); ask again")
-        self.latencies.add(name, elapsed_s)
+        self.latencies.add_call(name, elapsed_s)
         return decoded
 
     def _note_answers(self, operations: Sequence[PortOperation], results: Sequence[PortResult]) -> None:
@@ -526,26 +526,26 @@ class DriverSupervisor:
             for operation, result in zip(operations, results, strict=True)
             if not isinstance(result, DeviceError) and PORT_CALLS[operation[0]].of_device and operation[1] in self.known
         ]
-        self.watchdog.answered(answered, time.monotonic())
+        self.watchdog.on_answers(answered, time.monotonic())
 
-    def _hear_probe(self, now_s: float) -> None:
+    def _poll_probe(self, now_s: float) -> None:
         assert self._probe is not None
         child, place = self._probe
-        reply = child.wait(now_s)
+        reply = child.wait_reply(now_s)
         if reply.outcome is RequestOutcome.PENDING:
             return
         self._probe = None
         unending = self._end(child)
         if reply.outcome is RequestOutcome.DONE and self._is_well(reply, place):
-            self.watchdog.probe_answered(place)
+            self.watchdog.on_probe_answer(place)
         else:
-            self.watchdog.probe_failed(place, now_s, unending=unending)
+            self.watchdog.on_probe_failure(place, now_s, unending=unending)
 
     def _call_off_probe(self, now_s: float) -> None:
         if self._probe is not None:
             child, place = self._probe
             self._probe = None
-            self.watchdog.probe_called_off(place, now_s, unending=self._end(child))
+            self.watchdog.on_probe_cancelled(place, now_s, unending=self._end(child))
 
     def _is_well(self, reply: RequestReply, place: int) -> bool:
         """Whether the probe's device answered: what is lost answers too, what times out does not."""
@@ -575,7 +575,7 @@ def _unheard(operation: PortOperation, outcome: RequestOutcome) -> DeviceTimeout
     return DeviceTimeout(f"{name}{where} {what}; ask again")
 
 
-def _decoded(name: str, answer: Any) -> tuple[PortResult, float]:
+def _decode_answer(name: str, answer: Any) -> tuple[PortResult, float]:
     """The value or the DeviceError in an answer, and the seconds that it took."""
     match answer:
         case [0, value, float(elapsed_s)]:

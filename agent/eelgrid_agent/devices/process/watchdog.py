@@ -66,16 +66,16 @@ class DriverWatchdog:
         self.hangs_total = 0
 
     @property
-    def apart(self) -> frozenset[int]:
+    def isolated_devices(self) -> frozenset[int]:
         """Devices that the common child passes over."""
         return frozenset(self._apart)
 
     @property
-    def left_behind(self) -> frozenset[int]:
+    def unkillable_processes(self) -> frozenset[int]:
         """Process ids of children that cannot be ended."""
         return frozenset(self._left_behind)
 
-    def failed(self, device: int | None, now_s: float, *, unending: int | None = None) -> None:
+    def on_failure(self, device: int | None, now_s: float, *, unending: int | None = None) -> None:
         """The common child hung or died, asking this device if any; `unending` is its process id if it is still there."""
         self.hangs_total += 1
         self.restarts_total += 1
@@ -100,7 +100,7 @@ class DriverWatchdog:
             return None
         return max(0.0, self._start_s - now_s)
 
-    def answered(self, devices: Iterable[int], now_s: float) -> None:
+    def on_answers(self, devices: Iterable[int], now_s: float) -> None:
         """Devices that answered; hangs of long ago are forgiven."""
         if not self._strikes:
             return
@@ -116,7 +116,7 @@ class DriverWatchdog:
         due = [(state.due_s, device) for device, state in self._apart.items() if device not in stuck]
         return min(due)[1] if due and min(due)[0] <= now_s else None
 
-    def probe_failed(self, device: int, now_s: float, *, unending: int | None = None) -> None:
+    def on_probe_failure(self, device: int, now_s: float, *, unending: int | None = None) -> None:
         """The probe hung or died."""
         self.hangs_total += 1
         if unending is not None:
@@ -126,7 +126,7 @@ class DriverWatchdog:
             state.wait_s = min(2.0 * state.wait_s, self._limits.probe_most_s)
             state.due_s = now_s + state.wait_s
 
-    def probe_called_off(self, device: int, now_s: float, *, unending: int | None = None) -> None:
+    def on_probe_cancelled(self, device: int, now_s: float, *, unending: int | None = None) -> None:
         """The probe was ended before it said anything; the device is asked again after the same wait."""
         if unending is not None:
             self._left_behind[unending] = device
@@ -134,11 +134,11 @@ class DriverWatchdog:
         if state is not None:
             state.due_s = now_s + state.wait_s
 
-    def probe_answered(self, device: int) -> None:
+    def on_probe_answer(self, device: int) -> None:
         """The device answers again and goes back among the others."""
         self._apart.pop(device, None)
 
-    def ended(self, process: int, now_s: float) -> None:
+    def on_process_exit(self, process: int, now_s: float) -> None:
         """A child that was left behind has ended, so its device may answer."""
         device = self._left_behind.pop(process, None)
         state = None if device is None else self._apart.get(device)

@@ -65,7 +65,7 @@ class GuardState:
         wanted = any(device.wish != _NO_WISH or device.proposed or device.record for device in self.devices.values())
         return wanted or self.is_journal_stale
 
-    def budget_now(self) -> tuple[float | None, bool]:
+    def current_budget(self) -> tuple[float | None, bool]:
         """The lowest budget that is to be enforced, else the lowest to be watched; and whether it is enforced."""
         kept = [
             (budget_w, is_enforced)
@@ -89,14 +89,14 @@ def step_guard(state: GuardState, event: GuardEvent, limits: GuardLimits) -> Gua
         case GuardTick():
             return _tick(state, event, limits)
         case CommandsExecuted():
-            return _executed(state, event, limits)
+            return _on_executed(state, event, limits)
         case PlanInForce():
             return _plan(state, event), ()
         case PlanExpired():
             gone = {uuid: _wishing(device, _NO_WISH, ()) for uuid, device in state.devices.items()}
             return replace(state, devices=gone), ()
         case DeviceLossChanged():
-            return _turned(state, event, limits)
+            return _on_device_loss(state, event, limits)
         case GuardStarted():
             return _put_back(state, {record.gpu_uuid: record for record in event.records})
         case GuardStopped():
@@ -117,8 +117,8 @@ def _wishing(
 
 def _plan(state: GuardState, event: PlanInForce) -> GuardState:
     after = replace(state, plan_budget_w=event.budget_w, is_enforced=event.enforce)
-    budget_w, is_enforced = after.budget_now()
-    is_held = is_enforced and budget_w is not None and after.budget_now() == state.budget_now()
+    budget_w, is_enforced = after.current_budget()
+    is_held = is_enforced and budget_w is not None and after.current_budget() == state.current_budget()
     devices = {
         uuid: _wishing(state.device(uuid), event.wishes.get(uuid, _NO_WISH), event.gangs.get(uuid, ()), is_held=is_held)
         for uuid in state.devices.keys() | event.wishes.keys()
@@ -143,7 +143,7 @@ def _put_back(state: GuardState, found: Mapping[str, DeviceRecord]) -> GuardStep
     return replace(state, devices=devices), tuple(commands)
 
 
-def _turned(state: GuardState, event: DeviceLossChanged, limits: GuardLimits) -> GuardStep:
+def _on_device_loss(state: GuardState, event: DeviceLossChanged, limits: GuardLimits) -> GuardStep:
     device = state.device(event.gpu_uuid)
     announced: tuple[GuardCommand, ...] = ()
     if event.lost == device.is_lost:  # told twice
@@ -157,7 +157,7 @@ def _turned(state: GuardState, event: DeviceLossChanged, limits: GuardLimits) ->
     return replace(state, devices={**state.devices, event.gpu_uuid: device}), announced
 
 
-def _executed(state: GuardState, event: CommandsExecuted, limits: GuardLimits) -> GuardStep:
+def _on_executed(state: GuardState, event: CommandsExecuted, limits: GuardLimits) -> GuardStep:
     devices, words = apply_outcomes(state.devices, event, limits)
     state = replace(state, devices=devices)
     announced = tuple(_announce(kind, event.wall_ns, uuid, word) for kind, uuid, word in words)
@@ -258,7 +258,7 @@ def _cap_w(state: GuardState, device: DeviceState) -> float | None:
 def _keep_budget(
     state: GuardState, present: tuple[str, ...], event: GuardTick, limits: GuardLimits
 ) -> tuple[GuardState, list[GuardCommand]]:
-    budget_w, is_enforced = state.budget_now()
+    budget_w, is_enforced = state.current_budget()
     if budget_w is None:
         return replace(state, budget=BudgetState()), []
     draws = tuple(_draw(state, state.devices[uuid], event.now_ns) for uuid in present)

@@ -183,7 +183,7 @@ def apply_outcomes(
         if device is None:
             continue
         if isinstance(command, RestoreDevice):
-            device = _restored(device, outcome, event.now_ns, limits, words)
+            device = _on_restored(device, outcome, event.now_ns, limits, words)
         else:
             if device.proposed is not None and not device.is_restoring:
                 device = replace(device, record=device.proposed if is_durable else device.record, proposed=None)
@@ -192,7 +192,7 @@ def apply_outcomes(
     return changed, words
 
 
-def _restored(
+def _on_restored(
     device: DeviceState, outcome: CommandOutcome, now_ns: int, limits: GuardLimits, words: Announcements
 ) -> DeviceState:
     device = replace(device, is_busy=False, proposed=None, settings=outcome.settings or device.settings)
@@ -230,7 +230,7 @@ def _written(
         return device
     device = replace(device, is_busy=False, settings=outcome.settings or device.settings)
     if outcome.failure is not None:
-        return _refused(device, command, outcome, now_ns, limits)
+        return _on_refused(device, command, outcome, now_ns, limits)
     device = record_success(device)
     match command:
         case SetDeviceLimit(limit_w=limit_w, cause=cause):
@@ -253,7 +253,7 @@ def _written(
             return replace(device.with_problem("profile", None), profile=profile)
 
 
-def _refused(
+def _on_refused(
     device: DeviceState, command: SettingWrite, outcome: CommandOutcome, now_ns: int, limits: GuardLimits
 ) -> DeviceState:
     assert outcome.failure is not None

@@ -123,7 +123,7 @@ def step_device(
     """
     settings = device.settings
     assert settings is not None
-    device, told = _forget(device, settings, origin)
+    device, told = _forget_settings(device, settings, origin)
     device = _recognise(device, settings, limits)
     if device.suspended:
         return DeviceStep(device=device, is_restore=device.record is not None, told=told)
@@ -133,7 +133,7 @@ def step_device(
         return DeviceStep(device=device, is_restore=device.record is not None, told=told)
     device, words = _outside_cap(device, settings, limits)
     told += words
-    device = _judge(device, settings, bounds)
+    device = _find_unsupported(device, settings, bounds)
     goal = get_target_limit_w(device, bounds) if is_allowed else None
     found_w = settings.requested_w if device.limit_w is None or device.record is None else device.record.found_w
     uncapped_w = found_w if goal is None else goal
@@ -168,7 +168,7 @@ def step_device(
     return DeviceStep(device=device, writes=tuple(writes), told=told)
 
 
-def _forget(
+def _forget_settings(
     device: DeviceState, settings: PowerSettings, origin: DriverOrigin
 ) -> tuple[DeviceState, tuple[Announcement, ...]]:
     """A device whose driver began anew holds nothing of ours; what it came up with is the new ground."""
@@ -281,7 +281,7 @@ def _outside_cap(
     return (replace(device, capped_w=enforced_w) if told else device), told
 
 
-def _judge(device: DeviceState, settings: PowerSettings, bounds: LimitBounds | None) -> DeviceState:
+def _find_unsupported(device: DeviceState, settings: PowerSettings, bounds: LimitBounds | None) -> DeviceState:
     """What this part cannot be asked for; other problems come from trying, and stay until the plan is new."""
     wish, limit = device.wish, None
     if wish.limit_w is not None and (settings.requested_w is None or bounds is None):

@@ -245,22 +245,22 @@ class Guard:
         return self.plan is not None and self.plan.enforce and not self.expired and self._has_control
 
     @property
-    def has_business(self) -> bool:
+    def has_work(self) -> bool:
         """Whether `tick` has something to do; without, no device need be asked anything."""
-        budget_w, _ = self._state.budget_now()
+        budget_w, _ = self._state.current_budget()
         return budget_w is not None or self._state.is_involved or bool(self._layouts_due)
 
     @property
-    def held(self) -> tuple[Assignment, ...]:
+    def held_assignments(self) -> tuple[Assignment, ...]:
         """The assignments that were taken."""
         return self._held
 
-    def laid(self, gpu_uuid: str) -> GpuLayout | None:
+    def requested_layout(self, gpu_uuid: str) -> GpuLayout | None:
         """The layout of the plan in force that was handed on for this device."""
         return self._laid.get(gpu_uuid) if gpu_uuid in self._layout_results else None
 
     @property
-    def layouts_unmet(self) -> frozenset[str]:
+    def unmet_layouts(self) -> frozenset[str]:
         """Devices whose MIG layout is asked for and was not reached: due, under way, refused or failed.
 
         None of a plan that is only to be observed, or whose lease ran out.
@@ -275,32 +275,32 @@ class Guard:
     @property
     def cycle_s(self) -> float:
         """How often `tick` wants to be called: a budget needs it often."""
-        budget_w, _ = self._state.budget_now()
+        budget_w, _ = self._state.current_budget()
         return _CYCLE_S if budget_w is None else _BUDGET_CYCLE_S
 
     # Plans and their lease
 
-    def adopt(self, gpus: tuple[Gpu, ...], access: AccessLevel) -> None:
+    def update_inventory(self, gpus: tuple[Gpu, ...], access: AccessLevel) -> None:
         """The newest inventory; `again` judges the plan on it."""
         self._gpus, self._access = gpus, access
 
-    def offer(self, plan: NodePlan, *, gpu_uuids: frozenset[str], now_ns: int) -> PlanDecision:
+    def offer_plan(self, plan: NodePlan, *, gpu_uuids: frozenset[str], now_ns: int) -> PlanDecision:
         """Judges a plan; any plan for this node is word from the controller and renews the lease."""
         self._now_ns = now_ns
         if plan.node_name != self._node_name:
             detail = f"the plan is for node {plan.node_name}; this is {self._node_name}"
-            return PlanDecision(answer=_refused(plan, RefusalRule.NODE_NAME, "node_name", detail))
+            return PlanDecision(answer=_refused_result(plan, RefusalRule.NODE_NAME, "node_name", detail))
         if plan.epoch == 0:
-            return PlanDecision(answer=_refused(plan, RefusalRule.EPOCH, "epoch", "is 0; epochs count from 1"))
+            return PlanDecision(answer=_refused_result(plan, RefusalRule.EPOCH, "epoch", "is 0; epochs count from 1"))
         if plan.epoch < self.epoch:
             detail = f"epoch {self.epoch} is in force and epochs rise; send a higher one"
-            return PlanDecision(answer=_refused(plan, RefusalRule.EPOCH, "epoch", detail))
+            return PlanDecision(answer=_refused_result(plan, RefusalRule.EPOCH, "epoch", detail))
         if plan.epoch == self.epoch:
             if plan != self.plan:
                 detail = f"epoch {plan.epoch} is in force with other content; raise the epoch"
-                return PlanDecision(answer=_refused(plan, RefusalRule.EPOCH, "epoch", detail))
+                return PlanDecision(answer=_refused_result(plan, RefusalRule.EPOCH, "epoch", detail))
             if self.applied is not None and not self.expired:
-                self.renew(now_ns)
+                self.renew_lease(now_ns)
                 return PlanDecision(answer=self.applied)
         self.plan, self.applied = plan, None
         self.expired = False
@@ -313,26 +313,26 @@ class Guard:
             and result.status is ApplyStatus.APPLIED
         }
         self._lease_ends_ns = now_ns + int(plan.lease_s * 1e9)
-        return self._judge(plan, gpu_uuids)
+        return self._validate_plan(plan, gpu_uuids)
 
-    def again(self, *, gpu_uuids: frozenset[str]) -> PlanDecision | None:
+    def revalidate_plan(self, *, gpu_uuids: frozenset[str]) -> PlanDecision | None:
         """The plan in force judged anew, after the devices changed; None without a plan."""
-        return None if self.plan is None else self._judge(self.plan, gpu_uuids)
+        return None if self.plan is None else self._validate_plan(self.plan, gpu_uuids)
 
-    def settle(self, verdict: PlanDecision, engine_results: tuple[ApplyResult, ...]) -> PlanApplied:
+    def complete_plan(self, verdict: PlanDecision, engine_results: tuple[ApplyResult, ...]) -> PlanApplied:
         """The answer to the plan that was just taken, once the engine has done its part."""
         before, self._settled = self.applied, verdict.results + engine_results
         self._answer_due = False
-        self.applied = self._answer()
+        self.applied = self._build_answer()
         self._count(before, self.applied)
         return self.applied
 
-    def renew(self, now_ns: int) -> None:
+    def renew_lease(self, now_ns: int) -> None:
         """Word from the controller: the lease begins anew. What has run out stays so until the plan comes again."""
         if self.plan is not None and not self.expired:
             self._lease_ends_ns = now_ns + int(self.plan.lease_s * 1e9)
 
-    def check(self, *, now_ns: int, wall_ns: int) -> NodeEvent | None:
+    def check_lease(self, *, now_ns: int, wall_ns: int) -> NodeEvent | None:
         """LEASE_EXPIRED, once, when the lease has run out; the recommendations are gone then."""
         self._now_ns = max(self._now_ns, now_ns)
         if self._lease_ends_ns is None or now_ns < self._lease_ends_ns:
@@ -342,7 +342,7 @@ class Guard:
         self._lease_ends_ns = None
         self.expired = True
         self._layouts_due = {}
-        self._feed(PlanExpired())
+        self._step(PlanExpired())
         detail = (
             f"no word from the controller for {self.plan.lease_s:g} s: plan {self.plan.epoch} no longer recommends "
             f"anything ({dropped} settings dropped); running work goes on"
@@ -363,38 +363,38 @@ class Guard:
             if device.is_quarantined(now_ns)
         }
 
-    def asks(self, gpu_uuid: str) -> bool:
+    def needs_settings(self, gpu_uuid: str) -> bool:
         """Whether a cycle wants the settings of this device; where a budget is only watched, once is enough."""
-        _, is_enforced = self._state.budget_now()
+        _, is_enforced = self._state.current_budget()
         return is_enforced or self._state.is_involved or self._state.device(gpu_uuid).settings is None
 
     def start(self, records: tuple[DeviceRecord, ...]) -> tuple[GuardCommand, ...]:
         """What the journal of the run before asks to be put back."""
-        return self._feed(GuardStarted(records=records))
+        return self._step(GuardStarted(records=records))
 
-    def turned(self, gpu_uuid: str, *, lost: bool, now_ns: int, wall_ns: int) -> None:
+    def on_device_loss(self, gpu_uuid: str, *, lost: bool, now_ns: int, wall_ns: int) -> None:
         """A device was lost, or came back."""
-        self._feed(DeviceLossChanged(gpu_uuid=gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns))
+        self._step(DeviceLossChanged(gpu_uuid=gpu_uuid, lost=lost, now_ns=now_ns, wall_ns=wall_ns))
 
-    def tick(self, tick: GuardTick) -> tuple[GuardCommand, ...]:
+    def on_tick(self, tick: GuardTick) -> tuple[GuardCommand, ...]:
         """One cycle; the commands are to be carried out in order and told back by `executed`."""
         self._now_ns = max(self._now_ns, tick.now_ns)
-        commands = self._feed(tick)
+        commands = self._step(tick)
         for check in tick.gpus:
             self.repairs_total.update(self._state.device(check.gpu_uuid).repaired)
         return commands
 
-    def executed(self, executed: CommandsExecuted) -> tuple[GuardCommand, ...]:
+    def on_executed(self, executed: CommandsExecuted) -> tuple[GuardCommand, ...]:
         """What became of commands; what is returned goes before those of the next tick."""
-        return self._feed(executed)
+        return self._step(executed)
 
-    def take_layouts(self) -> tuple[GpuLayout, ...]:
+    def drain_layouts(self) -> tuple[GpuLayout, ...]:
         """MIG layouts that are to be made now, which takes long; each is told back by `laid_out`."""
         due, self._layouts_due = self._layouts_due, {}
         self._changing |= due.keys()
         return tuple(due.values())
 
-    def laid_out(self, layout: GpuLayout, result: ApplyResult) -> None:
+    def on_layout_result(self, layout: GpuLayout, result: ApplyResult) -> None:
         """What became of a layout."""
         self._changing -= {layout.gpu_uuid}
         self._layout_results[layout.gpu_uuid] = result
@@ -404,20 +404,20 @@ class Guard:
     def stop(self) -> tuple[GuardCommand, ...]:
         """Puts back everything that is changed; nothing is ordered afterwards."""
         self._layouts_due = {}
-        return self._feed(GuardStopped())
+        return self._step(GuardStopped())
 
-    def take_events(self) -> tuple[NodeEvent, ...]:
+    def drain_events(self) -> tuple[NodeEvent, ...]:
         """What befell since the call before."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
-    def take_answer(self) -> PlanApplied | None:
+    def pop_answer(self) -> PlanApplied | None:
         """The answer to the plan in force, when it has changed since it was last given."""
         due, self._answer_due = self._answer_due, False
         return self.applied if due else None
 
-    def _feed(self, event: GuardEvent) -> tuple[GuardCommand, ...]:
+    def _step(self, event: GuardEvent) -> tuple[GuardCommand, ...]:
         self._state, commands = step_guard(self._state, event, self._limits)
         self._events.extend(command.event for command in commands if isinstance(command, AnnounceEvent))
         self._answer_anew()
@@ -427,7 +427,7 @@ class Guard:
         """What became of the plan's items, to be told where it changed."""
         if self.applied is None:
             return
-        answer = self._answer()
+        answer = self._build_answer()
         # Watts that move with the budget are in the samples; an answer is for what became of an item.
         if _gist(answer) != _gist(self.applied):
             self._answer_due = True
@@ -441,7 +441,7 @@ class Guard:
             if item[1] is ApplyStatus.REFUSED and item[2] and item not in known:
                 self.refusals_total[item[2]] += 1
 
-    def _judge(self, plan: NodePlan, gpu_uuids: frozenset[str]) -> PlanDecision:
+    def _validate_plan(self, plan: NodePlan, gpu_uuids: frozenset[str]) -> PlanDecision:
         parent_of = map_mig_parents(self._gpus)
         quarantined = frozenset(
             uuid for uuid, device in self._state.devices.items() if device.is_quarantined(self._now_ns)
@@ -462,10 +462,10 @@ class Guard:
         if not self.expired:
             self._settings = judged.settings
             self._layouts_due = {layout.gpu_uuid: layout for layout in judged.layouts}
-            self._take(plan, judged, parent_of)
+            self._adopt_plan(plan, judged, parent_of)
         return PlanDecision(assignments=judged.assignments, results=judged.results)
 
-    def _take(self, plan: NodePlan, judged: ValidatedPlan, parent_of: dict[str, str]) -> None:
+    def _adopt_plan(self, plan: NodePlan, judged: ValidatedPlan, parent_of: dict[str, str]) -> None:
         gangs = find_gangs(judged.assignments, parent_of)
         before = {uuid: device.wish for uuid, device in self._state.devices.items()}
         wishes = merge_gang_settings(judged.settings, gangs, before, self._limits) if plan.enforce else {}
@@ -477,7 +477,7 @@ class Guard:
             self._limits,
         )
 
-    def _answer(self) -> PlanApplied:
+    def _build_answer(self) -> PlanApplied:
         assert self.plan is not None
         told = report_enforced_settings(
             self._state, self._enforced, now_ns=self._now_ns, is_expired=self.expired, limits=self._limits
@@ -495,7 +495,7 @@ def _gist(applied: PlanApplied) -> tuple[tuple[str, ApplyStatus, str], ...]:
     return tuple((result.subject, result.status, result.rule) for result in applied.results)
 
 
-def _refused(plan: NodePlan, rule: RefusalRule, subject: str, detail: str) -> PlanApplied:
+def _refused_result(plan: NodePlan, rule: RefusalRule, subject: str, detail: str) -> PlanApplied:
     result = ApplyResult(subject=subject, status=ApplyStatus.REFUSED, detail=detail, rule=rule.value)
     return PlanApplied(epoch=plan.epoch, status=ApplyStatus.REFUSED, results=(result,))
 

@@ -61,25 +61,25 @@ class CapabilityNodes:
         self._root = root
         self._call = call
 
-    def missing(self, gpu: Gpu) -> tuple[CapabilityNode, ...]:
+    def find_missing(self, gpu: Gpu) -> tuple[CapabilityNode, ...]:
         """What the instances of a device need and lack; nothing where the driver does not tell."""
-        return tuple(node for node in self._needed(gpu) if not (self._root / node.device.lstrip("/")).exists())
+        return tuple(node for node in self._required_nodes(gpu) if not (self._root / node.device.lstrip("/")).exists())
 
-    def make(self, gpu: Gpu) -> str:
+    def create_missing(self, gpu: Gpu) -> str:
         """Makes what is missing and looks again; what is still missing and why, or nothing."""
-        missing = self.missing(gpu)
+        missing = self.find_missing(gpu)
         if not missing:
             return ""
         words = [_PROGRAM, *(word for node in missing for word in ("-f", node.capability))]
         problem = self._call(words)
-        left = self.missing(gpu)
+        left = self.find_missing(gpu)
         if not left:
             return ""
         names = ", ".join(node.device for node in left)
         why = problem or f"{_PROGRAM} says that it made them"
         return f"containers cannot open {names}: {why}; run `{' '.join(words)}` as root"
 
-    def _needed(self, gpu: Gpu) -> Iterator[CapabilityNode]:
+    def _required_nodes(self, gpu: Gpu) -> Iterator[CapabilityNode]:
         number = self._gpu_minor(gpu)
         if number is None:
             return
@@ -186,11 +186,11 @@ class MigHost:
     open_nodes: Callable[[Gpu], str] = lambda _: ""
 
     @property
-    def journal(self) -> Path:
+    def journal_path(self) -> Path:
         """The executor's journal, which the agent and the command share."""
         return self.directory / LAYOUTS_FILE
 
-    def obstacle(self, geometry: MigGeometry) -> str:
+    def find_mode_obstacle(self, geometry: MigGeometry) -> str:
         """Why this machine cannot change the MIG mode of a part, or nothing."""
         return find_reset_obstacle(geometry, self.machine)
 
@@ -204,7 +204,7 @@ def make_boot_key(boot_id: str, driver_start: str) -> str:
 def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | None) -> Iterator[MigHost]:
     """The node's devices for as long as the block runs; raises SiteError and what fleet files raise."""
     if simulate is not None:
-        with _simulated(simulate, node, seed, state) as site:
+        with _open_simulated(simulate, node, seed, state) as site:
             yield site
         return
     if node:
@@ -224,14 +224,14 @@ def open_mig_host(*, simulate: Path | None, node: str, seed: int, state: Path | 
             boot_id=make_boot_key(origin.boot_id, origin.driver_start),
             machine=read_machine(),
             directory=state or default_state_directory(os.environ, root=os.geteuid() == 0),
-            open_nodes=CapabilityNodes().make,
+            open_nodes=CapabilityNodes().create_missing,
         )
     finally:
         device.close()
 
 
 @contextmanager
-def _simulated(file: Path, name: str, seed: int, state: Path | None) -> Iterator[MigHost]:
+def _open_simulated(file: Path, name: str, seed: int, state: Path | None) -> Iterator[MigHost]:
     from eelgrid_agent.devices.nvml.control import NvmlControl
     from eelgrid_agent.devices.nvml.device import NvmlDevice
     from eelgrid_agent.simulation import nvml_library

@@ -56,7 +56,7 @@ class LayoutPlan:
     needs: AccessLevel = AccessLevel.UNSPECIFIED
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         """Whether it cannot be had now."""
         return bool(self.detail)
 
@@ -73,7 +73,7 @@ class MigInspection:
     driver: str
     access: AccessLevel
 
-    def standing_wishes(self) -> tuple[LayoutRequest, ...]:
+    def journaled_requests(self) -> tuple[LayoutRequest, ...]:
         """What was asked for before and is kept, or is under way: the layouts in the journal."""
         wishes = []
         for subject in self.subjects:
@@ -88,35 +88,35 @@ class MigInspection:
                 wishes.append(LayoutRequest(subject=subject, layout=layout, because="what was asked for last"))
         return tuple(wishes)
 
-    def adopted(self, uuids: Iterable[str]) -> "MigInspection":
+    def with_adopted(self, uuids: Iterable[str]) -> "MigInspection":
         """The same look as if foreign instances of these devices were this agent's."""
         for uuid in uuids:
-            self.executor.adopt(uuid)
+            self.executor.adopt_instances(uuid)
         subjects = tuple(replace(subject, foreign=self._foreign(subject)) for subject in self.subjects)
         return replace(self, subjects=subjects)
 
     def _foreign(self, subject: MigSubject) -> frozenset[int]:
-        return self.executor.record(subject.gpu.uuid).foreign(subject.gpu)
+        return self.executor.record(subject.gpu.uuid).foreign_instances(subject.gpu)
 
-    def plan(self, wish: LayoutRequest) -> LayoutPlan:
+    def plan_request(self, wish: LayoutRequest) -> LayoutPlan:
         """The way there from here."""
         geometry = wish.subject.geometry
         assert geometry is not None  # a wish is of a GPU with MIG
         target = MigLayout(mig_enabled=wish.layout.mig_enabled)
         try:
             target = resolve_layout(wish.layout, geometry)
-            steps = self.executor.plan(wish.layout)
+            steps = self.executor.plan_layout(wish.layout)
         except InvalidLayout as error:
-            return _refused(wish, format_layout(target, geometry), "geometry", str(error))
+            return _refused_plan(wish, format_layout(target, geometry), "geometry", str(error))
         except TransitionRefused as refused:
-            return _refused(wish, format_layout(target, geometry), refused.rule.value, refused.detail)
+            return _refused_plan(wish, format_layout(target, geometry), refused.rule.value, refused.detail)
         except DeviceError as error:
             said = str(error).removeprefix(f"{wish.subject.gpu.uuid}: ")
-            return _refused(wish, format_layout(target, geometry), "device", said)
+            return _refused_plan(wish, format_layout(target, geometry), "device", said)
         spelled = describe_steps(steps, wish.subject.gpu, target, geometry)
         return LayoutPlan(wish=wish, target=format_layout(target, geometry), steps=spelled, needs=_needs(steps))
 
-    def barred(self, plan: LayoutPlan) -> str:
+    def find_access_barrier(self, plan: LayoutPlan) -> str:
         """Why this user may not take the steps of a plan, or nothing; a driver that tells no rights is asked by doing."""
         if self.access is AccessLevel.UNSPECIFIED or self.access >= plan.needs:
             return ""
@@ -124,7 +124,7 @@ class MigInspection:
         remedy = "run as root" if plan.needs is AccessLevel.ROOT else "run as root or with the mig/config capability"
         return f"{has}; {remedy}"
 
-    def document(self, plans: Sequence[LayoutPlan] = ()) -> dict[str, Any]:
+    def to_document(self, plans: Sequence[LayoutPlan] = ()) -> dict[str, Any]:
         """All of it, for any output."""
         by_uuid = {plan.wish.subject.gpu.uuid: plan for plan in plans}
         return {
@@ -138,7 +138,7 @@ class MigInspection:
         }
 
     def _gpu(self, subject: MigSubject, plan: LayoutPlan | None) -> dict[str, Any]:
-        gpu = self.executor.stamped(subject.gpu)
+        gpu = self.executor.stamp_gpu(subject.gpu)
         fields: dict[str, Any] = {
             "index": gpu.index,
             "uuid": gpu.uuid,
@@ -152,7 +152,7 @@ class MigInspection:
             record, users = self.executor.record(gpu.uuid), _users(self.site, gpu.uuid)
             fields["processes"] = users.get((None, None), [])
             fields["instances"] = [
-                _instance(instance, subject, record, users) | {"leased": instance.id in record.leased(gpu)}
+                _instance(instance, subject, record, users) | {"leased": instance.id in record.leased_instances(gpu)}
                 for instance in sorted(gpu.gpu_instances, key=lambda instance: instance.start)
             ]
             fields["free"] = _free(gpu, subject.geometry) if gpu.mig_enabled else None
@@ -166,7 +166,7 @@ class MigInspection:
                 "layout": plan.target,
                 "because": plan.wish.because,
                 "steps": [asdict(step) for step in plan.steps],
-                "refused": {"rule": plan.rule, "detail": plan.detail} if plan.refused else None,
+                "refused": {"rule": plan.rule, "detail": plan.detail} if plan.is_refused else None,
             }
         return fields
 
@@ -203,7 +203,7 @@ def _needs(steps: Sequence[MigStep]) -> AccessLevel:
     return AccessLevel.ROOT if any(isinstance(step, SetMigMode) for step in steps) else AccessLevel.MIG_CONFIG
 
 
-def _refused(wish: LayoutRequest, target: str, rule: str, detail: str) -> LayoutPlan:
+def _refused_plan(wish: LayoutRequest, target: str, rule: str, detail: str) -> LayoutPlan:
     return LayoutPlan(wish=wish, target=target, rule=rule, detail=detail)
 
 
@@ -243,7 +243,7 @@ def inspect_host(site: MigHost) -> MigInspection:
     gpus = site.device.gpus()
     records, notes = read_records(site)
     known = {record.uuid: record for record in records}
-    copies = [known.get(gpu.uuid, MigRecord(uuid=gpu.uuid)).observed(gpu, site.boot_id) for gpu in gpus]
+    copies = [known.get(gpu.uuid, MigRecord(uuid=gpu.uuid)).with_observation(gpu, site.boot_id) for gpu in gpus]
     executor = LayoutReconciler(
         site.device,
         site.control,
@@ -283,15 +283,15 @@ def _is_blind(site: MigHost, subjects: Iterable[MigSubject]) -> bool:
 def read_records(site: MigHost) -> tuple[tuple[MigRecord, ...], tuple[str, ...]]:
     """What the journal holds and what is to be said of it; a journal that cannot be read is left as it is."""
     try:
-        with site.journal.open("rb") as file:
+        with site.journal_path.open("rb") as file:
             return decode_records(file.read(_JOURNAL_BYTES_MOST)), ()
     except FileNotFoundError:
         return (), ()
     except OSError as error:
-        note = f"{site.journal}: cannot be read ({error.strerror}), so whose instances these are is not known"
+        note = f"{site.journal_path}: cannot be read ({error.strerror}), so whose instances these are is not known"
         return (), (f"{note}; run as root",)
     except MigJournalError as error:
-        return (), (f"{site.journal}: {error}; `mig apply` puts it aside, and adopts what stands",)
+        return (), (f"{site.journal_path}: {error}; `mig apply` puts it aside, and adopts what stands",)
 
 
 def _subject(site: MigHost, executor: LayoutReconciler, gpu: Gpu, problems: dict[str, str]) -> MigSubject:
@@ -299,7 +299,7 @@ def _subject(site: MigHost, executor: LayoutReconciler, gpu: Gpu, problems: dict
     try:
         if gpu.mig_capable:
             geometry = site.control.mig_geometry(gpu.uuid)
-            look = executor.look(gpu.uuid)
+            look = executor.observe_device(gpu.uuid)
             busy, foreign = look.busy, look.foreign
     except (DeviceError, TransitionRefused) as error:
         problems[gpu.uuid] = str(error)

@@ -222,12 +222,12 @@ class MigRecordStore:
     def get(self, uuid: str) -> MigRecord:
         """The record of a device; an empty one where none was ever kept. Raises JournalError."""
         with self._lock:
-            return self._loaded().get(uuid) or MigRecord(uuid=uuid)
+            return self._load_records().get(uuid) or MigRecord(uuid=uuid)
 
     def put(self, record: MigRecord) -> MigRecord:
         """Keeps a record and returns it; what is already kept costs nothing. Raises JournalError."""
         with self._lock:
-            records = self._loaded()
+            records = self._load_records()
             if records.get(record.uuid) != record:
                 after = {**records, record.uuid: record}
                 self._journal.store(after.values())
@@ -237,9 +237,9 @@ class MigRecordStore:
     def all(self) -> tuple[MigRecord, ...]:
         """Every record. Raises JournalError."""
         with self._lock:
-            return tuple(self._loaded().values())
+            return tuple(self._load_records().values())
 
-    def _loaded(self) -> dict[str, MigRecord]:
+    def _load_records(self) -> dict[str, MigRecord]:
         if self._unread is not None:
             raise self._unread
         if self._records is None:

@@ -130,7 +130,7 @@ def order_compute_instances(geometry: MigGeometry, part: InstancePart) -> tuple[
     profile = geometry.profile_by_id(part.profile_id)
     if profile is None:
         return part.compute
-    return _order(profile, part.compute, frozenset()) or part.compute
+    return _order_compute(profile, part.compute, frozenset()) or part.compute
 
 
 def _canonical(profile_ids: Iterable[int]) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ def _canonical(profile_ids: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(profile_ids, reverse=True))
 
 
-def _order(profile: GiProfile, left: tuple[int, ...], taken: frozenset[int]) -> tuple[int, ...] | None:
+def _order_compute(profile: GiProfile, left: tuple[int, ...], taken: frozenset[int]) -> tuple[int, ...] | None:
     if not left:
         return ()
     for candidate in dict.fromkeys(left):
@@ -151,7 +151,7 @@ def _order(profile: GiProfile, left: tuple[int, ...], taken: frozenset[int]) -> 
             continue
         rest = list(left)
         rest.remove(candidate)
-        order = _order(profile, tuple(rest), taken | span)
+        order = _order_compute(profile, tuple(rest), taken | span)
         if order is not None:
             return candidate, *order
     return None
@@ -160,7 +160,11 @@ def _order(profile: GiProfile, left: tuple[int, ...], taken: frozenset[int]) -> 
 def fits_compute_instances(profile: GiProfile, compute: tuple[int, ...]) -> bool:
     """Whether compute instances of these profile ids can stand together in one GPU instance."""
     counts_fit = all(compute.count(ci.id) <= ci.most for ci in profile.compute_instances)
-    return len(compute) <= profile.compute_slices and counts_fit and _order(profile, compute, frozenset()) is not None
+    return (
+        len(compute) <= profile.compute_slices
+        and counts_fit
+        and _order_compute(profile, compute, frozenset()) is not None
+    )
 
 
 _NAME = re.compile(r"(?:([0-9]{1,2})c\.)?([0-9]{1,2})g\.([0-9]{1,4})gb(?:([+-])([A-Za-z][A-Za-z0-9.,]*))?")

@@ -94,7 +94,9 @@ def requests_from_entries(entries: Iterable[PartedEntry], subjects: Sequence[Mig
                         f"{entry.place}.devices", f"GPU {gpu.index} ({gpu.product}) has no MIG", remedy
                     )
                 continue
-            wishes[gpu.index] = _wish(subject, _asked(entry), enabled=entry.mig_enabled, because=entry.place)
+            wishes[gpu.index] = _build_request(
+                subject, _expand_entry(entry), enabled=entry.mig_enabled, because=entry.place
+            )
     return tuple(wishes[index] for index in sorted(wishes))
 
 
@@ -109,14 +111,14 @@ def requests_from_texts(texts: Iterable[str], subjects: Sequence[MigSubject]) ->
         asked = (
             [] if listed in ("off", "empty") else [one for item in listed.split(",") for one in _items(item, because)]
         )
-        for subject in _named(which, subjects, because):
+        for subject in _select_subjects(which, subjects, because):
             if subject.gpu.index in wishes:
                 raise InvalidLayoutText(because, f"GPU {subject.gpu.index} is there twice", "name each GPU once")
-            wishes[subject.gpu.index] = _wish(subject, asked, enabled=listed != "off", because=because)
+            wishes[subject.gpu.index] = _build_request(subject, asked, enabled=listed != "off", because=because)
     return tuple(wishes[index] for index in sorted(wishes))
 
 
-def _asked(entry: PartedEntry) -> list[RequestedMigDevice]:
+def _expand_entry(entry: PartedEntry) -> list[RequestedMigDevice]:
     return [RequestedMigDevice(name=name) for name, count in entry.mig_devices for _ in range(count)]
 
 
@@ -130,7 +132,7 @@ def _items(text: str, because: str) -> Iterator[RequestedMigDevice]:
         yield RequestedMigDevice(name=name, start=start)
 
 
-def _named(which: str, subjects: Sequence[MigSubject], because: str) -> Sequence[MigSubject]:
+def _select_subjects(which: str, subjects: Sequence[MigSubject], because: str) -> Sequence[MigSubject]:
     if which == "all":
         able = [subject for subject in subjects if subject.gpu.mig_capable]
         if not able:
@@ -145,7 +147,9 @@ def _named(which: str, subjects: Sequence[MigSubject], because: str) -> Sequence
     return chosen
 
 
-def _wish(subject: MigSubject, asked: Sequence[RequestedMigDevice], *, enabled: bool, because: str) -> LayoutRequest:
+def _build_request(
+    subject: MigSubject, asked: Sequence[RequestedMigDevice], *, enabled: bool, because: str
+) -> LayoutRequest:
     gpu, geometry = subject.gpu, subject.geometry
     if geometry is None:
         raise UnsupportedLayout(because, f"GPU {gpu.index} ({gpu.product}) has no MIG", "leave it out")
@@ -160,13 +164,13 @@ def _wish(subject: MigSubject, asked: Sequence[RequestedMigDevice], *, enabled: 
 
 def _spoken_of(entry: PartedEntry, subjects: Sequence[MigSubject]) -> Iterator[MigSubject]:
     for subject in subjects:
-        if not entry.covers(subject.gpu.index):
+        if not entry.matches_index(subject.gpu.index):
             continue
         if subject.board is None and entry.filters:
             problem = f"the PCI id of GPU {subject.gpu.index} cannot be read"
             remedy = "read it with lspci -nn and name the GPU in devices, without device-filter"
             raise BoardUnknown(f"{entry.place}.device-filter", problem, remedy)
-        if subject.board is None or entry.lets_through(subject.board):
+        if subject.board is None or entry.matches_board(subject.board):
             yield subject
 
 
@@ -197,8 +201,8 @@ def find_unmet_entries(
         if entry_of_it is None:
             reasons.append(f"GPU {subject.gpu.index} is not spoken of by any entry")
         elif entry_of_it.mig_enabled and subject.gpu.mig_enabled and not _has(subject, entry_of_it):
-            there = _listed(count_mig_devices(subject.gpu, subject.geometry) if subject.geometry else {})
-            asked = _listed(dict(entry_of_it.mig_devices))
+            there = _format_counts(count_mig_devices(subject.gpu, subject.geometry) if subject.geometry else {})
+            asked = _format_counts(dict(entry_of_it.mig_devices))
             reasons.append(f"GPU {subject.gpu.index} has {there}; {entry_of_it.place} wants {asked}")
     return tuple(reasons)
 
@@ -206,7 +210,7 @@ def find_unmet_entries(
 def _has(subject: MigSubject, entry: PartedEntry) -> bool:
     assert subject.geometry is not None  # whoever has MIG on has a geometry
     try:
-        return matches_devices(_asked(entry), gpu=subject.gpu, geometry=subject.geometry)
+        return matches_devices(_expand_entry(entry), gpu=subject.gpu, geometry=subject.geometry)
     except InvalidLayout:
         # A name that this part does not know cannot be on it.
         return False
@@ -230,7 +234,7 @@ def _on(enabled: bool) -> str:
     return "on" if enabled else "off"
 
 
-def _listed(counts: Mapping[MigName, int], spelled: str = "") -> str:
+def _format_counts(counts: Mapping[MigName, int], spelled: str = "") -> str:
     return (
         spelled or ", ".join(f"{count} of {name}" for name, count in sorted(counts.items(), key=str)) or "no MIG device"
     )

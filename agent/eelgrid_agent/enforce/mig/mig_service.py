@@ -71,39 +71,39 @@ class LayoutReconciler:
         can be enforced then.
         """
         self._ledger.all()
-        return self.check()
+        return self.check_layouts()
 
-    def check(self) -> tuple[ApplyResult, ...]:
+    def check_layouts(self) -> tuple[ApplyResult, ...]:
         """Tends every device once; a result for each on which something was to be done. Raises DriverUnavailable."""
-        results = [self._served(gpu.uuid, partial(self._tend, gpu.uuid)) for gpu in self._device.gpus()]
+        results = [self._serve_request(gpu.uuid, partial(self._tend, gpu.uuid)) for gpu in self._device.gpus()]
         return tuple(result for result in results if result is not None)
 
-    def apply(self, layout: GpuLayout) -> ApplyResult:
+    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there from now on; the result says what was read back."""
-        result = self._served(layout.gpu_uuid, lambda: self._apply(layout))
+        result = self._serve_request(layout.gpu_uuid, lambda: self._apply(layout))
         assert result is not None, "whoever asks is answered"
         return result
 
-    def plan(self, layout: GpuLayout) -> tuple[MigStep, ...]:
+    def plan_layout(self, layout: GpuLayout) -> tuple[MigStep, ...]:
         """What `apply` would do now; raises BadLayout, TransitionRefused and what the port raises."""
-        look = self._runner.look(layout.gpu_uuid)
-        return self._runner.plan(layout.gpu_uuid, look, self._goal(layout, look.gpu))
+        look = self._runner.observe_device(layout.gpu_uuid)
+        return self._runner.plan_transition(layout.gpu_uuid, look, self._goal(layout, look.gpu))
 
-    def look(self, uuid: str) -> MigObservation:
+    def observe_device(self, uuid: str) -> MigObservation:
         """A device, and what of it may not be touched; raises TransitionRefused(LOST) and what the port raises."""
-        return self._runner.look(uuid)
+        return self._runner.observe_device(uuid)
 
     def observe(self) -> None:
         """Adopts what is found and counts generations, and changes no device. Raises JournalError, DriverUnavailable."""
         for gpu in self._device.gpus():
             try:
                 with self._alone(gpu.uuid):
-                    self._observed(gpu.uuid)
+                    self._observe_record(gpu.uuid)
             except (TransitionRefused, DeviceTimeout):
                 # It answers nothing, or is being changed and so looked at: the next round sees it.
                 continue
 
-    def hold(self, uuids: Collection[str]) -> None:
+    def hold_devices(self, uuids: Collection[str]) -> None:
         """Work has a right to these from now on, as they stand, and to nothing else; raises as `observe` does.
 
         The UUIDs are of MIG devices, or of whole GPUs. A MIG device that is made anew under the same UUID is another.
@@ -111,30 +111,30 @@ class LayoutReconciler:
         for gpu in self._device.gpus():
             with self._alone(gpu.uuid):
                 try:
-                    record, look = self._observed(gpu.uuid)
+                    record, look = self._observe_record(gpu.uuid)
                 except (TransitionRefused, DeviceTimeout):
                     # It answers nothing: what was listed last is what the work was given.
-                    self._ledger.put(self._ledger.get(gpu.uuid).leasing(gpu, uuids))
+                    self._ledger.put(self._ledger.get(gpu.uuid).with_leases(gpu, uuids))
                 else:
-                    self._ledger.put(record.leasing(look.gpu, uuids))
+                    self._ledger.put(record.with_leases(look.gpu, uuids))
 
-    def leased(self) -> frozenset[str]:
+    def leased_devices(self) -> frozenset[str]:
         """What work has a right to, by UUID. Raises JournalError."""
         return frozenset(lease.uuid for record in self._ledger.all() for lease in record.leases)
 
-    def adopt(self, uuid: str) -> None:
+    def adopt_instances(self, uuid: str) -> None:
         """Takes over the foreign instances of a device, because an operator says so; raises as `look` does."""
         with self._alone(uuid):
-            record, _ = self._observed(uuid)
-            self._ledger.put(record.adopted())
+            record, _ = self._observe_record(uuid)
+            self._ledger.put(record.with_adoption())
 
-    def release(self, uuid: str) -> None:
+    def release_device(self, uuid: str) -> None:
         """Enforces nothing on a device any more; what stands is left. Raises JournalError."""
         with self._alone(uuid):
             record = self._ledger.get(uuid)
             self._ledger.put(replace(record, target=None, intent=None, repairs=0, gave_up=False))
 
-    def device_was_reset(self, uuid: str) -> None:
+    def on_device_reset(self, uuid: str) -> None:
         """Every instance of before is gone, even where like ones stand: the driver or the device started anew."""
         with self._alone(uuid):
             record = self._ledger.get(uuid)
@@ -142,19 +142,19 @@ class LayoutReconciler:
             if record.boot_id == self._boot_id():
                 self._ledger.put(replace(record, boot_id=""))
 
-    def stamped(self, gpu: Gpu) -> Gpu:
+    def stamp_gpu(self, gpu: Gpu) -> Gpu:
         """A device that was listed, with the generation of each compute instance. Raises JournalError.
 
         What no look has seen since it began, or since the boot or the reset, has generation 0: nothing to lease yet.
         """
         record = self._ledger.get(gpu.uuid)
-        return record.stamped(gpu) if record.boot_id == self._boot_id() else gpu
+        return record.stamp_gpu(gpu) if record.boot_id == self._boot_id() else gpu
 
     def record(self, uuid: str) -> MigRecord:
         """What is remembered of a device. Raises JournalError."""
         return self._ledger.get(uuid)
 
-    def take_events(self) -> tuple[NodeEvent, ...]:
+    def drain_events(self) -> tuple[NodeEvent, ...]:
         """What the controller should hear, since the call before; the oldest give way beyond 256."""
         events = tuple(self._events)
         self._events.clear()
@@ -173,7 +173,7 @@ class LayoutReconciler:
         finally:
             lock.release()
 
-    def _served(self, uuid: str, serve: Callable[[], ApplyResult | None]) -> ApplyResult | None:
+    def _serve_request(self, uuid: str, serve: Callable[[], ApplyResult | None]) -> ApplyResult | None:
         """An answer in every case."""
         try:
             with self._alone(uuid):
@@ -189,71 +189,71 @@ class LayoutReconciler:
         except DeviceError as error:
             return _result(uuid, ApplyStatus.FAILED, str(error), RefusalRule.DEVICE)
 
-    def _observed(self, uuid: str) -> tuple[MigRecord, MigObservation]:
-        gpu = self._runner.look(uuid).gpu
-        record = self._ledger.put(self._ledger.get(uuid).observed(gpu, self._boot_id()))
-        return record, self._runner.look(uuid)
+    def _observe_record(self, uuid: str) -> tuple[MigRecord, MigObservation]:
+        gpu = self._runner.observe_device(uuid).gpu
+        record = self._ledger.put(self._ledger.get(uuid).with_observation(gpu, self._boot_id()))
+        return record, self._runner.observe_device(uuid)
 
     def _goal(self, layout: GpuLayout, gpu: Gpu) -> MigLayout:
         if not gpu.mig_capable and not layout.mig_enabled:
             return MigLayout(mig_enabled=False)
-        return resolve_layout(layout, self._runner.geometry(gpu.uuid))
+        return resolve_layout(layout, self._runner.get_geometry(gpu.uuid))
 
     def _apply(self, layout: GpuLayout) -> ApplyResult:
         uuid = layout.gpu_uuid
-        record, look = self._observed(uuid)
+        record, look = self._observe_record(uuid)
         goal = self._goal(layout, look.gpu)
         record = replace(record, repairs=0, gave_up=False)
-        if record.stands(look.gpu, goal):
-            self._ledger.put(record.settled(look.gpu, goal))
+        if record.has_layout(look.gpu, goal):
+            self._ledger.put(record.end_transition(look.gpu, goal))
             return _result(uuid, ApplyStatus.APPLIED, f"stands already: {_spell(look.gpu)}")
         # Refused before anything is written or changed.
-        self._runner.plan(uuid, look, goal)
-        return self._begin(record, look, goal)
+        self._runner.plan_transition(uuid, look, goal)
+        return self._begin_transition(record, look, goal)
 
-    def _begin(self, record: MigRecord, look: MigObservation, goal: MigLayout) -> ApplyResult:
+    def _begin_transition(self, record: MigRecord, look: MigObservation, goal: MigLayout) -> ApplyResult:
         self._told.pop(record.uuid, None)
-        record = self._ledger.put(record.begun(record.own(look.gpu), goal))
+        record = self._ledger.put(record.begin_transition(record.own_layout(look.gpu), goal))
         return self._forward(record)
 
     def _forward(self, record: MigRecord) -> ApplyResult:
         uuid, intent = record.uuid, _intent(record)
         try:
-            gpu = self._runner.reach(uuid, intent.wanted)
+            gpu = self._runner.run_transition(uuid, intent.wanted)
         except ModePending:
-            self._ledger.put(self._ledger.get(uuid).turned(TransitionPhase.PENDING))
+            self._ledger.put(self._ledger.get(uuid).with_phase(TransitionPhase.PENDING))
             mode = "on" if intent.wanted.mig_enabled else "off"
             detail = f"MIG mode {mode} waits for a reset of the GPU or a reboot; the layout follows by itself then"
             return _result(uuid, ApplyStatus.REFUSED, detail, RefusalRule.PENDING)
         except TransitionRefused as refused:
             if refused.rule is RefusalRule.LOST:
                 raise
-            return self._undo(self._ledger.get(uuid).turned(TransitionPhase.UNDO), refused)
-        self._ledger.put(self._ledger.get(uuid).settled(gpu, intent.wanted))
+            return self._roll_back(self._ledger.get(uuid).with_phase(TransitionPhase.UNDO), refused)
+        self._ledger.put(self._ledger.get(uuid).end_transition(gpu, intent.wanted))
         self._announce(NodeEventKind.LAYOUT_CHANGED, uuid, f"read back: {_spell(gpu)}")
         return _result(uuid, ApplyStatus.APPLIED, f"read back: {_spell(gpu)}")
 
-    def _undo(self, record: MigRecord, cause: TransitionRefused) -> ApplyResult:
+    def _roll_back(self, record: MigRecord, cause: TransitionRefused) -> ApplyResult:
         uuid = record.uuid
         self._ledger.put(record)
         try:
-            gpu = self._runner.reach(uuid, self._back(record))
+            gpu = self._runner.run_transition(uuid, self._back(record))
         except (TransitionRefused, ModePending) as error:
             if isinstance(error, TransitionRefused) and error.rule is RefusalRule.LOST:
                 raise
-            self._ledger.put(self._ledger.get(uuid).turned(TransitionPhase.STUCK))
-            self._sweep(self._ledger.get(uuid), self._runner.look(uuid))
-            stands = _spell(self._runner.look(uuid).gpu)
+            self._ledger.put(self._ledger.get(uuid).with_phase(TransitionPhase.STUCK))
+            self._sweep(self._ledger.get(uuid), self._runner.observe_device(uuid))
+            stands = _spell(self._runner.observe_device(uuid).gpu)
             detail = f"{cause.detail}; it could not be undone ({error}); {stands} stands, and it is tried again"
             return _result(uuid, ApplyStatus.FAILED, detail, cause.rule)
         record = self._ledger.get(uuid)
-        self._ledger.put(record.settled(gpu, record.target))
+        self._ledger.put(record.end_transition(gpu, record.target))
         return _result(uuid, ApplyStatus.REFUSED, f"{cause.detail}; undone: {_spell(gpu)}", cause.rule)
 
     def _back(self, record: MigRecord) -> MigLayout:
         """What an undoing goes back to; a mode that only a reset would bring back is left as it is."""
-        before, gpu = _intent(record).before, self._runner.look(record.uuid).gpu
-        if before.mig_enabled == gpu.mig_enabled or not self._runner.geometry(record.uuid).reset_to_change_mode:
+        before, gpu = _intent(record).before, self._runner.observe_device(record.uuid).gpu
+        if before.mig_enabled == gpu.mig_enabled or not self._runner.get_geometry(record.uuid).reset_to_change_mode:
             return before
         return MigLayout(mig_enabled=gpu.mig_enabled)
 
@@ -262,14 +262,14 @@ class LayoutReconciler:
     def _tend(self, uuid: str) -> ApplyResult | None:
         anew = self._ledger.get(uuid).boot_id != self._boot_id()
         try:
-            record, look = self._observed(uuid)
+            record, look = self._observe_record(uuid)
         except (TransitionRefused, DeviceTimeout) as silent:
             if isinstance(silent, DeviceTimeout) or silent.rule is RefusalRule.LOST:
                 return None
             raise
         if record.intent is not None:
             return self._resume(record, look)
-        if record.target is None or record.stands(look.gpu, record.target):
+        if record.target is None or record.has_layout(look.gpu, record.target):
             self._steady(record)
             return self._sweep(record, look)
         if record.gave_up:
@@ -282,27 +282,29 @@ class LayoutReconciler:
         if intent.phase is TransitionPhase.PENDING and look.gpu.mig_pending:
             return None
         if intent.phase is TransitionPhase.UNDO:
-            return self._undo(
+            return self._roll_back(
                 record, TransitionRefused(RefusalRule.DEVICE, "the change was cut off while it was undone")
             )
         if intent.tries >= self._limits.tries_most:
-            return self._give_up(record.settled(look.gpu, record.target), f"a layout was tried {intent.tries} times")
-        return self._forward(self._ledger.put(record.turned(TransitionPhase.FORWARD)))
+            return self._give_up(
+                record.end_transition(look.gpu, record.target), f"a layout was tried {intent.tries} times"
+            )
+        return self._forward(self._ledger.put(record.with_phase(TransitionPhase.FORWARD)))
 
     def _repair(self, record: MigRecord, look: MigObservation, target: MigLayout, *, anew: bool) -> ApplyResult | None:
         uuid, drift = record.uuid, f"found {_spell(look.gpu)} instead of the layout asked for"
         try:
-            self._runner.plan(uuid, look, target)
+            self._runner.plan_transition(uuid, look, target)
         except TransitionRefused as refused:
-            return self._tell_once(uuid, f"{drift}; not repaired: {refused.detail}", refused.rule)
+            return self._report_drift_once(uuid, f"{drift}; not repaired: {refused.detail}", refused.rule)
         if anew:
-            result = self._begin(record, look, target)
+            result = self._begin_transition(record, look, target)
         elif record.repairs >= self._limits.repairs_most:
             return self._give_up(record, f"{drift}, after {record.repairs} repairs")
         else:
             self._announce(NodeEventKind.SETTING_DRIFT, uuid, drift)
             self._steady_since.pop(uuid, None)
-            result = self._begin(replace(record, repairs=record.repairs + 1), look, target)
+            result = self._begin_transition(replace(record, repairs=record.repairs + 1), look, target)
         if result.status is ApplyStatus.APPLIED:
             why = "after a reboot or reset" if anew else "after somebody changed it"
             self._announce(NodeEventKind.SETTING_RESTORED, uuid, f"MIG layout made anew {why}: {result.detail}")
@@ -317,11 +319,11 @@ class LayoutReconciler:
 
     def _sweep(self, record: MigRecord, look: MigObservation) -> ApplyResult | None:
         """Removes what this agent made and never finished; told once where it cannot be."""
-        orphans = record.orphans(look.gpu)
+        orphans = record.find_orphans(look.gpu)
         if not orphans or self._unswept.get(record.uuid) == orphans:
             return None
         try:
-            self._runner.sweep(record.uuid)
+            self._runner.remove_orphans(record.uuid)
         except TransitionRefused as refused:
             self._unswept[record.uuid] = orphans
             return _result(record.uuid, ApplyStatus.REFUSED, f"orphans stay: {refused.detail}", refused.rule)
@@ -329,12 +331,12 @@ class LayoutReconciler:
 
     def _give_up(self, record: MigRecord, why: str) -> ApplyResult:
         record = self._ledger.put(replace(record, gave_up=True))
-        self._sweep(record, self._runner.look(record.uuid))
+        self._sweep(record, self._runner.observe_device(record.uuid))
         detail = f"{why}: given up until a layout is asked for again; find out who else changes this GPU"
         self._announce(NodeEventKind.ENFORCEMENT_SUSPENDED, record.uuid, detail)
         return _result(record.uuid, ApplyStatus.FAILED, detail, RefusalRule.DRIFT)
 
-    def _tell_once(self, uuid: str, detail: str, rule: RefusalRule) -> ApplyResult | None:
+    def _report_drift_once(self, uuid: str, detail: str, rule: RefusalRule) -> ApplyResult | None:
         if self._told.get(uuid) == detail:
             return None
         self._told[uuid] = detail
@@ -410,49 +412,49 @@ class MigService:
 
     def recover(self) -> tuple[ApplyResult, ...]:
         """Once at start: adopts what is found, finishes or undoes what was under way, makes anew what a boot took."""
-        results = self._tended(self.executor.recover)
+        results = self._run_upkeep(self.executor.recover)
         self.is_recovered = True
         return results
 
-    def check(self) -> tuple[ApplyResult, ...]:
+    def check_layouts(self) -> tuple[ApplyResult, ...]:
         """Now and then: goes on with what was cut off, and repairs drift, boundedly; a result where it did anything."""
-        return self._tended(self.executor.check)
+        return self._run_upkeep(self.executor.check_layouts)
 
     def observe(self) -> None:
         """In place of `recover` and `check` where nothing may be changed."""
         self._done(self.executor.observe)
         self.is_recovered = True
 
-    def apply(self, layout: GpuLayout) -> ApplyResult:
+    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings one device to a layout and keeps it there from now on."""
-        result = self.executor.apply(layout)
+        result = self.executor.apply_layout(layout)
         self._open((result,))
         return result
 
-    def hold(self, uuids: Collection[str]) -> bool:
+    def hold_devices(self, uuids: Collection[str]) -> bool:
         """The MIG devices and whole GPUs of all assignments in force, each time that they are applied.
 
         They are not changed from now on, over a restart too, until other ones are given. False where that could not
         be written down: nothing protects them then but their processes, and the assignments are to be applied again.
         """
         self._assigned = frozenset(uuids)
-        return self._done(lambda: self.executor.hold(frozenset(uuids) | self._claimed))
+        return self._done(lambda: self.executor.hold_devices(frozenset(uuids) | self._claimed))
 
-    def lease(self, uuids: Collection[str]) -> bool:
+    def lease_devices(self, uuids: Collection[str]) -> bool:
         """What resource claims hold, beside the assignments: as `hold`, and neither of the two ends the other."""
         return self._done(partial(self._lease, frozenset(uuids)))
 
     def _lease(self, uuids: frozenset[str]) -> None:
         if self._assigned is None:
-            self._assigned = self.executor.leased() - uuids
+            self._assigned = self.executor.leased_devices() - uuids
         self._claimed = uuids
-        self.executor.hold(self._assigned | uuids)
+        self.executor.hold_devices(self._assigned | uuids)
 
-    def release(self, uuid: str) -> bool:
+    def release_device(self, uuid: str) -> bool:
         """Enforces nothing on a device any more and leaves what stands; False where that could not be written down."""
-        return self._done(lambda: self.executor.release(uuid))
+        return self._done(lambda: self.executor.release_device(uuid))
 
-    def device_was_reset(self, uuid: str) -> bool:
+    def on_device_reset(self, uuid: str) -> bool:
         """Instances of before are gone even where like ones stand: a lost device came back, or its counter fell.
 
         Not for a device that merely hung: what others made on it would be taken for what a boot left. Where that could
@@ -461,20 +463,20 @@ class MigService:
         self._resets.add(uuid)
         return self._pass_on_resets()
 
-    def stamped(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    def stamp_gpus(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
         """Devices as they were listed, with generations for the inventory; without where the journal cannot be read."""
         listed = tuple(gpus)
         try:
-            return tuple(map(self.executor.stamped, listed))
+            return tuple(map(self.executor.stamp_gpu, listed))
         except MigJournalError:
             return listed
 
-    def take_events(self) -> tuple[NodeEvent, ...]:
+    def drain_events(self) -> tuple[NodeEvent, ...]:
         """What the controller should hear, since the call before."""
         own, self._own_events = self._own_events, []
-        return (*own, *self.executor.take_events())
+        return (*own, *self.executor.drain_events())
 
-    def _tended(self, tend: Callable[[], tuple[ApplyResult, ...]]) -> tuple[ApplyResult, ...]:
+    def _run_upkeep(self, tend: Callable[[], tuple[ApplyResult, ...]]) -> tuple[ApplyResult, ...]:
         results: list[ApplyResult] = []
         # Repairs of a device whose reset is not known would be counted as somebody's doing.
         if not self._pass_on_resets():
@@ -482,7 +484,7 @@ class MigService:
         if self._done(lambda: results.extend(tend())):
             problem = next((result.detail for result in results if result.rule == RefusalRule.JOURNAL), "")
             if problem:
-                self._tell(problem)
+                self._report_suspension(problem)
             else:
                 self._told = ""
         self._open(results)
@@ -506,7 +508,7 @@ class MigService:
 
     def _pass_on_resets(self) -> bool:
         for uuid in sorted(self._resets):
-            if not self._done(partial(self.executor.device_was_reset, uuid)):
+            if not self._done(partial(self.executor.on_device_reset, uuid)):
                 return False
             self._resets.discard(uuid)
         return True
@@ -516,13 +518,13 @@ class MigService:
         try:
             act()
         except MigJournalError as error:
-            self._tell(str(error))
+            self._report_suspension(str(error))
             return False
         except (DeviceError, TransitionRefused):
             return False
         return True
 
-    def _tell(self, detail: str) -> None:
+    def _report_suspension(self, detail: str) -> None:
         if detail == self._told:
             return
         self._told = detail

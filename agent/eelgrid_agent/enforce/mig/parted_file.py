@@ -70,11 +70,11 @@ class PartedEntry:
     # Where it stands in its file, to speak of it; no part of its value.
     place: str = field(default="", compare=False)
 
-    def covers(self, index: int) -> bool:
+    def matches_index(self, index: int) -> bool:
         """Whether the device at this index is among `devices`; which boards the filter lets through is asked apart."""
         return self.devices is None or index in self.devices
 
-    def lets_through(self, board: PciId) -> bool:
+    def matches_board(self, board: PciId) -> bool:
         """Whether the filter lets such a board through."""
         return not self.filters or any(wanted.matches(board) for wanted in self.filters)
 
@@ -86,7 +86,7 @@ class PartedFile:
     configs: Mapping[str, tuple[PartedEntry, ...]]
     source: str = ""
 
-    def config(self, name: str | None) -> tuple[str, tuple[PartedEntry, ...]]:
+    def get_config(self, name: str | None) -> tuple[str, tuple[PartedEntry, ...]]:
         """The configuration with this name, or the only one; raises NoSuchConfig."""
         names = ", ".join(list(self.configs)[:12]) + (", …" if len(self.configs) > 12 else "")
         if name is None:
@@ -232,7 +232,7 @@ class _Reader:
                 path = f"{field}.{name}" if field else name
                 raise self.bad(node, path, "is no field", f"correct the spelling; there are: {', '.join(known)}")
 
-    def spend(self, node: Any) -> None:
+    def count_items(self, node: Any) -> None:
         self._items_left -= 1 + len(node.value)
         if self._items_left < 0:
             problem = f"has more than {_ITEMS_MOST} items with its aliases written out"
@@ -241,7 +241,7 @@ class _Reader:
     def mapping(self, node: Any, field: str, depth: int = 0) -> dict[str, Any]:
         if node is None or node.id != "mapping":
             raise self.bad(node, field, f"is {_kind(node)}", "write a mapping, name: value")
-        self.spend(node)
+        self.count_items(node)
         merged: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for key, value in node.value:
@@ -261,7 +261,7 @@ class _Reader:
     def sequence(self, node: Any, field: str, remedy: str = "write a list, [a, b]") -> list[Any]:
         if node.id != "sequence":
             raise self.bad(node, field, f"is {_kind(node)}", remedy)
-        self.spend(node)
+        self.count_items(node)
         return list(node.value)
 
     def text(self, node: Any, field: str, remedy: str = "write a text, in quotes") -> str:

@@ -297,11 +297,12 @@ def _reasons_spell(
             part = wanted.part_at(start)
             profile = geometry.profile_by_id(part.profile_id) if part else None
             return DescribedStep(
-                step=f"create {_share(profile, profile_id)} at {start}", why="work runs in compute instances"
+                step=f"create {_compute_instance_name(profile, profile_id)} at {start}",
+                why="work runs in compute instances",
             )
 
 
-def _share(profile: GiProfile | None, profile_id: int) -> str:
+def _compute_instance_name(profile: GiProfile | None, profile_id: int) -> str:
     """A compute instance by its slices, such as 1c.3g.20gb; the whole goes by no share."""
     share = next((ci for ci in profile.compute_instances if ci.id == profile_id), None) if profile else None
     if profile is None or share is None:

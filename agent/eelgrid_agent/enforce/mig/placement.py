@@ -198,11 +198,11 @@ def matches_devices(asked: Iterable[RequestedMigDevice], *, gpu: Gpu, geometry: 
 
 def to_gpu_layout(layout: MigLayout, uuid: str, geometry: MigGeometry) -> GpuLayout:
     """A layout in the words of the contract."""
-    instances = tuple(_spelled(layout, geometry))
+    instances = tuple(_wanted_instances(layout, geometry))
     return GpuLayout(gpu_uuid=uuid, mig_enabled=layout.mig_enabled, instances=instances)
 
 
-def _spelled(layout: MigLayout, geometry: MigGeometry) -> Iterator[WantedInstance]:
+def _wanted_instances(layout: MigLayout, geometry: MigGeometry) -> Iterator[WantedInstance]:
     for part in layout.parts:
         profile = geometry.profile_by_id(part.profile_id)
         if profile is None:
@@ -218,7 +218,7 @@ def _profile_of(name: MigName, gpu: Gpu, geometry: MigGeometry) -> GiProfile:
     """By the name that the driver prints, else by the one that follows from the sizes, as mig-parted does it."""
     profiles = geometry.profiles.values()
     printed = [profile for profile in profiles if MigName.parse(profile.name) == name.instance]
-    computed = [profile for profile in profiles if _computed(profile, gpu) == name.instance]
+    computed = [profile for profile in profiles if _name_by_size(profile, gpu) == name.instance]
     if printed or computed:
         return (printed or computed)[0]
     like = [
@@ -235,7 +235,7 @@ def _profile_of(name: MigName, gpu: Gpu, geometry: MigGeometry) -> GiProfile:
     raise InvalidLayout(str(name), f"{gpu.product or geometry.key} (GPU {gpu.index}) has no such profile", hint)
 
 
-def _computed(profile: GiProfile, gpu: Gpu) -> MigName | None:
+def _name_by_size(profile: GiProfile, gpu: Gpu) -> MigName | None:
     """The name by size: the share of the device's memory in whole eighths, of its whole GiB."""
     printed = MigName.parse(profile.name)
     if profile.memory_bytes is None or not gpu.memory_bytes or printed is None:

@@ -79,11 +79,11 @@ class MigObservation:
     # Whether somebody has a right to the whole device.
     leased: bool = False
 
-    def instance(self, instance_id: int) -> GpuInstance | None:
+    def get_instance(self, instance_id: int) -> GpuInstance | None:
         """The GPU instance with this id."""
         return next((instance for instance in self.gpu.gpu_instances if instance.id == instance_id), None)
 
-    def at(self, start: int) -> GpuInstance | None:
+    def get_instance_at(self, start: int) -> GpuInstance | None:
         """The GPU instance that begins there."""
         return next((instance for instance in self.gpu.gpu_instances if instance.start == start), None)
 
@@ -108,7 +108,7 @@ class TransitionRunner:
         self._obstacle = obstacle
         self._limits = limits
 
-    def look(self, uuid: str) -> MigObservation:
+    def observe_device(self, uuid: str) -> MigObservation:
         """The device now; raises TransitionRefused(LOST), UnknownGpu and what else the port raises."""
         gpu = next((gpu for gpu in self._device.gpus() if gpu.uuid == uuid), None)
         if gpu is None:
@@ -122,24 +122,24 @@ class TransitionRunner:
             raise TransitionRefused(RefusalRule.LOST, str(error)) from error
         return MigObservation(
             gpu=gpu,
-            busy=busy | record.leased(gpu),
-            foreign=record.foreign(gpu),
+            busy=busy | record.leased_instances(gpu),
+            foreign=record.foreign_instances(gpu),
             clients=clients,
-            leased=record.leased_whole,
+            leased=record.is_leased_whole,
         )
 
-    def geometry(self, uuid: str) -> MigGeometry:
+    def get_geometry(self, uuid: str) -> MigGeometry:
         """What the driver offers; raises TransitionRefused(MODE) on a part without MIG."""
         try:
             return self._control.mig_geometry(uuid)
         except NotSupported as error:
             raise TransitionRefused(RefusalRule.MODE, f"the GPU has no MIG: {error}") from error
 
-    def plan(
+    def plan_transition(
         self, uuid: str, look: MigObservation, wanted: MigLayout, remake: Collection[int] = frozenset()
     ) -> tuple[MigStep, ...]:
         """The steps from a look to a layout; raises TransitionRefused."""
-        geometry = self.geometry(uuid)
+        geometry = self.get_geometry(uuid)
         obstacle = self._obstacle(geometry)
         try:
             return plan_steps(
@@ -160,16 +160,16 @@ class TransitionRunner:
                 raise TransitionRefused(RefusalRule.BUSY, f"{refused.detail} (processes {pids})") from refused
             raise
 
-    def reach(self, uuid: str, wanted: MigLayout) -> Gpu:
+    def run_transition(self, uuid: str, wanted: MigLayout) -> Gpu:
         """The device once the layout stands; raises TransitionRefused, ModePending and what the port raises."""
         remake: frozenset[int] = frozenset()
         for left in range(self._limits.replans_most, -1, -1):
-            look = self.look(uuid)
+            look = self.observe_device(uuid)
             try:
                 fresh: set[int] = set()
-                for step in self.plan(uuid, look, wanted, remake):
+                for step in self.plan_transition(uuid, look, wanted, remake):
                     self._do(uuid, step, fresh)
-                gpu = self.look(uuid).gpu
+                gpu = self.observe_device(uuid).gpu
                 self._check(uuid, gpu, wanted)
             except UnexpectedLayout as surprise:
                 if not left:
@@ -177,7 +177,7 @@ class TransitionRunner:
                         RefusalRule.CAPACITY, f"{surprise}; the layout was planned anew once"
                     ) from None
                 # Nobody says where in a GPU instance its compute instances lie, so all are made anew then.
-                remake = frozenset(instance.id for instance in self.look(uuid).gpu.gpu_instances)
+                remake = frozenset(instance.id for instance in self.observe_device(uuid).gpu.gpu_instances)
             except NoPermission as error:
                 raise TransitionRefused(RefusalRule.NO_PERMISSION, str(error)) from error
             except DeviceInUse as error:
@@ -188,11 +188,11 @@ class TransitionRunner:
                 return gpu
         raise AssertionError("the last round returns or raises")
 
-    def sweep(self, uuid: str) -> int:
+    def remove_orphans(self, uuid: str) -> int:
         """Removes instances that this agent made and that hold nothing; how many. Raises as `reach` does."""
         gone = 0
-        for instance_id in self._ledger.get(uuid).orphans(self.look(uuid).gpu):
-            if instance_id in self.look(uuid).busy:
+        for instance_id in self._ledger.get(uuid).find_orphans(self.observe_device(uuid).gpu):
+            if instance_id in self.observe_device(uuid).busy:
                 continue
             try:
                 self._destroy(uuid, instance_id, None)
@@ -202,7 +202,7 @@ class TransitionRunner:
         return gone
 
     def _check(self, uuid: str, gpu: Gpu, wanted: MigLayout) -> None:
-        if not self._ledger.get(uuid).stands(gpu, wanted):
+        if not self._ledger.get(uuid).has_layout(gpu, wanted):
             raise UnexpectedLayout("what was read back is not the layout wanted, though every step was seen done")
 
     def _users(self, gpu: Gpu) -> tuple[frozenset[int], tuple[int, ...]]:
@@ -238,7 +238,7 @@ class TransitionRunner:
         said = ""
         for pause in (0.0, *self._limits.pauses_s):
             self._sleep(pause)
-            look = self.look(uuid)
+            look = self.observe_device(uuid)
             if look.gpu.mig_enabled == enabled and not look.gpu.mig_pending:
                 return
             if look.gpu.gpu_instances and look.gpu.mig_enabled != enabled:
@@ -251,12 +251,12 @@ class TransitionRunner:
                 self._control.set_mig_mode(uuid, enabled=enabled)
             except DeviceInUse as error:
                 said = str(error)
-            gpu = self.look(uuid).gpu
+            gpu = self.observe_device(uuid).gpu
             if gpu.mig_enabled == enabled and not gpu.mig_pending:
                 return
             if gpu.mig_pending and not said:
                 raise ModePending
-        gpu = self.look(uuid).gpu
+        gpu = self.observe_device(uuid).gpu
         if gpu.mig_pending:
             # A mode that nobody waits for would come true at some later reset.
             self._control.set_mig_mode(uuid, enabled=gpu.mig_enabled)
@@ -267,8 +267,8 @@ class TransitionRunner:
         said = "the driver says that it is gone, and it is still listed"
         for pause in (0.0, *self._limits.pauses_s):
             self._sleep(pause)
-            look = self.look(uuid)
-            instance = look.instance(instance_id)
+            look = self.observe_device(uuid)
+            instance = look.get_instance(instance_id)
             if instance is None or not _has(instance, compute_id):
                 return
             if instance_id in look.foreign:
@@ -289,55 +289,55 @@ class TransitionRunner:
             except UnknownInstance:
                 # Somebody was faster; the next look decides.
                 said = "the driver does not know it, and still lists it"
-            after = self.look(uuid).instance(instance_id)
+            after = self.observe_device(uuid).get_instance(instance_id)
             if after is None or not _has(after, compute_id):
                 return
         raise TransitionRefused(RefusalRule.IN_USE, f"GPU instance {instance_id} cannot be destroyed: {said}")
 
     def _create(self, uuid: str, profile_id: int, start: int) -> None:
-        geometry = self.geometry(uuid)
+        geometry = self.get_geometry(uuid)
         profile = geometry.profile_by_id(profile_id)
         assert profile is not None, "the plan has profiles of this geometry only"
         part = InstancePart(profile_id=profile_id, start=start, size=profile.size, compute=())
-        standing = [read_part(instance) for instance in self.look(uuid).gpu.gpu_instances]
+        standing = [read_part(instance) for instance in self.observe_device(uuid).gpu.gpu_instances]
         taken = find_conflict(geometry, [*standing, part])
         if taken:
             raise UnexpectedLayout(f"somebody was faster: {taken}")
-        self._ledger.put(self._ledger.get(uuid).making(part))
-        number = self._called(uuid, lambda: self._control.create_gpu_instance(uuid, profile_id, start), part)
+        self._ledger.put(self._ledger.get(uuid).with_new_instance(part))
+        number = self._call_driver(uuid, lambda: self._control.create_gpu_instance(uuid, profile_id, start), part)
         for pause in (0.0, *self._limits.pauses_s):
             self._sleep(pause)
-            look = self.look(uuid)
-            made = look.at(start)
+            look = self.observe_device(uuid)
+            made = look.get_instance_at(start)
             if made is not None and made.profile_id == profile_id:
                 return
-            stray = None if number is None else look.instance(number)
+            stray = None if number is None else look.get_instance(number)
             if stray is not None:
-                self._ledger.put(self._ledger.get(uuid).making(read_part(stray)))
+                self._ledger.put(self._ledger.get(uuid).with_new_instance(read_part(stray)))
                 raise UnexpectedLayout(
                     f"the driver made {stray.profile} at {stray.start} instead of {profile.name} at {start}"
                 )
         raise UnexpectedLayout(f"the driver says that it made {profile.name} at {start}, and it is not listed")
 
-    def _called(self, uuid: str, call: Callable[[], int], part: InstancePart) -> int | None:
+    def _call_driver(self, uuid: str, call: Callable[[], int], part: InstancePart) -> int | None:
         """What the driver says; None where it did not answer in time and the instance stands nevertheless."""
         try:
             return call()
         except (InsufficientResources, UnknownInstance, DeviceInUse, NoPermission, NotSupported, OutOfRange) as error:
             # A plain no: what stands there, now or later, is not ours.
-            self._ledger.put(self._ledger.get(uuid).not_made(part))
+            self._ledger.put(self._ledger.get(uuid).without_instance(part))
             if isinstance(error, InsufficientResources | UnknownInstance):
                 raise UnexpectedLayout(str(error)) from error
             raise
         except DeviceTimeout:
-            made = self.look(uuid).at(part.start)
+            made = self.observe_device(uuid).get_instance_at(part.start)
             if made is None or made.profile_id != part.profile_id:
                 raise
             return None
 
     def _create_compute(self, uuid: str, start: int, profile_id: int, *, risen: bool) -> None:
-        look = self.look(uuid)
-        instance = look.at(start)
+        look = self.observe_device(uuid)
+        instance = look.get_instance_at(start)
         if instance is None:
             raise UnexpectedLayout(f"somebody removed the GPU instance at {start}")
         if instance.id in look.foreign:
@@ -349,14 +349,14 @@ class TransitionRunner:
             raise TransitionRefused(RefusalRule.BUSY, f"GPU instance {instance.id} came into use; drain it first")
         before = _count(instance, profile_id)
         if not risen:
-            self._ledger.put(self._ledger.get(uuid).making_in(read_part(instance)))
+            self._ledger.put(self._ledger.get(uuid).with_new_compute(read_part(instance)))
         try:
             self._control.create_compute_instance(uuid, instance.id, profile_id)
         except (InsufficientResources, UnknownInstance) as error:
             raise UnexpectedLayout(str(error)) from error
         for pause in (0.0, *self._limits.pauses_s):
             self._sleep(pause)
-            made = self.look(uuid).at(start)
+            made = self.observe_device(uuid).get_instance_at(start)
             if made is not None and _count(made, profile_id) > before:
                 return
         raise UnexpectedLayout(f"the driver says that it made a compute instance at {start}, and it is not listed")

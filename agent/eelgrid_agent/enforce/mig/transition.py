@@ -77,11 +77,11 @@ class MigRecord:
     repairs: int = 0
     gave_up: bool = False
 
-    def generation(self, start: int, size: int) -> int:
+    def get_generation(self, start: int, size: int) -> int:
         """How often an instance was made on this span; 0 where none was ever seen."""
         return self.generations.get((start, size), 0)
 
-    def foreign(self, gpu: Gpu) -> frozenset[int]:
+    def foreign_instances(self, gpu: Gpu) -> frozenset[int]:
         """Ids of the instances that are not this agent's."""
         return frozenset(
             instance.id
@@ -89,21 +89,23 @@ class MigRecord:
             if self.known.get(read_part(instance).place, InstanceOrigin.FOREIGN) is InstanceOrigin.FOREIGN
         )
 
-    def own(self, gpu: Gpu) -> MigLayout:
+    def own_layout(self, gpu: Gpu) -> MigLayout:
         """What stands, less what is not this agent's."""
-        foreign = self.foreign(gpu)
+        foreign = self.foreign_instances(gpu)
         parts = [read_part(instance) for instance in gpu.gpu_instances if instance.id not in foreign]
         return build_layout(gpu.mig_enabled, parts)
 
-    def stands(self, gpu: Gpu, layout: MigLayout) -> bool:
+    def has_layout(self, gpu: Gpu, layout: MigLayout) -> bool:
         """Whether the layout is in force, whatever foreign instances stand beside it."""
         if gpu.mig_enabled != layout.mig_enabled or gpu.mig_pending:
             return False
-        strangers = {read_part(instance) for instance in gpu.gpu_instances if instance.id in self.foreign(gpu)}
+        strangers = {
+            read_part(instance) for instance in gpu.gpu_instances if instance.id in self.foreign_instances(gpu)
+        }
         standing = set(read_layout(gpu).parts)
         return set(layout.parts) <= standing and standing - set(layout.parts) <= strangers
 
-    def observed(self, gpu: Gpu, boot_id: str) -> "MigRecord":
+    def with_observation(self, gpu: Gpu, boot_id: str) -> "MigRecord":
         """The record after a look at the device.
 
         In a boot that the record does not know, everything was made anew and what stands is adopted; later strangers
@@ -122,7 +124,7 @@ class MigRecord:
                 _raise(generations, part.start, part.size)
         return _with(self, known, generations, boot_id)
 
-    def adopted(self) -> "MigRecord":
+    def with_adoption(self) -> "MigRecord":
         """Foreign instances are this agent's from now on."""
         known = {
             place: InstanceOrigin.ADOPTED if origin is InstanceOrigin.FOREIGN else origin
@@ -130,39 +132,39 @@ class MigRecord:
         }
         return _with(self, known)
 
-    def making(self, part: InstancePart) -> "MigRecord":
+    def with_new_instance(self, part: InstancePart) -> "MigRecord":
         """An instance is about to be made, so whatever stood in this place is gone."""
-        return _with(self.making_in(part), {**self.known, part.place: InstanceOrigin.MADE})
+        return _with(self.with_new_compute(part), {**self.known, part.place: InstanceOrigin.MADE})
 
-    def not_made(self, part: InstancePart) -> "MigRecord":
+    def without_instance(self, part: InstancePart) -> "MigRecord":
         """The driver made no instance there, so whatever stands in this place is somebody else's."""
         return _with(self, {place: origin for place, origin in self.known.items() if place != part.place})
 
-    def making_in(self, part: InstancePart) -> "MigRecord":
+    def with_new_compute(self, part: InstancePart) -> "MigRecord":
         """A compute instance is about to be made in an instance that stands."""
         generations = dict(self.generations)
         _raise(generations, part.start, part.size)
         return _with(self, self.known, generations)
 
-    def begun(self, before: MigLayout, wanted: MigLayout) -> "MigRecord":
+    def begin_transition(self, before: MigLayout, wanted: MigLayout) -> "MigRecord":
         """A transition begins; one that is still under way lends what stood before it."""
         if self.intent is not None:
             before = self.intent.before
         return replace(self, intent=TransitionIntent(phase=TransitionPhase.FORWARD, before=before, wanted=wanted))
 
-    def turned(self, phase: TransitionPhase) -> "MigRecord":
+    def with_phase(self, phase: TransitionPhase) -> "MigRecord":
         """The transition goes on in another phase; STUCK counts a try."""
         assert self.intent is not None, "no transition is under way"
         tries = self.intent.tries + (phase is TransitionPhase.STUCK)
         return replace(self, intent=replace(self.intent, phase=phase, tries=tries))
 
-    def settled(self, gpu: Gpu, target: MigLayout | None) -> "MigRecord":
+    def end_transition(self, gpu: Gpu, target: MigLayout | None) -> "MigRecord":
         """No transition is under way any more; what does not stand is forgotten."""
         standing = {read_part(instance).place for instance in gpu.gpu_instances}
         known = {place: origin for place, origin in self.known.items() if place in standing}
         return _with(replace(self, intent=None, target=target), known)
 
-    def orphans(self, gpu: Gpu) -> tuple[int, ...]:
+    def find_orphans(self, gpu: Gpu) -> tuple[int, ...]:
         """Instances that this agent made and that hold no compute instance, unless that is what is wanted."""
         goals = set() if self.target is None else {part.place for part in self.target.parts if not part.compute}
         return tuple(
@@ -173,20 +175,20 @@ class MigRecord:
             and read_part(instance).place not in goals
         )
 
-    def stamped(self, gpu: Gpu) -> Gpu:
+    def stamp_gpu(self, gpu: Gpu) -> Gpu:
         """The device with each compute instance's generation; 0 on an instance that came since the last look."""
         instances = []
         for instance in gpu.gpu_instances:
             known = read_part(instance).place in self.known
-            generation = self.generation(instance.start, instance.size) if known else 0
+            generation = self.get_generation(instance.start, instance.size) if known else 0
             children = tuple(replace(child, generation=generation) for child in instance.compute_instances)
             instances.append(replace(instance, compute_instances=children))
         return replace(gpu, gpu_instances=tuple(instances))
 
-    def leasing(self, gpu: Gpu, uuids: Collection[str]) -> "MigRecord":
+    def with_leases(self, gpu: Gpu, uuids: Collection[str]) -> "MigRecord":
         """Rights to what of these stands now, in place of all that were there before."""
         leases = {
-            MigLease(uuid=child.uuid, generation=self.generation(instance.start, instance.size))
+            MigLease(uuid=child.uuid, generation=self.get_generation(instance.start, instance.size))
             for instance in gpu.gpu_instances
             for child in instance.compute_instances
             if child.uuid in uuids
@@ -196,18 +198,18 @@ class MigRecord:
         return replace(self, leases=frozenset(leases))
 
     @property
-    def leased_whole(self) -> bool:
+    def is_leased_whole(self) -> bool:
         """Whether somebody has a right to the device as it is."""
         return any(lease.uuid == self.uuid for lease in self.leases)
 
-    def leased(self, gpu: Gpu) -> frozenset[int]:
+    def leased_instances(self, gpu: Gpu) -> frozenset[int]:
         """Ids of the instances that a lease holds; one on an older generation holds nothing."""
         return frozenset(
             instance.id
             for instance in gpu.gpu_instances
             for child in instance.compute_instances
-            if self.leased_whole
-            or MigLease(uuid=child.uuid, generation=self.generation(instance.start, instance.size)) in self.leases
+            if self.is_leased_whole
+            or MigLease(uuid=child.uuid, generation=self.get_generation(instance.start, instance.size)) in self.leases
         )
 
 

@@ -72,11 +72,11 @@ class PowerExecutor:
         self._origin = origin
         self._limits = limits or GuardLimits()
 
-    def origin(self) -> DriverOrigin:
+    def read_origin(self) -> DriverOrigin:
         """Since when the devices remember."""
         return self._origin()
 
-    def check(self, gpu_uuid: str, *, power_w: float | None, energy_counter_j: float | None) -> DeviceCheck:
+    def check_device(self, gpu_uuid: str, *, power_w: float | None, energy_counter_j: float | None) -> DeviceCheck:
         """One device read back; power and energy are from the look that is taken anyway."""
         settings, failure = None, None
         try:
@@ -87,7 +87,7 @@ class PowerExecutor:
             gpu_uuid=gpu_uuid, settings=settings, failure=failure, power_w=power_w, energy_counter_j=energy_counter_j
         )
 
-    def execute(self, commands: Iterable[GuardCommand]) -> tuple[CommandOutcome, ...]:
+    def execute_commands(self, commands: Iterable[GuardCommand]) -> tuple[CommandOutcome, ...]:
         """What became of each command, in order."""
         outcomes: list[CommandOutcome] = []
         refusal = ""
@@ -112,7 +112,7 @@ class PowerExecutor:
                         silent[command.gpu_uuid] = outcome
         return tuple(outcomes)
 
-    def load(self) -> tuple[DeviceRecord, ...]:
+    def load_journal(self) -> tuple[DeviceRecord, ...]:
         """The journal, for the guard's start; raises JournalError."""
         return self._journal.load()
 
@@ -127,7 +127,7 @@ class PowerExecutor:
         if refusal:
             return CommandOutcome(command=command, failure=CommandFailure.JOURNAL, detail=refusal)
         try:
-            self._ask(command)
+            self._write_setting(command)
             settings = self._control.power_settings(command.gpu_uuid)
         except DeviceError as error:
             return CommandOutcome(command=command, failure=_failure(error), detail=str(error))
@@ -144,7 +144,7 @@ class PowerExecutor:
             unwinding = plan_restore(command.record, settings, self._origin(), tolerance_w=self._limits.tolerance_w)
             for write in unwinding.writes:
                 try:
-                    self._ask(write)
+                    self._write_setting(write)
                 except NotSupported as error:
                     if not isinstance(write, UnlockClocks):  # where no clock can be locked, none is
                         failure = CommandFailure.NOT_SUPPORTED
@@ -166,7 +166,7 @@ class PowerExecutor:
             return CommandOutcome(command=command, failure=failure, detail="; ".join(problems), settings=settings)
         return CommandOutcome(command=command, detail=unwinding.detail, foreign=unwinding.foreign, settings=settings)
 
-    def _ask(self, command: SettingWrite) -> None:
+    def _write_setting(self, command: SettingWrite) -> None:
         match command:
             case SetDeviceLimit(gpu_uuid=uuid, limit_w=limit_w):
                 self._control.set_power_limit(uuid, limit_w)

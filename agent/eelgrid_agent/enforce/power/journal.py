@@ -73,7 +73,7 @@ class FilePowerJournal:
         except OSError as error:
             raise PowerJournalUnwritable(f"{self._path}: {error.strerror}; make it readable for the agent") from error
         try:
-            return _decoded(raw)
+            return _decode_records(raw)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             aside = self._set_aside()
             raise PowerJournalCorrupt(
@@ -113,7 +113,7 @@ def _plain(record: DeviceRecord) -> dict[str, Any]:
     }
 
 
-def _decoded(raw: bytes) -> tuple[DeviceRecord, ...]:
+def _decode_records(raw: bytes) -> tuple[DeviceRecord, ...]:
     if len(raw) > _BYTES_MOST:
         raise ValueError(f"it is longer than {_BYTES_MOST} bytes")
     document = json.loads(raw)

@@ -62,9 +62,9 @@ class ExporterMarks:
         # As of the last `read`; replaced whole, so that another thread may look at it.
         self.exporters: Mapping[str, Exporter] = {}
         self.revision = 0  # of the last transaction, also of one that is not committed yet
-        self.read()
+        self.load()
 
-    def read(self) -> None:
+    def load(self) -> None:
         """Take up what is on the disk."""
         ((self.revision,),) = self._connection.execute("SELECT revision FROM ledger").fetchall()
         rows = self._connection.execute(
@@ -76,7 +76,7 @@ class ExporterMarks:
             for name, since_s, until_s, hours, *changed in rows
         }
 
-    def touched(self, hours: Collection[int], *, now_s: int) -> bool:
+    def record_changed_hours(self, hours: Collection[int], *, now_s: int) -> bool:
         """A transaction adds to these hours; whether any exporter had one of them."""
         connection = self._connection
         ((revision,),) = connection.execute("UPDATE ledger SET revision = revision + 1 RETURNING revision").fetchall()
@@ -131,7 +131,7 @@ class ExporterMarks:
         self._connection.execute("DELETE FROM exporters WHERE name = ?", (name,))
         self._connection.execute("DELETE FROM changes WHERE exporter = ?", (name,))
 
-    def forget(self, before_s: int) -> None:
+    def forget_hours(self, before_s: int) -> None:
         """Lets go of the numbers of hours that have no rows any more."""
         self._connection.execute("DELETE FROM hours WHERE hour < ?", (before_s,))
 
@@ -177,7 +177,7 @@ class RevisionMark:
         except (OSError, ValueError):
             self._file = None
 
-    def note(self, revision: int) -> None:
+    def save_revision(self, revision: int) -> None:
         """Writes it down, where that can be done: a ledger without its mark is as good."""
         if self._file is not None:
             with suppress(OSError):
@@ -256,19 +256,19 @@ class LedgerStore:
             self.losses = (
                 f"{lost} transactions of before it was opened: its log was damaged, or an older copy put back",
             )
-        self._mark.note(self.marks.revision)
+        self._mark.save_revision(self.marks.revision)
         self.namespaces = self._sums()  # of what is on the disk; another thread may read it, since it is never changed
 
     def _drop_damaged(self, table: str) -> int:
         """Lets go of rows that are not as they were written; how many."""
         return self._connection.execute(f"DELETE FROM {table} WHERE crc <> {crc_columns(table)}").rowcount
 
-    def newest(self) -> dict[str, tuple[int, int]]:
+    def last_windows(self) -> dict[str, tuple[int, int]]:
         """Incarnation and number of the last window of each node. Raises LedgerError."""
         rows = self._read("SELECT node, incarnation, number FROM windows", ())
         return {node: (int(incarnation), number) for node, incarnation, number in rows}
 
-    def until(self) -> dict[str, float]:
+    def last_window_ends(self) -> dict[str, float]:
         """Where the last window of each node ends, by the node's clock. Raises LedgerError."""
         return dict(self._read("SELECT node, until FROM windows", ()))
 
@@ -276,7 +276,7 @@ class LedgerStore:
         rows = self._read("SELECT name, spent, own, shown FROM namespaces", ())
         return NamespaceSums({name: NamespaceSum(spent, own, bool(shown)) for name, spent, own, shown in rows})
 
-    def known(self, most: int) -> list[EnergyHolder]:
+    def recent_holders(self, most: int) -> list[EnergyHolder]:
         """The newest holder of each of the newest workloads, oldest first. Raises LedgerError."""
         rows = self._read(
             "SELECT kind, namespace, name, workload, title, user, queue, labels FROM holders WHERE id IN "
@@ -286,7 +286,7 @@ class LedgerStore:
         )
         return [EnergyHolder._make((*row[:7], tuple(sorted(json.loads(row[7]).items())))) for row in reversed(rows)]
 
-    def worked_until(self) -> dict[tuple[str, str], float]:
+    def last_work_ends(self) -> dict[tuple[str, str], float]:
         """The end of the newest increment by workload and unit. Raises LedgerError."""
         return {
             (name, unit): until_s for name, unit, until_s in self._read("SELECT workload, unit, until FROM works", ())
@@ -314,7 +314,7 @@ class LedgerStore:
             self._places.clear()
             self._holders.clear()
             raise
-        self._settle(*added)
+        self._after_commit(*added)
 
     def add_each(
         self, parts: Mapping[str, NodeEntries], worked: Iterable[WorkEntry] = (), *, now_s: int
@@ -347,7 +347,7 @@ class LedgerStore:
             self._places.clear()
             self._holders.clear()
             raise
-        self._settle(namespaces, is_behind)
+        self._after_commit(namespaces, is_behind)
         return WriteOutcome(refused, failed)
 
     def _add(
@@ -371,11 +371,11 @@ class LedgerStore:
             [(*row, crc_of(0, *row[:3])) for row in rows],
         )
         hours = {one.hour_s for many in (entries, measured, worked) for one in many}
-        return after, self.marks.touched(hours, now_s=now_s)
+        return after, self.marks.record_changed_hours(hours, now_s=now_s)
 
-    def _settle(self, namespaces: NamespaceSums, is_behind: bool) -> None:
+    def _after_commit(self, namespaces: NamespaceSums, is_behind: bool) -> None:
         """A transaction is on the disk."""
-        self._mark.note(self.marks.revision)
+        self._mark.save_revision(self.marks.revision)
         self.namespaces = namespaces
         if is_behind:
             self._read_marks()
@@ -413,7 +413,7 @@ class LedgerStore:
 
     def _read_marks(self) -> None:
         try:
-            self.marks.read()
+            self.marks.load()
         except sqlite3.Error as error:
             raise LedgerError(self.path, str(error), _DISK) from error
 
@@ -431,7 +431,7 @@ class LedgerStore:
         spent = [
             (
                 one.hour_s,
-                self._place(one.place),
+                self._place_id(one.place),
                 self._holder(one.holder),
                 one.spent.bare_mj,
                 one.spent.context_mj,
@@ -442,7 +442,8 @@ class LedgerStore:
             for one in entries
         ]
         drawn = [
-            (one.hour_s, self._place(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s) for one in measured
+            (one.hour_s, self._place_id(one.place), one.total_mj, one.uncertainty_mj, one.uncounted_s)
+            for one in measured
         ]
         amount = f"min(?, {CELL_MJ_MOST})"
         for table, span_s in SPANS:
@@ -490,7 +491,7 @@ class LedgerStore:
                 rows,
             )
 
-    def _place(self, place: LedgerPlace) -> int:
+    def _place_id(self, place: LedgerPlace) -> int:
         return self._id(self._places, place, "places", place)
 
     def _holder(self, holder: EnergyHolder) -> int:
@@ -521,7 +522,7 @@ class LedgerStore:
         assert isinstance(found, int)
         return found
 
-    def forget(self, *, now_s: int) -> int:
+    def prune_rows(self, *, now_s: int) -> int:
         """Lets go of some rows that are too old, and of holders without rows; how many rows went. Raises LedgerError."""
         gone, connection = 0, self._connection
         untils_s = [one.until_s for one in self.marks.exporters.values()]
@@ -540,7 +541,7 @@ class LedgerStore:
             connection.execute(
                 "DELETE FROM works WHERE until < ? AND id NOT IN (SELECT work FROM daily_work)", (now_s - DAYS_KEPT_S,)
             )
-            self.marks.forget(now_s - DAYS_KEPT_S)
+            self.marks.forget_hours(now_s - DAYS_KEPT_S)
         except sqlite3.Error as error:
             raise LedgerError(self.path, str(error), _DISK) from error
         return gone
@@ -550,7 +551,7 @@ class LedgerStore:
 
         A clock that is years ahead would let everything go. Raises LedgerError.
         """
-        ends_s = sorted(self.until().values(), reverse=True)[:_WITNESSES]
+        ends_s = sorted(self.last_window_ends().values(), reverse=True)[:_WITNESSES]
         return int(min(now_s, ends_s[-1] + _WITNESSED_S)) if ends_s else now_s
 
     def _forget_holders(self) -> None:
@@ -596,12 +597,12 @@ class LedgerStore:
                 self._forget_holders()
         return gone
 
-    def ask(self, asked: LedgerQuery) -> LedgerAnswer:
+    def query(self, asked: LedgerQuery) -> LedgerAnswer:
         """The answer, all of it of one moment, whatever is written meanwhile; raises LedgerError."""
-        (answer,) = self.ask_all((asked,))
+        (answer,) = self.query_all((asked,))
         return answer
 
-    def ask_all(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
+    def query_all(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
         """The same for questions of one stretch with the same filters, which costs less than each alone."""
         try:
             self._read("BEGIN", ())

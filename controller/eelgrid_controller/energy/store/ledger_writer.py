@@ -174,7 +174,7 @@ class LedgerWriter:
         forget_s = self._clock.monotonic_s() + _FORGET_S
         try:
             while True:
-                if self._store is None and not await self._opened():
+                if self._store is None and not await self._open_store():
                     await asyncio.sleep(_AGAIN_S)
                     continue
                 await self._wake.wait()
@@ -182,7 +182,7 @@ class LedgerWriter:
                 await self._flush()
                 if self._clock.monotonic_s() >= forget_s:
                     forget_s = self._clock.monotonic_s() + _FORGET_S
-                    await self._forget()
+                    await self._prune_store()
         finally:
             if self._store is not None:
                 await self._write()
@@ -190,17 +190,21 @@ class LedgerWriter:
             self._thread.shutdown(wait=False)
             self._readers.shutdown(wait=False)
 
-    async def _opened(self) -> bool:
+    async def _open_store(self) -> bool:
         def begin() -> tuple[LedgerStore, _Found]:
             store = open_ledger(self._folder)
             return store, _Found(
-                store.newest(), store.until(), store.known(_SPECS_MOST), store.worked_until(), store.used_bytes()
+                store.last_windows(),
+                store.last_window_ends(),
+                store.recent_holders(_SPECS_MOST),
+                store.last_work_ends(),
+                store.used_bytes(),
             )
 
         try:
             store, found = await asyncio.get_running_loop().run_in_executor(self._thread, begin)
         except LedgerError as error:
-            self._failed(error)
+            self._on_failure(error)
             return False
         self._store, self._newest, self._taken = store, found.newest, dict(found.newest)
         self._until_s = found.until_s
@@ -222,20 +226,20 @@ class LedgerWriter:
         self.fault = ""
         return True
 
-    def _failed(self, error: LedgerError) -> None:
+    def _on_failure(self, error: LedgerError) -> None:
         self.failures += 1
         if self.fault != str(error):
             self._log.error("ledger=failed error=%s", error)
         self.fault = str(error)
 
-    def take(self, inventory: Inventory, window: EnergyWindow, acknowledge: Acknowledge) -> None:
+    def add_window(self, inventory: Inventory, window: EnergyWindow, acknowledge: Acknowledge) -> None:
         """A window of a node; `acknowledge` is called when it is on disk. One that finds no room comes again."""
         node = inventory.node_name
         self.windows += 1
         incarnation, number = self._taken.get(node, (0, 0))
         if incarnation == window.incarnation and window.number <= number:
             self.again += 1
-            self._told_again(node, window, acknowledge)
+            self._was_repeated(node, window, acknowledge)
             return
         allowance = self._allowance(node)
         if not self._has_room(node, window, allowance):
@@ -341,7 +345,7 @@ class LedgerWriter:
             self._prices = (prices, policy_tariff(prices))
         return self._prices[1]
 
-    def worked(self, increments: Iterable[WorkInterval]) -> None:
+    def add_work(self, increments: Iterable[WorkInterval]) -> None:
         """What workloads have done in stretches of time; what finds no room is lost."""
         now_s = self._clock.now_ns() / 1e9
         for one in increments:
@@ -358,7 +362,7 @@ class LedgerWriter:
         if self._batch.worked:
             self._wake.set()
 
-    def _told_again(self, node: str, window: EnergyWindow, acknowledge: Acknowledge) -> None:
+    def _was_repeated(self, node: str, window: EnergyWindow, acknowledge: Acknowledge) -> None:
         """A window that is here already: told now if it is on disk, else when it is."""
         for batch in (self._batch, self._writing):
             if node in batch.told:
@@ -422,7 +426,7 @@ class LedgerWriter:
                 self._thread, _written, store, batch, self._now_s()
             )
         except LedgerError as error:
-            self._failed(error)
+            self._on_failure(error)
             self._batch, self._writing = batch.then(self._batch), _Batch()
             return False
         self.fault, self._writing = "", _Batch()
@@ -432,7 +436,7 @@ class LedgerWriter:
         if outcome.failed:
             # Rows that these nodes add to are damaged: others are on disk, and these are tried again.
             reason = next(iter(outcome.failed.values()))
-            self._failed(LedgerError(store.path, reason, "see docs/how-to/runbooks/EelgridLedgerFailing.md"))
+            self._on_failure(LedgerError(store.path, reason, "see docs/how-to/runbooks/EelgridLedgerFailing.md"))
             self._batch = batch.only(outcome.failed).then(self._batch)
         self._confirm(batch, outcome)
         return not outcome.failed
@@ -458,7 +462,7 @@ class LedgerWriter:
                 )
             )
 
-    def by_namespace(self) -> Mapping[str, float]:
+    def joules_by_namespace(self) -> Mapping[str, float]:
         """Joules since the ledger began, by the names of their counters: what no namespace has is in parentheses.
 
         Of what is on disk, so that it goes on after a restart. Cheap; empty until the ledger is open.
@@ -467,14 +471,14 @@ class LedgerWriter:
         counters_mj = {} if store is None else store.namespaces.counters_mj()
         return {name: energy_mj / 1000.0 for name, energy_mj in counters_mj.items()}
 
-    async def _forget(self) -> None:
+    async def _prune_store(self) -> None:
         store, now_s, bytes_most = self._store, self._now_s(), self.bytes_most
         if store is None:
             return
 
         def forget() -> tuple[int, int, int]:
             store.scrub()
-            by_age, by_size = store.forget(now_s=store.witnessed_s(now_s)), 0
+            by_age, by_size = store.prune_rows(now_s=store.witnessed_s(now_s)), 0
             for _ in range(_SHRUNK_ONCE):
                 gone = store.shrink(now_s=now_s, bytes_most=bytes_most)
                 by_size += gone
@@ -485,7 +489,7 @@ class LedgerWriter:
         try:
             by_age, by_size, self.used_bytes = await asyncio.get_running_loop().run_in_executor(self._thread, forget)
         except LedgerError as error:
-            self._failed(error)
+            self._on_failure(error)
             return
         self.forgotten = {"age": self.forgotten["age"] + by_age, "size": self.forgotten["size"] + by_size}
         if store.damage != self._damage:
@@ -514,17 +518,17 @@ class LedgerWriter:
         except LedgerError as error:
             raise Unavailable(str(error)) from error
 
-    async def ask(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
+    async def query(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
         """Answers of what is on disk to questions of one stretch with the same filters. Raises Unavailable."""
         try:
-            return await self._done(self._readers, lambda store: store.ask_all(asked))
+            return await self._done(self._readers, lambda store: store.query_all(asked))
         except Unavailable:
             if self._store is None or not self._store.index_is_damaged:
                 raise
             self._log.error("ledger=damaged what=index action=made_anew")
             self.failures += 1
             await self._done(self._thread, lambda store: store.mend_indexes())
-            return await self._done(self._readers, lambda store: store.ask_all(asked))
+            return await self._done(self._readers, lambda store: store.query_all(asked))
 
     async def settled_s(self) -> int:
         """Until when hours are settled. Raises Unavailable."""

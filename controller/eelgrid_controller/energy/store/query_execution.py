@@ -130,12 +130,12 @@ def _answers(read: Read, asked: Sequence[LedgerQuery], damage: Damage) -> list[L
     for one in asked:
         passes.setdefault(tuple(name for name in TIME_KEYS if name in one.group_by), []).append(one)
     for many in passes.values():
-        names, worked = _joined(many), _worked(read, many, damage)
+        names, worked = _join_group_keys(many), _read_work_totals(read, many, damage)
         # Of the same rows: hours go before days.
-        (measured,) = _measured(read, many[0], damage)
+        (measured,) = _read_measured(read, many[0], damage)
         rows = _rows(read, replace(many[0], group_by=names), damage, has_work=any(worked), is_last=len(many) == 1)
         for one, done in zip(many, worked, strict=True):
-            found[one] = _Tally(one, names, done).answer(rows, measured)
+            found[one] = _Tally(one, names, done).build_answer(rows, measured)
     return [found[one] for one in asked]
 
 
@@ -167,16 +167,16 @@ class _Tally:
 
     def __init__(self, asked: LedgerQuery, names: Sequence[str], worked: WorkTotals) -> None:
         self.asked = asked
-        self._pick = _picked(names, asked.group_by)
+        self._pick = _pick_columns(names, asked.group_by)
         self._worked = worked
         # Names that only an owner has.
         self._owned = [name not in (*PLACED, *TIME_KEYS, "kind") for name in asked.group_by]
 
-    def answer(self, rows: _Rows, measured: tuple[int, int, float]) -> LedgerAnswer:
+    def build_answer(self, rows: _Rows, measured: tuple[int, int, float]) -> LedgerAnswer:
         keys = self._keys(rows)
         kinds = np.array(rows.kinds, dtype=object)
         is_shown = np.ones(len(keys), dtype=bool) if self.asked.with_nobody else kinds == ""
-        sums = _grouped(keys, rows, np.flatnonzero(is_shown))
+        sums = _group_rows(keys, rows, np.flatnonzero(is_shown))
         energy_mj, most = sums.parts_mj.sum(axis=1), self.asked.rows_most
         by_size = np.argsort(-energy_mj, kind="stable")
         chosen, others = (by_size[:most], by_size[most:]) if self.asked.group_by else (by_size, by_size[:0])
@@ -237,7 +237,7 @@ class _Tally:
         )
 
 
-def _grouped(keys: list[Values], rows: _Rows, chosen: npt.NDArray[np.intp]) -> _Sums:
+def _group_rows(keys: list[Values], rows: _Rows, chosen: npt.NDArray[np.intp]) -> _Sums:
     """Sums of rows with the same key; joules as integers, so none is lost."""
     index: dict[Values, int] = {}
     codes = np.array([index.setdefault(keys[at], len(index)) for at in chosen.tolist()], dtype=np.intp)
@@ -253,7 +253,7 @@ def _grouped(keys: list[Values], rows: _Rows, chosen: npt.NDArray[np.intp]) -> _
     )
 
 
-def _picked(names: Sequence[str], wanted: Sequence[str]) -> Callable[[Values], Values]:
+def _pick_columns(names: Sequence[str], wanted: Sequence[str]) -> Callable[[Values], Values]:
     """Some values of a row, in the order of those that are wanted."""
     places = [names.index(name) for name in wanted]
     if places == list(range(len(names))):
@@ -266,7 +266,7 @@ def _picked(names: Sequence[str], wanted: Sequence[str]) -> Callable[[Values], V
     return lambda values: values[only]
 
 
-def _joined(asked: Iterable[LedgerQuery]) -> Values:
+def _join_group_keys(asked: Iterable[LedgerQuery]) -> Values:
     return tuple(dict.fromkeys(name for one in asked for name in one.group_by))
 
 
@@ -300,7 +300,7 @@ def _rows(read: Read, asked: LedgerQuery, damage: Damage = NO_DAMAGE, *, has_wor
     sums, grouped = "bare, context, active, cost, carbon", ""
     if is_timed or is_last:
         sums, grouped = _SUMS, f"GROUP BY {', '.join(str(1 + place) for place in range(len(columns) + 2))}"
-    found = _summed(
+    found = _read_sums(
         read,
         f"SELECT {', '.join([_NOBODY, units, *columns])}, {sums} {joined} {where} {grouped}",
         (*named, *bounds, *work_bounds, *given),
@@ -315,7 +315,7 @@ def _rows(read: Read, asked: LedgerQuery, damage: Damage = NO_DAMAGE, *, has_wor
     )
 
 
-def _summed(read: Read, sql: str, given: Iterable[Any]) -> list[Any]:
+def _read_sums(read: Read, sql: str, given: Iterable[Any]) -> list[Any]:
     """Rows with sums; as floats where an integer of SQLite would overflow."""
     given = tuple(given)
     try:
@@ -335,17 +335,17 @@ def _whole(rows: Sequence[Sequence[float]]) -> npt.NDArray[Any]:
     return exact
 
 
-def _worked(read: Read, asked: Sequence[LedgerQuery], damage: Damage) -> list[WorkTotals]:
+def _read_work_totals(read: Read, asked: Sequence[LedgerQuery], damage: Damage) -> list[WorkTotals]:
     """What was done by group, for each question; empty where nobody told, or where it cuts workloads apart."""
     whole = [one for one in asked if is_of_workloads(one)]
-    names = _joined(whole)
+    names = _join_group_keys(whole)
     rows = read(*work_query(replace(whole[0], group_by=names), damage)) if whole else []
     many = len(names)
     found: list[WorkTotals] = []
     for one in asked:
         sums: WorkTotals = {}
         if rows and is_of_workloads(one):
-            pick, is_timed = _picked(names, one.group_by), any(name in TIME_KEYS for name in one.group_by)
+            pick, is_timed = _pick_columns(names, one.group_by), any(name in TIME_KEYS for name in one.group_by)
             for row in rows:
                 key = pick(row[:many])
                 kept = sums.setdefault(tuple(map(str, key)) if is_timed else key, {}).setdefault(row[many], [0.0] * 3)
@@ -356,10 +356,10 @@ def _worked(read: Read, asked: Sequence[LedgerQuery], damage: Damage) -> list[Wo
     return found
 
 
-def _measured(read: Read, asked: LedgerQuery, damage: Damage) -> list[tuple[int, int, float]]:
+def _read_measured(read: Read, asked: LedgerQuery, damage: Damage) -> list[tuple[int, int, float]]:
     where, given = place_filters_of(asked)
     table, bounds = spans_of(asked, "_measured", damage)
-    ((total_mj, uncertainty_mj, uncounted_s),) = _summed(
+    ((total_mj, uncertainty_mj, uncounted_s),) = _read_sums(
         read,
         f"SELECT coalesce(sum(total), 0), coalesce(sum(uncertainty), 0), total(uncounted) FROM ({table}) e "
         f"JOIN places p ON p.id = e.place {where}",

@@ -57,7 +57,7 @@ class Damage(NamedTuple):
     def __bool__(self) -> bool:
         return any(self)
 
-    def kept(self, table: str, suffix: str) -> str:
+    def where_clause(self, table: str, suffix: str) -> str:
         """What a WHERE clause over these rows must say, too."""
         parts = [part for part in self.parts if part.table == table]
         if suffix == "_work":
@@ -100,7 +100,7 @@ def _split(column: str) -> tuple[str, str]:
     return whole, f"CAST(({column} - {whole}) * 9007199254740992.0 AS INTEGER)"
 
 
-def _scaled(column: str) -> str:
+def _scaled_column(column: str) -> str:
     """The same of one that stays below 10^8, to 10^-11: its parts beside are not looked at."""
     return f"CAST({column} * 68719476736.0 AS INTEGER)"
 
@@ -122,10 +122,10 @@ def _checksum(suffix: str, row: str = "") -> str:
         return _polynomial(f"({row}at * 1048573 + {row}work)", *parts)
     key = f"({row}at * 1048573 + {row}place * 131071 + {row}holder)"
     whole = f"({row}bare * 3 + {row}context * 5 + {row}active * 7)"
-    return _polynomial(key, whole, _scaled(f"{row}cost"), _scaled(f"{row}carbon"))
+    return _polynomial(key, whole, _scaled_column(f"{row}cost"), _scaled_column(f"{row}carbon"))
 
 
-def _place(suffix: str, row: str = "") -> str:
+def _place_column(suffix: str, row: str = "") -> str:
     return str(_OF_WORK) if suffix == "_work" else f"{row}place"
 
 
@@ -143,10 +143,10 @@ CREATE TABLE {table}_check (
 def _triggers(table: str, suffix: str) -> str:
     name, check = f"{table}{suffix}", f"{table}_check"
     new, old = _checksum(suffix, "new."), _checksum(suffix, "old.")
-    of_old = f"WHERE at = old.at AND place = {_place(suffix, 'old.')}"
+    of_old = f"WHERE at = old.at AND place = {_place_column(suffix, 'old.')}"
     return f"""
 CREATE TRIGGER {name}_inserted AFTER INSERT ON {name} BEGIN
-  INSERT INTO {check} VALUES (new.at, {_place(suffix, "new.")}, 1, {new})
+  INSERT INTO {check} VALUES (new.at, {_place_column(suffix, "new.")}, 1, {new})
   ON CONFLICT DO UPDATE SET many = many + 1, digest = (digest + excluded.digest) % {_PRIME};
 END;
 CREATE TRIGGER {name}_updated AFTER UPDATE ON {name} BEGIN
@@ -163,7 +163,7 @@ TRIGGERS = "".join(_triggers(table, suffix) for table, _ in _SPANS for suffix in
 
 
 def _sums(table: str, suffix: str, where: str) -> str:
-    place = _place(suffix)
+    place = _place_column(suffix)
     keys = "at" if suffix == "_work" else "at, place"
     return (
         f"SELECT at, {place} AS place, count(*) AS many, sum({_checksum(suffix)}) AS digest FROM {table}{suffix} "
@@ -324,7 +324,7 @@ def spans_of(asked: LedgerQuery, suffix: str = "", damage: Damage = NO_DAMAGE) -
     pieces = pieces_of(asked)
     return (
         " UNION ALL ".join(
-            f"SELECT * FROM {table}{suffix} WHERE at >= ? AND at < ?{damage.kept(table, suffix)}"
+            f"SELECT * FROM {table}{suffix} WHERE at >= ? AND at < ?{damage.where_clause(table, suffix)}"
             for table, _, _ in pieces
         ),
         tuple(bound for _, low, high in pieces for bound in (low, high)),
@@ -449,7 +449,7 @@ def _statements(script: str) -> list[str]:
     return found
 
 
-def _poisoned(*columns: str) -> str:
+def _poison_condition(*columns: str) -> str:
     return " OR ".join(f"typeof({name}) <> 'integer' OR {name} > {_POISON_MJ} OR {name} < 0" for name in columns)
 
 
@@ -459,7 +459,7 @@ def _heal(connection: sqlite3.Connection) -> RepairedRows:
     rows, energy_j = 0, 0.0
     for table, span_s in SPANS:
         poisoned = connection.execute(
-            f"SELECT at, place, holder, bare, context, active FROM {table} WHERE {_poisoned(*_AMOUNTS)}"
+            f"SELECT at, place, holder, bare, context, active FROM {table} WHERE {_poison_condition(*_AMOUNTS)}"
         ).fetchall()
         for at_s, place, holder, *amounts in poisoned:
             key = (at_s, place, holder)
@@ -480,7 +480,9 @@ def _heal(connection: sqlite3.Connection) -> RepairedRows:
             energy_j += went_mj / 1000.0
         touched = {(at_s, place) for at_s, place, *_ in poisoned}
         touched.update(
-            connection.execute(f"SELECT at, place FROM {table}_measured WHERE {_poisoned('total', 'uncertainty')}")
+            connection.execute(
+                f"SELECT at, place FROM {table}_measured WHERE {_poison_condition('total', 'uncertainty')}"
+            )
         )
         for hour in touched:
             ((total_mj,),) = connection.execute(
@@ -488,7 +490,7 @@ def _heal(connection: sqlite3.Connection) -> RepairedRows:
             ).fetchall()
             connection.execute(
                 f"UPDATE {table}_measured SET total = ?, uncertainty = "
-                f"CASE WHEN {_poisoned('uncertainty')} THEN ? ELSE uncertainty END WHERE (at, place) = (?, ?)",
+                f"CASE WHEN {_poison_condition('uncertainty')} THEN ? ELSE uncertainty END WHERE (at, place) = (?, ?)",
                 (total_mj, total_mj, *hour),
             )
     _heal_counters(connection, gone_mj)

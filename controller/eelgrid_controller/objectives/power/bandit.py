@@ -156,7 +156,7 @@ def _sure(one: LimitEstimate | None) -> LimitEstimate:
     return one
 
 
-def _untried(case: _BanditProblem, floor: int) -> int | None:
+def _next_untried_limit(case: _BanditProblem, floor: int) -> int | None:
     """The next limit down, if one is left that was never tried and that no prior speaks for; first those between.
 
     Limits between others are left out where a job ran low before it could run high: under a ceiling that was lifted.
@@ -291,7 +291,7 @@ def pick_limit(
     if base is None or base.windows < manner.first_windows:
         return LimitPick(fastest, PickReason.REFERENCE, settled=False)
     floor = _floor(case)
-    untried = _untried(case, floor)
+    untried = _next_untried_limit(case, floor)
     if untried is not None and untried >= first and _affords(case, untried):
         return LimitPick(untried, PickReason.UNTRIED, settled=False)
     hopeful = _candidates(case, floor)
@@ -430,7 +430,7 @@ def start_search(
     if not windows:
         return state, LimitDecision(falling[0], PickReason.REFERENCE, settled=len(falling) == 1)
     ledger = PromiseAccount(sum(arm.work for arm in state.arms), sum(arm.time_s for arm in state.arms))
-    state, picked = _picked(replace(state, windows=windows, ledger=ledger))
+    state, picked = _pick_limit(replace(state, windows=windows, ledger=ledger))
     return state, LimitDecision(state.arms[picked.place].limit_w, picked.why, picked.settled)
 
 
@@ -460,7 +460,7 @@ def step_search(state: LimitSearch, event: SearchEvent) -> tuple[LimitSearch, Li
             state = replace(state, missed=state.missed + 1)
         else:
             state = _with_window(state, index, event)
-    state, picked = _picked(state)
+    state, picked = _pick_limit(state)
     return state, LimitDecision(state.arms[picked.place].limit_w, picked.why, picked.settled, refused)
 
 
@@ -528,7 +528,7 @@ def _with_window(state: LimitSearch, index: int, window: MeasurementWindow) -> L
     """One more window: sums, ledger, drift; a new phase where the job has changed."""
     arm, noise, drift = state.arms[index], state.noise, state.drift
     off = arm.deviations(window)
-    tamed = arm.tamed(window, noise)
+    tamed = arm.clip_outlier(window, noise)
     if off is not None:
         fair = math.sqrt(1.0 + 1.0 / arm.windows)
         drift = drift.with_deviation(
@@ -597,7 +597,7 @@ def _next_phase(state: LimitSearch, window: MeasurementWindow, index: int) -> Li
     )
 
 
-def _picked(state: LimitSearch) -> tuple[LimitSearch, LimitPick]:
+def _pick_limit(state: LimitSearch) -> tuple[LimitSearch, LimitPick]:
     """The next limit; what was settled on is remembered."""
     if state.missed >= state.manner.missing_most:
         return replace(state, kept=None), LimitPick(state.first, PickReason.BLIND, settled=False)

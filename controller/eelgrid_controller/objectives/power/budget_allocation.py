@@ -74,10 +74,10 @@ class _Allocation:
     def __init__(self, asking: Sequence[AllocationRequest], budgets: BudgetTree, fixed_w: Sequence[float]) -> None:
         self.asking = asking
         self.budgets = budgets
-        self.room = [room - fixed for room, fixed in zip(budgets.room_w(), fixed_w, strict=True)]
+        self.room = [room - fixed for room, fixed in zip(budgets.available_w(), fixed_w, strict=True)]
         self.draws = [_draws(one, budgets) for one in asking]
 
-    def lacks(self, charges_w: Sequence[float]) -> list[float]:
+    def shortages_w(self, charges_w: Sequence[float]) -> list[float]:
         """Watts above the room of each budget, if each GPU of each job is charged so; negative where some are left."""
         used: list[list[float]] = [[] for _ in self.room]
         for draws, charge_w in zip(self.draws, charges_w, strict=True):
@@ -85,34 +85,34 @@ class _Allocation:
                 used[place].append(gpus * charge_w)
         return [math.fsum(one) - room for one, room in zip(used, self.room, strict=True)]
 
-    def touched(self, lacks: Sequence[float]) -> list[bool]:
+    def affected_jobs(self, lacks: Sequence[float]) -> list[bool]:
         """Jobs that draw from a budget that lacks."""
         return [any(lacks[place] > _HAIR_W for place, _ in draws) for draws in self.draws]
 
-    def granted(self, want: AllocationGoal, shortfalls: dict[str, BudgetShortfall]) -> list[_Option]:
+    def allocate_options(self, want: AllocationGoal, shortfalls: dict[str, BudgetShortfall]) -> list[_Option]:
         """One option for each job by a division; what is short is written down."""
-        options = [_promised(one) if one.curve is not None else _held(one) for one in self.asking]
+        options = [_feasible_options(one) if one.curve is not None else _held(one) for one in self.asking]
         for relax in (_unknown, _any):
-            lacks = self.lacks([min(one.charge_w for one in each) for each in options])
+            lacks = self.shortages_w([min(one.charge_w for one in each) for each in options])
             if max(lacks, default=0.0) <= _HAIR_W:
                 break
             if relax is _any:
-                self._note(lacks, _PROMISES, shortfalls)
-            touched = self.touched(lacks)
+                self._record_shortfalls(lacks, _PROMISES, shortfalls)
+            touched = self.affected_jobs(lacks)
             options = [
                 relax(one, each) if hit else each for one, each, hit in zip(self.asking, options, touched, strict=True)
             ]
-        lacks = self.lacks([min(one.charge_w for one in each) for each in options])
-        self._note(lacks, _LEAST, shortfalls)
+        lacks = self.shortages_w([min(one.charge_w for one in each) for each in options])
+        self._record_shortfalls(lacks, _LEAST, shortfalls)
         room = [max(0.0, free, free + lack) for free, lack in zip(self.room, lacks, strict=True)]
-        return self._divided(options, room, want)
+        return self._allocate_within(options, room, want)
 
-    def _note(self, lacks: Sequence[float], reason: str, shortfalls: dict[str, BudgetShortfall]) -> None:
+    def _record_shortfalls(self, lacks: Sequence[float], reason: str, shortfalls: dict[str, BudgetShortfall]) -> None:
         for budget, lack in zip(self.budgets.all, lacks, strict=True):
             if lack > _HAIR_W:
                 shortfalls[budget.name] = BudgetShortfall(lack, reason)
 
-    def _divided(
+    def _allocate_within(
         self, options: Sequence[Sequence[_Option]], room: Sequence[float], want: AllocationGoal
     ) -> list[_Option]:
         jobs = [_job(one, each, want) for one, each in zip(self.asking, options, strict=True)]
@@ -136,9 +136,9 @@ def allocate_budgets(
     case = _Allocation(asking, budgets, fixed_w)
     shortfalls: dict[str, BudgetShortfall] = {}
     chosen = [_at(one, one.wish_w) for one in asking]
-    if max(case.lacks([one.charge_w for one in chosen]), default=0.0) > _HAIR_W:
-        chosen = case.granted(want, shortfalls)
-    left = [-lack for lack in case.lacks([one.charge_w for one in chosen])]
+    if max(case.shortages_w([one.charge_w for one in chosen]), default=0.0) > _HAIR_W:
+        chosen = case.allocate_options(want, shortfalls)
+    left = [-lack for lack in case.shortages_w([one.charge_w for one in chosen])]
     ceilings: dict[str, float | None] = {}
     order = sorted(range(len(asking)), key=lambda at: (not asking[at].owes, asking[at].curve is not None, at))
     for at in order:
@@ -159,7 +159,7 @@ def allocate_budgets(
 def _draws(one: AllocationRequest, budgets: BudgetTree) -> tuple[tuple[int, int], ...]:
     gpus: dict[int, int] = {}
     for names, count in one.gpus:
-        for place in budgets.above(names):
+        for place in budgets.chain_indices(names):
             gpus[place] = gpus.get(place, 0) + count
     return tuple(sorted(gpus.items()))
 
@@ -174,16 +174,16 @@ def _at(one: AllocationRequest, limit_w: float) -> _Option:
     limit_w, charge_w = one.limits_w[at], one.charges_w[at]
     if one.curve is None:
         return _Option(limit_w, charge_w, (one.limits_w[0] / limit_w) ** _SLOWS, limit_w)
-    found = _estimated(one.curve, limit_w)
+    found = _estimate_point(one.curve, limit_w)
     return _Option(limit_w, charge_w, found.time_s, min(charge_w, found.power_w / one.curve.gpus))
 
 
-def _estimated(curve: PowerCurve, limit_w: float) -> LimitPoint:
+def _estimate_point(curve: PowerCurve, limit_w: float) -> LimitPoint:
     """The job at a limit. A shape says nothing above the largest measured limit if that binds, nor by two points."""
     low, top = curve.points[0], curve.largest
     inside = low.limit_w - _SAME_W <= limit_w <= top.limit_w + _SAME_W
     if inside or (limit_w < low.limit_w and len(curve.points) >= _POINTS):
-        return curve.at(limit_w)
+        return curve.interpolate(limit_w)
     near = top if limit_w > top.limit_w else low
     drawn_w = near.power_w / curve.gpus
     if limit_w > near.limit_w and drawn_w < _BINDS * near.limit_w:
@@ -198,7 +198,7 @@ def _options_up_to(one: AllocationRequest) -> list[float]:
     return [limit_w for limit_w in one.limits_w if limit_w <= one.wish_w + _SAME_W] or [one.limits_w[-1]]
 
 
-def _promised(one: AllocationRequest) -> list[_Option]:
+def _feasible_options(one: AllocationRequest) -> list[_Option]:
     """Limits up to the wish that keep the promise; all up to the wish where none does."""
     curve, upto = one.curve, _options_up_to(one)
     assert curve is not None, "it is known"
@@ -278,7 +278,7 @@ class DesiredLimit:
     dear: LimitPoint | None  # what prices ask for now
     target_w: float
 
-    def limit_w(self) -> float:
+    def compute_limit_w(self) -> float:
         """The limit of each GPU."""
         decision = self.decision or step_search(self.search, CeilingSet(None))[1]
         return choose_target(self.search, decision, self.dear, self.target_w).limit_w
@@ -296,7 +296,9 @@ class AllocationTask(NamedTuple):
 
 def _desired_limits(problem: AllocationTask) -> tuple[AllocationRequest, ...]:
     """The jobs with what each would run at without budgets."""
-    return tuple(one._replace(wish_w=wish.limit_w()) for one, wish in zip(problem.asking, problem.wishes, strict=True))
+    return tuple(
+        one._replace(wish_w=wish.compute_limit_w()) for one, wish in zip(problem.asking, problem.wishes, strict=True)
+    )
 
 
 def _allocate(asking: Sequence[AllocationRequest], problem: AllocationTask) -> BudgetAllocation:

@@ -62,13 +62,13 @@ class BudgetTree:
     def __len__(self) -> int:
         return len(self.all)
 
-    def above(self, names: Sequence[str]) -> tuple[int, ...]:
+    def chain_indices(self, names: Sequence[str]) -> tuple[int, ...]:
         """Places of these budgets and of all above them, each once. Raises BudgetRefused for a name that is none."""
         for name in names:
             if name not in self._place:
                 raise InvalidBudget("budgets", f"{name!r} is no budget", f"draw from one of {sorted(self._place)[:8]}")
         return tuple(dict.fromkeys(place for name in names for place in self._chains[self._place[name]]))
 
-    def room_w(self) -> list[float]:
+    def available_w(self) -> list[float]:
         """Watts of each budget that may be planned."""
         return [budget.limit_w - budget.other_w for budget in self.all]

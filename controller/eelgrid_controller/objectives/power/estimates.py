@@ -86,7 +86,7 @@ class LimitArm(NamedTuple):
             window.energy_j / window.work / self.energy_per_work - 1.0,
         )
 
-    def tamed(self, window: MeasurementWindow, noise: WindowScatter) -> MeasurementWindow:
+    def clip_outlier(self, window: MeasurementWindow, noise: WindowScatter) -> MeasurementWindow:
         """The window as it counts: outliers are pulled in."""
         off = self.deviations(window)
         if off is None or self.windows < _TRUSTED:
@@ -155,7 +155,7 @@ class LimitPrior(NamedTuple):
     energy: tuple[LimitRatio | None, ...]
 
 
-def _pooled(values: Sequence[tuple[float, float]]) -> LimitRatio | None:
+def _pool_ratios(values: Sequence[tuple[float, float]]) -> LimitRatio | None:
     """From (weight, logarithm) pairs."""
     total = math.fsum(weight for weight, _ in values)
     if total <= 1e-6:
@@ -178,13 +178,13 @@ def prior_from_relatives(
     for limit_w in limits_w:
         times, energies = [], []
         for curve in relatives[:_RELATIVES_MOST]:
-            largest, at = curve.at(limits_w[0]), curve.at(limit_w)
+            largest, at = curve.interpolate(limits_w[0]), curve.interpolate(limit_w)
             off = 0.0 if power_w is None else math.log(largest.power_w / curve.gpus / power_w)
             weight = math.exp(-0.5 * (off / _ALIKE) ** 2)
             times.append((weight, math.log(at.time_s / largest.time_s)))
             energies.append((weight, math.log(at.energy_j / largest.energy_j)))
-        time.append(_pooled(times))
-        energy.append(_pooled(energies))
+        time.append(_pool_ratios(times))
+        energy.append(_pool_ratios(energies))
     return LimitPrior(tuple(time), tuple(energy))
 
 
@@ -206,7 +206,9 @@ class LimitEstimate(NamedTuple):
         return self.energy_j / self.time_s
 
 
-def _joined(seen: tuple[float, float] | None, prior: tuple[float, float] | None) -> tuple[float, float] | None:
+def _combine_estimates(
+    seen: tuple[float, float] | None, prior: tuple[float, float] | None
+) -> tuple[float, float] | None:
     """Two (logarithm, error) pairs by their precision."""
     if seen is None or prior is None:
         return seen if prior is None else prior
@@ -238,8 +240,8 @@ def estimate_limits(
             time = math.log(arm.time_per_work), time_share / root
             energy = math.log(arm.energy_per_work), energy_share / root
         if prior is not None and index != reference:
-            time = _joined(time, _from_prior(prior.time[index], base_time_s, time_error))
-            energy = _joined(energy, _from_prior(prior.energy[index], base_energy_j, energy_error))
+            time = _combine_estimates(time, _from_prior(prior.time[index], base_time_s, time_error))
+            energy = _combine_estimates(energy, _from_prior(prior.energy[index], base_energy_j, energy_error))
         if time is None or energy is None:
             found.append(None)
             continue

@@ -49,27 +49,27 @@ class PriceHorizon:
         self.horizon_s = horizon_s
         self._slices: tuple[float, float, tuple[PriceSlice, ...]] | None = None
 
-    def per_j(self, at_s: float) -> float | None:
+    def price_per_j(self, at_s: float) -> float | None:
         """What a joule costs then; None without prices."""
-        return None if self.tariff is None else self.tariff.at(at_s)
+        return None if self.tariff is None else self.tariff.price_at(at_s)
 
-    def weight(self, at_s: float) -> float:
+    def price_weight(self, at_s: float) -> float:
         """Relative to the mean of the horizon; 1 without prices."""
         if self.tariff is None:
             return 1.0
-        slices = self.slices(at_s, self.horizon_s)
+        slices = self.price_slices(at_s, self.horizon_s)
         mean = sum(one.seconds * one.price for one in slices) / self.horizon_s
         return max(0.0, slices[0].price / mean) if mean > 0.0 else 1.0
 
-    def slices(self, at_s: float, horizon_s: float) -> tuple[PriceSlice, ...]:
+    def price_slices(self, at_s: float, horizon_s: float) -> tuple[PriceSlice, ...]:
         """The horizon from then on, cut where the price changes; empty without prices."""
         if self.tariff is None or horizon_s <= 0.0:
             return ()
         if self._slices is None or self._slices[:2] != (at_s, horizon_s):
-            self._slices = at_s, horizon_s, self.tariff.slices(at_s, horizon_s)
+            self._slices = at_s, horizon_s, self.tariff.price_slices(at_s, horizon_s)
         return self._slices[2]
 
-    def plan(
+    def schedule_limits(
         self,
         promise: TrainingPromise,
         points: tuple[LimitPoint, ...],
@@ -92,7 +92,7 @@ class PriceHorizon:
             work = left[0] * horizon_s / left[1]
         else:
             return None
-        slices = self.slices(at_s, horizon_s)
+        slices = self.price_slices(at_s, horizon_s)
         prices = [one.price for one in slices]
         if len(points) < 2 or not prices:
             return None
@@ -135,7 +135,7 @@ class JobController:
         return sum(holding.gpus for holding in self.began.holdings)
 
     @property
-    def signature(self) -> tuple[object, ...]:
+    def allocation_signature(self) -> tuple[object, ...]:
         """What matters to others that share watts with it."""
         charge_w = round(self.charge_w(self.target_w), 1)
         return self.curve is None, self.search.phase, self.decision.why is PickReason.REPAY, charge_w
@@ -148,7 +148,7 @@ class JobController:
         drawn_w = arm.power_w / self.gpus
         return drawn_w if drawn_w > _OVER * limit_w else limit_w
 
-    def back_w(self) -> float:
+    def reclaimable_w(self) -> float:
         """Watts of each GPU beyond its target that a promise may yet ask back: while it searches, or owes time."""
         if isinstance(self.began.promise, BestEffort):
             return 0.0
@@ -156,12 +156,12 @@ class JobController:
             return 0.0
         return max(0.0, self.charge_w(max(self.began.limits_w)) - self.charge_w(self.target_w))
 
-    def settings(self, limit_w: float) -> dict[str, LimitSetting]:
+    def holding_settings(self, limit_w: float) -> dict[str, LimitSetting]:
         """The same limit on every holding."""
         charge_w = self.charge_w(limit_w)
         return {one.name: LimitSetting(limit_w, one.gpus * charge_w) for one in self.began.holdings}
 
-    def misread(self, event: JobMeasured) -> str | None:
+    def window_problem(self, event: JobMeasured) -> str | None:
         """Why a window cannot be used; None if it can."""
         if self.window_s is not None and event.at_s <= self.window_s:
             return "a window that is old or came twice"
@@ -169,7 +169,7 @@ class JobController:
             return "a window across a change of its limit"
         return None
 
-    def measured(self, event: JobMeasured) -> None:
+    def add_window(self, event: JobMeasured) -> None:
         """One more window."""
         if self.window_s is None:
             # What a start took is on the clock of a deadline; no window tells it.
@@ -177,43 +177,45 @@ class JobController:
             ledger = self.search.ledger
             self.search = replace(self.search, ledger=ledger._replace(all_time_s=ledger.all_time_s + self.started_s))
         self.window_s = self.heard_s = event.at_s
-        self._step(event.window)
+        self._step_search(event.window)
 
-    def foreseen(self, prior: LimitPrior | None) -> None:
+    def set_prior(self, prior: LimitPrior | None) -> None:
         """What a model says of its limits."""
-        self._step(PriorSet(prior))
+        self._step_search(PriorSet(prior))
 
-    def missed(self, at_s: float, reason: MissedWindowReason) -> None:
+    def add_missed_window(self, at_s: float, reason: MissedWindowReason) -> None:
         """A window without a measurement."""
         self.heard_s = at_s
-        self._step(WindowMissed(reason))
+        self._step_search(WindowMissed(reason))
 
-    def under(self, ceiling_w: float | None) -> None:
+    def set_ceiling(self, ceiling_w: float | None) -> None:
         """What budgets allow from now on."""
         if ceiling_w != self.ceiling_w:
             self.ceiling_w, self.plan = ceiling_w, None
-            self._step(CeilingSet(ceiling_w))
+            self._step_search(CeilingSet(ceiling_w))
 
-    def priced_at(self, weight: float) -> None:
+    def set_price_weight(self, weight: float) -> None:
         """Energy weighs so much more than in the mean from now on."""
         self.priced = weight
         self.search = replace(self.search, promise=weighted_promise(self.began.promise, weight))
-        self._step(CeilingSet(self.ceiling_w))
+        self._step_search(CeilingSet(self.ceiling_w))
 
-    def promised(self, event: JobStarted) -> None:
+    def update_promise(self, event: JobStarted) -> None:
         """The job promises something else; what was measured stays."""
         self.began, self.plan = event, None
-        self.priced_at(self.priced)
+        self.set_price_weight(self.priced)
 
-    def aim(self, prices: PriceHorizon, at_s: float) -> LimitTarget:
+    def target_limit(self, prices: PriceHorizon, at_s: float) -> LimitTarget:
         """The limit of now."""
-        dear = self._turned(prices, at_s) if self.decision.settled else None
+        dear = self._scheduled_limit(prices, at_s) if self.decision.settled else None
         return choose_target(self.search, self.decision, dear, self.target_w)
 
-    def wish(self, prices: PriceHorizon, at_s: float) -> DesiredLimit:
+    def desired_limit(self, prices: PriceHorizon, at_s: float) -> DesiredLimit:
         """What the limit of now would be without budgets."""
         hidden = self.ceiling_w is not None
-        return DesiredLimit(self.search, None if hidden else self.decision, self._turned(prices, at_s), self.target_w)
+        return DesiredLimit(
+            self.search, None if hidden else self.decision, self._scheduled_limit(prices, at_s), self.target_w
+        )
 
     def slowdown(self) -> float | None:
         """Time so far over that at the largest limit measured, less one; None before anything is known."""
@@ -232,7 +234,7 @@ class JobController:
                 return ledger.carried_s or None
             return ledger.carried_s + (1.0 + promise.share) * base_s * ledger.work - ledger.time_s
         if isinstance(promise, Deadline) and base_s is not None:
-            work, time_s = self.left()
+            work, time_s = self.remaining()
             return time_s - base_s * work
         return None
 
@@ -243,30 +245,30 @@ class JobController:
         now = next((one for one in found if one is not None and is_same_limit(one.limit_w, self.target_w)), None)
         return None if base is None or now is None else 1.0 - now.energy_j / base.energy_j
 
-    def left(self) -> tuple[float, float]:
+    def remaining(self) -> tuple[float, float]:
         """Work and seconds until the deadline; 0 without one."""
         promise, ledger = self.began.promise, self.search.ledger
         if not isinstance(promise, Deadline):
             return 0.0, 0.0
         return max(0.0, promise.work - ledger.all_work), max(0.0, promise.time_s - ledger.all_time_s)
 
-    def rest(self) -> TrainingPromise:
+    def remaining_promise(self) -> TrainingPromise:
         """The promise for what is left of the job."""
         promise = self.search.promise
         if isinstance(promise, Deadline):
-            work, time_s = self.left()
+            work, time_s = self.remaining()
             return Deadline(work, time_s) if min(work, time_s) > 0.0 else BestEffort(0.0)
         return promise
 
-    def _step(self, event: MeasurementWindow | WindowMissed | CeilingSet | PriorSet) -> None:
+    def _step_search(self, event: MeasurementWindow | WindowMissed | CeilingSet | PriorSet) -> None:
         phase = self.search.phase
         self.search, self.decision = step_search(self.search, event)
         if self.search.phase != phase:
             self.curve = self.plan = None
         if self.curve is not None or self.decision.settled:
-            self._learned()
+            self._update_curve()
 
-    def _learned(self) -> None:
+    def _update_curve(self) -> None:
         """The curve from what was measured; made anew when the windows of a limit have doubled."""
         made_of = tuple(arm.windows.bit_length() for arm in self.search.arms)
         if self.curve is not None and made_of == self.curve_of:
@@ -281,7 +283,7 @@ class JobController:
         reference = self.search.reference
         return None if reference is None else self.search.arms[reference].time_per_work
 
-    def _turned(self, prices: PriceHorizon, at_s: float) -> LimitPoint | None:
+    def _scheduled_limit(self, prices: PriceHorizon, at_s: float) -> LimitPoint | None:
         """What the tariff says of now; None where it says nothing."""
         base_s = self._base_s()
         if prices.tariff is None or self.curve is None or base_s is None or isinstance(self.began.promise, BestEffort):
@@ -289,17 +291,17 @@ class JobController:
         if self.plan is None or at_s >= self.plan_until_s:
             most_w = self.search.limits_w[0] if self.ceiling_w is None else self.ceiling_w
             points = tuple(at for at in self.curve.points if at.limit_w <= most_w + EQUAL_LIMIT_W)
-            self.plan = prices.plan(
-                self.began.promise, points, at_s, base_s=base_s, earned_s=self.earned_s() or 0.0, left=self.left()
+            self.plan = prices.schedule_limits(
+                self.began.promise, points, at_s, base_s=base_s, earned_s=self.earned_s() or 0.0, left=self.remaining()
             )
             first = None if self.plan is None else self.plan.turns[0].slice
             self.plan_until_s = at_s + prices.horizon_s if first is None else first.begin_s + first.seconds
-        return None if self.plan is None else self.plan.at(at_s)
+        return None if self.plan is None else self.plan.point_at(at_s)
 
 
 def start_job(event: JobStarted, manner: BanditSettings, prices: PriceHorizon) -> JobController:
     """A job from its first event. Raises PowerRefused for limits or holdings that are none."""
-    weight = prices.weight(event.at_s)
+    weight = prices.price_weight(event.at_s)
     search, decision = start_search(
         event.limits_w,
         weighted_promise(event.promise, weight),

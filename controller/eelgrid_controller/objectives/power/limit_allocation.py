@@ -110,17 +110,17 @@ class _LocalSearch:
         more = self.sack.options[job][place].watts - self.sack.options[job][self.chosen[job]].watts
         return all(gpus * more <= self.left[budget] for budget, gpus in self.sack.draws[job])
 
-    def take(self, job: int, place: int) -> None:
+    def set_option(self, job: int, place: int) -> None:
         more = self.sack.options[job][place].watts - self.sack.options[job][self.chosen[job]].watts
         for budget, gpus in self.sack.draws[job]:
             self.left[budget] -= gpus * more
         self.chosen[job] = place
 
-    def gain(self, job: int, place: int) -> float:
+    def upgrade_gain(self, job: int, place: int) -> float:
         options = self.sack.options[job]
         return options[place].value - options[self.chosen[job]].value
 
-    def fill(self) -> None:
+    def fill_upgrades(self) -> None:
         """Steps up that fit, the most valuable first; options rise, so the last that fits is the best of a job."""
         heap = [(-gain, job, place) for job in range(len(self.chosen)) for gain, place in self._best(job)]
         heapq.heapify(heap)
@@ -129,7 +129,7 @@ class _LocalSearch:
             if place <= self.chosen[job]:
                 continue
             if self.fits(job, place):
-                self.take(job, place)
+                self.set_option(job, place)
                 continue
             for gain, lower in self._best(job):
                 heapq.heappush(heap, (-gain, job, lower))
@@ -137,13 +137,13 @@ class _LocalSearch:
     def _best(self, job: int) -> list[tuple[float, int]]:
         for place in range(len(self.sack.options[job]) - 1, self.chosen[job], -1):
             if self.fits(job, place):
-                return [(self.gain(job, place), place)]
+                return [(self.upgrade_gain(job, place), place)]
         return []
 
-    def trade(self) -> bool:
+    def trade_upgrade(self) -> bool:
         """Steps up that do not fit, each paid for by a step down of one other job; whether there was any."""
         ups = [
-            (self.gain(job, place), job, place)
+            (self.upgrade_gain(job, place), job, place)
             for job in range(len(self.chosen))
             for place in range(self.chosen[job] + 1, len(self.sack.options[job]))
         ]
@@ -151,13 +151,13 @@ class _LocalSearch:
         downs = _Downgrades(self)
         traded = False
         for gain, job, place in ups[:_TRADES_MOST]:
-            if place <= self.chosen[job] or self.gain(job, place) < gain:
+            if place <= self.chosen[job] or self.upgrade_gain(job, place) < gain:
                 continue
-            other = downs.cheapest(job, place, gain)
+            other = downs.cheapest_downgrade(job, place, gain)
             if other is not None:
-                self.take(*other)
-                self.take(job, place)
-                downs.forget(job, other[0])
+                self.set_option(*other)
+                self.set_option(job, place)
+                downs.drop_jobs(job, other[0])
                 traded = True
         return traded
 
@@ -168,7 +168,7 @@ class _Downgrades:
     def __init__(self, search: _LocalSearch) -> None:
         self.search = search
         rows = [
-            (job, place, -search.gain(job, place), options[search.chosen[job]].watts - options[place].watts)
+            (job, place, -search.upgrade_gain(job, place), options[search.chosen[job]].watts - options[place].watts)
             for job, options in enumerate(search.sack.options)
             for place in range(search.chosen[job])
         ]
@@ -178,7 +178,7 @@ class _Downgrades:
         self.freed_w = np.array([row[3] for row in rows])  # of each GPU
         self._gpus: dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
 
-    def forget(self, *jobs: int) -> None:
+    def drop_jobs(self, *jobs: int) -> None:
         """These jobs have moved: their steps are others now, and are not offered again this round."""
         self.loss[np.isin(self.job, jobs)] = math.inf
 
@@ -191,7 +191,7 @@ class _Downgrades:
             self._gpus[budget] = by_job[self.job]
         return self._gpus[budget]
 
-    def cheapest(self, job: int, place: int, gain: float) -> tuple[int, int] | None:
+    def cheapest_downgrade(self, job: int, place: int, gain: float) -> tuple[int, int] | None:
         """The step down of another job that loses least, less than `gain`, and makes the step up fit."""
         search = self.search
         options = search.sack.options[job]
@@ -231,7 +231,7 @@ def greedy_choice(sack: Knapsack, prices: Sequence[float] | None = None) -> list
     while heap:
         _, job, rung = heapq.heappop(heap)
         if search.fits(job, hulls[job][rung + 1]):
-            search.take(job, hulls[job][rung + 1])
+            search.set_option(job, hulls[job][rung + 1])
             push(job, rung + 1)
     return search.chosen
 
@@ -239,11 +239,11 @@ def greedy_choice(sack: Knapsack, prices: Sequence[float] | None = None) -> list
 def improve_choice(sack: Knapsack, chosen: Sequence[int]) -> list[int]:
     """A choice within all budgets, no worse: filled, and traded a bounded number of times."""
     search = _LocalSearch(sack, chosen)
-    search.fill()
+    search.fill_upgrades()
     for _ in range(_ROUNDS_MOST):
-        if not search.trade():
+        if not search.trade_upgrade():
             break
-        search.fill()
+        search.fill_upgrades()
     return search.chosen
 
 
@@ -419,7 +419,7 @@ def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ..
         )
     gpus: dict[int, int] = {}
     for share in job.shares:
-        for budget in budgets.above(share.budgets):
+        for budget in budgets.chain_indices(share.budgets):
             gpus[budget] = gpus.get(budget, 0) + share.gpus
     return tuple(sorted(gpus.items()))
 
@@ -432,7 +432,7 @@ def build_knapsack(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: All
     return Knapsack(
         tuple(_options(job, want) for job in jobs),
         tuple(_draws(job, budgets) for job in jobs),
-        tuple(budgets.room_w()),
+        tuple(budgets.available_w()),
         tuple(budget.name for budget in budgets.all),
     )
 
@@ -469,7 +469,7 @@ def allocate_limits(
     given = []
     for job, options, place in zip(jobs, sack.options, chosen, strict=True):
         option, largest = options[place], job.curve.largest
-        at = job.curve.at(option.limit_w)
+        at = job.curve.interpolate(option.limit_w)
         given.append(
             GrantedLimit(
                 job.name, option.limit_w, option.watts, largest.time_s / at.time_s, at.energy_j / largest.energy_j

@@ -141,13 +141,13 @@ class LimitRollout:
         self._held: dict[str, _HoldingState] = {}
         self._by_number: dict[int, str] = {}
         self._numbers = 0
-        self._room = budgets.room_w()
+        self._room = budgets.available_w()
         self._claims = [0.0] * len(budgets)
         self._lines: dict[int, deque[_HoldingState]] = {}  # of raises that wait, by the budget that lacks room
         for holding in holdings:
-            self.add(holding, now.get(holding.name))
+            self.add_holding(holding, now.get(holding.name))
 
-    def add(self, holding: Holding, now: LimitSetting | None) -> None:
+    def add_holding(self, holding: Holding, now: LimitSetting | None) -> None:
         """One more holding as it was read back; its claim counts from now on. Raises BudgetRefused as above."""
         if holding.name in self._held or now is None or holding.gpus < 1:
             raise InvalidBudget(
@@ -155,11 +155,11 @@ class LimitRollout:
                 f"{holding.name!r} comes twice, has no GPU, or nothing was read back of it",
                 "name each once, with its GPUs and its present setting",
             )
-        held = _HoldingState(holding, self._budgets.above(holding.budgets), now, now)
+        held = _HoldingState(holding, self._budgets.chain_indices(holding.budgets), now, now)
         self._held[holding.name] = held
         self._add(held, held.claim_w)
 
-    def remove(self, name: str) -> list[LimitCommand]:
+    def remove_holding(self, name: str) -> list[LimitCommand]:
         """A holding that is no more: its claim ends, and what waited for its watts may go."""
         held = self._held.pop(name)
         self._by_number.pop(held.number, None)
@@ -167,23 +167,23 @@ class LimitRollout:
         for line in self._lines.values():
             if held in line:
                 line.remove(held)
-        return self._freed(held.places)
+        return self._release_waiting(held.places)
 
-    def rebudget(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[LimitCommand]:
+    def set_budgets(self, budgets: BudgetTree, drawn: Mapping[str, tuple[str, ...]]) -> list[LimitCommand]:
         """Another tree, with the lowest budgets of each holding; what is under way stays so.
 
         Claims may be more than a new room: only lowerings go until they fit. Raises BudgetRefused, nothing changed,
         for a budget that is none.
         """
-        places = {name: budgets.above(drawn[name]) for name in self._held}
-        self._budgets, self._room, self._claims = budgets, budgets.room_w(), [0.0] * len(budgets)
+        places = {name: budgets.chain_indices(drawn[name]) for name in self._held}
+        self._budgets, self._room, self._claims = budgets, budgets.available_w(), [0.0] * len(budgets)
         self._lines.clear()
         for name, held in self._held.items():
             held.places = places[name]
             self._add(held, held.claim_w)
-        return [command for held in self._held.values() for command in self._tried(held)]
+        return [command for held in self._held.values() for command in self._try_command(held)]
 
-    def offer(self, settings: Mapping[str, LimitSetting]) -> list[LimitCommand] | None:
+    def offer_settings(self, settings: Mapping[str, LimitSetting]) -> list[LimitCommand] | None:
         """Settings of one gang, taken together; None, nothing changed, where a raise among them cannot go now.
 
         A raise goes when every budget has room for all of it and no GPU of the gang is lost or being changed. What
@@ -202,10 +202,12 @@ class LimitRollout:
         if any(self._claims[place] + rise > self._room[place] + _HAIR_W for place, rise in more.items()):
             return None
         for name, setting in settings.items():
-            self._wish(self._held[name], setting)
-        return [command for name in settings for command in self._tried(self._held[name])]
+            self._set_desired(self._held[name], setting)
+        return [command for name in settings for command in self._try_command(self._held[name])]
 
-    def want(self, settings: Mapping[str, LimitSetting], budgets: BudgetTree | None = None) -> list[LimitCommand]:
+    def request_settings(
+        self, settings: Mapping[str, LimitSetting], budgets: BudgetTree | None = None
+    ) -> list[LimitCommand]:
         """New settings, by holding, and new watts for the same budgets; what else was wanted stays so.
 
         Raises BudgetTooSmall, and changes nothing, where what is wanted and what cannot be changed would not fit.
@@ -226,18 +228,18 @@ class LimitRollout:
             raise BudgetTooSmall(self._budgets.all[worst].name, lacks[worst])
         self._room = room
         for name, setting in settings.items():
-            self._wish(self._held[name], setting)
+            self._set_desired(self._held[name], setting)
         self._lines.clear()
         idle = [held for held in self._held.values() if held.idle]
         idle.sort(key=lambda held: held.wanted.charge_w > held.claim_w)  # lowerings first
-        return [command for held in idle for command in self._tried(held)]
+        return [command for held in idle for command in self._try_command(held)]
 
-    def on(self, event: RolloutEvent) -> list[LimitCommand]:
+    def handle_event(self, event: RolloutEvent) -> list[LimitCommand]:
         """What is known after an event, and the commands that it makes possible."""
         match event:
             case CommandConfirmed(number, limit_w) | CommandFailed(number, limit_w):
                 name = self._by_number.pop(number, None)
-                return [] if name is None else self._answered(self._held[name], limit_w)
+                return [] if name is None else self._on_command_end(self._held[name], limit_w)
             case RolloutNodeLost(node):
                 for held in self._on_node(node):
                     held.lost = True
@@ -253,10 +255,10 @@ class LimitRollout:
                 for held in self._on_node(node):
                     if held.lost and held.holding.name in limits_w:
                         held.lost, held.tries = False, 0
-                        made += self._settled(held, limits_w[held.holding.name])
+                        made += self._on_limit_confirmed(held, limits_w[held.holding.name])
                 return made
 
-    def known(self, name: str) -> HoldingStatus:
+    def holding_status(self, name: str) -> HoldingStatus:
         """How a holding stands."""
         held = self._held[name]
         return HoldingStatus(
@@ -267,15 +269,15 @@ class LimitRollout:
         """Watts that each budget may be drawn from at this moment, by name."""
         return {budget.name: max(0.0, claim) for budget, claim in zip(self._budgets.all, self._claims, strict=True)}
 
-    def settings(self) -> dict[str, LimitSetting]:
+    def confirmed_settings(self) -> dict[str, LimitSetting]:
         """What was last read back of each holding."""
         return {name: held.now for name, held in self._held.items()}
 
-    def unfinished(self) -> tuple[str, ...]:
+    def unfinished_holdings(self) -> tuple[str, ...]:
         """Holdings that are not known to have what is wanted: under way, waiting for room, lost or given up."""
         return tuple(name for name, held in self._held.items() if not held.done)
 
-    def given_up(self) -> tuple[str, ...]:
+    def abandoned_holdings(self) -> tuple[str, ...]:
         """Holdings that refused too often; they keep their claim until something else is wanted of them."""
         return tuple(name for name, held in self._held.items() if held.tries >= TRIES_MOST)
 
@@ -295,9 +297,9 @@ class LimitRollout:
     def _new_room(self, budgets: BudgetTree) -> list[float]:
         if [(one.name, one.parent) for one in budgets.all] != [(one.name, one.parent) for one in self._budgets.all]:
             raise InvalidBudget("budgets", "they are others", "change watts here, and begin anew with another tree")
-        return budgets.room_w()
+        return budgets.available_w()
 
-    def _wish(self, held: _HoldingState, setting: LimitSetting) -> None:
+    def _set_desired(self, held: _HoldingState, setting: LimitSetting) -> None:
         """What is wanted of a holding; a charge that was measured anew for what it has counts at once."""
         if abs(setting.limit_w - held.wanted.limit_w) > _SAME_W or held.tries >= TRIES_MOST:
             held.tries = 0
@@ -316,18 +318,18 @@ class LimitRollout:
             setattr(held, name, value)
         self._add(held, held.claim_w - before)
 
-    def _answered(self, held: _HoldingState, limit_w: float | None) -> list[LimitCommand]:
+    def _on_command_end(self, held: _HoldingState, limit_w: float | None) -> list[LimitCommand]:
         """A command came to an end; without a reading the holding may have any of what it was commanded."""
         assert held.asked is not None, "it was commanded"
         if limit_w is None:
             held.tries += 1
             self._change(held, unread_w=held.claim_w, asked=None)
-            return self._tried(held)
+            return self._try_command(held)
         if abs(limit_w - held.asked.limit_w) > _SAME_W:
             held.tries += 1
-        return self._settled(held, limit_w)
+        return self._on_limit_confirmed(held, limit_w)
 
-    def _settled(self, held: _HoldingState, limit_w: float) -> list[LimitCommand]:
+    def _on_limit_confirmed(self, held: _HoldingState, limit_w: float) -> list[LimitCommand]:
         """What was read back is what there is; commands that the watts set free make possible."""
         for setting in (held.asked, held.now, held.wanted):
             if setting is not None and abs(setting.limit_w - limit_w) <= _SAME_W:
@@ -335,12 +337,12 @@ class LimitRollout:
         else:
             setting = LimitSetting(limit_w, held.holding.gpus * limit_w)
         self._change(held, now=setting, asked=None, unread_w=0.0, restored=False)
-        return [*self._tried(held), *self._freed(held.places)]
+        return [*self._try_command(held), *self._release_waiting(held.places)]
 
     def _on_node(self, node: str) -> list[_HoldingState]:
         return [held for held in self._held.values() if held.holding.node == node]
 
-    def _tried(self, held: _HoldingState) -> list[LimitCommand]:
+    def _try_command(self, held: _HoldingState) -> list[LimitCommand]:
         """The command to what is wanted, if there is one to give and room for it; else it gets in line."""
         if not held.idle:
             return []
@@ -360,7 +362,7 @@ class LimitRollout:
             return None
         return next((at for at in held.places if self._claims[at] + more > self._room[at] + _HAIR_W), None)
 
-    def _freed(self, places: Iterable[int]) -> list[LimitCommand]:
+    def _release_waiting(self, places: Iterable[int]) -> list[LimitCommand]:
         """Raises that waited at these budgets and fit now; a few of a long line, all where nothing else is under way."""
         made = []
         for place in places:
@@ -370,5 +372,5 @@ class LimitRollout:
                 if held.idle and self._lacking(held) == place:
                     line.append(held)
                 else:
-                    made += self._tried(held)
+                    made += self._try_command(held)
         return made

@@ -128,7 +128,7 @@ class PowerCurve:
         power_w = np.array([point.power_w / self.gpus for point in self.points])
         return fit_power_law(limits, np.minimum(power_w, limits), np.array([point.time_s for point in self.points]))
 
-    def at(self, limit_w: float) -> LimitPoint:
+    def interpolate(self, limit_w: float) -> LimitPoint:
         """The job at any limit; measured where it was, else shaped. Raises CurveRefused for a limit of 0 or less."""
         if not limit_w > 0.0 or not math.isfinite(limit_w):
             raise InvalidCurve("limit_w", f"{limit_w} W is no power limit", "ask for a positive number of watts")
@@ -137,13 +137,13 @@ class PowerCurve:
             return self.points[index]
         below = self.points[index - 1] if index else None
         above = self.points[index] if index < len(self.points) else None
-        return self._shaped(limit_w, below, above)
+        return self._shape_point(limit_w, below, above)
 
     def charge_w(self, limit_w: float) -> float:
         """Watts that all GPUs together are charged with at a limit: what it allows, or what was measured above it."""
-        return max(self.gpus * limit_w, self.at(limit_w).power_w)
+        return max(self.gpus * limit_w, self.interpolate(limit_w).power_w)
 
-    def _shaped(self, limit_w: float, below: LimitPoint | None, above: LimitPoint | None) -> LimitPoint:
+    def _shape_point(self, limit_w: float, below: LimitPoint | None, above: LimitPoint | None) -> LimitPoint:
         """The shape, made to meet its measured neighbours."""
         time_s = _between(
             self.shape.time_s, limit_w, [(one.limit_w, one.time_s) for one in (below, above) if one is not None]
@@ -167,7 +167,7 @@ def _between(shape: Callable[[float], float], limit_w: float, known: Sequence[tu
     return low + share * (high - low)
 
 
-def _checked(point: Point) -> tuple[float, LimitPoint]:
+def _check_point(point: Point) -> tuple[float, LimitPoint]:
     """A point as a place on a curve; the reason where it is none."""
     limit_w, power_w = point.configuration.power_limit_w, point.power_w
     if limit_w is None:
@@ -201,7 +201,7 @@ def fit_power_curve(points: Iterable[Point]) -> PowerCurve:
         raise InvalidCurve("points", "there are none", "measure the job at its largest limit at least")
     shared = _apart(given)
     found: dict[float, list[LimitPoint]] = {}
-    for limit_w, at in map(_checked, given):
+    for limit_w, at in map(_check_point, given):
         near = next((known for known in found if abs(known - limit_w) <= _SAME_W), limit_w)
         found.setdefault(near, []).append(at)
     if len(found) > LIMITS_MOST:

@@ -47,11 +47,11 @@ class StepFunction:
         if not all(math.isfinite(value) for value in self.values):
             raise InvalidTariff("values", "one is not finite", "leave unknown times at the value before")
 
-    def at(self, at_s: float) -> float:
+    def value_at(self, at_s: float) -> float:
         """The value at a time of the period, or any number of periods later."""
         return self.values[bisect_right(self.starts_s, at_s % self.period_s) - 1]
 
-    def cuts(self, from_s: float, until_s: float) -> Iterator[float]:
+    def breakpoints(self, from_s: float, until_s: float) -> Iterator[float]:
         """The starts between two times, in order."""
         period = math.floor(from_s / self.period_s)
         while period * self.period_s < until_s:
@@ -74,32 +74,36 @@ class EnergyTariff:
     pue: StepFunction = _ONE  # joules at the meter for a joule at the GPU
     begins_s: float = 0.0
 
-    def at(self, at_s: float) -> float:
+    def price_at(self, at_s: float) -> float:
         """What a joule at a GPU costs then."""
         since_s = at_s - self.begins_s
-        return self.pue.at(since_s) * (self.price.at(since_s) + self.carbon_price * self.carbon.at(since_s))
+        return self.pue.value_at(since_s) * (
+            self.price.value_at(since_s) + self.carbon_price * self.carbon.value_at(since_s)
+        )
 
-    def slices(self, from_s: float, horizon_s: float) -> tuple["PriceSlice", ...]:
+    def price_slices(self, from_s: float, horizon_s: float) -> tuple["PriceSlice", ...]:
         """The horizon cut where the cost changes."""
         until_s = from_s + horizon_s
         cuts = {from_s, until_s}
         for steps in (self.price, self.carbon, self.pue):
             if len(steps.starts_s) > 1:
-                cuts |= {self.begins_s + at_s for at_s in steps.cuts(from_s - self.begins_s, until_s - self.begins_s)}
+                cuts |= {
+                    self.begins_s + at_s for at_s in steps.breakpoints(from_s - self.begins_s, until_s - self.begins_s)
+                }
         ends = sorted(cuts)
         made: list[PriceSlice] = []
         for begin_s, end_s in pairwise(ends):
-            price = self.at(0.5 * (begin_s + end_s))
+            price = self.price_at(0.5 * (begin_s + end_s))
             if made and made[-1].price == price:
                 made[-1] = made[-1]._replace(seconds=end_s - made[-1].begin_s)
             else:
                 made.append(PriceSlice(begin_s, end_s - begin_s, price))
         return tuple(made)
 
-    def weight(self, at_s: float, horizon_s: float = DAY_S) -> float:
+    def price_weight(self, at_s: float, horizon_s: float = DAY_S) -> float:
         """The cost then over its mean of the horizon that begins then, 0 at least; 1 where the mean is not above 0."""
-        mean = math.fsum(one.seconds * one.price for one in self.slices(at_s, horizon_s)) / horizon_s
-        return max(0.0, self.at(at_s) / mean) if mean > 0.0 else 1.0
+        mean = math.fsum(one.seconds * one.price for one in self.price_slices(at_s, horizon_s)) / horizon_s
+        return max(0.0, self.price_at(at_s) / mean) if mean > 0.0 else 1.0
 
 
 class PriceSlice(NamedTuple):
@@ -118,7 +122,7 @@ class ScheduledSlice(NamedTuple):
     slow: LimitPoint
     share: float
 
-    def at(self, at_s: float) -> LimitPoint:
+    def point_at(self, at_s: float) -> LimitPoint:
         """What it should do at a time of the slice."""
         return self.fast if at_s < self.slice.begin_s + self.share * self.slice.seconds else self.slow
 
@@ -134,12 +138,12 @@ class LimitSchedule:
         float  # currency: what one unit more would cost; 0 where work is free, infinite where no more can be done
     )
 
-    def at(self, at_s: float) -> LimitPoint | None:
+    def point_at(self, at_s: float) -> LimitPoint | None:
         """What should be done then; None outside the horizon."""
         place = bisect_right([turn.slice.begin_s for turn in self.turns], at_s) - 1
         if place < 0 or at_s >= self.turns[place].slice.begin_s + self.turns[place].slice.seconds:
             return None
-        return self.turns[place].at(at_s)
+        return self.turns[place].point_at(at_s)
 
 
 def efficient_points(points: Sequence[LimitPoint], sign: int) -> tuple[LimitPoint, ...]:

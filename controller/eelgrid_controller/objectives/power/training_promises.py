@@ -96,7 +96,7 @@ def _options(curve: PowerCurve, limits_w: Sequence[float] | None) -> tuple[Limit
         return curve.points
     if not limits_w:
         raise InvalidPromise("limits_w", "no limit to choose from", "leave it out to choose from the measured ones")
-    return tuple(curve.at(limit_w) for limit_w in limits_w)
+    return tuple(curve.interpolate(limit_w) for limit_w in limits_w)
 
 
 def _too_slow(curve: PowerCurve, pace_s: float, fastest: LimitPoint) -> InvalidPromise:

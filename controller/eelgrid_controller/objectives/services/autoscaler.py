@@ -165,33 +165,33 @@ class ReplicaScaler:
         self.limits = limits
         self._needed = needed
 
-    def begin(self, replicas: int) -> ScalerState:
+    def initial_state(self, replicas: int) -> ScalerState:
         """The state before the first event."""
-        return ScalerState(target=self._bounded(replicas), ready=replicas)
+        return ScalerState(target=self._clamp_replicas(replicas), ready=replicas)
 
-    def step(
+    def scale_replicas(
         self, state: ScalerState, event: LoadObserved | ReplicasReady | ScalerTick
     ) -> tuple[ScalerState, ReplicaDecision]:
         """The state after an event, and what should be."""
         match event:
             case LoadObserved():
-                return self._observed(state, event)
+                return self._on_load(state, event)
             case ReplicasReady():
                 ready = replace(state, ready=event.replicas)
                 if ready.phase is ScalerPhase.RISING and event.replicas >= state.target:
                     ready = replace(ready, phase=ScalerPhase.STEADY)
                 return ready, ReplicaDecision(ready.target, f"{event.replicas} of {ready.target} serve")
             case ScalerTick():
-                return self._ticked(state, event.at_s)
+                return self._on_tick(state, event.at_s)
 
-    def _ticked(self, state: ScalerState, at_s: float) -> tuple[ScalerState, ReplicaDecision]:
+    def _on_tick(self, state: ScalerState, at_s: float) -> tuple[ScalerState, ReplicaDecision]:
         last_s = state.trend.at_s
         if last_s is None or at_s - last_s <= self.limits.stale_after_s:
             return state, ReplicaDecision(state.target, "nothing new")
         blind = replace(state, phase=ScalerPhase.BLIND)
         return blind, ReplicaDecision(state.target, f"blind for {at_s - last_s:.0f} s: nothing is taken away")
 
-    def _observed(self, state: ScalerState, event: LoadObserved) -> tuple[ScalerState, ReplicaDecision]:
+    def _on_load(self, state: ScalerState, event: LoadObserved) -> tuple[ScalerState, ReplicaDecision]:
         limits = self.limits
         last_s = state.trend.at_s
         if not (math.isfinite(event.arrived_hz) and event.arrived_hz >= 0.0) or (
@@ -204,14 +204,14 @@ class ReplicaScaler:
         began_s = event.at_s if was_blind or state.began_s is None else state.began_s
         expected = forecast_rate(trend, limits.start_s)
         backlog_hz = max(0.0, event.waiting or 0.0) / limits.drain_s
-        up = self._bounded(self._needed(expected.upper_hz + backlog_hz))
+        up = self._clamp_replicas(self._needed(expected.upper_hz + backlog_hz))
         keep_hz = max(expected.upper_hz, event.arrived_hz * (1.0 + limits.band))
-        keep = max(up, self._bounded(self._needed(keep_hz + backlog_hz)))
+        keep = max(up, self._clamp_replicas(self._needed(keep_hz + backlog_hz)))
         reason = f"{expected.upper_hz:.3g} requests a second in {limits.start_s:g} s need {up}"
         if backlog_hz > 0.0:
             reason = f"{event.waiting:g} wait; {reason}"
         if event.is_promise_broken and event.at_s - state.rose_at_s >= limits.start_s:
-            up, reason = max(up, self._bounded(state.target + 1)), f"the promise is broken; {reason}"
+            up, reason = max(up, self._clamp_replicas(state.target + 1)), f"the promise is broken; {reason}"
         fresh = (need for need in state.needs if not was_blind and event.at_s - need.at_s < limits.hold_s)
         needs = (*fresh, _Need(event.at_s, max(keep, up)))[-_KEPT_MOST:]
         known = replace(state, phase=ScalerPhase.STEADY, trend=trend, needs=needs, began_s=began_s)
@@ -252,7 +252,7 @@ class ReplicaScaler:
         fallen = replace(state, target=target, fell_at_s=event.at_s)
         return fallen, ReplicaDecision(target, f"down: the worst of {limits.hold_s:g} s needs {worst}")
 
-    def _bounded(self, replicas: int) -> int:
+    def _clamp_replicas(self, replicas: int) -> int:
         return min(self.limits.most, max(self.limits.least, replicas))
 
 
@@ -292,21 +292,21 @@ class AutoscalerAdvice(NamedTuple):
 
 def _scaler(promised: AutoscalerTarget, correction: ServiceCalibration, now_s: float) -> ReplicaScaler:
     known, most = calibration_factor(correction, now_s), promised.limits.most
-    return ReplicaScaler(promised.limits, lambda rate_hz: promised.model.needed(rate_hz, known, most))
+    return ReplicaScaler(promised.limits, lambda rate_hz: promised.model.needed_replicas(rate_hz, known, most))
 
 
 def _sample(model: ServiceModel, replicas: int, window: MetricsWindow) -> SlownessSample | None:
     """What the window says of the profile."""
     grown_hz = (window.waiting_growth or 0.0) / window.seconds
-    overloaded = grown_hz > QUEUE_GROWTH_SHARE * (window.arrived_hz or 0.0) and (window.waiting or 0.0) > model.places(
-        replicas
-    )
-    return model.overloaded(window, replicas) if overloaded else model.steady(window, replicas)
+    overloaded = grown_hz > QUEUE_GROWTH_SHARE * (window.arrived_hz or 0.0) and (
+        window.waiting or 0.0
+    ) > model.concurrent_requests(replicas)
+    return model.sample_overload(window, replicas) if overloaded else model.sample_steady(window, replicas)
 
 
 def start_autoscaler(promised: AutoscalerTarget, replicas: int) -> AutoscalerState:
     """The watch before the first window."""
-    return AutoscalerState(_scaler(promised, ServiceCalibration(), 0.0).begin(replicas))
+    return AutoscalerState(_scaler(promised, ServiceCalibration(), 0.0).initial_state(replicas))
 
 
 def on_window(
@@ -314,9 +314,9 @@ def on_window(
 ) -> tuple[AutoscalerState, AutoscalerAdvice]:
     """The watch after a window that ends at `at_s`."""
     model, correction, ready = promised.model, watch.correction, watch.state.ready
-    live = model.live(window)
+    live = model.live_quantile(window)
     if window.arrived_hz is None:
-        _, decision = _scaler(promised, correction, at_s).step(watch.state, ScalerTick(at_s))
+        _, decision = _scaler(promised, correction, at_s).scale_replicas(watch.state, ScalerTick(at_s))
         unread = ReplicaDecision(decision.replicas, f"no arrivals in the metrics; {decision.reason}")
         return watch, AutoscalerAdvice(unread, live, None, is_at_bound(correction))
     model_s = None
@@ -326,7 +326,7 @@ def on_window(
             correction = update_calibration(correction, _sample(model, ready, window), at_s)
     late = model.is_late(window) and not model.is_hopeless(calibration_factor(correction, at_s))
     seen = LoadObserved(at_s, window.arrived_hz, window.waiting, window.waiting_growth, late)
-    state, decision = _scaler(promised, correction, at_s).step(watch.state, seen)
+    state, decision = _scaler(promised, correction, at_s).scale_replicas(watch.state, seen)
     seen_now = replace(watch, state=state, correction=correction, before=watch.correction)
     return seen_now, AutoscalerAdvice(decision, live, model_s, is_at_bound(correction))
 
@@ -335,7 +335,7 @@ def on_ready_replicas(
     promised: AutoscalerTarget, watch: AutoscalerState, replicas: int, at_s: float
 ) -> AutoscalerState:
     """The watch after so many replicas began, or ceased, to serve."""
-    state, _ = _scaler(promised, watch.correction, at_s).step(watch.state, ReplicasReady(at_s, replicas))
+    state, _ = _scaler(promised, watch.correction, at_s).scale_replicas(watch.state, ReplicasReady(at_s, replicas))
     if replicas == watch.state.ready:
         return replace(watch, state=state)
     correction, newest_s = watch.correction, watch.state.trend.at_s
@@ -349,5 +349,5 @@ def on_tick(
     promised: AutoscalerTarget, watch: AutoscalerState, at_s: float
 ) -> tuple[AutoscalerState, AutoscalerAdvice]:
     """The watch after time without a window."""
-    state, decision = _scaler(promised, watch.correction, at_s).step(watch.state, ScalerTick(at_s))
+    state, decision = _scaler(promised, watch.correction, at_s).scale_replicas(watch.state, ScalerTick(at_s))
     return replace(watch, state=state), AutoscalerAdvice(decision, None, None, is_at_bound(watch.correction))

@@ -86,7 +86,7 @@ def sample_saturation(capacity_hz: float, finished_hz: float) -> SlownessSample 
     return SlownessSample(min(FACTOR_BOUND, max(1.0 / FACTOR_BOUND, capacity_hz / finished_hz)), _OUTPUT_ERROR)
 
 
-def _decayed(correction: ServiceCalibration, now_s: float) -> tuple[float, float, float]:
+def _decay_calibration(correction: ServiceCalibration, now_s: float) -> tuple[float, float, float]:
     """The log factor, the error and the doubt now."""
     kept = 0.5 ** (max(0.0, now_s - correction.at_s) / HALF_LIFE_S)
     error = correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
@@ -103,7 +103,7 @@ def update_calibration(
     """The correction after one more sample; the same without one."""
     if sample is None or not 0.0 < sample.factor < math.inf:
         return correction
-    log_factor, scatter, doubt = _decayed(correction, at_s)
+    log_factor, scatter, doubt = _decay_calibration(correction, at_s)
     seen = _log(sample.factor)
     if sample.most is not None and sample.most >= sample.factor:
         log_factor = correction.log_factor
@@ -128,7 +128,7 @@ def update_calibration(
 
 def calibration_factor(correction: ServiceCalibration, now_s: float) -> SlownessFactor:
     """How much slower than its profile the service is taken to be now, and the relative error."""
-    log_factor, error, doubt = _decayed(correction, now_s)
+    log_factor, error, doubt = _decay_calibration(correction, now_s)
     return SlownessFactor(math.exp(log_factor), error, doubt)
 
 

@@ -39,7 +39,7 @@ class ExpositionPage:
     at_s: float  # of a clock that does not jump
     samples: Mapping[str, tuple[MetricSample, ...]]  # by name
 
-    def named(self, name: str) -> tuple[MetricSample, ...]:
+    def samples_of(self, name: str) -> tuple[MetricSample, ...]:
         """The samples of a name; empty without any."""
         return self.samples.get(name, ())
 

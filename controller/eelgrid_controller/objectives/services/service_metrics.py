@@ -221,9 +221,9 @@ def _mine(samples: Iterable[MetricSample], label: str, model: str) -> Iterable[M
     return (sample for sample in samples if not label or not model or sample.label(label) in {model, None})
 
 
-def _restarted(pair: ScrapePair) -> bool:
+def _has_restarted(pair: ScrapePair) -> bool:
     """Whether the page's one process started anew in between."""
-    before, after = pair.before.named(_STARTED), pair.after.named(_STARTED)
+    before, after = pair.before.samples_of(_STARTED), pair.after.samples_of(_STARTED)
     return len(before) == len(after) == 1 and before[0].value != after[0].value
 
 
@@ -249,28 +249,28 @@ class _Reader(NamedTuple):
     pairs: Sequence[ScrapePair]
     model: str
 
-    def spelled(self, names: Iterable[str]) -> str | None:
+    def find_name(self, names: Iterable[str]) -> str | None:
         """The first name that a page has; a counter may lack or have _total."""
         for name in names:
             other = name.removesuffix("_total") if name.endswith("_total") else f"{name}_total"
             for spelling in (name, other):
-                if any(pair.after.named(spelling) for pair in self.pairs):
+                if any(pair.after.samples_of(spelling) for pair in self.pairs):
                     return spelling
         return None
 
     def _series(self, scrape: ExpositionPage, name: str) -> list[MetricSample]:
-        return list(_mine(scrape.named(name), self.names.model_label, self.model))
+        return list(_mine(scrape.samples_of(name), self.names.model_label, self.model))
 
-    def grown(self, wanted: SumNames) -> float | None:
+    def counter_gain(self, wanted: SumNames) -> float | None:
         """What the counters gained, over all replicas."""
-        name = self.spelled(wanted.names)
+        name = self.find_name(wanted.names)
         if name is None:
             return None
-        return wanted.factor * sum(sum(self._gained(pair, name).values()) for pair in self.pairs)
+        return wanted.factor * sum(sum(self._series_gain(pair, name).values()) for pair in self.pairs)
 
     def has_fallen(self, wanted: SumNames) -> bool:
         """Whether a counter shows less than before."""
-        name = self.spelled(wanted.names)
+        name = self.find_name(wanted.names)
         if name is None:
             return False
         for pair in self.pairs:
@@ -279,13 +279,13 @@ class _Reader(NamedTuple):
                 return True
         return False
 
-    def _gained(self, pair: ScrapePair, name: str) -> dict[SampleLabels, float]:
+    def _series_gain(self, pair: ScrapePair, name: str) -> dict[SampleLabels, float]:
         before, after = self._series(pair.before, name), self._series(pair.after, name)
-        return _grown(before, after, restarted=_restarted(pair))
+        return _grown(before, after, restarted=_has_restarted(pair))
 
-    def gauge(self, wanted: SumNames, *, growth: bool = False) -> float | None:
+    def gauge_sum(self, wanted: SumNames, *, growth: bool = False) -> float | None:
         """The gauges' sum at the end, or what it grew by, over all replicas."""
-        name = self.spelled(wanted.names)
+        name = self.find_name(wanted.names)
         if name is None:
             return None
         total = 0.0
@@ -295,18 +295,18 @@ class _Reader(NamedTuple):
                 total -= sum(sample.value for sample in self._series(pair.before, name))
         return wanted.factor * total
 
-    def live(self, wanted: DistributionNames) -> LiveDistribution | None:
+    def distribution(self, wanted: DistributionNames) -> LiveDistribution | None:
         """The distribution of the window, over all replicas."""
-        buckets = self.spelled(f"{one}_bucket" for one in wanted.names)
+        buckets = self.find_name(f"{one}_bucket" for one in wanted.names)
         if buckets is not None:
             return self._histogram(buckets, wanted.factor)
-        summary = self.spelled(wanted.summaries)
+        summary = self.find_name(wanted.summaries)
         return None if summary is None else self._summary(summary, wanted.summary_factor)
 
     def _histogram(self, name: str, factor: float) -> LiveDistribution:
         counts: dict[float, float] = {}
         for pair in self.pairs:
-            for labels, value in self._gained(pair, name).items():
+            for labels, value in self._series_gain(pair, name).items():
                 upto = dict(labels).get("le")
                 if upto is not None:
                     counts[float(upto)] = counts.get(float(upto), 0.0) + value
@@ -325,7 +325,7 @@ class _Reader(NamedTuple):
         """What the sums of a histogram gained; None where a page has none."""
         if not all(self._series(pair.after, name) for pair in self.pairs):
             return None
-        return sum(sum(self._gained(pair, name).values()) for pair in self.pairs)
+        return sum(sum(self._series_gain(pair, name).values()) for pair in self.pairs)
 
     def _summary(self, name: str, factor: float) -> LiveDistribution:
         """The worst replica's quantile at each level: quantiles cannot be added up."""
@@ -344,25 +344,25 @@ def service_window(names: ServerNames, pairs: Sequence[ScrapePair], model: str =
         return None
     seconds = sum(pair.after.at_s - pair.before.at_s for pair in pairs) / len(pairs)
     reader = _Reader(names, pairs, model)
-    finished, arrived = reader.grown(names.finished), reader.grown(names.arrived)
-    growth = reader.gauge(names.waiting, growth=True)
+    finished, arrived = reader.counter_gain(names.finished), reader.counter_gain(names.arrived)
+    growth = reader.gauge_sum(names.waiting, growth=True)
     if arrived is None and finished is not None:
-        inside = (growth or 0.0) + (reader.gauge(names.running, growth=True) or 0.0)
+        inside = (growth or 0.0) + (reader.gauge_sum(names.running, growth=True) or 0.0)
         arrived = max(0.0, finished + inside)
-    spent_s = reader.grown(names.response_time_sum)
-    output, context = reader.grown(names.output_tokens), reader.grown(names.context_tokens)
+    spent_s = reader.counter_gain(names.response_time_sum)
+    output, context = reader.counter_gain(names.output_tokens), reader.counter_gain(names.context_tokens)
     return MetricsWindow(
         seconds=seconds,
-        response=reader.live(names.response),
-        first_token=reader.live(names.first_token),
-        inter_token=reader.live(names.inter_token),
-        waiting_time=reader.live(names.waiting_time),
+        response=reader.distribution(names.response),
+        first_token=reader.distribution(names.first_token),
+        inter_token=reader.distribution(names.inter_token),
+        waiting_time=reader.distribution(names.waiting_time),
         mean_response_s=spent_s / finished if spent_s is not None and finished else None,
         arrived_hz=None if arrived is None else arrived / seconds,
         finished_hz=None if finished is None else finished / seconds,
-        waiting=reader.gauge(names.waiting),
+        waiting=reader.gauge_sum(names.waiting),
         waiting_growth=growth,
-        running=reader.gauge(names.running),
+        running=reader.gauge_sum(names.running),
         output_token_hz=None if output is None else output / seconds,
         context_token_hz=None if context is None else context / seconds,
     )
@@ -379,8 +379,10 @@ class ServedIncrement(NamedTuple):
 def served_increment(names: ServerNames, pair: ScrapePair, model: str = "") -> ServedIncrement:
     """The increments themselves, however far the pages are apart."""
     reader = _Reader(names, (pair,), model)
-    requests = reader.grown(names.finished)
+    requests = reader.counter_gain(names.finished)
     if requests is None:
-        requests = reader.grown(names.arrived)
-    is_whole = not _restarted(pair) and not any(reader.has_fallen(one) for one in (names.finished, names.output_tokens))
-    return ServedIncrement(requests, reader.grown(names.output_tokens), is_whole)
+        requests = reader.counter_gain(names.arrived)
+    is_whole = not _has_restarted(pair) and not any(
+        reader.has_fallen(one) for one in (names.finished, names.output_tokens)
+    )
+    return ServedIncrement(requests, reader.counter_gain(names.output_tokens), is_whole)

@@ -119,7 +119,7 @@ def _between(at: float, places: tuple[float, ...], values: tuple[float, ...]) ->
     return values[above - 1] + (at - low) / (high - low) * (values[above] - values[above - 1])
 
 
-def _measured(curve: TokenCurve, quantile: float) -> tuple[float, ...]:
+def _measured_times(curve: TokenCurve, quantile: float) -> tuple[float, ...]:
     exact = curve.inter_token_s.get(quantile)
     if exact is not None:
         return exact
@@ -137,7 +137,7 @@ def token_rate_hz(curve: TokenCurve, sequences: float) -> float:
 
 def inter_token_latency(curve: TokenCurve, token_hz: float, quantile: float) -> LatencyEstimate:
     """Inter-token latency of an instance that gives `token_hz`; infinite where it cannot."""
-    times = _measured(curve, quantile)
+    times = _measured_times(curve, quantile)
     if token_hz > curve.token_hz[-1]:
         return LatencyEstimate(math.inf, CURVE_ERROR)
     held = _between(token_hz, curve.token_hz, curve.sequences)
@@ -222,7 +222,7 @@ _MEAN_ERROR = 0.03  # of a slowness by the mean: replicas are not scraped at one
 class ServiceModel(Protocol):
     """What the watch asks."""
 
-    def needed(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
+    def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
         """The replicas that keep every promise at a rate of requests, uncertainty added; `most` at most."""
 
     def is_hopeless(self, known: SlownessFactor) -> bool:
@@ -231,19 +231,19 @@ class ServiceModel(Protocol):
     def expected_s(self, window: MetricsWindow, replicas: int) -> float:
         """The promised quantile by the profile alone."""
 
-    def live(self, window: MetricsWindow) -> LiveQuantile | None:
+    def live_quantile(self, window: MetricsWindow) -> LiveQuantile | None:
         """The promised quantile as it was served."""
 
-    def steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+    def sample_steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
         """What a window without a growing queue says of the profile."""
 
-    def overloaded(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+    def sample_overload(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
         """What a window says in which all replicas were busy."""
 
     def is_late(self, window: MetricsWindow) -> bool:
         """Whether a promise is broken now."""
 
-    def places(self, replicas: int) -> int:
+    def concurrent_requests(self, replicas: int) -> int:
         """Requests that are served at once."""
 
 
@@ -267,7 +267,7 @@ class RequestService:
     objective: QuantileObjective
     arrival_cv2: float = 1.0
 
-    def needed(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
+    def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
         """The replicas that keep the promise."""
         arrivals = ArrivalProcess(rate_hz, self.arrival_cv2)
         for objective in (self.objective, self._unkept(known)) if most > 0 else ():
@@ -289,26 +289,28 @@ class RequestService:
     def expected_s(self, window: MetricsWindow, replicas: int) -> float:
         """The quantile of the response by the profile alone."""
         arrivals = ArrivalProcess(window.arrived_hz or 0.0, self.arrival_cv2)
-        return latency_quantile(self.replica.times(replicas), arrivals, self.objective.quantile).value_s
+        return latency_quantile(self.replica.replicated(replicas), arrivals, self.objective.quantile).value_s
 
-    def live(self, window: MetricsWindow) -> LiveQuantile | None:
+    def live_quantile(self, window: MetricsWindow) -> LiveQuantile | None:
         """The quantile of the response."""
         return _quantile(window.response, self.objective)
 
-    def steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+    def sample_steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
         """The slowness at which the model gives the live quantile."""
         arrivals = ArrivalProcess(window.arrived_hz or 0.0, self.arrival_cv2)
-        return sample_slowness(self.replica.times(replicas), arrivals, self.objective.quantile, self.live(window))
+        return sample_slowness(
+            self.replica.replicated(replicas), arrivals, self.objective.quantile, self.live_quantile(window)
+        )
 
-    def overloaded(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+    def sample_overload(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
         """The output is the capacity."""
-        return sample_saturation(self.replica.times(replicas).capacity_hz, window.finished_hz or 0.0)
+        return sample_saturation(self.replica.replicated(replicas).capacity_hz, window.finished_hz or 0.0)
 
     def is_late(self, window: MetricsWindow) -> bool:
         """Whether the response is too slow now."""
-        return _late(self.live(window), self.objective)
+        return _late(self.live_quantile(window), self.objective)
 
-    def places(self, replicas: int) -> int:
+    def concurrent_requests(self, replicas: int) -> int:
         """Servers times the batch."""
         return self.replica.servers * self.replica.batch * replicas
 
@@ -323,7 +325,7 @@ class TokenService:
     first_token: QuantileObjective | None = None
     prefill: PrefillCost | None = None
 
-    def needed(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
+    def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
         """The instances that keep both promises; those that can give the tokens at all, if none do."""
         if most < 1:
             return 0
@@ -358,11 +360,11 @@ class TokenService:
         """The quantile of the inter-token latency by the profile alone."""
         return inter_token_latency(self.curve, self._each_hz(window, replicas), self.inter_token.quantile).value_s
 
-    def live(self, window: MetricsWindow) -> LiveQuantile | None:
+    def live_quantile(self, window: MetricsWindow) -> LiveQuantile | None:
         """The quantile of the inter-token latency."""
         return _quantile(window.inter_token, self.inter_token)
 
-    def steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+    def sample_steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
         """The slowness at which the curve gives the live quantile, f x ITL(f x tokens of each), and the mean."""
         each_hz, quantile = self._each_hz(window, replicas), self.inter_token.quantile
 
@@ -376,7 +378,7 @@ class TokenService:
                     low = math.log(middle)
             return math.exp((low + high) / 2.0)
 
-        sample, slow = sample_quantile(find, quantile, self.live(window)), self._by_mean(window, each_hz)
+        sample, slow = sample_quantile(find, quantile, self.live_quantile(window)), self._by_mean(window, each_hz)
         if sample is None or sample.is_least or slow is None:
             return sample
         # A quantile may say that it is slower than its mean tells, never that it is faster: that the
@@ -390,15 +392,15 @@ class TokenService:
             return None
         return min(FACTOR_BOUND, max(1.0 / FACTOR_BOUND, token_rate_hz(self.curve, mean_s * each_hz) / each_hz))
 
-    def overloaded(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
+    def sample_overload(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
         """The output tokens are the capacity."""
         return sample_saturation(self.curve.token_hz[-1] * replicas, window.output_token_hz or 0.0)
 
     def is_late(self, window: MetricsWindow) -> bool:
         """Whether a token, or the first one, is too slow now."""
         first = _quantile(window.first_token, self.first_token)
-        return _late(self.live(window), self.inter_token) or _late(first, self.first_token)
+        return _late(self.live_quantile(window), self.inter_token) or _late(first, self.first_token)
 
-    def places(self, replicas: int) -> int:
+    def concurrent_requests(self, replicas: int) -> int:
         """Sequences at once."""
         return int(self.curve.sequences[-1]) * replicas

@@ -100,19 +100,19 @@ class _Session:
             self.end = reason
         self.wake.set()
 
-    def want_plan(self, *, not_before_s: float) -> None:
+    def request_plan(self, *, not_before_s: float) -> None:
         """The node's plan changed; what changes until then goes with it."""
         if not self.is_plan_wanted:
             self.is_plan_wanted = True
             self.plan_not_before_s = not_before_s
             self.wake.set()
 
-    def forgot_plan(self) -> None:
+    def resend_plan(self) -> None:
         """The plan goes again, whatever its epoch."""
         self.is_plan_forgotten = True
-        self.want_plan(not_before_s=0.0)
+        self.request_plan(not_before_s=0.0)
 
-    def wrote(self, energy: EnergyAcknowledgement) -> None:
+    def on_windows_written(self, energy: EnergyAcknowledgement) -> None:
         """Energy windows are on disk; the newest covers those before, and refusals that were not told yet go with it."""
         if self.energy is not None and self.energy.refused:
             refused, reason = self.energy.refused + energy.refused, energy.refused_reason or self.energy.refused_reason
@@ -120,7 +120,7 @@ class _Session:
         self.energy = energy
         self.wake.set()
 
-    def took(self, sequence: int) -> None:
+    def on_batch(self, sequence: int) -> None:
         """A batch came; acknowledge when enough have."""
         self.sequence = max(self.sequence, sequence)
         self.unacknowledged += 1
@@ -166,7 +166,7 @@ class AgentService:
         self._digests: dict[str, tuple[Inventory | None, str]] = {}
         self._met: set[str] = set()  # nodes whose agents have said what they have, to this process
         self._policy = loop.core.state.policy
-        telemetry.expect_every(self._policy.send_interval_s)
+        telemetry.set_send_interval(self._policy.send_interval_s)
         loop.listeners.append(self._on_commit)
 
     @property
@@ -178,14 +178,14 @@ class AgentService:
         """Whether the node's agent is here."""
         return node_name in self._sessions
 
-    def speaks_for(self, node_name: str) -> bool:
+    def is_node_reported(self, node_name: str) -> bool:
         """Whether an agent tells what a node is: one that is connected, or whose inventory is the newest."""
         record = self._loop.core.state.nodes.get(node_name)
         return node_name in self._sessions or (record is not None and record.inventory.agent_version != "")
 
-    def is_awaited(self, node_name: str) -> bool:
+    def is_report_pending(self, node_name: str) -> bool:
         """Whether an agent speaks for a node and has not said yet, to this process, what the node has now."""
-        return node_name not in self._met and self.speaks_for(node_name)
+        return node_name not in self._met and self.is_node_reported(node_name)
 
     def close(self) -> None:
         """End every stream, so that the server can stop at once."""
@@ -197,26 +197,26 @@ class AgentService:
         for name in committed.nodes:
             session = self._sessions.get(name)
             if session is not None:
-                session.want_plan(not_before_s=not_before_s)
+                session.request_plan(not_before_s=not_before_s)
         for event in committed.events:
             if isinstance(event, NodesRemoved):
                 for name in event.node_names:
-                    self._forget(name)
+                    self._forget_node(name)
         policy = self._loop.core.state.policy
         if policy.revision != self._policy.revision:
             self._policy = policy
-            self._telemetry.expect_every(policy.send_interval_s)
+            self._telemetry.set_send_interval(policy.send_interval_s)
             for session in self._sessions.values():
                 session.cadence = cadence_of(policy)
                 session.ack_every = batches_per_acknowledgement(session.cadence, policy.lease_s)
-                session.want_plan(not_before_s=not_before_s)
+                session.request_plan(not_before_s=not_before_s)
 
-    def _forget(self, node_name: str) -> None:
+    def _forget_node(self, node_name: str) -> None:
         """A node is no more; what its agent told is dropped, and an agent that is here begins anew."""
         if node_name in self._loop.core.state.nodes:
             # Joined again in the same commit.
             return
-        self._telemetry.forget(node_name)
+        self._telemetry.forget_node(node_name)
         self.devices.newest.pop(node_name, None)
         session = self._sessions.get(node_name)
         if session is not None:
@@ -242,7 +242,7 @@ class AgentService:
         if older is not None:
             self._log.warning("node=%s stream=replaced", name)
             older.close(Aborted(f"another stream said Hello as {name}; give each agent its own --node-name"))
-        self._loop.presence.arrived(name)
+        self._loop.presence.mark_connected(name)
         reader: asyncio.Task[None] | None = None
         try:
             if isinstance(opening, Resume) and await self._known(opening) is None:
@@ -261,7 +261,7 @@ class AgentService:
             if self._sessions.get(name) is session:
                 del self._sessions[name]
                 grace_s = self._loop.config.away_grace_s + self._spread_s()
-                self._loop.presence.left(name, deadline_s=self._monotonic_s() + grace_s)
+                self._loop.presence.mark_disconnected(name, deadline_s=self._monotonic_s() + grace_s)
 
     async def _known(self, opening: Resume) -> Inventory | None:
         """The inventory that an agent means by its fingerprint; None where we need to be told all of it.
@@ -289,7 +289,7 @@ class AgentService:
                 if inventory is None:
                     raise Aborted("the node was described anew by another stream; connect again")
                 await self._join(inventory, opening)
-                session.sequence = self._telemetry.open(inventory, opening.incarnation)
+                session.sequence = self._telemetry.open_stream(inventory, opening.incarnation)
         finally:
             self._waiting -= 1
         cadence = cadence_of(self._policy)
@@ -312,7 +312,7 @@ class AgentService:
             if self._loop.config.kubernetes is None
             else None
         )
-        await self._loop.node_joined(inventory, plan_epoch=epoch, claim=claim)
+        await self._loop.register_node(inventory, plan_epoch=epoch, claim=claim)
         self._met.add(name)
         record = self._loop.core.state.nodes.get(name)
         if record is not None and record.ahead is not None:
@@ -354,7 +354,7 @@ class AgentService:
                         session.is_plan_forgotten = False
                         session.sent_epoch = plan.epoch
                         self.plans_sent += 1
-                        self._tell(session.node_name, plan)
+                        self._trace_plan_message(session.node_name, plan)
                         yield plan
             if not session.is_over:
                 await session.wake.wait()
@@ -365,7 +365,7 @@ class AgentService:
         """Take what the agent says until it stops or breaks the contract."""
         try:
             async for request in requests:
-                await self._take(session, request)
+                await self._handle_message(session, request)
                 if session.is_over:
                     return
         except Exception as error:  # noqa: BLE001  # the stream ends with it; rpc turns it into a status
@@ -373,45 +373,45 @@ class AgentService:
         else:
             session.close(None)
 
-    async def _take(self, session: _Session, request: ConnectRequest) -> None:
+    async def _handle_message(self, session: _Session, request: ConnectRequest) -> None:
         match request.message:
             case SampleBatch() as batch:
                 self._sample(session, batch)
             case Inventory() as inventory:
                 if inventory.node_name != session.node_name:
                     raise _invalid("inventory.node_name", f"is {inventory.node_name}", f"stay {session.node_name}")
-                await self._loop.node_joined(inventory)
-                self._telemetry.describe(inventory)
+                await self._loop.register_node(inventory)
+                self._telemetry.update_inventory(inventory)
             case EnergyWindow() as window:
                 inventory = self._loop.core.state.nodes[session.node_name].inventory
-                self._energy.take(inventory, window, session.wrote)
+                self._energy.add_window(inventory, window, session.on_windows_written)
             case NodeEvent() as event:
                 await self._event(session, event)
             case PlanApplied() as applied:
                 if applied.epoch > session.sent_epoch:
                     raise _invalid("applied.epoch", f"is {applied.epoch}, a plan never sent", "name a plan that came")
-                self._telemetry.report(session.node_name, applied)
-                self._tell(session.node_name, applied)
+                self._telemetry.record_plan_applied(session.node_name, applied)
+                self._trace_plan_message(session.node_name, applied)
             case HeldDevices() as held:
-                self.devices.told(session.node_name, held)
+                self.devices.record_report(session.node_name, held)
             case Hello() | Resume():
                 raise _invalid("hello", "comes a second time", "send Hello once, first")
             case None:
                 # A newer agent says something that this version does not know.
                 pass
 
-    def _tell(self, node_name: str, message: NodePlan | PlanApplied) -> None:
+    def _trace_plan_message(self, node_name: str, message: NodePlan | PlanApplied) -> None:
         for listener in self.listeners:
             listener(node_name, message)
 
     def _sample(self, session: _Session, batch: SampleBatch) -> None:
         try:
-            receipt = self._telemetry.receive(session.node_name, batch, now_s=self._monotonic_s())
+            receipt = self._telemetry.receive_batch(session.node_name, batch, now_s=self._monotonic_s())
         except BatchRefused as error:
             self.refused_batches += 1
             self._log.warning("node=%s sequence=%d batch=refused reason=%s", session.node_name, batch.sequence, error)
             raise _invalid(error.field, error.problem, error.remedy) from error
-        session.took(receipt.sequence)
+        session.on_batch(receipt.sequence)
 
     async def _event(self, session: _Session, event: NodeEvent) -> None:
         self.events[event.kind] += 1
@@ -431,11 +431,11 @@ class AgentService:
         )
         try:
             if event.kind is NodeEventKind.GPU_LOST:
-                await self._loop.gpu_lost(session.node_name, event.gpu_uuid)
+                await self._loop.mark_gpu_lost(session.node_name, event.gpu_uuid)
             elif event.kind is NodeEventKind.GPU_RETURNED:
-                await self._loop.gpu_returned(session.node_name, event.gpu_uuid)
+                await self._loop.mark_gpu_returned(session.node_name, event.gpu_uuid)
             elif event.kind is NodeEventKind.LEASE_EXPIRED:
-                session.forgot_plan()
+                session.resend_plan()
         except NotFound:
             # The device has left the inventory since: it is gone already, and the agent did nothing wrong.
             self._log.info(

@@ -75,7 +75,7 @@ class AuditTrail:
         self._counts: Counter[str] = Counter(accepted=0, refused=0)
         self._unwritten = 0
 
-    def call(self, method: str, request: object, context: Context) -> AuditedCall:
+    def describe_call(self, method: str, request: object, context: Context) -> AuditedCall:
         """An operator's call, with what matters of it."""
         return replace(self._unread(method, context), arguments=summarize_request(method, request))
 
@@ -84,21 +84,21 @@ class AuditTrail:
         yield build_family("eelgrid_audit_events_total", dict(self._counts))
         yield build_family("eelgrid_audit_events_lost_total", self._unwritten)
 
-    async def settled(self, path: str, context: Context, request: object | None, error: Exception | None) -> None:
+    async def on_call_end(self, path: str, context: Context, request: object | None, error: Exception | None) -> None:
         """How a call ended, before it is answered; raises Fault where what it did is to be on disk and is not."""
         method = path.rpartition("/")[2]
         if error is None:
             if method in AUDITED and request is not None:
-                await self._accepted(method, request, context)
+                await self._on_accepted(method, request, context)
             return
         if isinstance(error, RoleRefused) and request is not None:
             # Refused by whoever looked closer than the door.
             self._count_refusal(error)
         code = _code_of(error)
         if method in AUDITED or is_denied(code):
-            call = self._unread(method, context) if request is None else self.call(method, request, context)
+            call = self._unread(method, context) if request is None else self.describe_call(method, request, context)
             self._counts["refused"] += 1
-            self._tell(call, code, str(error))
+            self._record_call(call, code, str(error))
 
     async def run(self) -> None:
         """Writes what gathered, until cancelled."""
@@ -117,25 +117,25 @@ class AuditTrail:
         except Fault as error:
             self._log.debug("audit=later entries=%d reason=%s", len(entries), error)
             for entry in entries:
-                self._wait(entry)
+                self._enqueue(entry)
 
     def _unread(self, method: str, context: Context) -> AuditedCall:
         caller = None if self._caller_of is None else self._caller_of(context)
         return AuditedCall(method, caller, peer_address(context))
 
-    async def _accepted(self, method: str, request: Any, context: Context) -> None:
+    async def _on_accepted(self, method: str, request: Any, context: Context) -> None:
         if getattr(request, "dry_run", False):
             return
         self._counts["accepted"] += 1
         if method in JOURNALLED:
             return
-        call = self.call(method, request, context)
+        call = self.describe_call(method, request, context)
         if method in REPORTS:
-            self._tell(call, "OK", "")
+            self._record_call(call, "OK", "")
         else:
             await self._loop.audit((call.entry(time_ns=self._clock.now_ns(), code="OK"),))
 
-    def _tell(self, call: AuditedCall, code: str, reason: str) -> None:
+    def _record_call(self, call: AuditedCall, code: str, reason: str) -> None:
         """An entry now, or one call more for the next."""
         who = call.peer.rpartition(":")[0] if call.caller is None else call.caller.subject
         key = who, call.method, code
@@ -145,7 +145,7 @@ class AuditTrail:
         found = self._alike.get(key)
         if found is None:
             self._alike[key] = _RepeatedRefusal(now_s + _ALIKE_S, call)
-            self._wait(call.entry(time_ns=self._clock.now_ns(), code=code, reason=reason))
+            self._enqueue(call.entry(time_ns=self._clock.now_ns(), code=code, reason=reason))
             return
         found.call, found.reason, found.calls = call, reason, found.calls + 1
 
@@ -158,12 +158,12 @@ class AuditTrail:
             if not found.calls:
                 del self._alike[key]
                 continue
-            self._wait(
+            self._enqueue(
                 found.call.entry(time_ns=self._clock.now_ns(), code=key[2], reason=found.reason, calls=found.calls)
             )
             found.until_s, found.calls = now_s + _ALIKE_S, 0
 
-    def _wait(self, entry: AuditEntry) -> None:
+    def _enqueue(self, entry: AuditEntry) -> None:
         if len(self._waiting) < _WAITING_MOST:
             self._waiting.append(entry)
         else:
@@ -180,7 +180,7 @@ def _code_of(error: Exception) -> str:
 class AuditReader(Protocol):
     """Who has the entries."""
 
-    def audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
+    def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
         """A page, the newest first; any thread may ask. Raises JournalError."""
 
 
@@ -205,7 +205,7 @@ class AuditService:
         wanted = AuditFilter(request.since_ns, request.user, request.call, request.denied)
         await self._trail.write()
         try:
-            page = await asyncio.to_thread(self._journal.audit_page, wanted, size=size, before=before)
+            page = await asyncio.to_thread(self._journal.read_audit_page, wanted, size=size, before=before)
         except JournalError as error:
             raise Unavailable(str(error)) from error
         return ListAuditEntriesResponse(

@@ -48,7 +48,7 @@ class LedgerQueries(Protocol):
     def exporters(self) -> Mapping[str, Exporter]:
         """Marks by name."""
 
-    async def ask(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
+    async def query(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
         """Answers to questions of one stretch; raises Unavailable."""
 
     async def settled_s(self) -> int:
@@ -79,8 +79,8 @@ class EnergyService:
             rows_most=request.rows_most or _ROWS,
             with_nobody=request.with_nobody,
         )
-        (answer,) = await self._desk.ask((asked,))
-        return self._told(answer)
+        (answer,) = await self._desk.query((asked,))
+        return self._build_response(answer)
 
     async def query_energy_report(
         self, request: QueryEnergyReportRequest, _context: Context
@@ -92,7 +92,7 @@ class EnergyService:
             filters=dict(request.filters),
             groupings=[(one.group_by, one.rows_most or _ROWS) for one in request.groupings],
         )
-        return QueryEnergyReportResponse(answers=tuple(map(self._told, await self._desk.ask(asked))))
+        return QueryEnergyReportResponse(answers=tuple(map(self._build_response, await self._desk.query(asked))))
 
     async def confirm_energy_export(
         self, request: ConfirmEnergyExportRequest, _context: Context
@@ -121,7 +121,7 @@ class EnergyService:
         await self._desk.remove_exporter(request.name)
         return RemoveEnergyExporterResponse()
 
-    def _told(self, answer: LedgerAnswer) -> QueryEnergyResponse:
+    def _build_response(self, answer: LedgerAnswer) -> QueryEnergyResponse:
         prices = self._loop.core.state.policy.prices
         return QueryEnergyResponse(
             begin_ns=answer.asked.begin_s * _NANO,

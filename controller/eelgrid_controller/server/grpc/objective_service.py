@@ -77,8 +77,8 @@ class ObjectiveService:
             return build_page(
                 request,
                 ListPointsResponse,
-                core.state.points.listed(request.profile),
-                place_of=_place,
+                core.state.points.list_points(request.profile),
+                place_of=_point_key,
                 element_of=lambda point: ("points", point),
             )
 
@@ -128,5 +128,5 @@ def _id(status: ServiceStatus | JobStatus) -> str:
     return status.workload_id
 
 
-def _place(point: MeasuredPoint) -> tuple[int | str, ...]:
+def _point_key(point: MeasuredPoint) -> tuple[int | str, ...]:
     return (point.profile, *make_point_key(point))

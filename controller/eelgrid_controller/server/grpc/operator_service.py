@@ -143,7 +143,7 @@ class WorkloadChanges:
             self._complete_after = self._changes.popleft().revision
         self._wake()
 
-    def after(self, revision: int) -> list[Workload]:
+    def changes_after(self, revision: int) -> list[Workload]:
         """Changes after the revision; raises Aborted when some are forgotten, Unavailable when closed."""
         if self._closed:
             raise Unavailable("the controller is stopping; watch again from the last revision seen")
@@ -160,7 +160,7 @@ class WorkloadChanges:
         found.reverse()
         return found
 
-    async def wait(self) -> None:
+    async def wait_change(self) -> None:
         """Return after the next publication."""
         if not self._closed:
             await self._more.wait()
@@ -205,7 +205,9 @@ class NodeService:
         if request.dry_run:
 
             def would(core: Core) -> NodeRemoval:
-                return core.would_remove(name, force=force, is_connected=connected, now_ns=self._loop.clock.now_ns())
+                return core.preview_node_removal(
+                    name, force=force, is_connected=connected, now_ns=self._loop.clock.now_ns()
+                )
 
             removal = await self._loop.read(would)
         else:
@@ -420,11 +422,11 @@ class OperatorService:
             for workload in workloads:
                 yield WatchWorkloadsResponse(workload=workload)
             while True:
-                for workload in self._changes.after(revision):
+                for workload in self._changes.changes_after(revision):
                     yield WatchWorkloadsResponse(workload=workload)
                     revision = workload.revision
-                if not self._changes.after(revision):
-                    await self._changes.wait()
+                if not self._changes.changes_after(revision):
+                    await self._changes.wait_change()
         finally:
             self._watchers -= 1
 
@@ -435,7 +437,7 @@ class OperatorService:
 
     async def explain_workload(self, request: ExplainWorkloadRequest, _context: Context) -> ExplainWorkloadResponse:
         """Why a workload stands where it stands."""
-        explanation = await self._loop.read(lambda core: core.explain(request.workload_id))
+        explanation = await self._loop.read(lambda core: core.explain_workload(request.workload_id))
         return ExplainWorkloadResponse(explanation=explanation)
 
     # Policy

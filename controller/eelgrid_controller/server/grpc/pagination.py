@@ -34,7 +34,7 @@ class OmissionCounter:
         self._log = log
         self._quiet_until_s: dict[str, float] = {}
 
-    def note(self, call: str, count: int, reasons: tuple[Violation, ...]) -> None:
+    def record_omission(self, call: str, count: int, reasons: tuple[Violation, ...]) -> None:
         """So many elements were left out of an answer to a call."""
         self.counts[call] += count
         now_s = self._monotonic_s()
@@ -116,7 +116,7 @@ class _Elements:
 
     def add(self, name: str, element: Any) -> bool:
         """Takes an element in, or leaves it out where it cannot be sent; False where the page is full."""
-        data = self._encoded(name, element)
+        data = self._encode_element(name, element)
         if data is None:
             return True
         if self.chunks and self.size + len(data) > PAGE_BYTES_MOST:
@@ -125,7 +125,7 @@ class _Elements:
         self.size += len(data)
         return True
 
-    def _encoded(self, name: str, element: Any) -> bytes | None:
+    def _encode_element(self, name: str, element: Any) -> bytes | None:
         try:
             data = encode_element(self.response, name, element)
         except ContractError:

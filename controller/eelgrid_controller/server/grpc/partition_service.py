@@ -133,7 +133,7 @@ class PartitionService:
         for number, stage in enumerate(stages):
             following = stages[number + 1] if number + 1 < len(stages) else None
             seats = tuple(turn.seat for turn in stage.turns)
-            if not await self._stood(seats):
+            if not await self._wait_applied(seats):
                 self._log.warning("partitions=ended left=%d reason=%s", self._left, self._word)
                 return
             if following is None:
@@ -151,7 +151,7 @@ class PartitionService:
         self._word = ""
         self._log.info("partitions=done stages=%d", len(stages))
 
-    async def _stood(self, seats: tuple[SurveyedGpu, ...]) -> bool:
+    async def _wait_applied(self, seats: tuple[SurveyedGpu, ...]) -> bool:
         """Waits until GPUs stand as they are wanted, and asks again where an agent refused."""
         began_s = asked_s = self._monotonic_s()
         pause_s = ASK_FIRST_S

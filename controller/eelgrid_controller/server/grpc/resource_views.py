@@ -49,7 +49,7 @@ class ClusterTotals:
         for part in self._parts:
             self._add(part, 1)
 
-    def follow(self, core: Core) -> bool:
+    def update(self, core: Core) -> bool:
         """Counts the nodes anew that changed since the last time; False where that cannot be told: begin anew."""
         snapshot, nodes = core.snapshot(), core.state.nodes
         if self._changes is not snapshot.changes:
@@ -123,9 +123,9 @@ class ResourceViews:
         name = record.inventory.node_name
         now_s, now_ns = self._monotonic_s(), self._now_ns()
         age_s = self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)
-        tick = self._telemetry.fresh(name, now_s=now_s, now_ns=now_ns)
-        applied = self._telemetry.applied(name)
-        received, lost = self._telemetry.counts(name)
+        tick = self._telemetry.fresh_tick(name, now_s=now_s, now_ns=now_ns)
+        applied = self._telemetry.plan_applied(name)
+        received, lost = self._telemetry.tick_counts(name)
         return Node(
             inventory=record.inventory,
             state=record.state,
@@ -134,7 +134,7 @@ class ResourceViews:
             allocated_gpu_milli=record.allocated_gpu_milli,
             workloads=len({workload_id for workload_id, _ in record.assignments}),
             power_w=tick.power_w if tick else None,
-            sample_age_s=_bounded(age_s),
+            sample_age_s=_bound_age(age_s),
             plan_epoch=record.plan_epoch,
             applied_epoch=applied.epoch if applied else 0,
             samples_received=received,
@@ -159,12 +159,12 @@ class ResourceViews:
             utilization_ratio=readings.utilization_ratio,
             memory_used_bytes=readings.memory_used_bytes,
             temperature_c=readings.temperature_c,
-            sample_age_s=_bounded(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
+            sample_age_s=_bound_age(self._telemetry.age_s(name, now_s=now_s, now_ns=now_ns)),
         )
 
     def plan(self, core: Core, node_name: str) -> PlanStatus:
         """One plan and the node's word on it."""
-        return PlanStatus(plan=core.node_plan(node_name), applied=self._telemetry.applied(node_name))
+        return PlanStatus(plan=core.node_plan(node_name), applied=self._telemetry.plan_applied(node_name))
 
     def summary(self, core: Core) -> Summary:
         """The cluster, with every change up to now."""
@@ -181,8 +181,8 @@ class ResourceViews:
 
     def _sum_up(self, core: Core) -> Summary:
         state, now_s, now_ns = core.state, self._monotonic_s(), self._now_ns()
-        power = self._telemetry.power(now_s=now_s, now_ns=now_ns)
-        if self._tally is None or not self._tally.follow(core):
+        power = self._telemetry.fresh_power(now_s=now_s, now_ns=now_ns)
+        if self._tally is None or not self._tally.update(core):
             self._tally = ClusterTotals(core)
         tally = self._tally
         phases = state.phases
@@ -227,7 +227,7 @@ class ResourceViews:
 
 def free_milli(record: NodeRecord, gpu: Gpu) -> int:
     """What new work could still get of the device: nothing of one that is lost, cordoned, cut or to be cut."""
-    gone = gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled or record.keeps(gpu)
+    gone = gpu.uuid in record.lost_gpus or gpu.cordon or gpu.mig_enabled or record.is_partition_managed(gpu)
     if record.state is not NodeState.READY or gone:
         return 0
     return GPU_MILLI_WHOLE - record.gpu_milli.get(gpu.uuid, 0)
@@ -240,6 +240,6 @@ def list_devices(records: Iterator[NodeRecord]) -> Iterator[tuple[NodeRecord, Gp
             yield record, gpu
 
 
-def _bounded(age_s: float | None) -> float | None:
+def _bound_age(age_s: float | None) -> float | None:
     """A clock that was never set may put a sample decades back; the contract ends at 1e9 s."""
     return None if age_s is None else min(age_s, 1e9)

@@ -115,15 +115,15 @@ class WhatIfRunner:
 
         def export(spec: WorkloadSpec) -> str:
             return json.dumps(
-                record_decision(journal.past(), spec, workload_id, self._catalogue), separators=(",", ":")
+                record_decision(journal.read_history(), spec, workload_id, self._catalogue), separators=(",", ":")
             )
 
-        async with self._admitted():
+        async with self._admit_question():
             workload = await self._loop.read(lambda core: core.workload(workload_id))
             return await asyncio.to_thread(export, workload.spec)
 
     @contextlib.asynccontextmanager
-    async def _admitted(self) -> AsyncIterator[None]:
+    async def _admit_question(self) -> AsyncIterator[None]:
         """One question at a time, and few that wait."""
         if self._waiting >= _WAITING_MOST:
             raise ResourceExhausted(f"{self._waiting} questions of this kind wait already; ask again later")
@@ -137,7 +137,7 @@ class WhatIfRunner:
     async def _on_a_copy(self, ask: Callable[[ClusterState, ScenarioContext], _Result]) -> tuple[_Result, float, float]:
         """The answer, the longest time in seconds that the loop was held for the copy, and all the time."""
         given_up = threading.Event()
-        async with self._admitted():
+        async with self._admit_question():
             try:
                 start_s = self._clock.perf_s()
                 state, held_s = await run_on_copy(self._loop, self._clock, lambda _, copied: copied)
@@ -217,7 +217,7 @@ class ShadowRunner:
             lambda core: (compute_cluster_figures(core), dict(core.state.workloads), core.state.revision)
         )
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: shadow.result().report(live, workloads, revision)
+            self._thread, lambda: shadow.result().build_report(live, workloads, revision)
         )
 
     async def stop(self) -> ShadowReport:
@@ -229,4 +229,4 @@ class ShadowRunner:
 
 def _follow(shadow: Future[ShadowPolicy], events: tuple[Event, ...]) -> None:
     for event in events:
-        shadow.result().follow(event)
+        shadow.result().follow_event(event)

@@ -63,7 +63,7 @@ class ViewerSlots:
     def __len__(self) -> int:
         return len(self._taken)
 
-    def take(self, account: ViewerAccount, now_s: float, *, is_alone: bool = False) -> ViewerSlot | str:
+    def acquire_slot(self, account: ViewerAccount, now_s: float, *, is_alone: bool = False) -> ViewerSlot | str:
         """A seat, or why there is none; `is_alone` where all viewers have one account and nothing is to be shared."""
         counts = Counter(seat.account for seat in self._taken)
         if not is_alone and counts[account] >= self._each_most:
@@ -74,12 +74,12 @@ class ViewerSlots:
                 return f"{self._most} viewers are here already"
             oldest = next(seat for seat in self._taken if seat.account == greediest)
             oldest.is_over.set()
-            self.leave(oldest)
+            self.release_slot(oldest)
         seat = ViewerSlot(account, now_s)
         self._taken[seat] = None
         return seat
 
-    def leave(self, seat: ViewerSlot) -> None:
+    def release_slot(self, seat: ViewerSlot) -> None:
         """It is free; once is enough."""
         self._taken.pop(seat, None)
 
@@ -125,7 +125,7 @@ class TlsContexts:
         self._losses += not self._trusted <= trusted
         self._current, self._trusted, self._stamp = fresh, trusted, stamp
 
-    def why_over(self, held: ssl.SSLObject, now_s: float) -> str:
+    def closing_reason(self, held: ssl.SSLObject, now_s: float) -> str:
         """Why a connection may not go on, by seconds since 1970; empty where it may."""
         if self._opened.get(held, self._losses) < self._losses:
             return "authority"
@@ -197,7 +197,7 @@ def _why_over(
     if not known.has_asked and monotonic_s - known.since_s > FIRST_REQUEST_WITHIN_S:
         return "silent"
     held = one.transport.get_extra_info("ssl_object")
-    return "" if contexts is None or held is None else contexts.why_over(held, now_s)
+    return "" if contexts is None or held is None else contexts.closing_reason(held, now_s)
 
 
 def _crowding(seen: dict[Any, _ConnectionRecord]) -> list[Any]:

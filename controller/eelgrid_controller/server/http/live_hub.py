@@ -63,16 +63,16 @@ class LiveSource(Protocol):
     def read(self, view: Callable[[ClusterState], _Result]) -> Awaitable[_Result]:
         """What a view makes of the state when all of it is on disk."""
 
-    def explain(self, workload_id: str) -> Awaitable[Explanation | None]:
+    def explain_workload(self, workload_id: str) -> Awaitable[Explanation | None]:
         """Why a workload stands where it stands; None for one that is not known."""
 
     def promises(self) -> ListPromisesResponse:
         """How promises are kept now."""
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """What the journal tells of before now; for any thread. Raises JournalError."""
 
-    def state_now(self) -> ClusterState:
+    def current_state(self) -> ClusterState:
         """The state at this moment, for a listener of commits."""
 
     def now_s(self) -> float:
@@ -100,9 +100,9 @@ class LiveHub:
         self._reading = asyncio.Lock()
         self._earlier: tuple[int, list[FleetChange], bool] = (-1, [], False)
 
-    def committed(self, committed: CommitResult) -> None:
+    def on_commit(self, committed: CommitResult) -> None:
         """A commit is on disk."""
-        self.board.committed(committed.events, self._source.state_now(), committed.revision)
+        self.board.on_commit(committed.events, self._source.current_state(), committed.revision)
 
     async def run(self) -> None:
         """Move on until cancelled."""
@@ -117,48 +117,48 @@ class LiveHub:
     def close(self) -> None:
         """Let every viewer go."""
         self._closed = True
-        self._tell()
+        self._notify_viewers()
 
     async def _beat(self) -> None:
         source = self._source
-        power = source.telemetry.power(now_s=source.now_s(), now_ns=source.now_ns())
-        self.board.measured(power, now_ns=source.now_ns())
+        power = source.telemetry.fresh_power(now_s=source.now_s(), now_ns=source.now_ns())
+        self.board.add_power_point(power, now_ns=source.now_ns())
         if self.viewers:
-            await self._turn()
+            await self._refresh()
         else:
-            await source.read(self.board.step)
+            await source.read(self.board.sync_nodes)
 
-    async def _turn(self, *, unless_s: float = 0.0) -> None:
+    async def _refresh(self, *, unless_s: float = 0.0) -> None:
         """Look at every node, and tell what changed; not if that was done less than so many seconds ago."""
         async with self._turning:
             source, board = self._source, self.board
             if source.now_s() - self._turned_s < unless_s:
                 return
             era = board.fleet.era
-            await source.read(board.step)
+            await source.read(board.sync_nodes)
             names = await source.read(lambda state: list(state.nodes))
             for part in _slices(names):
-                await source.read(lambda state, part=part: self._look(state, part))  # type: ignore[misc]
+                await source.read(lambda state, part=part: self._update_nodes(state, part))  # type: ignore[misc]
                 await asyncio.sleep(0)
             # Nothing may come between: viewers number their frames by this.
-            frame = await source.read(lambda state: board.delta(state, now_ns=source.now_ns()))
+            frame = await source.read(lambda state: board.delta_frame(state, now_ns=source.now_ns()))
             is_whole = board.fleet.era != era
             body = self._whole_now() if is_whole else _event("delta", board.frame, frame)
             self._frames.append((board.frame, body))
             self._turned_s = source.now_s()
-            self._tell()
+            self._notify_viewers()
 
-    def _look(self, state: ClusterState, names: Sequence[str]) -> None:
+    def _update_nodes(self, state: ClusterState, names: Sequence[str]) -> None:
         source = self._source
         now_s, now_ns = source.now_s(), source.now_ns()
-        fresh = source.telemetry.fresh
-        self.board.look(
+        fresh = source.telemetry.fresh_tick
+        self.board.update_nodes(
             (record, fresh(name, now_s=now_s, now_ns=now_ns))
             for name in names
             if (record := state.nodes.get(name)) is not None
         )
 
-    def _tell(self) -> None:
+    def _notify_viewers(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
@@ -166,29 +166,31 @@ class LiveHub:
         # Without viewers cells may be numbered anew between two frames.
         mark = (self.board.frame, self.board.fleet.era)
         if self._whole[0] != mark:
-            whole = self.board.whole(now_ns=self._source.now_ns())
+            whole = self.board.full_frame(now_ns=self._source.now_ns())
             self._whole = (mark, _event("whole", self.board.frame, whole))
         return self._whole[1]
 
-    async def whole(self) -> tuple[int, EventBytes]:
+    async def full_frame(self) -> tuple[int, EventBytes]:
         """Everything, and the number of the frame that it is; as of a second ago at most."""
         # Many may come at once, as after a restart: one of them looks for all.
-        await self._turn(unless_s=2.0 * self._every_s)
+        await self._refresh(unless_s=2.0 * self._every_s)
         return self.board.frame, self._whole_now()
 
-    async def earlier(self, before: int) -> dict[str, Any]:
+    async def read_earlier_changes(self, before: int) -> dict[str, Any]:
         """Rows of changes before the one of this number, from the journal, and whether it has more. Raises JournalError.
 
         Read by one thread at a time; what was read last is kept, for many ask for the same after a restart.
         """
         async with self._reading:
             if self._earlier[0] != before:
-                found, has_more = await asyncio.to_thread(lambda: read_earlier_changes(self._source.past(), before))
+                found, has_more = await asyncio.to_thread(
+                    lambda: read_earlier_changes(self._source.read_history(), before)
+                )
                 self._earlier = before, found, has_more
             _, changes, has_more = self._earlier
-        return {"era": self.board.fleet.era, "changes": self.board.rows(changes), "has_more": has_more}
+        return {"era": self.board.fleet.era, "changes": self.board.change_rows(changes), "has_more": has_more}
 
-    async def after(self, frame: int) -> tuple[int, Sequence[EventBytes]]:
+    async def frames_after(self, frame: int) -> tuple[int, Sequence[EventBytes]]:
         """The frames after this one, once there are some; raises Behind."""
         while not self._closed and self.board.frame <= frame:
             await self._news.wait()
@@ -224,18 +226,18 @@ class LoopSource:
         """What a view makes of the state when all of it is on disk."""
         return self._loop.read(lambda core: view(core.state))
 
-    async def explain(self, workload_id: str) -> Explanation | None:
+    async def explain_workload(self, workload_id: str) -> Explanation | None:
         """Why a workload stands where it stands; None for one that is not known."""
         try:
-            return await self._loop.read(lambda core: core.explain(workload_id))
+            return await self._loop.read(lambda core: core.explain_workload(workload_id))
         except NotFound:
             return None
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """What the journal tells of before now; for any thread. Raises JournalError."""
-        return self._loop.journal.past()
+        return self._loop.journal.read_history()
 
-    def state_now(self) -> ClusterState:
+    def current_state(self) -> ClusterState:
         """The state at this moment."""
         return self._loop.core.state
 

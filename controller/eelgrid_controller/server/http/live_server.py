@@ -142,13 +142,13 @@ class LiveServer:
             raise ControllerConfigError(
                 f"--page {address!r} is no address", "write HOST:PORT, for example 127.0.0.1:8443"
             )
-        context = self._secured(address)
+        context = self._tls_context(address)
         application = web.Application(client_max_size=1024)
         application.on_response_prepare.append(_with_headers)
         application.middlewares.append(self._guard)
         application.router.add_get("/", self._file)
         application.router.add_get("/events", self._events)
-        application.router.add_get("/data/{what}", self._answer)
+        application.router.add_get("/data/{what}", self._answer_query)
         application.router.add_get("/{name}", self._file)
         self._runner = web.AppRunner(
             application, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_KEPT_S
@@ -194,7 +194,7 @@ class LiveServer:
 
     # Who may come in
 
-    def _secured(self, address: str) -> ssl.SSLContext | None:
+    def _tls_context(self, address: str) -> ssl.SSLContext | None:
         if self._tls is None:
             self._only_local = is_loopback(address)
             if not self._only_local and not self._insecure:
@@ -247,7 +247,7 @@ class LiveServer:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         hub, now_s = self._hub, self._source.now_s
         # Everybody on this machine has one address, and shares as people on one machine do.
-        seat = self._seats.take(viewer_account(request), now_s(), is_alone=self._only_local)
+        seat = self._seats.acquire_slot(viewer_account(request), now_s(), is_alone=self._only_local)
         if isinstance(seat, str):
             return web.Response(status=503, text=f"{seat}\n")
         is_packed = _takes_gzip(request)
@@ -259,7 +259,7 @@ class LiveServer:
             await response.prepare(request)
             if is_packed:
                 await response.write(PACKED_HEAD)
-            frame, whole = await hub.whole()
+            frame, whole = await hub.full_frame()
             bodies: Iterable[EventBytes] = (whole,)
             _read_or_leave(request)
             while now_s() - seat.taken_s < VIEWER_S_MOST and not seat.is_over.is_set():
@@ -267,7 +267,7 @@ class LiveServer:
                     await response.write(b"".join(body.packed if is_packed else body.plain for body in bodies))
                 try:
                     async with asyncio.timeout(_QUIET_MOST_S):
-                        frame, bodies = await hub.after(frame)
+                        frame, bodies = await hub.frames_after(frame)
                 except TimeoutError:
                     bodies = (_NOTHING_NEW,)
         except (ViewerBehind, TimeoutError, ConnectionError):
@@ -275,10 +275,10 @@ class LiveServer:
             pass
         finally:
             hub.viewers -= 1
-            self._seats.leave(seat)
+            self._seats.release_slot(seat)
         return response
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer_query(self, request: web.Request) -> web.Response:
         if self._at_once >= _ANSWERS_AT_ONCE_MOST:
             return web.Response(status=503, text="too many questions at once; ask again\n")
         given = {key: value[:_TEXT_MOST] for key, value in request.query.items()}
@@ -302,7 +302,7 @@ class LiveServer:
             case "gpu":
                 return await source.read(lambda state: self._gpu(state, given.get("node", ""), given.get("index", "")))
             case "workload":
-                explanation = await source.explain(given.get("id", ""))
+                explanation = await source.explain_workload(given.get("id", ""))
                 return None if explanation is None else workload_details(explanation, self._hub.board.fleet)
             case "search":
                 return await source.read(lambda state: search_workloads(state, given.get("text", "")))
@@ -313,7 +313,11 @@ class LiveServer:
                 return list_objectives(source.promises())
             case "past":
                 before = given.get("before", "")
-                return await self._hub.earlier(int(before)) if before.isdecimal() and len(before) < 20 else None
+                return (
+                    await self._hub.read_earlier_changes(int(before))
+                    if before.isdecimal() and len(before) < 20
+                    else None
+                )
         return None
 
     def _gpu(self, state: ClusterState, node_name: str, index: str) -> Any:

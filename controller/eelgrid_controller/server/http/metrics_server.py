@@ -101,7 +101,7 @@ class ControllerMetrics:
         """Ask this one, too; a part that reads the state is not asked while that is ahead of the disk."""
         self._parts.append((part, reads_state))
 
-    def decided(self, duration_s: float, workload_id: str, trace_id: str = "") -> None:
+    def on_decision(self, duration_s: float, workload_id: str, trace_id: str = "") -> None:
         """A submission was decided on; the exemplar leads to its explanation and its trace. Empty ids for one without."""
         self.decision.observe(duration_s, _exemplar(workload_id, trace_id))
 
@@ -121,7 +121,7 @@ class ControllerMetrics:
             if self._is_settled or not reads_state:
                 yield from part()
 
-    async def page(self, *, opened: bool = False) -> bytes:
+    async def render_page(self, *, opened: bool = False) -> bytes:
         """The page of all values, as Prometheus' text or, with exemplars, as OpenMetrics."""
         families = await self._read()
         # Values are read in one go, where they belong together; making the text of them takes longer and needs nobody.
@@ -137,7 +137,7 @@ class ControllerMetrics:
             self._is_settled = False
         return list(self.collect())
 
-    async def watch_lag(self) -> None:
+    async def measure_loop_lag(self) -> None:
         """Measure how late the loop is, until cancelled."""
         while True:
             start_s = time.perf_counter()
@@ -256,19 +256,19 @@ class ControllerMetricsServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Who says nothing does not keep out who does: of those the oldest goes.
-        self._silent.came(writer.transport)
+        self._silent.add_connection(writer.transport)
         is_counted = False
         try:
             async with asyncio.timeout(_REQUEST_WITHIN_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-            self._silent.asked(writer.transport)
+            self._silent.discard_connection(writer.transport)
             self._connections += 1
             is_counted = True
             if self._connections > _CONNECTIONS_MOST:
                 status, kind, body = http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"too many connections\n"
             else:
                 request, *fields = head.decode("latin-1").split("\r\n")
-                status, kind, body = await self._answer(request.split(" "), fields)
+                status, kind, body = await self._answer_request(request.split(" "), fields)
             writer.write(
                 f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
@@ -281,12 +281,12 @@ class ControllerMetricsServer:
             pass
         finally:
             self._connections -= is_counted
-            self._silent.asked(writer.transport)
+            self._silent.discard_connection(writer.transport)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, request: list[str], fields: Sequence[str]) -> tuple[http.HTTPStatus, str, bytes]:
+    async def _answer_request(self, request: list[str], fields: Sequence[str]) -> tuple[http.HTTPStatus, str, bytes]:
         if not all(map(self._hosts.allows, _values(fields, "host"))):
             said = b"this Host is none of ours; name it with --metrics-host if it is\n"
             return http.HTTPStatus.MISDIRECTED_REQUEST, "text/plain", said
@@ -297,7 +297,7 @@ class ControllerMetricsServer:
                 wanted = prefers_openmetrics(",".join(_values(fields, "accept")))
                 kind = CONTENT_OPENMETRICS if wanted else CONTENT_PROMETHEUS
                 try:
-                    return http.HTTPStatus.OK, kind, await self._metrics.page(opened=wanted)
+                    return http.HTTPStatus.OK, kind, await self._metrics.render_page(opened=wanted)
                 except Exception:  # noqa: BLE001  # a fault in one number must not end the page for good
                     self._log.exception("metrics=failed")
                     return http.HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"see the controller's log\n"

@@ -48,7 +48,7 @@ class PowerLimitedNodes:
         self._core: Core | None = None
         self._ids: set[str] = set()
 
-    def committed(self, events: Iterable[Event]) -> None:
+    def on_commit(self, events: Iterable[Event]) -> None:
         """Takes in what one commit made true."""
         for event in events:
             match event:
@@ -105,9 +105,9 @@ class FleetMetrics:
         self._changes = Counter(dict.fromkeys(PLAN_CHANGES, 0))
         self._limited = PowerLimitedNodes()
 
-    def committed(self, committed: CommitResult) -> None:
+    def on_commit(self, committed: CommitResult) -> None:
         """Counts what one commit made true."""
-        self._limited.committed(committed.events)
+        self._limited.on_commit(committed.events)
         for event in committed.events:
             change = _CHANGES.get(type(event))
             if change is not None:
@@ -189,7 +189,7 @@ def model_watts(snapshot: Snapshot, seen: PowerReadings, is_ready: Bools) -> dic
     placed = np.array([rows.get(name, -1) for name in seen.names], np.int64)
     columns = np.array([snapshot.models.get(model, -1) for model in seen.models], np.int64)
     row, column = placed[seen.row], columns[seen.model]
-    modelled_w, devices, are_whole = _modelled(snapshot)
+    modelled_w, devices, are_whole = _model_power(snapshot)
     is_known = is_ready[seen.row] & (row >= 0) & (column >= 0)
     same = is_known & are_whole[row, column] & (devices[row, column] == seen.gpus)
     row, column, size = row[same], column[same], len(snapshot.models)
@@ -199,7 +199,7 @@ def model_watts(snapshot: Snapshot, seen: PowerReadings, is_ready: Bools) -> dic
     return {model: (measured[at], expected[at]) for model, at in snapshot.models.items() if at in there}
 
 
-def _modelled(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], NDArray[np.bool_]]:
+def _model_power(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], NDArray[np.bool_]]:
     """Watts, devices and whether none of them is cut, by node and model (N, M)."""
     nodes, models = snapshot.nodes, max(1, len(snapshot.models))
     there = (nodes.gpu_state != GPU_ABSENT) & (nodes.gpu_model >= 0)
@@ -241,7 +241,7 @@ class LedgerCounters(Protocol):
     def exporters(self) -> Mapping[str, Exporter]:
         """Marks by name; as many as `exporters.py` allows."""
 
-    def by_namespace(self) -> Mapping[str, float]:
+    def joules_by_namespace(self) -> Mapping[str, float]:
         """Joules of what is on disk, since the ledger began."""
 
 
@@ -274,4 +274,4 @@ class LedgerMetrics:
         yield build_family("eelgrid_ledger_export_lag_seconds", {one.name: one.lag_s(now_s) for one in exporters})
         changed = {one.name: one.changed.hours if one.changed else 0 for one in exporters}
         yield build_family("eelgrid_ledger_export_changes", changed)
-        yield build_family("eelgrid_ledger_energy_joules_total", counts.by_namespace())
+        yield build_family("eelgrid_ledger_energy_joules_total", counts.joules_by_namespace())

@@ -34,14 +34,14 @@ class ObjectiveMetrics:
 
     def families(self, workloads: Mapping[str, Workload], policy: Policy) -> Iterator[MetricFamily]:
         """All of them, as of the last turn."""
-        standing = self._steward.standing
+        standing = self._steward.objectives_status
         steering = standing.steering
         left_out = {"service": len(steering.services), "job": len(steering.jobs), "budget": len(steering.budgets)}
         yield from self._turns(steering.ignored)
         yield from _phases(steering.services, steering.jobs, standing.unsteered, workloads)
         yield from self._services(steering.services, workloads, steering.at_s)
-        yield from _jobs(_worst(steering.jobs, _owed), workloads)
-        yield from _budgets(_worst(steering.budgets, _filled), standing.drawn)
+        yield from _jobs(_worst(steering.jobs, _debt_key), workloads)
+        yield from _budgets(_worst(steering.budgets, _fill_key), standing.drawn)
         yield build_family(
             "eelgrid_promise_series_left_out", {kind: max(0, count - SERIES_MOST) for kind, count in left_out.items()}
         )
@@ -62,7 +62,7 @@ class ObjectiveMetrics:
             "eelgrid_steward_limits_answered_total", {name: counts.answered[name] for name in ("confirmed", "failed")}
         )
         yield build_family("eelgrid_steward_ignored_events_total", dict(ignored))
-        yield build_family("eelgrid_scrape_pages", pages.wanted)
+        yield build_family("eelgrid_scrape_pages", pages.target_count)
         yield build_family("eelgrid_scrape_pages_read_total", pages.pages)
         yield build_family(
             "eelgrid_scrape_failures_total", {kind.value: count for kind, count in pages.failures.items()}
@@ -76,13 +76,13 @@ class ObjectiveMetrics:
         attainment = self._steward.counts.attainment
 
         def kept(one: ServiceControlStatus) -> tuple[float, ...]:
-            seen = attainment.of(one.name)
+            seen = attainment.window_counts(one.name)
             judged = seen.get(AttainmentVerdict.KEPT, 0) + seen.get(AttainmentVerdict.MISSED, 0)
             return (seen.get(AttainmentVerdict.KEPT, 0) / judged if judged else 2.0, -(one.at_s or 0.0))
 
         shown = _worst(found, kept)
         windows = {
-            (one.name, verdict.value): float(attainment.of(one.name).get(verdict, 0))
+            (one.name, verdict.value): float(attainment.window_counts(one.name).get(verdict, 0))
             for one in shown
             for verdict in AttainmentVerdict
         }
@@ -112,11 +112,11 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _owed(one: JobControlStatus) -> tuple[float, ...]:
+def _debt_key(one: JobControlStatus) -> tuple[float, ...]:
     return (math.inf if one.earned_s is None else one.earned_s,)
 
 
-def _filled(one: BudgetControlStatus) -> tuple[float, ...]:
+def _fill_key(one: BudgetControlStatus) -> tuple[float, ...]:
     level = 0.0 if "/" not in one.name else 1.0 if one.name.startswith("rack/") else 2.0
     return level, -one.claim_w / one.room_w if one.room_w > 0.0 else -math.inf
 

@@ -37,7 +37,7 @@ def render_openmetrics(families: Iterable[MetricFamily | Metric]) -> bytes:
             lines.append(_heads(one.about)[1])
             lines += _lines(one)
             continue
-        lines.append(f"# HELP {one.name} {_escaped(one.documentation)}\n# TYPE {one.name} {one.type}\n")
+        lines.append(f"# HELP {one.name} {_escape_value(one.documentation)}\n# TYPE {one.name} {one.type}\n")
         lines += [f"{_series(sample)} {_number(sample.value)}{_exemplar(sample.exemplar)}\n" for sample in one.samples]
     lines.append("# EOF\n")
     return "".join(lines).encode()
@@ -51,40 +51,40 @@ def _heads(about: MetricDescription) -> tuple[str, str]:
     said = about.help.replace("\\", r"\\").replace("\n", r"\n")
     return (
         f"# HELP {name} {said}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n",
-        f"# HELP {told} {_escaped(about.help)}\n# TYPE {told} {kind}\n",
+        f"# HELP {told} {_escape_value(about.help)}\n# TYPE {told} {kind}\n",
     )
 
 
 @lru_cache(maxsize=1024)
-def _order(labels: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+def _label_order(labels: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     """Labels as they are written, by their names, and where the value of each stands."""
     return tuple(sorted((label, at) for at, label in enumerate(labels)))
 
 
 def _lines(one: MetricFamily) -> Iterator[str]:
     """A line for each series, of families with their few labels; the same in both formats."""
-    name, placed = one.about.name, _order(one.about.labels)
+    name, placed = one.about.name, _label_order(one.about.labels)
     if not placed:
         return (f"{name} {_number(value)}\n" for value in one.values.values())
     (label, at), rest = placed[0], placed[1:]
     begin = f'{name}{{{label}="'
     if not rest:
-        return (f'{begin}{_escaped(key[0])}"}} {_number(value)}\n' for key, value in one.values.items())
+        return (f'{begin}{_escape_value(key[0])}"}} {_number(value)}\n' for key, value in one.values.items())
     return (
         begin
-        + _escaped(key[at])
-        + "".join([f'",{other}="{_escaped(key[place])}' for other, place in rest])
+        + _escape_value(key[at])
+        + "".join([f'",{other}="{_escape_value(key[place])}' for other, place in rest])
         + f'"}} {_number(value)}\n'
         for key, value in one.values.items()
     )
 
 
 def _series(sample: Sample) -> str:
-    return f"{sample.name}{_braced(sample.labels)}" if sample.labels else sample.name
+    return f"{sample.name}{_format_labels(sample.labels)}" if sample.labels else sample.name
 
 
-def _braced(labels: Mapping[str, str]) -> str:
-    pairs = ",".join([f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items())])
+def _format_labels(labels: Mapping[str, str]) -> str:
+    pairs = ",".join([f'{name}="{_escape_value(value)}"' for name, value in sorted(labels.items())])
     return f"{{{pairs}}}"
 
 
@@ -92,10 +92,10 @@ def _exemplar(exemplar: Exemplar | None) -> str:
     if exemplar is None:
         return ""
     moment = "" if exemplar.timestamp is None else f" {_number(float(exemplar.timestamp))}"
-    return f" # {_braced(exemplar.labels)} {_number(exemplar.value)}{moment}"
+    return f" # {_format_labels(exemplar.labels)} {_number(exemplar.value)}{moment}"
 
 
-def _escaped(text: str) -> str:
+def _escape_value(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

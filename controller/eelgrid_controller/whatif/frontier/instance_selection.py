@@ -352,7 +352,7 @@ def retain_instances(before: LoadedInstances, serving: Sequence[int], *, hold: i
     return LoadedInstances(served, tuple(max(counts) for counts in zip(*served, strict=True)))
 
 
-def _evicted(
+def _evict_idle(
     asks: Sequence[ServiceDemand],
     after: list[LoadedInstances],
     serving: Sequence[Sequence[int]],
@@ -394,6 +394,6 @@ def serve_window(
     """One window of all services: how each runs, and what is loaded in it and after it."""
     serving = choose_instances(asks, pool, window_s=window_s, amortised=amortised)
     after = [retain_instances(loaded, counts, hold=hold) for loaded, counts in zip(before, serving, strict=True)]
-    _evicted(asks, after, serving, pool)
+    _evict_idle(asks, after, serving, pool)
     running = tuple(dispatch_load(ask.shapes, counts, ask.demand_hz) for ask, counts in zip(asks, serving, strict=True))
     return running, tuple(after)

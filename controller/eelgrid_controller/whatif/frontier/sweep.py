@@ -57,7 +57,7 @@ def _columns(loads: Sequence[CapacityLoad]) -> list[_Column]:
     return found
 
 
-def _solved(cost: Any, matrix: Any, low: Any, high: Any, *, whole: Any, most: Any) -> Any:
+def _solve_program(cost: Any, matrix: Any, low: Any, high: Any, *, whole: Any, most: Any) -> Any:
     """The variables of the best answer, or None."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -107,7 +107,7 @@ def largest_factor(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Ca
     cost = np.array([0.0] * len(columns) + [-1.0])
     whole = np.array([1] * len(columns) + [0])
     most = np.array([float(pool[column.model] // column.gpus) for column in columns] + [1.0])
-    found = _solved(cost, np.hstack([rows, factor]), low, high, whole=whole, most=most)
+    found = _solve_program(cost, np.hstack([rows, factor]), low, high, whole=whole, most=most)
     if found is None:
         return nothing
     for column, count in zip(columns, found, strict=False):
@@ -125,7 +125,7 @@ def missing_gpus(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Mapp
     # Of the same number, the models that are named first, so that the answer is one.
     cost = np.array([0.0] * len(columns) + [1.0 + CAPACITY_GAP * place for place in range(len(pool))])
     count = len(columns) + len(pool)
-    found = _solved(cost, np.hstack([rows, added]), low, high, whole=np.ones(count), most=np.full(count, np.inf))
+    found = _solve_program(cost, np.hstack([rows, added]), low, high, whole=np.ones(count), most=np.full(count, np.inf))
     if found is None:
         raise NoFeasibleConfiguration("fleet", "the solver found no number of GPUs", "report this: it is a fault")
     gpus = (round(float(value)) for value in found[len(columns) :])
@@ -313,7 +313,7 @@ class FrontierRow:
     mark: str = ""  # weightings whose choice this is
 
     @property
-    def binds(self) -> str:
+    def binding_constraint(self) -> str:
         """Why the rates are not carried."""
         return ", ".join(f"{count} more {model}" for model, count in self.lacks.items())
 
@@ -347,7 +347,7 @@ def _unbeaten(points: Sequence[Point], quantile: float) -> set[float]:
     return found
 
 
-def _thinned(values: Sequence[float], most: int) -> list[float]:
+def _thin_values(values: Sequence[float], most: int) -> list[float]:
     """At most so many, evenly by their place, the ends among them."""
     if len(values) <= most:
         return list(values)
@@ -387,7 +387,7 @@ def _plan(
     return FrontierPlan(serving_w + unused_w, serving_w, {model: n for model, n in used.items() if n}, tuple(placed))
 
 
-def _marked(rows: Sequence[FrontierRow]) -> tuple[FrontierRow, ...]:
+def _mark_rows(rows: Sequence[FrontierRow]) -> tuple[FrontierRow, ...]:
     """The rows with what is efficient and whose choice they are."""
     feasible = [(place, row.plan) for place, row in enumerate(rows) if row.plan is not None]
     if not feasible:
@@ -436,7 +436,7 @@ def compute_frontier(
     rows: list[FrontierRow] = []
     best = CapacityResult(0.0, ())
     before: list[tuple[InstanceShape, ...]] = []
-    taken = _thinned(every, objectives_most)
+    taken = _thin_values(every, objectives_most)
     for done, latency_s in enumerate(taken):
         tell(done, len(taken))
         shapes = [
@@ -458,7 +458,7 @@ def compute_frontier(
         factor = best.factor if plan is None else max(best.factor, 1.0)
         rows.append(FrontierRow(latency_s, factor, plan, {} if plan is not None else missing_gpus(loads, pool)))
     return Frontier(
-        _marked(rows),
+        _mark_rows(rows),
         math.fsum(s.rate_hz for s in services),
         (services[slowest].name, least_s[slowest]),
         len(every),

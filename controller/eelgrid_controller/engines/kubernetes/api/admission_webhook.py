@@ -84,7 +84,7 @@ class AdmissionWebhook:
         context.sni_callback = self._chosen
         application = web.Application(client_max_size=_BODY_BYTES_MOST)
         for path in _PATHS:
-            application.router.add_post(path, self._reviewed)
+            application.router.add_post(path, self._review_request)
         self._runner = web.AppRunner(
             application, access_log=None, handle_signals=False, keepalive_timeout=90.0, shutdown_timeout=1.0
         )
@@ -123,7 +123,7 @@ class AdmissionWebhook:
         assert self._current is not None
         held.context = self._current
 
-    async def _reviewed(self, request: web.Request) -> web.Response:
+    async def _review_request(self, request: web.Request) -> web.Response:
         if self._at_once >= _AT_ONCE_MOST:
             return self._refusal(503, f"{_AT_ONCE_MOST} reviews are under way; ask again")
         self._at_once += 1

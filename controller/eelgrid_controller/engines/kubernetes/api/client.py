@@ -53,7 +53,7 @@ async def discover_resources(get: Callable[[str, str], Awaitable[dict[str, Any]]
     asked: list[tuple[str, str, str]] = []
     for told in (core, groups):
         if told.get("kind") == "APIGroupDiscoveryList":
-            found.update(_aggregated(told))
+            found.update(_aggregated_resources(told))
         elif told.get("kind") == "APIVersions":
             asked += [("", one, f"/api/{one}") for one in told.get("versions") or ()]
         else:
@@ -69,7 +69,7 @@ async def discover_resources(get: Callable[[str, str], Awaitable[dict[str, Any]]
     return ServedResources(_number(version, "major"), _number(version, "minor"), frozenset(found))
 
 
-def _aggregated(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _aggregated_resources(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for group in (told.get("items") or ())[:_GROUPS_MOST]:
         name = group["metadata"].get("name", "")
         for version in group.get("versions") or ():
@@ -116,7 +116,7 @@ class ApiRequest(NamedTuple):
     accept: str = _JSON
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """How messages name it."""
         return f"{'watch' if 'watch' in self.query else self.method.lower()} {self.path}"
 
@@ -149,27 +149,27 @@ class HttpTransport:
     async def call(self, asked: ApiRequest) -> dict[str, Any]:
         """One request and its answer, which must be an object; the error that the answer is, if it is one."""
         try:
-            async with self._turns, asyncio.timeout(self.bounds.request_s), await self._answer(asked) as answer:
+            async with self._turns, asyncio.timeout(self.bounds.request_s), await self._send_request(asked) as answer:
                 told = await self._bytes(answer, asked)
                 if answer.status >= 400:
-                    raise _refused(answer, told, asked)
+                    raise _cluster_error(answer, told, asked)
         except TimeoutError as error:
             raise _unreachable(error, asked) from None
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(error, asked) from None
-        return parse_object(told, asked.what)
+        return parse_object(told, asked.description)
 
-    async def lines(self, asked: ApiRequest, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    async def stream_lines(self, asked: ApiRequest, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """The lines of an answer as they come, until the server ends it, or a little after the timeout."""
         clock = asyncio.get_running_loop()
         until_s = clock.time() + timeout_s + _GRACE_S
         try:
             async with self._watches:
                 async with asyncio.timeout(self.bounds.request_s):
-                    answer = await self._answer(asked)
+                    answer = await self._send_request(asked)
                 try:
                     if answer.status >= 400:
-                        raise _refused(answer, await self._bytes(answer, asked), asked)
+                        raise _cluster_error(answer, await self._bytes(answer, asked), asked)
                     rest = b""
                     while True:
                         # The time limit stands around each read and never around the caller, who runs at `yield`.
@@ -192,10 +192,10 @@ class HttpTransport:
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(error, asked) from None
 
-    async def _answer(self, asked: ApiRequest) -> aiohttp.ClientResponse:
+    async def _send_request(self, asked: ApiRequest) -> aiohttp.ClientResponse:
         """The head of an answer, its body unread; refused credentials are renewed once."""
         if self._session.closed:
-            raise ClusterUnreachable(f"{asked.what}: the client is closed", is_sent=False)
+            raise ClusterUnreachable(f"{asked.description}: the client is closed", is_sent=False)
         data = None if asked.body is None else msgspec.json.encode(asked.body)
         url = URL(self._server + asked.path, encoded=True)
         if query := {name: value for name, value in asked.query.items() if value}:
@@ -270,20 +270,22 @@ def _unreachable(error: Exception, asked: ApiRequest) -> ClusterUnreachable:
     """No answer; it was certainly not sent where there was no connection."""
     why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     is_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-    return ClusterUnreachable(f"{asked.what}: {why}", is_sent=is_sent)
+    return ClusterUnreachable(f"{asked.description}: {why}", is_sent=is_sent)
 
 
-def _refused(answer: aiohttp.ClientResponse, told: bytes, asked: ApiRequest) -> ClusterError:
+def _cluster_error(answer: aiohttp.ClientResponse, told: bytes, asked: ApiRequest) -> ClusterError:
     """The error that an answer is; its body need not be a Status."""
     try:
-        status = parse_object(told, asked.what)
+        status = parse_object(told, asked.description)
     except AnswerUnreadable:
         status = {}
-    return error_of(answer.status, status, asked.what, answer.headers.get("Retry-After"))
+    return error_of(answer.status, status, asked.description, answer.headers.get("Retry-After"))
 
 
 def _too_large(asked: ApiRequest, most: int) -> AnswerUnreadable:
-    return AnswerUnreadable(f"{asked.what}: over {most} bytes", "ask for fewer objects with a limit or a selector")
+    return AnswerUnreadable(
+        f"{asked.description}: over {most} bytes", "ask for fewer objects with a limit or a selector"
+    )
 
 
 _DEFAULTS = RequestLimits()
@@ -344,7 +346,7 @@ class HttpClusterClient:
             if not after or limit is not None:
                 return ObjectList(items, str(metadata.get("resourceVersion", "")), after)
 
-    async def watch(
+    async def watch_changes(
         self,
         resource: Resource,
         *,
@@ -364,20 +366,20 @@ class HttpClusterClient:
             "timeoutSeconds": str(max(1, round(timeout_s))),
         }
         asked = ApiRequest("GET", resource.path(namespace), query)
-        async with aclosing(self.exchange.lines(asked, timeout_s)) as lines:
+        async with aclosing(self.exchange.stream_lines(asked, timeout_s)) as lines:
             async for line in lines:
-                yield _change(line, asked.what)
+                yield _change(line, asked.description)
 
     async def create(self, resource: Resource, body: Body, *, namespace: str = "") -> Object:
         """See `Cluster`."""
         namespace = namespace or body.get("metadata", {}).get("namespace", "")
-        return await self.exchange.call(ApiRequest("POST", resource.path(namespace), body=_typed(resource, body)))
+        return await self.exchange.call(ApiRequest("POST", resource.path(namespace), body=_with_type(resource, body)))
 
     async def replace(self, resource: Resource, body: Body, *, subresource: str = "") -> Object:
         """See `Cluster`."""
         metadata = body["metadata"]
         path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
-        return await self.exchange.call(ApiRequest("PUT", path, body=_typed(resource, body)))
+        return await self.exchange.call(ApiRequest("PUT", path, body=_with_type(resource, body)))
 
     async def patch(
         self,
@@ -397,7 +399,7 @@ class HttpClusterClient:
         if kind is PatchKind.APPLY:
             query["force"] = "true" if is_forced else "false"
             assert isinstance(body, Mapping)
-            body = _typed(resource, {**body, "metadata": {**body.get("metadata", {}), "name": name}})
+            body = _with_type(resource, {**body, "metadata": {**body.get("metadata", {}), "name": name}})
         path = resource.path(namespace, name, subresource)
         accept = _BRIEF if is_brief else "application/json"
         return await self.exchange.call(ApiRequest("PATCH", path, query, body, kind.value, accept))
@@ -441,7 +443,7 @@ class HttpClusterClient:
         return await discover_resources(lambda path, accept: self.exchange.call(ApiRequest("GET", path, accept=accept)))
 
 
-def _typed(resource: Resource, body: Body) -> Body:
+def _with_type(resource: Resource, body: Body) -> Body:
     """The body with its kind and version, which a list leaves out."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
 

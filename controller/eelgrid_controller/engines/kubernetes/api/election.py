@@ -151,11 +151,11 @@ def step_election(state: Election, event: ElectionEvent, now_s: float) -> tuple[
             state = replace(state, asked=None, next_s=now_s + pause_s, is_over=state.is_stopping)
             state = replace(state, seen=None if state.is_leading else state.seen)
         case LeaseAnswered():
-            state, more = _answered(replace(state, asked=None), event, asked, now_s)
+            state, more = _on_lease_answered(replace(state, asked=None), event, asked, now_s)
             told += more
     if state.asked is not None or state.is_over or (now_s < state.next_s and not state.is_stopping):
         return state, told
-    state, more = _ask(state)
+    state, more = _next_request(state)
     return state, told + more
 
 
@@ -163,7 +163,7 @@ def _down(state: Election, why: str) -> tuple[Election, tuple[ElectionAction, ..
     return replace(state, is_leading=False, epoch=0, until_s=0.0), (StopLeading(why),)
 
 
-def _answered(
+def _on_lease_answered(
     state: Election, answer: LeaseAnswered, asked: ReadLease | WriteLease | None, now_s: float
 ) -> tuple[Election, tuple[ElectionAction, ...]]:
     """What a Lease that was read or written means."""
@@ -229,7 +229,7 @@ def _written(
     return state, (StartLeading(epoch, until_s, is_continued),)
 
 
-def _ask(state: Election) -> tuple[Election, tuple[ElectionAction, ...]]:
+def _next_request(state: Election) -> tuple[Election, tuple[ElectionAction, ...]]:
     """What to ask now, with nothing asked."""
     seen = state.seen
     asked: ReadLease | WriteLease = ReadLease()

@@ -69,7 +69,7 @@ class Elector:
             return None
         return LeadershipTerm(state.epoch, state.until_s, state.is_continued)
 
-    def hear(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
+    def add_listener(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
         """Tell the beginning and the end of terms to a callback, which must neither raise nor wait."""
         self._heard.append(callback)
 
@@ -81,19 +81,19 @@ class Elector:
         """Take part until stopped. Cancelled, it leaves the Lease to run out."""
         stopping: asyncio.Task[Any] | None = asyncio.create_task(self._stopping.wait())
         try:
-            self._take(election.ElectionTick())
+            self._apply_action(election.ElectionTick())
             while not self._state.is_over:
                 waiting = {task for task in (self._request, stopping) if task is not None}
                 wait_s = max(0.0, self._state.wake_s - self._clock.monotonic_s())
                 done, _ = await asyncio.wait(waiting, timeout=min(wait_s, 3600.0), return_when=asyncio.FIRST_COMPLETED)
                 if self._request is not None and self._request in done:
                     request, self._request = self._request, None
-                    self._take(request.result())
+                    self._apply_action(request.result())
                 elif stopping is not None and stopping in done:
                     stopping = None
-                    self._take(election.StopElection())
+                    self._apply_action(election.StopElection())
                 else:
-                    self._take(election.ElectionTick())
+                    self._apply_action(election.ElectionTick())
         finally:
             if stopping is not None:
                 stopping.cancel()
@@ -101,26 +101,26 @@ class Elector:
                 self._request.cancel()
             if self._state.is_leading:
                 self._state = replace(self._state, is_leading=False)
-                self._tell(None)
+                self._notify_listeners(None)
 
-    def _take(self, event: election.ElectionEvent) -> None:
+    def _apply_action(self, event: election.ElectionEvent) -> None:
         """One event: the next state, and what it asks for."""
         self._state, told = election.step_election(self._state, event, self._clock.monotonic_s())
         for one in told:
             match one:
                 case election.StartLeading(epoch, until_s, is_continued):
-                    self._tell(LeadershipTerm(epoch, until_s, is_continued))
+                    self._notify_listeners(LeadershipTerm(epoch, until_s, is_continued))
                 case election.StopLeading(why):
                     self._log.warning("lease=%s/%s led=no reason=%s", self._namespace, self._name, why)
-                    self._tell(None)
+                    self._notify_listeners(None)
                 case election.ReadLease() | election.WriteLease():
-                    self._request = asyncio.create_task(self._asked(one))
+                    self._request = asyncio.create_task(self._execute_request(one))
 
-    def _tell(self, term: LeadershipTerm | None) -> None:
+    def _notify_listeners(self, term: LeadershipTerm | None) -> None:
         for callback in self._heard:
             callback(term)
 
-    async def _asked(self, asked: election.ReadLease | election.WriteLease) -> election.ElectionEvent:
+    async def _execute_request(self, asked: election.ReadLease | election.WriteLease) -> election.ElectionEvent:
         """Carry out a request; whatever comes of it is an event."""
         sent_s = self._clock.monotonic_s()
         is_write = isinstance(asked, election.WriteLease)
@@ -179,7 +179,7 @@ class LeaderLabel:
         # A container that starts anew in its pod finds the label of its life before.
         self._wake.set()
 
-    def turned(self, term: LeadershipTerm | None) -> None:
+    def on_term(self, term: LeadershipTerm | None) -> None:
         """A term begins, or ends."""
         self._leads = term is not None
         self._wake.set()
@@ -192,13 +192,13 @@ class LeaderLabel:
             try:
                 await self._write(self._name, _LEADER if self._leads else None)
                 if self._leads:
-                    await self._take_from_others()
+                    await self._remove_from_other_pods()
             except ClusterError as error:
                 self._log.warning("label=%s written=no error=%s", ROLE_LABEL, error)
                 await asyncio.sleep(_AGAIN_S)
                 self._wake.set()
 
-    async def _take_from_others(self) -> None:
+    async def _remove_from_other_pods(self) -> None:
         marked = await self._cluster.list(PODS, namespace=self._namespace, labels=f"{ROLE_LABEL}={_LEADER}")
         for pod in marked.items:
             name = pod["metadata"]["name"]

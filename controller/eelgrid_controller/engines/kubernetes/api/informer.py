@@ -105,11 +105,11 @@ class Informer:
         """The resource version up to which what is held is right; empty before the first list."""
         return self._version
 
-    async def synced(self) -> None:
+    async def wait_synced(self) -> None:
         """Wait for the first whole list."""
         await self._synced.wait()
 
-    async def listed_since(self, at_s: float) -> None:
+    async def wait_listed_since(self, at_s: float) -> None:
         """Wait until everything was listed by a list that began at this time or later; the watch is ended for it."""
         while self._list_began_s < at_s:
             self._wants_list = True
@@ -121,7 +121,7 @@ class Informer:
         """For how long the server has said nothing, None before its first word."""
         return None if self._word_s is None else self._monotonic_s() - self._word_s
 
-    def hear(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+    def add_listener(self, callback: Callable[[Sequence[Delta]], None]) -> None:
         """Tell deltas to a callback from now on; what is held already is not told again."""
         self._heard.append(callback)
 
@@ -132,28 +132,28 @@ class Informer:
             try:
                 if self._wants_list or not self._version:
                     await self._list()
-                await self._watch()
+                await self._follow_changes()
                 if self._wants_list:
                     continue
                 # A server that ends each watch at once, without an error, is waited for as one that fails.
                 if self._monotonic_s() - began_s >= self._pace.lived_s:
-                    self._backoff.succeeded()
+                    self._backoff.reset()
                     continue
-                wait_s = self._backoff.wait_s()
+                wait_s = self._backoff.next_wait_s()
             except Expired as error:
-                self._failed(error)
+                self._on_failure(error)
                 self._version = ""
-                wait_s = self._backoff.wait_s()
+                wait_s = self._backoff.next_wait_s()
             except ClusterError as error:
-                self._failed(error)
+                self._on_failure(error)
                 if self._monotonic_s() - began_s >= self._pace.lived_s:
-                    self._backoff.succeeded()
-                wait_s = self._backoff.wait_s(retry_after_s(error))
+                    self._backoff.reset()
+                wait_s = self._backoff.next_wait_s(retry_after_s(error))
                 if isinstance(error, NotServed):
                     wait_s = self._pace.most_wait_s
             await self._sleep(wait_s)
 
-    def _failed(self, error: ClusterError) -> None:
+    def _on_failure(self, error: ClusterError) -> None:
         self.failures += 1
         self.last_error = error
         self._log.warning("watch=%s version=%s error=%s", self.resource.title, self._version or "none", error)
@@ -179,18 +179,18 @@ class Informer:
             if not after:
                 break
         self.lists += 1
-        self._tell(self._held.replaced(items))
+        self._notify_listeners(self._held.replace(items))
         self._version = page.resource_version
         self._list_began_s, self._wants_list = began_s, False
         self._synced.set()
         self._listed.set()
         self._listed.clear()
 
-    async def _watch(self) -> None:
+    async def _follow_changes(self) -> None:
         """Follow the changes until the watch ends."""
         chosen = self._selection
         self.watches += 1
-        watch = self._cluster.watch(
+        watch = self._cluster.watch_changes(
             self.resource,
             resource_version=self._version,
             namespace=chosen.namespace,
@@ -227,10 +227,10 @@ class Informer:
             version = version_of(change.object)
             if _is_before(version, self._version):
                 raise Expired(f"watch {self.resource.title}: versions went back to {version}", "list again")
-            self._tell(self._held.applied(change))
+            self._notify_listeners(self._held.apply_change(change))
             self._version = version
 
-    def _tell(self, deltas: Sequence[Delta]) -> None:
+    def _notify_listeners(self, deltas: Sequence[Delta]) -> None:
         if deltas:
             for callback in self._heard:
                 callback(deltas)

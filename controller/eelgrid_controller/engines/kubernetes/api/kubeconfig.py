@@ -249,7 +249,7 @@ class ClusterCredentials:
         """Headers, and TLS, for a request that is sent now; ConfigError says why there are none."""
         access = self._access
         if access.plugin is not None:
-            given = await self._plugged(access.plugin)
+            given = await self._plugin_credential(access.plugin)
             return ({"Authorization": f"Bearer {given.token}"} if given.token else {}), self._tls
         if access.token_file is not None:
             return {"Authorization": f"Bearer {self._read(access.token_file)}"}, self._tls
@@ -281,7 +281,7 @@ class ClusterCredentials:
                     raise ControllerConfigError(f"token {path}: {error}", "see whether the token is mounted") from None
         return self._token[0]
 
-    async def _plugged(self, plugin: ExecPlugin) -> _IssuedCredential:
+    async def _plugin_credential(self, plugin: ExecPlugin) -> _IssuedCredential:
         async with self._running:
             given = self._given
             if given is None or (given.until_s is not None and self._now_s() > given.until_s - _EARLY_S):
@@ -325,10 +325,10 @@ async def _run(plugin: ExecPlugin, access: ClusterAccess) -> _IssuedCredential:
             await process.wait()
     if code != 0:
         raise ControllerConfigError(f"credential program {plugin.command} ended with {code}", remedy)
-    return _given(said, plugin, remedy)
+    return _parse_plugin_output(said, plugin, remedy)
 
 
-def _given(said: bytes, plugin: ExecPlugin, remedy: str) -> _IssuedCredential:
+def _parse_plugin_output(said: bytes, plugin: ExecPlugin, remedy: str) -> _IssuedCredential:
     """What a credential program said; nothing of it is repeated in an error, for it is a secret."""
     try:
         status = json.loads(said)["status"]

@@ -55,7 +55,7 @@ class ObjectStore:
         """All of them, as they are at any moment; not to be changed."""
         return MappingProxyType(self._objects)
 
-    def replaced(self, items: Iterable[Object]) -> list[Delta]:
+    def replace(self, items: Iterable[Object]) -> list[Delta]:
         """The differences that a whole list makes; TooManyObjects leaves all as it was."""
         listed: dict[ObjectKey, Object] = {}
         for item in items:
@@ -75,7 +75,7 @@ class ObjectStore:
                 deltas += self._put(found)
         return deltas
 
-    def applied(self, change: WatchEvent) -> list[Delta]:
+    def apply_change(self, change: WatchEvent) -> list[Delta]:
         """The differences that an event makes: none, one, or two where a name was taken over."""
         if change.told is WatchEventType.BOOKMARK:
             return []

@@ -188,7 +188,7 @@ class ServedResources:
         plural = f"{resource.plural}/{subresource}" if subresource else resource.plural
         return (resource.group, resource.version, plural) in self.plurals
 
-    def find(self, resource: Resource, versions: Iterable[str]) -> Resource | None:
+    def find_served(self, resource: Resource, versions: Iterable[str]) -> Resource | None:
         """The kind in the first of these versions that is served, or None."""
         return next((found for found in map(resource.at, versions) if self.has(found)), None)
 
@@ -216,7 +216,7 @@ class ClusterClient(Protocol):
         its cache, however old that is; empty means the newest.
         """
 
-    def watch(
+    def watch_changes(
         self,
         resource: Resource,
         *,

@@ -41,11 +41,11 @@ class Backoff:
         self._most_s = most_s
         self._failures = 0
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         """The next wait is the first again."""
         self._failures = 0
 
-    def wait_s(self, least_s: float | None = None) -> float:
+    def next_wait_s(self, least_s: float | None = None) -> float:
         """How long to wait now, at least what the server asked for."""
         span_s = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
@@ -87,7 +87,7 @@ async def call_with_retries(
         try:
             return await call()
         except ClusterError as error:
-            wait_s = backoff.wait_s(retry_after_s(error))
+            wait_s = backoff.next_wait_s(retry_after_s(error))
             is_last = attempt == limits.attempts or monotonic_s() + wait_s > until_s
             if is_last or not is_retryable(error, is_idempotent=is_idempotent):
                 raise
@@ -104,11 +104,11 @@ class BackgroundTasks:
         self._what = what
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Go on without it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
 
     async def end(self) -> None:
         """Cancel all, and wait until they are gone."""
@@ -116,7 +116,7 @@ class BackgroundTasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._log.error("%s=task_failed", self._what, exc_info=task.exception())

@@ -39,7 +39,7 @@ class DeviceRequest(NamedTuple):
     devices: tuple[str, ...] = ()
 
     @property
-    def number(self) -> int:
+    def device_count(self) -> int:
         """How many devices."""
         return len(self.devices) or self.many
 
@@ -103,18 +103,18 @@ class UnallocatedBundle:
 class NodeCapacity(Protocol):
     """What else decides about a node: rules, CPU, memory, how many pods."""
 
-    def is_right(self, bundle: ClaimBundle, node_name: str) -> bool:
+    def can_host(self, bundle: ClaimBundle, node_name: str) -> bool:
         """Whether the bundle's pods may go there now."""
 
-    def take(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
+    def reserve(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
         """They go there; with -1 they do not."""
 
 
 class _Anywhere:
-    def is_right(self, bundle: ClaimBundle, node_name: str) -> bool:  # noqa: ARG002
+    def can_host(self, bundle: ClaimBundle, node_name: str) -> bool:  # noqa: ARG002
         return True
 
-    def take(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
+    def reserve(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
         """Nothing is counted."""
 
 
@@ -130,13 +130,13 @@ def allocate_claims(
     for members in groups.values():
         made: list[BundleAllocation] = []
         for number in members:
-            answer = search.find(bundles[number])
+            answer = search.find_devices(bundles[number])
             answers[number] = answer
             if isinstance(answer, BundleAllocation):
                 made.append(answer)
                 continue
             search.give_back(made)
-            waits = f"{_named(answer.bundle)} of its group has no devices: {answer.reason}"
+            waits = f"{_claim_names(answer.bundle)} of its group has no devices: {answer.reason}"
             answers |= {
                 other: UnallocatedBundle(bundle=bundles[other], reason=waits) for other in members if other != number
             }
@@ -150,12 +150,15 @@ class _Search:
         self._room = room
         self._begin: dict[tuple[Hashable, int], int] = {}
 
-    def find(self, bundle: ClaimBundle) -> BundleAllocation | UnallocatedBundle:
+    def find_devices(self, bundle: ClaimBundle) -> BundleAllocation | UnallocatedBundle:
         """Devices for a bundle, taken; or why there are none."""
         kind = bundle.kind if bundle.kind is not None else tuple((one.variants, one.same) for one in bundle.claims)
         variants = list(islice(product(*(one.variants for one in bundle.claims)), MAX_VARIANTS))
         for wants in variants[0]:
-            if not all(want.number >= 1 for want in wants) or sum(want.number for want in wants) > MAX_DEVICES:
+            if (
+                not all(want.device_count >= 1 for want in wants)
+                or sum(want.device_count for want in wants) > MAX_DEVICES
+            ):
                 return UnallocatedBundle(
                     bundle=bundle, reason=f"a claim has 1 to {MAX_DEVICES} devices; ask for so many"
                 )
@@ -170,13 +173,13 @@ class _Search:
         """What a group gave up is free again, also for those whose search went past it."""
         for one in made:
             for claim in one.bundle.claims:
-                self._pools.hold(claim.uid, ())
-            self._room.take(one.bundle, one.node_name, -1)
+                self._pools.set_allocation(claim.uid, ())
+            self._room.reserve(one.bundle, one.node_name, -1)
             self._begin.clear()
 
     def _nodes(self, variant: Sequence[Sequence[DeviceRequest]]) -> Sequence[str]:
         drivers = [want.driver for wants in variant for want in wants]
-        return self._pools.nodes(DRIVER_NAME if DRIVER_NAME in drivers else drivers[0])
+        return self._pools.node_names(DRIVER_NAME if DRIVER_NAME in drivers else drivers[0])
 
     def _over_nodes(
         self, bundle: ClaimBundle, kind: tuple[Hashable, int], variant: Sequence[Sequence[DeviceRequest]]
@@ -198,11 +201,11 @@ class _Search:
         pools: dict[str, DevicePool] = {}
         for wants in variant:
             for want in wants:
-                pool = self._pools.at(want.driver, node_name)
+                pool = self._pools.get_pool(want.driver, node_name)
                 if pool is None or kind in pool.full:
                     return None
                 pools[want.driver] = pool
-        if not self._room.is_right(bundle, node_name):
+        if not self._room.can_host(bundle, node_name):
             return None
         chosen = _choose(pools, bundle.claims, variant)
         if chosen is None:
@@ -211,8 +214,8 @@ class _Search:
                 next(iter(pools.values())).full.add(kind)
             return None
         for claim, results in zip(bundle.claims, chosen, strict=True):
-            self._pools.hold(claim.uid, results)
-        self._room.take(bundle, node_name, 1)
+            self._pools.set_allocation(claim.uid, results)
+        self._room.reserve(bundle, node_name, 1)
         return BundleAllocation(bundle=bundle, node_name=node_name, results=chosen)
 
 
@@ -234,7 +237,7 @@ def _choose(
         _Need(number, order, want, want.devices[step] if want.devices else "")
         for number, wants in enumerate(variant)
         for order, want in enumerate(wants)
-        for step in range(want.number)
+        for step in range(want.device_count)
     ]
     needs.sort(key=lambda one: -_size(pools[one.want.driver], one.want))
     for allowed in islice(_agreements(pools, claims, variant), _VALUES_MOST):
@@ -242,7 +245,7 @@ def _choose(
         steps = [_STEPS_MOST]
         is_found = _descend(pools, needs, allowed, found, steps)
         for need, offer in found:
-            pools[need.want.driver].take(offer.name, -1)
+            pools[need.want.driver].reserve(offer.name, -1)
         if is_found:
             found.sort(key=lambda pair: (pair[0].claim, pair[0].order))
             return tuple(
@@ -271,21 +274,23 @@ def _descend(
         return True
     need = needs[len(found)]
     pool = pools[need.want.driver]
-    every = pool.chosen(need.want.choices)
+    every = pool.matching_devices(need.want.choices)
     fitting = [
-        one for one in every if (not need.name or one.name == need.name) and pool.fits(one) and allowed(need, one)
+        one
+        for one in every
+        if (not need.name or one.name == need.name) and pool.has_capacity(one) and allowed(need, one)
     ]
     is_last = len(found) + 1 == len(needs)
-    for offer in [min(fitting, key=pool.order)] if is_last and fitting else sorted(fitting, key=pool.order):
+    for offer in [min(fitting, key=pool.sort_key)] if is_last and fitting else sorted(fitting, key=pool.sort_key):
         if steps[0] <= 0:
             return False
         steps[0] -= 1
-        pool.take(offer.name)
+        pool.reserve(offer.name)
         found.append((need, offer))
         if _descend(pools, needs, allowed, found, steps):
             return True
         found.pop()
-        pool.take(offer.name, -1)
+        pool.reserve(offer.name, -1)
     return False
 
 
@@ -300,11 +305,11 @@ def _agreements(
     values: list[list[Any]] = []
     for number, same in agreed:
         offers = [
-            (pools[want.driver].order(one), one.seen.attributes[same.attribute])
+            (pools[want.driver].sort_key(one), one.seen.attributes[same.attribute])
             for want in variant[number]
             if _covers(same, want)
-            for one in pools[want.driver].chosen(want.choices)
-            if same.attribute in one.seen.attributes and pools[want.driver].fits(one)
+            for one in pools[want.driver].matching_devices(want.choices)
+            if same.attribute in one.seen.attributes and pools[want.driver].has_capacity(one)
         ]
         values.append(list(dict.fromkeys(value for _, value in sorted(offers, key=lambda pair: pair[0]))))
     for chosen in product(*values):
@@ -320,10 +325,10 @@ def _covers(same: MatchAttribute, want: DeviceRequest) -> bool:
 
 
 def _size(pool: DevicePool, want: DeviceRequest) -> int:
-    return min((sum(count for _, count in one.takes) for one in pool.chosen(want.choices)), default=0)
+    return min((sum(count for _, count in one.takes) for one in pool.matching_devices(want.choices)), default=0)
 
 
-def _named(bundle: ClaimBundle) -> str:
+def _claim_names(bundle: ClaimBundle) -> str:
     return ", ".join(one.name for one in bundle.claims)
 
 
@@ -399,7 +404,7 @@ class ClusterCapacity:
         self._where: dict[str, str] = {}  # uid -> node
         self._promised: dict[str, str] = {}  # uid -> node
 
-    def put(self, uid: str, found: Mapping[str, Any], node_name: str) -> None:
+    def put_pod(self, uid: str, found: Mapping[str, Any], node_name: str) -> None:
         """A pod is on a node, or can only go there; nowhere where that is empty."""
         if node_name:
             self._promised.pop(uid, None)
@@ -407,7 +412,7 @@ class ClusterCapacity:
             return
         self._put(uid, found, node_name)
 
-    def promise(self, pod: Pod, node_name: str) -> None:
+    def reserve_pod(self, pod: Pod, node_name: str) -> None:
         """A pod is sent to a node; with an empty name, no more."""
         if node_name:
             self._promised[pod.uid] = node_name
@@ -415,7 +420,7 @@ class ClusterCapacity:
             return
         self._put(pod.uid, pod.requested, node_name)
 
-    def remove(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """A pod that is no more."""
         self._promised.pop(uid, None)
         self._put(uid, {}, "")
@@ -435,14 +440,14 @@ class ClusterCapacity:
             on.pods[uid] = found
             on.total = None
 
-    def closed(self, node_name: str) -> str:
+    def closed_reason(self, node_name: str) -> str:
         """Why nothing may go to a node; empty where it may."""
         node = self.nodes.get(node_name)
         return f"there is no node {node_name}" if node is None else closed_reason(node)
 
     # As `claims.Room`
 
-    def is_right(self, bundle: ClaimBundle, node_name: str) -> bool:
+    def can_host(self, bundle: ClaimBundle, node_name: str) -> bool:
         """Whether all pods of a bundle may go to a node and have room there."""
         node = self.nodes.get(node_name)
         burden = self.burdens[bundle.token]
@@ -460,11 +465,11 @@ class ClusterCapacity:
             and (node.pods_most is None or held.pods <= node.pods_most)
         )
 
-    def take(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
+    def reserve(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
         """A bundle's pods go to a node, or do not."""
         for pod in self.burdens[bundle.token].pods:
             if not pod.node_name:
-                self.promise(pod, node_name if sign > 0 else "")
+                self.reserve_pod(pod, node_name if sign > 0 else "")
 
     def _total(self, node_name: str) -> _Sum:
         on = self._on.get(node_name)

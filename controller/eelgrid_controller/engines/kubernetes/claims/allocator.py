@@ -87,17 +87,17 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
         for member in part.members:
             has_ours = False
             devices: list[str] = []
-            for key in state.book.needs(member.pod.uid):
+            for key in state.book.claims_of(member.pod.uid):
                 found = state.book.claims.get(key)
                 if found is None:
                     continue
                 uid = found["metadata"]["uid"]
-                held = state.pools.held(uid)
+                held = state.pools.allocation_of(uid)
                 has_ours = has_ours or is_own_allocation(held)
                 devices += [one.device for one in held if one.driver == DRIVER_NAME]
                 decided = state.book.decided.get(uid)
                 if decided is not None:
-                    status = _reserved(state, member, found, decided.status)
+                    status = _with_reservation(state, member, found, decided.status)
                     writes[uid] = ClaimStatusWrite(
                         uid, key, {"metadata": found["metadata"], "spec": found["spec"], "status": status}
                     )
@@ -106,7 +106,7 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
     return ClaimGrant(wanted.unit.name, state.epoch, tuple(writes.values()), tuple(releases))
 
 
-def _reserved(state: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
+def _with_reservation(state: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
     """The reservation that kube-scheduler would add, for a claim that is this pod's alone."""
     owners = {one["uid"] for one in found["metadata"].get("ownerReferences") or ()}
     if not state.settings.is_reserving or owners != {member.pod.uid}:
@@ -136,7 +136,7 @@ def surrendered_claims(book: ClaimStore, wanted: ClaimDemand) -> Iterator[Body]:
     if wanted.unit.size <= 1:
         return
     for member in wanted.members:
-        for key in book.needs(member.pod.uid) if member.pod.is_gated else ():
+        for key in book.claims_of(member.pod.uid) if member.pod.is_gated else ():
             found = book.claims.get(key)
             if (
                 found is not None
@@ -178,7 +178,7 @@ class ClaimAllocator:
         self._is_fresh = False  # all claims were read in this term
         self._tells: list[RecordEvent] = []
 
-    def take(self, events: Iterable[ClaimEvent], at_s: float, stamp: str) -> list[ClaimInstruction]:
+    def on_events(self, events: Iterable[ClaimEvent], at_s: float, stamp: str) -> list[ClaimInstruction]:
         """What is to be done after these events; `stamp` is the time for people, RFC 3339."""
         for event in events:
             self._apply(event, at_s)
@@ -187,7 +187,7 @@ class ClaimAllocator:
         told: list[ClaimInstruction] = list(self._slices())
         if self.epoch is not None and self._is_fresh:
             told += self._conflicts()
-            told += self._looked(at_s, stamp)
+            told += self._evaluate_marked(at_s, stamp)
         tells, self._tells = self._tells, []
         return [*told, *tells]
 
@@ -196,7 +196,7 @@ class ClaimAllocator:
     def _apply(self, event: ClaimEvent, at_s: float) -> None:
         match event:
             case ClaimPodUpdated():
-                self._seen(event, at_s)
+                self._on_pod_updated(event, at_s)
             case PodDeleted(uid):
                 self._gone(uid)
             case ClaimNodeUpdated(node):
@@ -211,28 +211,28 @@ class ClaimAllocator:
                 metadata = found["metadata"]
                 key = PodKey(metadata["namespace"], metadata["name"])
                 running = [uid for uid in self.book.users.get(key, ()) if self._is_running(uid)]
-                self.book.removed(found, running)
+                self.book.remove_claim(found, running)
                 self._marked.update(self._starved)
                 self._mark_users(key)
             case ResourceSliceUpdated(name, spec):
-                self.pools.put(name, spec)
+                self.pools.put_slice(name, spec)
                 self._slice(spec)
             case ResourceSliceDeleted(name):
-                self._slice(self.pools.drop(name))
+                self._slice(self.pools.remove_slice(name))
             case DeviceClassUpdated(found):
                 self.book.classes[found["metadata"]["name"]] = found
-                self.book.class_changed()
+                self.book.invalidate_requests()
                 self._mark_all()
             case DeviceClassDeleted(name):
                 self.book.classes.pop(name, None)
-                self.book.class_changed()
+                self.book.invalidate_requests()
             case ClaimsSynced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
             case LeadershipAcquired() | LeadershipLost() | ClaimsListed():
                 self._term(event, at_s)
             case GrantWritten(name):
-                self._ended(name, 0.0)
+                self._on_grant_ended(name, 0.0)
             case GrantFailed(name, uid, failure, why):
                 self._grant_failed(name, uid, failure, why, at_s)
             case DeallocationFailed(uid):
@@ -254,13 +254,13 @@ class ClaimAllocator:
                 for found in claims:
                     self._claim(found, at_s)
                 for uid in list(self.book.decided):
-                    self.book.undecide(uid)
+                    self.book.revert_decision(uid)
                 self._freeing.clear()
                 self._is_fresh = True
                 self._marked.update(dict.fromkeys(self.units))
 
-    def _seen(self, event: ClaimPodUpdated, at_s: float) -> None:
-        self.room.put(event.uid, event.found, event.where)
+    def _on_pod_updated(self, event: ClaimPodUpdated, at_s: float) -> None:
+        self.room.put_pod(event.uid, event.found, event.where)
         claimant = event.claimant
         if claimant is None:
             self._leave(event.uid)
@@ -281,12 +281,12 @@ class ClaimAllocator:
         # Since when is a matter of its present place: a release begins anew.
         is_stuck = pod.unscheduled == "Unschedulable" and not pod.gates and not pod.node_name
         member.unscheduled_s = (member.unscheduled_s or at_s) if is_stuck else None
-        self.book.need(pod)
+        self.book.put_pod(pod)
         self._marked[name] = None
 
     def _gone(self, uid: str) -> None:
-        self.room.remove(uid)
-        self.book.gone(uid)
+        self.room.remove_pod(uid)
+        self.book.remove_pod(uid)
         self._leave(uid)
         self._marked.update(self._starved)
 
@@ -294,10 +294,10 @@ class ClaimAllocator:
         name = self._unit_of.pop(uid, None)
         if name is not None:
             unit = self.units[name]
-            for key in self.book.needs(uid):
+            for key in self.book.claims_of(uid):
                 self._mark_users(key)
             del unit.members[uid]
-            self.book.gone(uid)
+            self.book.remove_pod(uid)
             if unit.members:
                 self._marked[name] = None
             else:
@@ -309,10 +309,10 @@ class ClaimAllocator:
         key = PodKey(metadata["namespace"], metadata["name"])
         before = self.book.claims.get(key)
         was = self.book.node_of(before) if before is not None else ""
-        is_lost = self.book.seen(found)
+        is_lost = self.book.put_claim(found)
         if not allocation_results(found) and before is not None and allocation_results(before):
             self._marked.update(self._starved)
-            self._settle(key, at_s)
+            self._on_claim_freed(key, at_s)
         if metadata["uid"] in self._freeing:
             if self._freeing[metadata["uid"]] != metadata["resourceVersion"]:
                 del self._freeing[metadata["uid"]]
@@ -321,7 +321,7 @@ class ClaimAllocator:
             for uid in self.book.users.get(key, ()):
                 self.units[self._unit_of[uid]].members[uid].avoid[was] = at_s + self.settings.avoid_s
         node_name = self.book.node_of(found)
-        pool = self.pools.at(DRIVER_NAME, node_name) if node_name else None
+        pool = self.pools.get_pool(DRIVER_NAME, node_name) if node_name else None
         if pool is not None and pool.is_overdrawn:
             self._suspects[node_name] = None
         self._mark_users(key)
@@ -344,26 +344,26 @@ class ClaimAllocator:
         wait_s = waits.get(failure, _LOOK_AGAIN_S)
         if failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN):
             # The server has judged: it was not written.
-            self.book.undecide(uid)
+            self.book.revert_decision(uid)
             wait_s = max(wait_s, self.settings.busy_s)
-            for member in unit.alive:
-                self.room.promise(member.pod, "")
-            for member in unit.alive[:1]:
-                self._tell(member, f"cannot be given its devices: {why}", is_warning=True)
-        self._ended(name, at_s + wait_s)
+            for member in unit.active_members:
+                self.room.reserve_pod(member.pod, "")
+            for member in unit.active_members[:1]:
+                self._record_event(member, f"cannot be given its devices: {why}", is_warning=True)
+        self._on_grant_ended(name, at_s + wait_s)
 
-    def _ended(self, name: str, retry_s: float) -> None:
+    def _on_grant_ended(self, name: str, retry_s: float) -> None:
         unit = self.units.get(name)
         if unit is not None:
             unit.is_granting = False
             unit.retry_s = max(unit.retry_s, retry_s)
             self._marked[name] = None
 
-    def _settle(self, key: PodKey, at_s: float) -> None:
+    def _on_claim_freed(self, key: PodKey, at_s: float) -> None:
         """A claim was freed: bindings of its pods that are under way are to fail before it is given others."""
         for uid in self.book.users.get(key, ()):
             member = self.units[self._unit_of[uid]].members[uid]
-            self.room.promise(member.pod, "")
+            self.room.reserve_pod(member.pod, "")
             if not member.pod.is_gated:
                 member.settled_s = max(member.settled_s, at_s + self.settings.settle_s)
 
@@ -403,7 +403,7 @@ class ClaimAllocator:
                 self.conflicts += 1
                 yield from self._free(found, "its devices are another's, too")
 
-    def _looked(self, at_s: float, stamp: str) -> Iterator[ClaimInstruction]:
+    def _evaluate_marked(self, at_s: float, stamp: str) -> Iterator[ClaimInstruction]:
         marked, self._marked = self._marked, {}
         self._starved = {name: None for name in self._starved if name not in marked and name in self.units}
         wanted: list[ClaimDemand] = []
@@ -421,14 +421,14 @@ class ClaimAllocator:
                         yield from self._free(found, why)
                     case _:
                         yield told
-        wanted.sort(key=lambda one: one.order)
-        yield from self._granted(separate_demands(wanted, self._marked), stamp)
+        wanted.sort(key=lambda one: one.sort_key)
+        yield from self._grant_demands(separate_demands(wanted, self._marked), stamp)
         if self._is_tick:
             self._is_tick = False
             for found in orphaned_allocations(self.book, self._orphans, at_s, self.settings.orphan_s):
                 yield from self._free(found, "no pod needs it")
 
-    def _granted(self, wanted: list[ClaimDemand], stamp: str) -> Iterator[ClaimInstruction]:
+    def _grant_demands(self, wanted: list[ClaimDemand], stamp: str) -> Iterator[ClaimInstruction]:
         assert self.epoch is not None
         self.room.burdens = {token: burden for one in wanted for token, burden in one.burdens.items()}
         answers = iter(allocate_claims(self.pools, [bundle for one in wanted for bundle in one.bundles], self.room))
@@ -439,12 +439,12 @@ class ClaimAllocator:
                 self._starved[one.unit.name] = None
                 refused = next(answer for answer in found if not isinstance(answer, BundleAllocation))
                 for member in one.members[:1]:
-                    self._tell(member, f"waits: {refused.reason}")
+                    self._record_event(member, f"waits: {refused.reason}")
                 for claim in surrendered_claims(self.book, one):
                     yield from self._free(claim, "its gang has no room")
                 continue
             for answer in given:
-                self.book.decide(answer, stamp)
+                self.book.record_decision(answer, stamp)
                 self.allocated += len(answer.results)
             one.unit.is_granting = True
             yield build_grant(self, one, given)
@@ -463,7 +463,7 @@ class ClaimAllocator:
                 metadata["uid"], PodKey(metadata["namespace"], metadata["name"]), body, self.epoch, why
             )
 
-    def _tell(self, member: ClaimMember, text: str, *, is_warning: bool = False) -> None:
+    def _record_event(self, member: ClaimMember, text: str, *, is_warning: bool = False) -> None:
         if member.told != text:
             member.told = text
             self._tells.append(RecordEvent(member.pod.uid, member.key, text, is_warning))

@@ -75,7 +75,7 @@ class CelSelector(NamedTuple):
     def __hash__(self) -> int:
         return hash(self.text)
 
-    def takes(self, device: CelDevice) -> bool:
+    def matches(self, device: CelDevice) -> bool:
         """Whether the expression holds of the device."""
         try:
             return self.judge(device) is True
@@ -134,14 +134,14 @@ class _Parser:
     def _next(self) -> str:
         return self._tokens[self._at][1] if self._at < len(self._tokens) else ""
 
-    def _take(self, *signs: str) -> str:
+    def _accept(self, *signs: str) -> str:
         if self._at < len(self._tokens) and self._tokens[self._at][0] != "text" and self._next() in signs:
             self._at += 1
             return self._tokens[self._at - 1][1]
         return ""
 
     def _must(self, sign: str) -> None:
-        if not self._take(sign):
+        if not self._accept(sign):
             raise self._unread()
 
     def _name(self) -> str:
@@ -160,57 +160,57 @@ class _Parser:
         if self._depth > _DEEPEST:
             raise ExpressionUnreadable(f"is more than {_DEEPEST} deep")
         found = self._and()
-        while self._take("||"):
+        while self._accept("||"):
             found = _either(found, self._and(), is_or=True)
         self._depth -= 1
         return found
 
     def _and(self) -> _Node:
         found = self._not()
-        while self._take("&&"):
+        while self._accept("&&"):
             found = _either(found, self._not(), is_or=False)
         return found
 
     def _not(self) -> _Node:
-        if self._take("!"):
+        if self._accept("!"):
             inner = self._not()
             return lambda device: not _truth(inner(device))
         return self._relation()
 
     def _relation(self) -> _Node:
         left = self._value()
-        sign = self._take(*_COMPARES, "in")
+        sign = self._accept(*_COMPARES, "in")
         if not sign:
             return left
         right = self._value()
-        return _within(left, right) if sign == "in" else _compared(left, right, _COMPARES[sign])
+        return _within(left, right) if sign == "in" else _comparison(left, right, _COMPARES[sign])
 
     def _value(self) -> _Node:
         found = self._first()
-        while self._take("."):
-            found = self._called(found, self._name())
+        while self._accept("."):
+            found = self._parse_method_call(found, self._name())
         return found
 
-    def _called(self, found: _Node, name: str) -> _Node:
+    def _parse_method_call(self, found: _Node, name: str) -> _Node:
         self._must("(")
         if name == "lowerAscii":
             self._must(")")
-            return lambda device: _typed(found(device), str).lower()
+            return lambda device: _require_type(found(device), str).lower()
         if name not in _CALLS:
             raise ExpressionUnreadable(f"{name}() is not read here")
         kind, does = _CALLS[name]
         other = self._or()
         self._must(")")
-        return lambda device: does(_typed(found(device), kind), _typed(other(device), kind))
+        return lambda device: does(_require_type(found(device), kind), _require_type(other(device), kind))
 
     def _first(self) -> _Node:
-        if self._take("("):
+        if self._accept("("):
             found = self._or()
             self._must(")")
             return found
-        if self._take("["):
+        if self._accept("["):
             return self._list()
-        if self._take("-"):
+        if self._accept("-"):
             number = -int(self._literal("number"))
             return lambda _: number
         kind, token = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
@@ -218,9 +218,9 @@ class _Parser:
             self._at += 1
             value = _text(token) if kind == "text" else int(token)
             return lambda _: value
-        return self._named(self._name())
+        return self._parse_identifier(self._name())
 
-    def _named(self, name: str) -> _Node:
+    def _parse_identifier(self, name: str) -> _Node:
         if name in ("true", "false"):
             return lambda _: name == "true"
         if name == "device":
@@ -241,9 +241,9 @@ class _Parser:
 
     def _list(self) -> _Node:
         items: list[_Node] = []
-        while not self._take("]"):
+        while not self._accept("]"):
             items.append(self._value())
-            if not self._take(","):
+            if not self._accept(","):
                 self._must("]")
                 break
         return lambda device: [one(device) for one in items]
@@ -259,10 +259,10 @@ class _Parser:
         domain = _text(self._literal("text"))
         self._must("]")
         is_capacity = part == "capacity"
-        if self._take("["):
+        if self._accept("["):
             name = _text(self._literal("text"))
             self._must("]")
-        elif self._take("."):
+        elif self._accept("."):
             name = self._name()
         else:
             # The map itself, of which `in` asks for names.
@@ -295,10 +295,10 @@ def _has(inner: _Node, device: CelDevice) -> bool:
 
 
 def _truth(value: Any) -> bool:
-    return bool(_typed(value, bool))
+    return bool(_require_type(value, bool))
 
 
-def _typed(value: Any, kind: type) -> Any:
+def _require_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise _Missing
     return value
@@ -317,7 +317,7 @@ def _either(left: _Node, right: _Node, *, is_or: bool) -> _Node:
     return judge
 
 
-def _compared(left: _Node, right: _Node, compare: Callable[[Any, Any], bool]) -> _Node:
+def _comparison(left: _Node, right: _Node, compare: Callable[[Any, Any], bool]) -> _Node:
     def judge(device: CelDevice) -> bool:
         one, other = left(device), right(device)
         # CEL compares no text with a number; a bool is an int to Python alone.

@@ -55,7 +55,7 @@ class ClaimMember:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, or is about to be gone without having been anywhere."""
-        return self.pod.is_terminal or (self.pod.is_going and not self.pod.node_name)
+        return self.pod.is_terminal or (self.pod.is_deleting and not self.pod.node_name)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class ClaimUnit:
     retry_s: float = 0.0
 
     @property
-    def alive(self) -> list[ClaimMember]:
+    def active_members(self) -> list[ClaimMember]:
         """Members that have not ended, by name."""
         return sorted((one for one in self.members.values() if not one.is_over), key=lambda one: (one.key, one.pod.uid))
 
@@ -103,14 +103,14 @@ class ClaimStore:
 
     # Pods
 
-    def need(self, pod: Pod) -> None:
+    def put_pod(self, pod: Pod) -> None:
         """A pod as it is now."""
         needs = tuple(
             PodKey(pod.namespace, one.claim_name) for one in pod.claims if one.claim_name and not pod.is_terminal
         )
         if self._needs.get(pod.uid) == needs:
             return
-        self._unneed(pod.uid)
+        self._remove_needs(pod.uid)
         if needs:
             self._needs[pod.uid] = needs
         for key in needs:
@@ -118,16 +118,16 @@ class ClaimStore:
         if pod.is_terminal:
             self._lay(pod.uid)
 
-    def gone(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """A pod that is no more."""
-        self._unneed(uid)
+        self._remove_needs(uid)
         self._lay(uid)
 
-    def needs(self, uid: str) -> Sequence[PodKey]:
+    def claims_of(self, uid: str) -> Sequence[PodKey]:
         """The claims of a pod."""
         return self._needs.get(uid, ())
 
-    def _unneed(self, uid: str) -> None:
+    def _remove_needs(self, uid: str) -> None:
         for key in self._needs.pop(uid, ()):
             users = self.users[key]
             users.pop(uid, None)
@@ -139,11 +139,11 @@ class ClaimStore:
             users.discard(uid)
             if not users:
                 del self._ghosts[claim]
-                self._pools.hold(claim, ())
+                self._pools.set_allocation(claim, ())
 
     # Claims
 
-    def seen(self, found: Mapping[str, Any]) -> bool:
+    def put_claim(self, found: Mapping[str, Any]) -> bool:
         """A claim as it is now; whether it lost what it held though nobody here decided so."""
         metadata = found["metadata"]
         key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
@@ -151,7 +151,7 @@ class ClaimStore:
         if known is not None and known["metadata"]["uid"] == uid and not _is_newer(found, known):
             return False
         if known is not None and known["metadata"]["uid"] != uid:
-            self.removed(known, running=())
+            self.remove_claim(known, running=())
         self.claims[key] = found
         decided = self.decided.get(uid)
         if decided is not None and decided.version != metadata["resourceVersion"]:
@@ -159,10 +159,10 @@ class ClaimStore:
         results = allocation_results(found)
         is_lost = not results and bool(allocation_results(known or {})) and decided is None
         if uid not in self.decided:
-            self._pools.hold(uid, results)
+            self._pools.set_allocation(uid, results)
         return is_lost
 
-    def removed(self, found: Mapping[str, Any], running: Iterable[str]) -> None:
+    def remove_claim(self, found: Mapping[str, Any], running: Iterable[str]) -> None:
         """A claim that is no more; what it held is free when none of these pods runs any more."""
         metadata = found["metadata"]
         key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
@@ -172,16 +172,16 @@ class ClaimStore:
         self.decided.pop(uid, None)
         self._read.pop(uid, None)
         ghosts = set(running)
-        if ghosts and self._pools.held(uid):
+        if ghosts and self._pools.allocation_of(uid):
             self._ghosts[uid] = ghosts
         else:
-            self._pools.hold(uid, ())
+            self._pools.set_allocation(uid, ())
 
-    def class_changed(self) -> None:
+    def invalidate_requests(self) -> None:
         """What classes say is read anew."""
         self._read.clear()
 
-    def read(self, found: Mapping[str, Any]) -> ParsedClaim | ClaimRejection:
+    def parsed_claim(self, found: Mapping[str, Any]) -> ParsedClaim | ClaimRejection:
         """What a claim asks for."""
         uid = found["metadata"]["uid"]
         known = self._read.get(uid)
@@ -205,7 +205,7 @@ class ClaimStore:
         """Whether pods, other than this one, may be using it."""
         return any(one.get("uid") != but for one in (found.get("status") or {}).get("reservedFor") or ())
 
-    def decide(self, given: BundleAllocation, stamp: str) -> None:
+    def record_decision(self, given: BundleAllocation, stamp: str) -> None:
         """What claims of ours hold from now on; those of other drivers only keep devices free for them."""
         for asked, results in zip(given.bundle.claims, given.results, strict=True):
             key = PodKey(asked.namespace, asked.name)
@@ -218,14 +218,14 @@ class ClaimStore:
                 found["metadata"]["resourceVersion"], asked, given.node_name, status
             )
 
-    def undecide(self, uid: str) -> None:
+    def revert_decision(self, uid: str) -> None:
         """A decision that was certainly not written."""
         decided = self.decided.pop(uid, None)
         if decided is not None:
             found = self.claims.get(PodKey(decided.asked.namespace, decided.asked.name))
-            self._pools.hold(uid, allocation_results(found or {}))
+            self._pools.set_allocation(uid, allocation_results(found or {}))
 
-    def allocated(self) -> Iterator[Mapping[str, Any]]:
+    def allocated_claims(self) -> Iterator[Mapping[str, Any]]:
         """Claims that hold devices of ours, as they were seen."""
         for found in self.claims.values():
             if is_own_allocation(allocation_results(found)):
@@ -245,9 +245,9 @@ def _is_newer(found: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 
 def count_claim_gpus(pools: DevicePools, node_name: str) -> int | None:
     """How many GPUs of a node are given by claims; None while its slices are being written anew."""
-    pool = pools.at(DRIVER_NAME, node_name)
+    pool = pools.get_pool(DRIVER_NAME, node_name)
     if pool is None:
-        return None if node_name in pools.nodes(DRIVER_NAME) else 0
+        return None if node_name in pools.node_names(DRIVER_NAME) else 0
     return len({one.seen.attributes.get((DRIVER_NAME, "parentUUID"), one.counter_set) for one in pool.offers.values()})
 
 
@@ -255,11 +255,11 @@ def find_conflicting_claim(
     pools: DevicePools, book: ClaimStore, node_name: str, is_running: Callable[[str], bool]
 ) -> Body | None:
     """Of claims that hold more of a node than there is, the newest that no pod may be running on."""
-    pool = pools.at(DRIVER_NAME, node_name)
+    pool = pools.get_pool(DRIVER_NAME, node_name)
     if pool is None or not pool.is_overdrawn:
         return None
-    holders = pools.holders(DRIVER_NAME, node_name)
-    found: list[Body] = [one for one in book.allocated() if one["metadata"]["uid"] in holders]
+    holders = pools.claims_holding(DRIVER_NAME, node_name)
+    found: list[Body] = [one for one in book.allocated_claims() if one["metadata"]["uid"] in holders]
     found.sort(key=lambda one: (one["status"]["allocation"].get("allocationTimestamp", ""), one["metadata"]["uid"]))
     for claim in reversed(found):
         if _is_contended(pool, allocation_results(claim)) and not any(map(is_running, book.users.get(_key(claim), ()))):
@@ -269,7 +269,7 @@ def find_conflicting_claim(
 
 def orphaned_allocations(book: ClaimStore, since: dict[str, float], at_s: float, orphan_s: float) -> Iterator[Body]:
     """Allocations that nobody has needed for so long; `since` keeps from when on."""
-    for found in list(book.allocated()):
+    for found in list(book.allocated_claims()):
         uid = found["metadata"]["uid"]
         if book.users.get(_key(found)) or book.is_reserved(found):
             since.pop(uid, None)

@@ -92,7 +92,7 @@ class ClaimDemand:
         return [member for part in self.parts for member in part.members]
 
     @property
-    def order(self) -> tuple[int, float, str]:
+    def sort_key(self) -> tuple[int, float, str]:
         """Who is served first: by priority, then by age."""
         first = self.members[0]
         return (-first.claimant.priority, first.pod.created_s or 0.0, self.unit.name)
@@ -122,7 +122,7 @@ def evaluate_unit(
     todo: list[ClaimMember] = []
     gated: list[ClaimMember] = []
     is_blocked = False
-    for member in unit.alive:
+    for member in unit.active_members:
         if not is_steered(member):
             continue
         try:
@@ -132,7 +132,7 @@ def evaluate_unit(
             if error.is_released and member.pod.is_gated:
                 yield RemoveGate(member.pod.uid, member.key, member.pod.resource_version, state.epoch, str(error))
             elif not error.is_quiet or at_s - member.seen_s > _PATIENCE_S:
-                yield from _told(member, str(error), is_warning=error.is_warning)
+                yield from _event_if_new(member, str(error), is_warning=error.is_warning)
             continue
         if told:
             yield from told
@@ -142,16 +142,16 @@ def evaluate_unit(
                 gated.append(member)
         elif _lacks(state, member) and (member.pod.node_name or at_s >= member.settled_s):
             todo.append(member)
-    present = sum(not one.pod.is_going for one in unit.alive)
+    present = sum(not one.pod.is_deleting for one in unit.active_members)
     if gated and present < unit.size:
-        yield from _told(gated[0], f"waits for its gang: {present} of {unit.size} members are here")
+        yield from _event_if_new(gated[0], f"waits for its gang: {present} of {unit.size} members are here")
     elif not is_blocked:
         todo += gated
     if todo:
-        yield from _wanted(state, unit, todo, at_s)
+        yield from _unit_demand(state, unit, todo, at_s)
 
 
-def _told(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
+def _event_if_new(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
     if member.told != text:
         member.told = text
         yield RecordEvent(member.pod.uid, member.key, text, is_warning)
@@ -211,7 +211,7 @@ def _claims(book: ClaimStore, member: ClaimMember) -> list[Body]:
             raise _Blocked(f"ResourceClaim {one.claim_name} is being deleted", is_quiet=True)
         if one.template_name and all(owner["uid"] != member.pod.uid for owner in metadata.get("ownerReferences") or ()):
             raise _Blocked(f"ResourceClaim {one.claim_name} was made for another pod; delete it", is_warning=True)
-        read = book.read(claim)
+        read = book.parsed_claim(claim)
         if isinstance(read, ClaimRejection):
             text = f"not placed: ResourceClaim {one.claim_name} {read}"
             raise _Blocked(text, is_warning=True, is_released=member.claimant.is_released)
@@ -220,7 +220,7 @@ def _claims(book: ClaimStore, member: ClaimMember) -> list[Body]:
 
 
 def _has_ours(book: ClaimStore, claims: Iterable[Body]) -> bool:
-    return any(isinstance(read := book.read(found), ParsedClaim) and read.is_ours for found in claims)
+    return any(isinstance(read := book.parsed_claim(found), ParsedClaim) and read.is_ours for found in claims)
 
 
 def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> Iterator[ClaimInstruction]:
@@ -229,12 +229,12 @@ def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> I
     node_name = member.pod.node_name
     for found in claims:
         at = state.book.node_of(found)
-        if is_own_allocation(allocation_results(found)) and at != node_name and not member.pod.is_going:
+        if is_own_allocation(allocation_results(found)) and at != node_name and not member.pod.is_deleting:
             why = f"bound to {node_name}, and its claim {found['metadata']['name']} is on {at}"
             if member.pod.owner is not None:
                 yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
             else:
-                yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
+                yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
             return
 
 
@@ -247,20 +247,20 @@ def _stuck(state: ClaimState, member: ClaimMember, node_name: str, at_s: float) 
         return
     why = f"pinned to {node_name}, where kube-scheduler cannot put it: {member.pod.unscheduled_message}"
     if owner is None:
-        yield from _told(member, f"{why}; delete it and create it again", is_warning=True)
+        yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
     elif state.watchdog.may_recreate(owner.uid, at_s - since_s, at_s):
-        state.watchdog.recreated(owner.uid, at_s - since_s, at_s)
+        state.watchdog.record_recreation(owner.uid, at_s - since_s, at_s)
         member.unscheduled_s = at_s
         yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
 
 
 def _misfit(state: ClaimState, member: ClaimMember, ours: Iterable[Body], node_name: str, at_s: float) -> str:
     """Why a pod cannot stay where its devices are; empty where it can."""
-    reason = state.room.closed(node_name) or find_unmet_rule(member.pod.constraint, state.room.nodes[node_name])
+    reason = state.room.closed_reason(node_name) or find_unmet_rule(member.pod.constraint, state.room.nodes[node_name])
     if reason:
         return reason
-    pool = state.pools.at(DRIVER_NAME, node_name)
-    if pool is None and node_name not in state.pools.nodes(DRIVER_NAME):
+    pool = state.pools.get_pool(DRIVER_NAME, node_name)
+    if pool is None and node_name not in state.pools.node_names(DRIVER_NAME):
         return f"no devices of {node_name} are published any more"
     for one in (result for found in ours for result in allocation_results(found)) if pool is not None else ():
         assert pool is not None
@@ -276,13 +276,13 @@ def _misfit(state: ClaimState, member: ClaimMember, ours: Iterable[Body], node_n
 
 def _lacks(state: ClaimState, member: ClaimMember) -> bool:
     """Whether a pod without our gate has a claim of ours that holds nothing, or whose allocation was not seen."""
-    for key in state.book.needs(member.pod.uid):
+    for key in state.book.claims_of(member.pod.uid):
         found = state.book.claims.get(key)
         if found is None:
             continue
         if found["metadata"]["uid"] in state.book.decided:
             return True
-        read = state.book.read(found)
+        read = state.book.parsed_claim(found)
         if isinstance(read, ParsedClaim) and read.is_ours and not state.book.is_allocated(found):
             return True
     return False
@@ -291,7 +291,7 @@ def _lacks(state: ClaimState, member: ClaimMember) -> bool:
 # All pods that lack something
 
 
-def _wanted(
+def _unit_demand(
     state: ClaimState, unit: ClaimUnit, todo: list[ClaimMember], at_s: float
 ) -> Iterator[ClaimInstruction | ClaimDemand | UnfitAllocation]:
     wanted = ClaimDemand(unit)
@@ -299,7 +299,7 @@ def _wanted(
         try:
             part = _part(state, wanted, members, at_s)
         except _Blocked as error:
-            yield from _told(members[0], str(error), is_warning=error.is_warning)
+            yield from _event_if_new(members[0], str(error), is_warning=error.is_warning)
             return
         if part is None:
             assert state.epoch is not None
@@ -317,7 +317,7 @@ def _components(book: ClaimStore, members: Iterable[ClaimMember]) -> list[list[C
     """Pods that share claims, directly or by way of others."""
     groups: list[tuple[set[PodKey], list[ClaimMember]]] = []
     for member in members:
-        keys, together = set(book.needs(member.pod.uid)), [member]
+        keys, together = set(book.claims_of(member.pod.uid)), [member]
         apart = []
         for other in groups:
             if keys & other[0]:
@@ -335,15 +335,15 @@ def _part(state: ClaimState, wanted: ClaimDemand, members: list[ClaimMember], at
     nodes = {one.pod.node_name for one in members} - {""}
     lacking: dict[PodKey, ClaimRequest] = {}
     is_judged = False
-    for key in dict.fromkeys(key for one in members for key in book.needs(one.pod.uid)):
+    for key in dict.fromkeys(key for one in members for key in book.claims_of(one.pod.uid)):
         found = book.claims.get(key)
-        read = None if found is None else book.read(found)
+        read = None if found is None else book.parsed_claim(found)
         if found is None or not isinstance(read, ParsedClaim):
             continue
         if book.is_allocated(found):
             is_judged = is_judged or read.is_ours
             nodes.add(book.node_of(found))
-        elif read.is_ours or (read.driver and not state.pools.is_abroad(read.driver)):
+        elif read.is_ours or (read.driver and not state.pools.is_network_attached(read.driver)):
             is_judged = True
             lacking[key] = read.asked
     nodes.discard("")

@@ -64,13 +64,13 @@ class DevicePool:
     full: set[Hashable] = field(default_factory=set)
     _chosen: dict[tuple[CelSelector, ...], list[PooledDevice]] = field(default_factory=dict)
 
-    def fits(self, offer: PooledDevice) -> bool:
+    def has_capacity(self, offer: PooledDevice) -> bool:
         """Whether nobody has it and its counters have room."""
         if offer.is_closed or self.taken.get(offer.name):
             return False
         return all(self.free.get(name, 0) >= count for name, count in offer.takes)
 
-    def take(self, name: str, sign: int = 1) -> None:
+    def reserve(self, name: str, sign: int = 1) -> None:
         """A device is somebody's from now on; with -1 no more."""
         self.taken[name] = self.taken.get(name, 0) + sign
         offer = self.offers.get(name)
@@ -81,15 +81,15 @@ class DevicePool:
         if sign < 0:
             self.full.clear()
 
-    def chosen(self, choices: tuple[CelSelector, ...]) -> list[PooledDevice]:
+    def matching_devices(self, choices: tuple[CelSelector, ...]) -> list[PooledDevice]:
         """The devices that all these expressions take, free or not."""
         found = self._chosen.get(choices)
         if found is None:
-            found = [one for one in self.offers.values() if all(choice.takes(one.seen) for choice in choices)]
+            found = [one for one in self.offers.values() if all(choice.matches(one.seen) for choice in choices)]
             self._chosen[choices] = found
         return found
 
-    def order(self, offer: PooledDevice) -> tuple[int, int, str]:
+    def sort_key(self, offer: PooledDevice) -> tuple[int, int, str]:
         """What is best comes first."""
         return (-self.used[offer.counter_set], offer.cost, offer.name)
 
@@ -112,9 +112,9 @@ class DevicePools:
         self._holders: dict[tuple[str, str], dict[str, None]] = {}  # claims by driver and pool
         self._abroad: dict[str, set[str]] = {}  # slices that lie on no single node, by driver
 
-    def put(self, name: str, spec: Mapping[str, Any]) -> None:
+    def put_slice(self, name: str, spec: Mapping[str, Any]) -> None:
         """A slice as it is now."""
-        self.drop(name)
+        self.remove_slice(name)
         driver, node_name = spec["driver"], spec.get("nodeName")
         if not node_name:
             self._abroad.setdefault(driver, set()).add(name)
@@ -128,7 +128,7 @@ class DevicePools:
         self._where[driver, spec["pool"]["name"]] = node_name
         self._made.pop(key, None)
 
-    def drop(self, name: str) -> Mapping[str, Any] | None:
+    def remove_slice(self, name: str) -> Mapping[str, Any] | None:
         """A slice that is no more; what it was."""
         spec = self._slices.pop(name, None)
         if spec is None:
@@ -145,7 +145,7 @@ class DevicePools:
             self._nodes.pop(driver, None)
         return spec
 
-    def hold(self, uid: str, results: tuple[AllocationResult, ...]) -> None:
+    def set_allocation(self, uid: str, results: tuple[AllocationResult, ...]) -> None:
         """What a claim holds from now on, instead of what it held."""
         before = self._holds.get(uid, ())
         if before == results:
@@ -159,17 +159,17 @@ class DevicePools:
                     holders.pop(uid, None)
                 pool = self._made.get((one.driver, self.node_of(one.driver, one.pool)))
                 if pool is not None:
-                    pool.take(one.device, sign)
+                    pool.reserve(one.device, sign)
         if results:
             self._holds[uid] = results
         else:
             self._holds.pop(uid, None)
 
-    def held(self, uid: str) -> tuple[AllocationResult, ...]:
+    def allocation_of(self, uid: str) -> tuple[AllocationResult, ...]:
         """What a claim holds."""
         return self._holds.get(uid, ())
 
-    def holders(self, driver: str, node_name: str) -> set[str]:
+    def claims_holding(self, driver: str, node_name: str) -> set[str]:
         """The claims that hold something there."""
         pools = {self._slices[name]["pool"]["name"] for name in self._of.get((driver, node_name), ())}
         return {uid for pool in pools for uid in self._holders.get((driver, pool), ())}
@@ -178,18 +178,18 @@ class DevicePools:
         """The node that a pool is of; ours bear the node's name."""
         return self._where.get((driver, pool), pool if driver == DRIVER_NAME else "")
 
-    def nodes(self, driver: str) -> list[str]:
+    def node_names(self, driver: str) -> list[str]:
         """The nodes on which a driver has slices, by name."""
         found = self._nodes.get(driver)
         if found is None:
             found = self._nodes[driver] = sorted(node for one, node in self._of if one == driver)
         return found
 
-    def is_abroad(self, driver: str) -> bool:
+    def is_network_attached(self, driver: str) -> bool:
         """Whether devices of a driver lie on no single node: which nodes reach them only kube-scheduler knows."""
         return bool(self._abroad.get(driver))
 
-    def at(self, driver: str, node_name: str) -> DevicePool | None:
+    def get_pool(self, driver: str, node_name: str) -> DevicePool | None:
         """A node's devices; None while its slices are not all there."""
         key = (driver, node_name)
         if key in self._made:
@@ -197,10 +197,10 @@ class DevicePools:
         specs = [self._slices[name] for name in sorted(self._of.get(key, ()))]
         pool = _pool(specs)
         if pool is not None:
-            for uid in self.holders(driver, node_name):
+            for uid in self.claims_holding(driver, node_name):
                 for one in self._holds[uid]:
                     if one.driver == driver and self.node_of(driver, one.pool) == node_name:
-                        pool.take(one.device)
+                        pool.reserve(one.device)
         if specs:
             self._made[key] = pool
         return pool
@@ -231,7 +231,7 @@ def _fill(pool: DevicePool, specs: Iterable[Mapping[str, Any]]) -> None:
         for one in spec.get("sharedCounters") or ():
             for name, counter in one["counters"].items():
                 pool.free[one["name"], name] = _whole(counter["value"])
-        offers += [_offer(spec, one) for one in spec.get("devices") or ()]
+        offers += [_parse_device(spec, one) for one in spec.get("devices") or ()]
     by_set: dict[str, list[PooledDevice]] = defaultdict(list)
     for one in offers:
         by_set[one.counter_set].append(one)
@@ -241,7 +241,7 @@ def _fill(pool: DevicePool, specs: Iterable[Mapping[str, Any]]) -> None:
             pool.offers[one.name] = one._replace(cost=cost)
 
 
-def _offer(spec: Mapping[str, Any], one: Mapping[str, Any]) -> PooledDevice:
+def _parse_device(spec: Mapping[str, Any], one: Mapping[str, Any]) -> PooledDevice:
     driver = spec["driver"]
     uses = one.get("consumesCounters") or ()
     takes = tuple(

@@ -90,7 +90,7 @@ def parse_claim(claim: Mapping[str, Any], classes: DeviceClasses) -> ParsedClaim
         )
     except _Refuse as error:
         return error.refused
-    return ParsedClaim(asked, DRIVER_NAME if is_ours else _judged(drivers, requests))
+    return ParsedClaim(asked, DRIVER_NAME if is_ours else _find_countable_driver(drivers, requests))
 
 
 def _drivers(read: list[list[DeviceRequest]]) -> set[str]:
@@ -104,7 +104,7 @@ def _drivers(read: list[list[DeviceRequest]]) -> set[str]:
     return drivers
 
 
-def _judged(drivers: set[str], requests: Any) -> str:
+def _find_countable_driver(drivers: set[str], requests: Any) -> str:
     """The one other driver whose devices can be counted; none where kube-scheduler alone can say what is meant."""
     whole = len(drivers) == 1 and all(_is_counted(body) for _, body in _bodies(requests))
     return next(iter(drivers)) if whole else ""
@@ -136,12 +136,14 @@ def _class_config(name: str, classes: DeviceClasses) -> tuple[str, tuple[Mapping
 def _alternatives(place: str, request: Mapping[str, Any], classes: DeviceClasses) -> Iterator[DeviceRequest]:
     if request.get("firstAvailable"):
         for index, sub in enumerate(request["firstAvailable"]):
-            yield _want(f"{place}.firstAvailable[{index}]", f"{request['name']}/{sub['name']}", sub, classes)
+            yield _parse_device_request(
+                f"{place}.firstAvailable[{index}]", f"{request['name']}/{sub['name']}", sub, classes
+            )
     else:
-        yield _want(f"{place}.exactly", request["name"], request.get("exactly") or {}, classes)
+        yield _parse_device_request(f"{place}.exactly", request["name"], request.get("exactly") or {}, classes)
 
 
-def _want(place: str, name: str, body: Mapping[str, Any], classes: DeviceClasses) -> DeviceRequest:
+def _parse_device_request(place: str, name: str, body: Mapping[str, Any], classes: DeviceClasses) -> DeviceRequest:
     class_name = str(body.get("deviceClassName") or "")
     found = classes.get(class_name)
     if found is None:

@@ -155,7 +155,7 @@ class JobRightSizer:
         job = self._jobs.get(uid)
         return job is not None and recorded_outcome(job.asked) == "recommended"
 
-    def profiles(self) -> frozenset[str]:
+    def pending_profiles(self) -> frozenset[str]:
         """Profiles of jobs that wait, of which something should be known."""
         found = set()
         for job in self._jobs.values():
@@ -163,7 +163,7 @@ class JobRightSizer:
                 found |= _profiles(job.found)
         return frozenset(found)
 
-    def take(
+    def on_events(
         self, events: Iterable[RightSizingEvent], ground: RightSizingInputs, at_s: float, *, leads: bool
     ) -> list[RightSizingInstruction]:
         """What follows from what happened; writes only from who `leads`."""
@@ -171,7 +171,7 @@ class JobRightSizer:
         for event in events:
             match event:
                 case SuspendedJobUpdated():
-                    self._seen(event)
+                    self._on_job_updated(event)
                 case SuspendedJobDeleted(uid):
                     self._jobs.pop(uid, None)
                 case JobPatched(uid):
@@ -184,14 +184,14 @@ class JobRightSizer:
             for job in self._jobs.values():
                 if writes >= self._settings.writes_most:
                     break
-                made = self._look(job, ground, at_s)
+                made = self._plan_patch(job, ground, at_s)
                 if made is not None:
                     job.under_way = made
                     told.append(made)
                     writes += 1
         return told
 
-    def _seen(self, event: SuspendedJobUpdated) -> None:
+    def _on_job_updated(self, event: SuspendedJobUpdated) -> None:
         asked = parse_suspended_job(event.kind, event.found)
         if asked is None:
             self._jobs.pop(event.found["metadata"]["uid"], None)
@@ -234,7 +234,7 @@ class JobRightSizer:
             return [RecordJobEvent(made.job, "failed", f"cannot be patched: {event.text}", is_warning=True)]
         return []
 
-    def _look(self, job: _Job, ground: RightSizingInputs, at_s: float) -> PatchJob | None:
+    def _plan_patch(self, job: _Job, ground: RightSizingInputs, at_s: float) -> PatchJob | None:
         """The write that a job needs now."""
         asked = job.asked
         if not _is_due(job, at_s):

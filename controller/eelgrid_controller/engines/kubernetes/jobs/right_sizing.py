@@ -23,7 +23,7 @@ class JobSize(NamedTuple):
     mig_profile: str = ""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people."""
         each = f"{self.gpus} x {self.mig_profile}" if self.mig_profile else f"{self.gpus} GPU"
         return each if self.pods == 1 else f"{self.pods} pods of {each}"
@@ -87,7 +87,7 @@ def choose_size(question: SizingProblem) -> SizeChoice | SizeUnknown:
     """The size of the fewest joules that keeps the promise, or why none can be named."""
     models = question.sizes.get(question.asked, ())
     if not models:
-        why = f"no node that it may come to has {question.asked.words} of a known model"
+        why = f"no node that it may come to has {question.asked.description} of a known model"
         return SizeUnknown(
             why, "look at its node selector and tolerations, and at the labels nvidia.com/gpu.product of nodes"
         )
@@ -96,7 +96,8 @@ def choose_size(question: SizingProblem) -> SizeChoice | SizeUnknown:
         run = _run(question, question.asked, model)
         if isinstance(run, str):
             return SizeUnknown(
-                f"what it asks for, {question.asked.words}, {run} on {model or 'a GPU of no known model'}", _MEASURE
+                f"what it asks for, {question.asked.description}, {run} on {model or 'a GPU of no known model'}",
+                _MEASURE,
             )
         asked[model] = run
     best, refused = question.asked, dict[str, int]()

@@ -306,7 +306,11 @@ def right_sizing_patch(
     job: SuspendedJob, record: str, *, wish: SizeConstraints | None, size: JobSize | None, starts: bool
 ) -> PatchOperations:
     """The patch: the record, the request where a size is given, our gate's removal, and the start where it is ours."""
-    made = [*_same(job), _add(("metadata", "annotations", well_known.ANNOTATION_RIGHT_SIZED), record), *_ungated(job)]
+    made = [
+        *_same(job),
+        _add(("metadata", "annotations", well_known.ANNOTATION_RIGHT_SIZED), record),
+        *_ungate_operations(job),
+    ]
     if size is not None:
         assert wish is not None, "a size comes of a wish"
         for part in wish.parts:
@@ -321,7 +325,7 @@ def right_sizing_patch(
 
 def kueue_gate_patch(job: SuspendedJob) -> PatchOperations:
     """The patch that takes our gate away and changes nothing else."""
-    return [*_same(job), *_ungated(job)]
+    return [*_same(job), *_ungate_operations(job)]
 
 
 def _same(job: SuspendedJob) -> PatchOperations:
@@ -329,7 +333,7 @@ def _same(job: SuspendedJob) -> PatchOperations:
     return [_replace(("metadata", field), value) for field, value in metadata]
 
 
-def _ungated(job: SuspendedJob) -> PatchOperations:
+def _ungate_operations(job: SuspendedJob) -> PatchOperations:
     if not job.is_gated:
         return []
     path = ("metadata", "annotations", well_known.KUEUE_GATED_BY)

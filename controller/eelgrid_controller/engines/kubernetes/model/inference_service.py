@@ -103,17 +103,17 @@ class InferenceService:
     surge: int = 0
 
     @property
-    def unit(self) -> str:
+    def unit_name(self) -> str:
         """The name of its unit."""
         return f"{SERVICE_UNIT_PREFIX}{self.uid}"
 
     @property
-    def allowed(self) -> int:
+    def max_places(self) -> int:
         """How many pods may have a place: in mode Recommend as many as others want."""
         return self.most + self.surge if self.mode is ServiceMode.ENFORCE else MAX_SERVICE_REPLICAS
 
     @property
-    def judged(self) -> tuple[object, ...]:
+    def matching_key(self) -> tuple[object, ...]:
         """What a pod is judged by: as long as it is the same, no pod need be looked at again."""
         return (self.uid, self.target, self.promise, self.gpu_models)
 
@@ -258,11 +258,11 @@ class ServiceIndex:
         self._rivals: dict[str, InferenceService] = {}
 
     @property
-    def all(self) -> Iterable[InferenceService]:
+    def services(self) -> Iterable[InferenceService]:
         """Each service that has its target."""
         return self._by_target.values()
 
-    def replaced(self, found: Iterable[InferenceService]) -> frozenset[ScaleTarget]:
+    def replace_services(self, found: Iterable[InferenceService]) -> frozenset[ScaleTarget]:
         """From now on these; the targets whose pods are to be judged again."""
         before = self._by_target
         self._by_target, self._rivals = {}, {}
@@ -273,13 +273,15 @@ class ServiceIndex:
                 self._by_target[service.target] = service
         changed = before.keys() ^ self._by_target.keys()
         both = before.keys() & self._by_target.keys()
-        return frozenset(changed | {one for one in both if before[one].judged != self._by_target[one].judged})
+        return frozenset(
+            changed | {one for one in both if before[one].matching_key != self._by_target[one].matching_key}
+        )
 
-    def rival(self, uid: str) -> InferenceService | None:
+    def find_rival(self, uid: str) -> InferenceService | None:
         """The older service that has the target of this one."""
         return self._rivals.get(uid)
 
-    def of(self, pod: Pod) -> InferenceService | None:
+    def service_of_pod(self, pod: Pod) -> InferenceService | None:
         """The service whose replica a pod is."""
         target = scale_target_of(pod.namespace, pod.owner) if self._by_target else None
         return None if target is None else self._by_target.get(target)

@@ -124,7 +124,7 @@ def product_of(node: KubeNode) -> Product | None:
     """The catalogue's product by GFD's label and memory, or None if it knows none."""
     label, memory_bytes = node.labels.get(well_known.NODE_GPU_PRODUCT, ""), _memory_bytes(node)
     for name in _names_by_label().get(well_known.plain_product(label), ()):
-        found = catalogue.load_catalogue().find(name, memory_bytes or None)
+        found = catalogue.load_catalogue().find_product(name, memory_bytes or None)
         if found is not None:
             return found
     return None

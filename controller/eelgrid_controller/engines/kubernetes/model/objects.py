@@ -142,7 +142,7 @@ class Pod:
         return self.phase in _TERMINAL
 
     @property
-    def is_going(self) -> bool:
+    def is_deleting(self) -> bool:
         """Whether somebody deletes it."""
         return self.deleted_s is not None
 
@@ -165,7 +165,7 @@ class KubeNode:
     pods_most: int | None = None
     boot_id: str = ""
 
-    def is_as(self, other: "KubeNode") -> bool:
+    def is_equivalent(self, other: "KubeNode") -> bool:
         """Whether two sights of a node differ in nothing that bears on what goes there."""
         return (
             self.labels == other.labels
@@ -195,7 +195,7 @@ class PodShapeCache:
     def __init__(self) -> None:
         self._recent: list[tuple[tuple[Any, ...], _Shape]] = []
 
-    def of(self, spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
+    def shape_of(self, spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
         """The shape of a pod; raises KubernetesUnreadable."""
         resizing = [one for one in status.get("conditions") or () if one.get("type") == "PodResizePending"]
         parts = (*map(spec.get, _SHAPING_SPEC), *map(status.get, _SHAPING_STATUS), resizing)
@@ -216,7 +216,7 @@ def _shape(spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
         _group(spec),
         parse_constraint(spec, non_gpu_devices(requested)),
         parse_relations(spec),
-        tuple(_unjudged(spec)),
+        tuple(_unsupported_fields(spec)),
     )
 
 
@@ -225,12 +225,12 @@ def parse_pod(found: Mapping[str, Any], shapes: PodShapeCache | None = None) -> 
     metadata, spec, status = (_mapping(found, part) for part in ("metadata", "spec", "status"))
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
-    shape = _shape(spec, status) if shapes is None else shapes.of(spec, status)
+    shape = _shape(spec, status) if shapes is None else shapes.shape_of(spec, status)
     is_bound = scheduled.get("status") == "True" or bool(spec.get("nodeName"))
     return Pod(
-        uid=_needed(metadata, "uid"),
+        uid=_required_text(metadata, "uid"),
         namespace=intern(_text(metadata, "namespace")),
-        name=_needed(metadata, "name"),
+        name=_required_text(metadata, "name"),
         resource_version=_text(metadata, "resourceVersion"),
         created_s=_time_s(metadata, "creationTimestamp"),
         deleted_s=_time_s(metadata, "deletionTimestamp"),
@@ -264,8 +264,8 @@ def parse_node(found: Mapping[str, Any]) -> KubeNode:
     is_ready = ready.get("status") == "True"
     allocatable, capacity = (_mapping(status, part) for part in ("allocatable", "capacity"))
     return KubeNode(
-        name=_needed(metadata, "name"),
-        uid=_needed(metadata, "uid"),
+        name=_required_text(metadata, "name"),
+        uid=_required_text(metadata, "uid"),
         resource_version=_text(metadata, "resourceVersion"),
         labels={intern(key): intern(str(value)) for key, value in (metadata.get("labels") or {}).items()},
         taints=parse_taints(spec),
@@ -316,7 +316,7 @@ def _group(spec: Mapping[str, Any]) -> str:
     return intern("/".join(filter(None, (_text(before, key) for key in ("name", "podGroup", "podGroupReplicaKey")))))
 
 
-def _unjudged(spec: Mapping[str, Any]) -> Iterable[str]:
+def _unsupported_fields(spec: Mapping[str, Any]) -> Iterable[str]:
     if any(port.get("hostPort") for one in spec.get("containers") or () for port in one.get("ports") or ()):
         yield "hostPorts"
 
@@ -344,7 +344,7 @@ def _text(found: Mapping[str, Any], key: str) -> str:
     return str(found.get(key) or "")
 
 
-def _needed(metadata: Mapping[str, Any], key: str) -> str:
+def _required_text(metadata: Mapping[str, Any], key: str) -> str:
     value = _text(metadata, key)
     if not value:
         raise KubernetesUnreadable(f"metadata.{key}", "is missing", "give an object that the API server has accepted")

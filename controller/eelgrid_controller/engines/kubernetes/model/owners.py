@@ -185,15 +185,15 @@ def membership_of(pod: Pod, holders: OwnerTemplates, *, is_training: bool = Fals
             f"leave {well_known.LABEL_MANAGED} off such pods",
             is_released=True,
         )
-    for rule in (_own_word, _pod_group, _leader_worker, _job_set, _kubeflow, _kueue_group):
+    for rule in (_gang_by_annotations, _pod_group, _leader_worker, _job_set, _kubeflow, _kueue_group):
         found = rule(pod, holders)
         if found is not None:
-            return _bounded(found)
+            return _check_gang_size(found)
     found = _indexed_job(pod, holders) if is_training else None
-    return _bounded(found) if found is not None else _alone(pod)
+    return _check_gang_size(found) if found is not None else _alone(pod)
 
 
-def _bounded(found: GangMembership | IntentRefusal) -> GangMembership | IntentRefusal:
+def _check_gang_size(found: GangMembership | IntentRefusal) -> GangMembership | IntentRefusal:
     if isinstance(found, IntentRefusal) or found.size <= MAX_GANG_SIZE:
         return found
     return IntentRefusal("metadata", f"is one of a gang of {found.size} pods", f"gangs have {MAX_GANG_SIZE} at most")
@@ -209,7 +209,7 @@ def _alone(pod: Pod) -> GangMembership:
     return GangMembership(f"pod-{pod.uid}", 1, kind, name, part, _index(pod))
 
 
-def _own_word(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
+def _gang_by_annotations(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
     group, size = (pod.annotations.get(key) for key in (well_known.ANNOTATION_GROUP, well_known.ANNOTATION_GROUP_SIZE))
     if group is None and size is None:
         return None

@@ -116,7 +116,7 @@ NO_AMOUNTS = ResourceAmounts()
 
 def parse_amounts(found: Mapping[str, Any], field: str = "resources") -> ResourceAmounts:
     """Amounts in a list of resources, such as a node's allocatable; raises QuantityUnreadable."""
-    return _rounded(_read(found, field))
+    return _rounded_amounts(_read(found, field))
 
 
 def pod_requests(spec: Mapping[str, Any], status: Mapping[str, Any] | None = None) -> ResourceAmounts:
@@ -149,7 +149,7 @@ def pod_requests(spec: Mapping[str, Any], status: Mapping[str, Any] | None = Non
     _raise(held, starting)
     held.update(_pod_level(spec, status, held, is_infeasible=is_infeasible))
     _add(held, _read(spec.get("overhead") or {}, "spec.overhead"))
-    return _rounded(held)
+    return _rounded_amounts(held)
 
 
 def non_gpu_devices(amounts: ResourceAmounts) -> tuple[tuple[str, int], ...]:
@@ -165,10 +165,12 @@ def _container(container: Mapping[str, Any], running: Mapping[Any, Any], is_infe
     found = running.get(container.get("name"))
     if found is None:
         return asked
-    return _resized(asked, found["resources"], found.get("allocatedResources"), is_infeasible)
+    return _resized_requests(asked, found["resources"], found.get("allocatedResources"), is_infeasible)
 
 
-def _resized(asked: _Sum, actual: Mapping[str, Any], granted: Mapping[str, Any] | None, is_infeasible: bool) -> _Sum:
+def _resized_requests(
+    asked: _Sum, actual: Mapping[str, Any], granted: Mapping[str, Any] | None, is_infeasible: bool
+) -> _Sum:
     held = {} if is_infeasible else asked
     _raise(held, _read(actual.get("requests") or {}, "status.resources.requests"))
     _raise(held, _read(granted or {}, "status.allocatedResources"))
@@ -181,7 +183,7 @@ def _pod_level(spec: Mapping[str, Any], status: Mapping[str, Any], held: _Sum, *
     named = _read({**limits, **(resources.get("requests") or {})}, "spec.resources.requests")
     level = {name: nanos for name, nanos in named.items() if name in ("cpu", "memory")}
     if level and status.get("resources") is not None:
-        now = _resized(dict(level), status["resources"], status.get("allocatedResources"), is_infeasible)
+        now = _resized_requests(dict(level), status["resources"], status.get("allocatedResources"), is_infeasible)
         return {name: now.get(name, 0) for name in level}
     return level
 
@@ -200,16 +202,16 @@ def _raise(least: _Sum, other: Mapping[str, int]) -> None:
         least[name] = max(least.get(name, 0), nanos)
 
 
-def _rounded(total: Mapping[str, int]) -> ResourceAmounts:
+def _rounded_amounts(total: Mapping[str, int]) -> ResourceAmounts:
     extended = ((intern(name), round_up_nanos(nanos)) for name, nanos in total.items() if _is_extended(name))
-    return _shared(
+    return _intern_amounts(
         round_up_nanos(total.get("cpu", 0) * 1000),
         round_up_nanos(total.get("memory", 0)),
-        _sorted(pair for pair in extended if pair[1]),
+        _sorted_pairs(pair for pair in extended if pair[1]),
     )
 
 
-def _sorted(pairs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def _sorted_pairs(pairs: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(pairs))
 
 
@@ -219,7 +221,7 @@ def _is_extended(name: str) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def _shared(cpu_milli: int, memory_bytes: int, extended: tuple[tuple[str, int], ...]) -> ResourceAmounts:
+def _intern_amounts(cpu_milli: int, memory_bytes: int, extended: tuple[tuple[str, int], ...]) -> ResourceAmounts:
     return ResourceAmounts(cpu_milli, memory_bytes, extended)
 
 

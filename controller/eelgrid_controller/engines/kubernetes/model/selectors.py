@@ -120,17 +120,17 @@ def parse_constraint(spec: Mapping[str, Any], devices: tuple[tuple[str, int], ..
     selector = spec.get("nodeSelector") or {}
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    terms = None if required is None else _ordered(map(_term, required.get("nodeSelectorTerms") or ()))
+    terms = None if required is None else _sorted_values(map(_term, required.get("nodeSelectorTerms") or ()))
     tolerations = spec.get("tolerations") or ()
     if not selector and terms is None and not tolerations and not devices:
         return NO_CONSTRAINT
     found = NodeConstraint(
         tuple(sorted((intern(str(key)), intern(str(value))) for key, value in selector.items())),
         terms,
-        _ordered(map(_toleration, tolerations)),
+        _sorted_values(map(_toleration, tolerations)),
         devices,
     )
-    return _shared(found)
+    return _intern_constraint(found)
 
 
 def parse_relations(spec: Mapping[str, Any]) -> PodRelations:
@@ -152,12 +152,12 @@ def parse_label_selector(found: Mapping[str, Any] | None) -> LabelSelector | Non
     equal = [
         SelectorRequirement(str(key), "In", (str(value),)) for key, value in (found.get("matchLabels") or {}).items()
     ]
-    return LabelSelector(_ordered([*equal, *map(_requirement, found.get("matchExpressions") or ())]))
+    return LabelSelector(_sorted_values([*equal, *map(_requirement, found.get("matchExpressions") or ())]))
 
 
 def parse_node_terms(selector: Mapping[str, Any] | None) -> tuple[NodeSelectorTerm, ...] | None:
     """The terms of a NodeSelector of the API; None where there is none."""
-    return None if selector is None else _ordered(map(_term, selector.get("nodeSelectorTerms") or ()))
+    return None if selector is None else _sorted_values(map(_term, selector.get("nodeSelectorTerms") or ()))
 
 
 def _spreads(spec: Mapping[str, Any]) -> Iterable[SpreadConstraint]:
@@ -202,9 +202,11 @@ def remove_pin_terms(constraint: NodeConstraint) -> NodeConstraint:
         NodeSelectorTerm(term.labels, tuple(one for one in term.fields if not _is_pin(one)))
         for term in constraint.terms
     ]
-    kept = _ordered(term for term, was in zip(terms, constraint.terms, strict=True) if term != _EMPTY or was == _EMPTY)
+    kept = _sorted_values(
+        term for term, was in zip(terms, constraint.terms, strict=True) if term != _EMPTY or was == _EMPTY
+    )
     found = constraint._replace(terms=kept or None)
-    return NO_CONSTRAINT if found == NO_CONSTRAINT else _shared(found)
+    return NO_CONSTRAINT if found == NO_CONSTRAINT else _intern_constraint(found)
 
 
 def _is_pin(one: SelectorRequirement) -> bool:
@@ -212,22 +214,22 @@ def _is_pin(one: SelectorRequirement) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _shared(constraint: NodeConstraint) -> NodeConstraint:
+def _intern_constraint(constraint: NodeConstraint) -> NodeConstraint:
     """One value for all that are equal: most pods of a fleet want the same."""
     return constraint
 
 
 def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
     """The taints in a node's spec."""
-    return _ordered(
+    return _sorted_values(
         Taint(_text(taint, "key"), _text(taint, "value"), _text(taint, "effect")) for taint in spec.get("taints") or ()
     )
 
 
 def _term(term: Mapping[str, Any]) -> NodeSelectorTerm:
     return NodeSelectorTerm(
-        _ordered(map(_requirement, term.get("matchExpressions") or ())),
-        _ordered(map(_requirement, term.get("matchFields") or ())),
+        _sorted_values(map(_requirement, term.get("matchExpressions") or ())),
+        _sorted_values(map(_requirement, term.get("matchFields") or ())),
     )
 
 
@@ -248,5 +250,5 @@ def _text(found: Mapping[str, Any], key: str) -> str:
     return intern(str(found.get(key) or ""))
 
 
-def _ordered(values: Iterable[_Value]) -> tuple[_Value, ...]:
+def _sorted_values(values: Iterable[_Value]) -> tuple[_Value, ...]:
     return tuple(sorted(set(values)))

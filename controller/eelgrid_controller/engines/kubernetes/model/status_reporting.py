@@ -68,7 +68,7 @@ class ConditionSet:
         found = self.get(type)
         return found is not None and found.status is True
 
-    def set(
+    def with_condition(
         self,
         type: str,  # noqa: A002
         status: bool | None,
@@ -102,7 +102,7 @@ class ConditionSet:
         """Without the conditions of these types."""
         return replace(self, items=tuple(one for one in self.items if one.type not in types))
 
-    def only(self, types: Iterable[str]) -> Self:
+    def retain(self, types: Iterable[str]) -> Self:
         """With the conditions of these types alone: what an older version wrote and nobody keeps is dropped."""
         kept = frozenset(types)
         return replace(self, items=tuple(one for one in self.items if one.type in kept))

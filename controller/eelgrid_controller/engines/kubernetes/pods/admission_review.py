@@ -107,13 +107,13 @@ def _patch(request: Mapping[str, Any], rules: GateRules, *, is_opted_in: bool) -
     spec = pod["spec"]
     patch = []
     if not any(gate["name"] == GATE for gate in spec.get("schedulingGates") or ()):
-        patch.append(_appended("schedulingGates", spec, {"name": GATE}))
+        patch.append(_append_operation("schedulingGates", spec, {"name": GATE}))
     if rules.tolerates and not any(one.get("key") == TAINT_MANAGED for one in spec.get("tolerations") or ()):
-        patch.append(_appended("tolerations", spec, _TOLERATION))
+        patch.append(_append_operation("tolerations", spec, _TOLERATION))
     return patch
 
 
-def _appended(field: str, spec: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+def _append_operation(field: str, spec: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
     if spec.get(field):
         return {"op": "add", "path": f"/spec/{field}/-", "value": value}
     return {"op": "add", "path": f"/spec/{field}", "value": [value]}

@@ -146,22 +146,22 @@ def find_obstacle(
     count = member.sight.pod.requested.count(RESOURCE_GPU)
     if not count:
         return PinObstacle.NONE
-    rival = others.planned.rival(place.node_name, place.devices, member.uid)
+    rival = others.planned.find_rival(place.node_name, place.devices, member.uid)
     if rival is not None:
         return PinObstacle.WAITS if rival.is_moving else PinObstacle.TAKEN
-    room = others.gpu_room(place.node_name, without=member.uid)
+    room = others.free_gpus(place.node_name, without=member.uid)
     return PinObstacle.NONE if room >= count + beside else PinObstacle.TAKEN
 
 
 def planned_pod(member: UnitMember, held: ReplicaPlace | None) -> PlannedPod | None:
     """What a pod holds, or may hold by what was sent; `held` is its place where the core counts it there."""
     pod, sent = member.sight.pod, member.sent
-    node_name = member.target or (sent.node_name if sent is not None else "")
+    node_name = member.target_node or (sent.node_name if sent is not None else "")
     count = pod.requested.count(RESOURCE_GPU)
     if not node_name or not count:
         return None
-    devices, epoch = _named(member, node_name), 0 if member.sight.plan is None else member.sight.plan.epoch
-    if not member.target and sent is not None:
+    devices, epoch = _planned_devices(member, node_name), 0 if member.sight.plan is None else member.sight.plan.epoch
+    if not member.target_node and sent is not None:
         devices = member.devices_of(sent)
     known = held.devices if held is not None else ()
     is_held = bool(devices) and set(known).issuperset(devices)
@@ -174,11 +174,11 @@ def compare_plan(member: UnitMember, place: ReplicaPlace, others: ExternalUsageT
     plan = member.sight.plan
     if not place.devices or place.profile or plan is None or not plan.devices or plan.node_name != place.node_name:
         return PlanAgreement.SAME
-    own = _named(member, place.node_name)
+    own = _planned_devices(member, place.node_name)
     if own and set(place.devices).issuperset(own):
         member.agreed = tuple(sorted(own))
         return PlanAgreement.SAME
-    named = others.planned.named(member.uid)
+    named = others.planned.planned_devices_of(member.uid)
     if named and named != member.agreed:
         return PlanAgreement.PLACE_IS_OLD
     return PlanAgreement.PLAN_IS_OLD
@@ -199,7 +199,7 @@ def fence_pod(member: UnitMember, epoch: int) -> AnnotatePod:
     return AnnotatePod(member.uid, member.sight.key, version, epoch, {ANNOTATION_FENCE: f"{epoch}/{version}"})
 
 
-def _named(member: UnitMember, node_name: str) -> tuple[int, ...]:
+def _planned_devices(member: UnitMember, node_name: str) -> tuple[int, ...]:
     """The devices of a pod's plan, if they can be those that it holds on a node: no more than it asks for."""
     plan, count = member.sight.plan, member.sight.pod.requested.count(RESOURCE_GPU)
     if plan is None or plan.profile or plan.node_name != node_name:

@@ -65,7 +65,7 @@ class TaintTimers:
         self.most_s = most_s
         self._since_s: dict[str, float] = {}
 
-    def turns(self, wanted: Collection[str], tainted: Collection[str], now_s: float) -> dict[str, bool]:
+    def taint_changes(self, wanted: Collection[str], tainted: Collection[str], now_s: float) -> dict[str, bool]:
         """Which nodes have to get the taint (True) or lose it, whoever put it there."""
         for name in [name for name in self._since_s if name not in wanted]:
             del self._since_s[name]
@@ -74,7 +74,7 @@ class TaintTimers:
         kept = {name for name in wanted if now_s - self._since_s[name] <= self.most_s}
         return dict.fromkeys(sorted(kept - set(tainted)), True) | dict.fromkeys(sorted(set(tainted) - kept), False)
 
-    def is_given_up(self, name: str, now_s: float) -> bool:
+    def is_timed_out(self, name: str, now_s: float) -> bool:
         """Whether a node's layout has not come to stand in time."""
         return now_s - self._since_s.get(name, now_s) > self.most_s
 

@@ -39,7 +39,7 @@ class PlannedDevices:
         self._on: dict[str, dict[str, PlannedPod]] = {}  # by node and uid
         self._where: dict[str, str] = {}  # uid -> node
 
-    def put(self, uid: str, pod: PlannedPod | None) -> Iterator[str]:
+    def put_pod(self, uid: str, pod: PlannedPod | None) -> Iterator[str]:
         """A pod is there now, or nowhere; the uids of others that name devices which it names, or named before."""
         where = self._where.get(uid)
         before = None if where is None else self._on[where].get(uid)
@@ -55,7 +55,7 @@ class PlannedDevices:
             if one is not None:
                 yield from [other for other, _ in self._sharing(one.node_name, one.devices, uid)]
 
-    def named(self, uid: str) -> tuple[int, ...]:
+    def planned_devices_of(self, uid: str) -> tuple[int, ...]:
         """The devices that a pod's plan names, in order, if no pod that comes before it names one of them."""
         found = self._on.get(self._where.get(uid, ""), {}).get(uid)
         if found is None or not found.devices:
@@ -64,11 +64,11 @@ class PlannedDevices:
         is_first = all(rank < _rank(other, one) for other, one in self._sharing(found.node_name, found.devices, uid))
         return tuple(sorted(found.devices)) if is_first else ()
 
-    def rival(self, node_name: str, devices: Iterable[int], uid: str) -> PlannedPod | None:
+    def find_rival(self, node_name: str, devices: Iterable[int], uid: str) -> PlannedPod | None:
         """Another pod whose plan names one of these devices."""
         return next((one for _, one in self._sharing(node_name, devices, uid)), None)
 
-    def gpus(self, node_name: str, *, without: str) -> int:
+    def count_gpus(self, node_name: str, *, without: str) -> int:
         """How many GPUs pods hold on a node, or will, beside this one."""
         return sum(one.gpu_count for uid, one in self._on.get(node_name, {}).items() if uid != without)
 
@@ -115,7 +115,7 @@ class TraitSlots:
         """The demands."""
         return [slot.constraint for slot in self._slots.values()]
 
-    def take(self, constraint: NodeConstraint, namespace: str, user: str) -> tuple[str, bool]:
+    def acquire(self, constraint: NodeConstraint, namespace: str, user: str) -> tuple[str, bool]:
         """The trait of these demands, empty where there is no slot for it, and whether it is new."""
         found = trait_name(constraint)
         slot = self._slots.get(found)
@@ -173,7 +173,7 @@ class ExternalUsageTracker:
         self.slots = TraitSlots()  # of pods that wait, or that may move
         self._stays: dict[str, str] = {}  # the trait of each that may move, by uid
 
-    def node(self, node: KubeNode, *, has_agent: bool, awaits_agent: bool = False) -> None:
+    def update_node(self, node: KubeNode, *, has_agent: bool, awaits_agent: bool = False) -> None:
         """A node as it is now."""
         (self._awaited.add if awaits_agent else self._awaited.discard)(node.name)
         self._nodes[node.name] = node
@@ -182,27 +182,27 @@ class ExternalUsageTracker:
         (self._agents.add if has_agent else self._agents.discard)(node.name)
         self._mark(node.name)
 
-    def node_gone(self, name: str) -> None:
+    def remove_node(self, name: str) -> None:
         """A node that is no more."""
         if self._nodes.pop(name, None) is not None:
             self.rules.remove_node(name)
             self._gone[name] = None
             self._dirty.pop(name, None)
 
-    def known(self, name: str) -> None:
+    def on_node_acknowledged(self, name: str) -> None:
         """The core has taken a node: what it was told of it before may be lost."""
         if name not in self._joined or name in self._agents:
             self._told.pop(name, None)
             self._mark(name)
         self._known.add(name)
 
-    def untold(self, name: str) -> None:
+    def on_report_failed(self, name: str) -> None:
         """The core could not be told; it is told again."""
         self._joined.pop(name, None)
         self._told.pop(name, None)
         self._mark(name)
 
-    def knows(self, name: str) -> bool:
+    def is_reported(self, name: str) -> bool:
         """Whether the core was told of a node and of what others hold there."""
         return name in self._nodes and name in self._told
 
@@ -210,7 +210,7 @@ class ExternalUsageTracker:
         """Whether an agent speaks for a node."""
         return name in self._agents
 
-    def sliced(self, name: str, gpu_count: int) -> None:
+    def set_claim_gpus(self, name: str, gpu_count: int) -> None:
         """So many GPUs of a node are given by claims: to the core they are another's, used or not."""
         self._sliced[name] = gpu_count
         self._mark(name)
@@ -220,23 +220,23 @@ class ExternalUsageTracker:
         told = self._told.get(name)
         return name in self._nodes and told is not None and not told.closed
 
-    def moved(self, before: Iterable[ReplicaPlace], after: Iterable[ReplicaPlace]) -> None:
+    def on_places_changed(self, before: Iterable[ReplicaPlace], after: Iterable[ReplicaPlace]) -> None:
         """The core counts what leaves these places as what others hold, until it is told what they do hold."""
         for name in {one.node_name for one in before} - {one.node_name for one in after}:
             self._mark(name, again=True)
 
-    def gpu_room(self, name: str, *, without: str) -> int:
+    def free_gpus(self, name: str, *, without: str) -> int:
         """How many GPUs of a node no pod holds or is on its way to, beside the one with this uid."""
         node = self._nodes.get(name)
         there = 0 if node is None else node.allocatable.count(RESOURCE_GPU)
-        return there - self.planned.gpus(name, without=without)
+        return there - self.planned.count_gpus(name, without=without)
 
-    def gpus(self, name: str) -> int:
+    def used_gpus(self, name: str) -> int:
         """How many GPUs others hold on a node."""
         told = self._told.get(name)
         return 0 if told is None else told.gpu_count
 
-    def put(self, pod: Pod, node_name: str, devices: tuple[int, ...] = ()) -> None:
+    def put_pod(self, pod: Pod, node_name: str, devices: tuple[int, ...] = ()) -> None:
         """A pod that the core does not hold is on a node, or can only go there; nowhere, where that is empty.
 
         One that the core took over from among them it counts no more by itself: it is told of the rest also where
@@ -260,33 +260,33 @@ class ExternalUsageTracker:
         if is_other or old is None or old.requested != pod.requested or old.is_terminal != pod.is_terminal:
             self._mark(node_name)
 
-    def remove(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """A pod that is no more, or is ours now."""
-        self.release(self._stays.pop(uid, ""))
+        self.release_demand(self._stays.pop(uid, ""))
         before = self._where.pop(uid, "")
         self._devices.pop(uid, None)
         if before:
             self._pods[before].pop(uid, None)
             self._mark(before, again=True)
 
-    def stays(self, pod: Pod) -> None:
+    def register_mobile_pod(self, pod: Pod) -> None:
         """A pod that stands may move: nobody can say where to, unless it is known which nodes meet its demands."""
         if pod.uid not in self._stays:
-            self._stays[pod.uid] = self.want(pod, remove_pin_terms(pod.constraint))
+            self._stays[pod.uid] = self.register_demand(pod, remove_pin_terms(pod.constraint))
 
-    def want(self, pod: Pod, constraint: NodeConstraint) -> str:
+    def register_demand(self, pod: Pod, constraint: NodeConstraint) -> str:
         """A pod waits with these demands; the trait that says so, empty where there is no slot for it."""
-        found, is_new = self.slots.take(constraint, pod.namespace, user_of(pod.annotations, pod.labels))
+        found, is_new = self.slots.acquire(constraint, pod.namespace, user_of(pod.annotations, pod.labels))
         if is_new:
             for name in self._nodes:
                 self._mark(name)
         return found
 
-    def release(self, found: str) -> None:
+    def release_demand(self, found: str) -> None:
         """A pod waits no more."""
         self.slots.release(found)
 
-    def flush(self) -> Iterator[RegisterNode | RemoveNode | ReportUsage]:
+    def flush_reports(self) -> Iterator[RegisterNode | RemoveNode | ReportUsage]:
         """What the core does not know yet."""
         dirty, self._dirty = self._dirty, {}
         gone, self._gone = self._gone, {}
@@ -298,7 +298,7 @@ class ExternalUsageTracker:
         for name, again in dirty.items():
             node = self._nodes.get(name)
             if node is not None:
-                yield from self._tell(node, again=again)
+                yield from self._report_node(node, again=again)
             elif name in self._known and self._told.get(name) != engine_reports.NO_EXTERNAL_USAGE:
                 # Of the core's nodes one that this cluster does not have: no pod can be there.
                 self._told[name] = engine_reports.NO_EXTERNAL_USAGE
@@ -307,7 +307,7 @@ class ExternalUsageTracker:
     def _mark(self, name: str, *, again: bool = False) -> None:
         self._dirty[name] = again or self._dirty.get(name, False)
 
-    def _tell(self, node: KubeNode, *, again: bool) -> Iterator[RegisterNode | ReportUsage]:
+    def _report_node(self, node: KubeNode, *, again: bool) -> Iterator[RegisterNode | ReportUsage]:
         name = node.name
         if name in self._agents:
             self._joined.pop(name, None)

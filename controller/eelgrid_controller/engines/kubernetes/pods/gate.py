@@ -112,20 +112,20 @@ class Gate:
         self._refreshed = ""  # the unit at which the last turn over those that wait has stopped
         self._reconsidered = 0  # the revision of the rules then
 
-    def take(self, events: Iterable[GateEvent], at_s: float) -> list[GateInstruction]:
+    def on_events(self, events: Iterable[GateEvent], at_s: float) -> list[GateInstruction]:
         """What is to be done after these events; `at_s` is of a clock that does not go back."""
         for event in events:
             self._apply(event, at_s)
         if not self._is_synced:
             return []
         self._fence(at_s)
-        told: list[GateInstruction] = list(self.others.flush())
+        told: list[GateInstruction] = list(self.others.flush_reports())
         marked, self._marked = self._marked, {}
         for name in marked:
             unit = self.units.get(name)
             if unit is not None:
-                self._look(unit, at_s)
-        told += self.others.flush()
+                self._reconcile_unit(unit, at_s)
+        told += self.others.flush_reports()
         # What stands, stands: before anything is placed beside it.
         self._submits.sort(key=lambda one: (isinstance(one, SubmitUnit), -one.request.spec.priority))
         told += [*self._cancels, *self._submits, *self._writes, *self._tells, *self._reports]
@@ -152,37 +152,37 @@ class Gate:
     def _apply(self, event: GateEvent, at_s: float) -> None:
         match event:
             case PodUpdated():
-                self._seen(event, at_s)
+                self._on_pod_updated(event, at_s)
             case PodDeleted(uid):
                 self._adopted.pop(uid, None)
                 self._gone(uid)
             case ReplacementStarted(uid, name):
                 self._adopt(uid, name, at_s)
             case MoveFinished(name, uid) if name in self.units:
-                self.units[name].stays(uid)
+                self.units[name].cancel_move(uid)
                 self._marked[name] = None
             case KubeNodeUpdated(node, has_agent, awaits_agent):
-                self.others.node(node, has_agent=has_agent, awaits_agent=awaits_agent)
+                self.others.update_node(node, has_agent=has_agent, awaits_agent=awaits_agent)
                 self._mark_places(node.name)
             case KubeNodeDeleted(name):
-                self.others.node_gone(name)
+                self.others.remove_node(name)
                 self._mark_places(name)
             case NodeAcknowledged(name):
-                self.others.known(name)
-                self._rested(name, at_s)
+                self.others.on_node_acknowledged(name)
+                self._on_node_known(name, at_s)
             case ClaimGpusUpdated(name, gpu_count):
-                self.others.sliced(name, gpu_count)
+                self.others.set_claim_gpus(name, gpu_count)
             case NodeReportFailed(name):
-                self.others.untold(name)
+                self.others.on_report_failed(name)
             case RelatedUpdated() | RelatedSynced():
-                self._related(event)
+                self._on_related_objects(event)
             case GateSynced():
                 self._is_synced = True
                 self._marked.update(dict.fromkeys(self.units))
             case UnitPlaced() | UnitDeferred() | UnitCancelled() | UnitRefused():
                 self._core(event, at_s)
             case InferenceServiceUpdated(service):
-                self._serve(service.unit, service)
+                self._serve(service.unit_name, service)
             case InferenceServiceDeleted(name):
                 self._serve(name, None)
             case LeadershipAcquired(epoch, is_continued):
@@ -197,8 +197,8 @@ class Gate:
                 self._later.pop(uid, None)
                 self._reports += filter(None, (self._left.pop(uid, None),))
             case DevicesReported(name, steers, pods):
-                self._marked.update(dict.fromkeys(self.flights.steered(name, is_so=steers)))
-                self._marked.update(dict.fromkeys(self.flights.seen(name, pods)))
+                self._marked.update(dict.fromkeys(self.flights.set_steered(name, is_so=steers)))
+                self._marked.update(dict.fromkeys(self.flights.on_devices_reported(name, pods)))
             case PatchFailed(uid, failure, why, epoch):
                 if epoch is None or epoch == self.epoch:  # of a term that is over: nothing is left to be done about it
                     self._patch_failed(uid, failure, why, at_s)
@@ -207,9 +207,9 @@ class Gate:
             case DeleteFailed(uid, failure, why):
                 self._delete_failed(uid, failure, why, at_s)
             case GateTicked():
-                self._ticked(at_s)
+                self._on_tick(at_s)
 
-    def _seen(self, event: PodUpdated, at_s: float) -> None:
+    def _on_pod_updated(self, event: PodUpdated, at_s: float) -> None:
         sight = event.pod
         uid = sight.pod.uid
         if not sight.unit:
@@ -219,8 +219,8 @@ class Gate:
             node_name = "" if pod.is_terminal or pod.gates else pod.node_name or sight.pinned
             count = pod.requested.count(RESOURCE_GPU)
             self._plan(uid, PlannedPod(node_name, count) if node_name and count else None)
-            self.others.put(pod, node_name)
-            self.others.rules.place(pod, node_name)
+            self.others.put_pod(pod, node_name)
+            self.others.rules.put_pod(pod, node_name)
             return
         if uid in self._adopted and sight.plan is None:
             sight = sight._replace(unit=self._adopted[uid])
@@ -230,17 +230,17 @@ class Gate:
         elif member.sight.unit != sight.unit:
             self._gone(uid)
             member = self._members[uid] = UnitMember(sight)
-        member.see(sight)
+        member.update_view(sight)
         if not member.is_waiting or (uid in self._later and sight.pod.resource_version != member.patched_version):
             # The gate is gone, or what the patch failed on is another object now.
             member.is_patching = False
             self._later.pop(uid, None)
-        unit = self.units.get(sight.unit) or self._begin(sight.unit)
+        unit = self.units.get(sight.unit) or self._start_unit(sight.unit)
         unit.members[uid] = member
         self._wants(member)
         if member.is_over:
-            self._marked.update(dict.fromkeys(self.flights.ended(uid)))
-        self._watch(member, at_s)
+            self._marked.update(dict.fromkeys(self.flights.record_end(uid)))
+        self._watch_pinned(member, at_s)
         self._account(unit, member)
         self._marked[unit.name] = None
 
@@ -249,17 +249,17 @@ class Gate:
         if member is None or member.is_waiting:
             self._adopted[uid] = name
             if member is not None:
-                self._seen(PodUpdated(member.sight), at_s)
+                self._on_pod_updated(PodUpdated(member.sight), at_s)
 
     def _gone(self, uid: str) -> None:
         self._unfenced.pop(uid, None)
         self._plan(uid, None)
-        self.others.remove(uid)
-        self.others.rules.remove(uid)
-        self.watchdog.forget(uid)
-        self._marked.update(dict.fromkeys(self.flights.ended(uid)))
+        self.others.remove_pod(uid)
+        self.others.rules.remove_pod(uid)
+        self.watchdog.forget_pod(uid)
+        self._marked.update(dict.fromkeys(self.flights.record_end(uid)))
         self._later.pop(uid, None)
-        self.others.release(self._traits.pop(uid, ""))
+        self.others.release_demand(self._traits.pop(uid, ""))
         member = self._members.pop(uid, None)
         if member is not None:
             unit = self.units[member.sight.unit]
@@ -270,53 +270,53 @@ class Gate:
         pod = member.sight.pod
         if member.is_waiting and member.sight.spec is not None:
             if self._traits.get(member.uid) != trait_name(pod.constraint):
-                self.others.release(self._traits.pop(member.uid, ""))
-                self._traits[member.uid] = self.others.want(pod, pod.constraint)
+                self.others.release_demand(self._traits.pop(member.uid, ""))
+                self._traits[member.uid] = self.others.register_demand(pod, pod.constraint)
             member.has_trait = bool(self._traits[member.uid])
         elif member.uid in self._traits:
-            self.others.release(self._traits.pop(member.uid))
-        if self.settings.moves and member.target:
-            self.others.stays(member.sight.pod)
+            self.others.release_demand(self._traits.pop(member.uid))
+        if self.settings.moves and member.target_node:
+            self.others.register_mobile_pod(member.sight.pod)
 
-    def _watch(self, member: UnitMember, at_s: float) -> None:
+    def _watch_pinned(self, member: UnitMember, at_s: float) -> None:
         pod = member.sight.pod
         is_stuck = bool(member.sight.pinned) and not pod.node_name and pod.unscheduled == "Unschedulable"
         if is_stuck and not pod.gates and not member.is_over:
-            self.watchdog.watch(member.uid, at_s)
+            self.watchdog.watch_pod(member.uid, at_s)
         else:
-            self.watchdog.forget(member.uid)
+            self.watchdog.forget_pod(member.uid)
 
     def _account(self, unit: PlacementUnit, member: UnitMember) -> None:
         """Count a pod as what others hold, at the devices of its plan, unless the core counts it where it is."""
         planned = None if member.is_over else planned_pod(member, unit.held_place(member))
         self._plan(member.uid, planned)
         self._put(unit, member)
-        self._place(unit, member)
+        self._count_for_rules(unit, member)
 
     def _put(self, unit: PlacementUnit, member: UnitMember) -> None:
         sent = "" if member.sent is None or member.is_over else member.sent.node_name
-        where = "" if unit.holds(member) else member.target or sent
-        self.others.put(member.sight.pod, where, self.others.planned.named(member.uid))
+        where = "" if unit.holds_member(member) else member.target_node or sent
+        self.others.put_pod(member.sight.pod, where, self.others.planned.planned_devices_of(member.uid))
 
     def _plan(self, uid: str, planned: PlannedPod | None) -> None:
         """What a pod holds by its plan; others whose plans name the same are looked at again."""
-        for other in list(self.others.planned.put(uid, planned)):
+        for other in list(self.others.planned.put_pod(uid, planned)):
             member = self._members.get(other)
             if member is not None:
                 unit = self.units[member.sight.unit]
                 self._put(unit, member)
                 self._marked[unit.name] = None
 
-    def _place(self, unit: PlacementUnit, member: UnitMember) -> None:
+    def _count_for_rules(self, unit: PlacementUnit, member: UnitMember) -> None:
         """Where a pod is, was planned, or may be by a pin that was sent counts for the rules of other pods."""
         place = (unit.place_of(member) or member.sent) if member.is_waiting else None
-        self.others.rules.place(member.sight.pod, member.target if place is None else place.node_name)
+        self.others.rules.put_pod(member.sight.pod, member.target_node if place is None else place.node_name)
 
     def _account_all(self, unit: PlacementUnit) -> None:
         for member in unit.members.values():
             self._account(unit, member)
 
-    def _begin(self, name: str, attempt: int = 1) -> PlacementUnit:
+    def _start_unit(self, name: str, attempt: int = 1) -> PlacementUnit:
         unit = self.units[name] = PlacementUnit(name, attempt)
         if unit.elastic is not None:
             unit.elastic.service = self._services.get(name)
@@ -335,28 +335,28 @@ class Gate:
 
     def _core(self, event: CoreAnswer, at_s: float) -> None:
         name, attempt = unit_of(event.workload_id), attempt_of(event.workload_id)
-        self.others.rules.answered(event.workload_id)
+        self.others.rules.on_answer(event.workload_id)
         if isinstance(event, UnitCancelled | UnitRefused):
-            self.others.rules.forget(event.workload_id)
+            self.others.rules.forget_workload(event.workload_id)
         unit = self.units.get(name)
         if unit is None:
             if isinstance(event, UnitCancelled | UnitRefused):
                 return
-            unit = self._begin(name, attempt)
+            unit = self._start_unit(name, attempt)
         if attempt > unit.attempt and unit.stand is PlacementPhase.UNKNOWN:
             unit.attempt = attempt
         if attempt != unit.attempt:
             return
         self._marked[name] = None
         if isinstance(event, UnitPlaced):
-            self.others.moved(unit.places.values(), event.places.values())
+            self.others.on_places_changed(unit.places.values(), event.places.values())
         said = apply_answer(unit, event, at_s, self.settings)
         self._judge_again(unit)
-        if said is not None and (waiting := unit.waiting):
-            self._tell(waiting[0], said.text, is_warning=said.is_warning)
+        if said is not None and (waiting := unit.waiting_members):
+            self._record_event(waiting[0], said.text, is_warning=said.is_warning)
         self._account_all(unit)
 
-    def _related(self, event: RelatedUpdated | RelatedSynced) -> None:
+    def _on_related_objects(self, event: RelatedUpdated | RelatedSynced) -> None:
         rules = self.others.rules
         if isinstance(event, RelatedSynced):
             rules.set_readable(event.kind, is_readable=event.is_readable)
@@ -384,7 +384,7 @@ class Gate:
             self._account(self.units[member.sight.unit], member)
         setback = on_patch_failure(member, failure, why, self.settings)
         if setback.text:
-            self._tell(member, setback.text, is_warning=True)
+            self._record_event(member, setback.text, is_warning=True)
         if setback.wait_s is None:
             self._marked[member.sight.unit] = None
         else:
@@ -393,10 +393,10 @@ class Gate:
     def _delete_failed(self, uid: str, failure: WriteFailure, why: str, at_s: float) -> None:
         if failure is not WriteFailure.CONFLICT:
             # Of another version: it is looked at anew, and may be overdue still.
-            self.watchdog.again(uid, at_s)
+            self.watchdog.restart_wait(uid, at_s)
         member = self._members.get(uid)
         if member is not None and failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN):
-            self._tell(member, f"cannot be made anew: {why}", is_warning=True)
+            self._record_event(member, f"cannot be made anew: {why}", is_warning=True)
 
     def _annotate_failed(self, uid: str, failure: WriteFailure, at_s: float) -> None:
         if failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN, WriteFailure.GONE):
@@ -440,22 +440,24 @@ class Gate:
         if not self._unfenced:
             self._marked.update(dict.fromkeys(self.units))
 
-    def _rested(self, node_name: str, at_s: float) -> None:
+    def _on_node_known(self, node_name: str, at_s: float) -> None:
         """The core knows a node now: what it refused of pods that stand there is asked for at once."""
         for name in self._resting:
             unit = self.units[name]
-            if unit.stand is PlacementPhase.REFUSED and any(one.target == node_name for one in unit.members.values()):
+            if unit.stand is PlacementPhase.REFUSED and any(
+                one.target_node == node_name for one in unit.members.values()
+            ):
                 unit.retry_s = at_s
 
     # Time
 
-    def _ticked(self, at_s: float) -> None:
+    def _on_tick(self, at_s: float) -> None:
         for uid in [uid for uid, due_s in self._later.items() if due_s <= at_s]:
             del self._later[uid]
             late = self._members[uid]
             late.is_patching = late.is_noting = False
             self._marked[late.sight.unit] = None
-        self._marked.update(dict.fromkeys(self.flights.expired(at_s)))
+        self._marked.update(dict.fromkeys(self.flights.expire_overdue(at_s)))
         for name in self._resting:
             if self.units[name].retry_s <= at_s:
                 self._marked[name] = None
@@ -463,7 +465,7 @@ class Gate:
             if (unit := self.units.get(name)) is not None and unit.elastic is not None and unit.elastic.is_restless:
                 self._marked[name] = None
         if self._is_synced and self._deciding is not None:
-            for uid, waited_s in self.watchdog.overdue(at_s):
+            for uid, waited_s in self.watchdog.overdue_pods(at_s):
                 member = self._members.get(uid)
                 if member is not None:
                     self._overdue(member, waited_s, at_s)
@@ -487,16 +489,16 @@ class Gate:
         unit = self.units[member.sight.unit]
         for told in recreate_unit(unit, member, self.watchdog, self.epoch, waited_s=waited_s, at_s=at_s):
             if isinstance(told, RecreatePod) and told.uid == member.uid:
-                self.others.rules.refusals.add(member.sight.pod, member.sight.pinned)
+                self.others.rules.refusals.record_refusal(member.sight.pod, member.sight.pinned)
             if isinstance(told, RecordEvent):
-                self._tell(self._members[told.uid], told.text, is_warning=told.is_warning)
+                self._record_event(self._members[told.uid], told.text, is_warning=told.is_warning)
             else:
                 self._marked[unit.name] = None
                 self._writes.append(told)
 
     # Looking
 
-    def _look(self, unit: PlacementUnit, at_s: float) -> None:
+    def _reconcile_unit(self, unit: PlacementUnit, at_s: float) -> None:
         before = unit.stand
         for told in reconcile_unit(unit, self.others, self.flights, self._deciding, at_s):
             match told:
@@ -510,7 +512,7 @@ class Gate:
                 case SubmitUnit() | AdoptUnit():
                     self._submits.append(told)
                 case RecordEvent(uid, _, text, is_warning):
-                    self._tell(self._members[uid], text, is_warning=is_warning)
+                    self._record_event(self._members[uid], text, is_warning=is_warning)
                 case RemoveGate(uid, key, _, _, why):
                     self._left[uid] = ReportPlacement(uid, key, left_condition(self._members[uid], why))
                     self._writes.append(told)
@@ -521,7 +523,7 @@ class Gate:
         elif unit.stand is PlacementPhase.PLACED:
             for member in unit.members.values():
                 if member.is_waiting:
-                    self._place(unit, member)
+                    self._count_for_rules(unit, member)
         self._report(unit, at_s)
         self._resting.pop(unit.name, None)
         if unit.stand is PlacementPhase.REFUSED or unit.retry_s > at_s:
@@ -536,7 +538,9 @@ class Gate:
             return
         if unit.stand is PlacementPhase.WAITING and unit.lacks_traits and not unit.no_node and unit.size == 1:
             return  # a node would do by now: the core is about to try it again
-        is_whole = unit.elastic is not None or len(unit.present) >= unit.size or unit.stand is PlacementPhase.PLACED
+        is_whole = (
+            unit.elastic is not None or len(unit.present_members) >= unit.size or unit.stand is PlacementPhase.PLACED
+        )
         for member in unit.members.values():
             wanted = placement_condition(unit, member, is_whole=is_whole, why=unit.no_node)
             if wanted is not None and is_condition_due(member, wanted, at_s):
@@ -550,7 +554,9 @@ class Gate:
         waiting = sorted(name for name, unit in self.units.items() if unit.stand in stands)
         if not waiting or self._deciding is None or not self._is_synced:
             return
-        if rules.revision != self._reconsidered and any(rules.judges(self.units[name].workload_id) for name in waiting):
+        if rules.revision != self._reconsidered and any(
+            rules.has_rules_for(self.units[name].workload_id) for name in waiting
+        ):
             self._reconsidered = rules.revision
             self._cancels.append(RetryPending())
         begin = bisect_right(waiting, self._refreshed) % len(waiting)
@@ -562,10 +568,10 @@ class Gate:
     def _judge_again(self, unit: PlacementUnit) -> None:
         """Why no node will do for a unit that waits; one that only kube-scheduler can judge is taken back."""
         rules = self.others.rules
-        is_judged = rules.judges(unit.workload_id)
+        is_judged = rules.has_rules_for(unit.workload_id)
         if unit.stand is not PlacementPhase.WAITING or not (is_judged or unit.lacks_traits):
             return
-        verdicts = [rules.verdict(member.sight.pod) for member in unit.waiting[:MAX_REFRESHED]]
+        verdicts = [rules.evaluate_pod(member.sight.pod) for member in unit.waiting_members[:MAX_REFRESHED]]
         unit.no_node = next((one.text for one in verdicts if one.text), "")
         if is_judged and any(one.left for one in verdicts):
             unit.is_stale = True
@@ -580,7 +586,7 @@ class Gate:
             if place is not None and place.node_name == node_name:
                 self._marked[unit.name] = None
 
-    def _tell(self, member: UnitMember, text: str, *, is_warning: bool = False) -> None:
+    def _record_event(self, member: UnitMember, text: str, *, is_warning: bool = False) -> None:
         if member.told != text:
             member.told = text
             self._tells.append(RecordEvent(member.uid, member.sight.key, text, is_warning))

@@ -42,20 +42,20 @@ class InflightPods:
         """How many pods are under way."""
         return len(self._lanes)
 
-    def may_go(self, unit: str, lanes: Iterable[DeviceLane]) -> bool:
+    def can_start(self, unit: str, lanes: Iterable[DeviceLane]) -> bool:
         """Whether nobody else is under way there; who may not is named again when a lane is free."""
         blocked = [lane for lane in lanes if any(one.unit != unit for one in self._on.get(lane, _NONE).values())]
         for lane in blocked:
             self._queued.setdefault(lane, {})[unit] = None
         return not blocked
 
-    def begun(self, unit: str, uid: str, name: tuple[str, str], lane: DeviceLane, at_s: float) -> None:
+    def record_start(self, unit: str, uid: str, name: tuple[str, str], lane: DeviceLane, at_s: float) -> None:
         """A pod was let go to a node."""
         if lane.node_name in self._steered:
             self._on.setdefault(lane, {})[uid] = _Flight(unit, name, at_s)
             self._lanes.setdefault(uid, set()).add(lane)
 
-    def steered(self, node_name: str, *, is_so: bool) -> Iterator[str]:
+    def set_steered(self, node_name: str, *, is_so: bool) -> Iterator[str]:
         """Whether plans choose devices on a node; the units to look at again."""
         if is_so:
             self._steered.add(node_name)
@@ -65,19 +65,19 @@ class InflightPods:
             for uid in list(self._on[lane]):
                 yield from self._end(uid, lane)
 
-    def seen(self, node_name: str, names: Collection[tuple[str, str]]) -> Iterator[str]:
+    def on_devices_reported(self, node_name: str, names: Collection[tuple[str, str]]) -> Iterator[str]:
         """A node says that these pods hold devices; the units to look at again."""
         for lane in [lane for lane in self._on if lane.node_name == node_name]:
             for uid in [uid for uid, one in self._on[lane].items() if one.name in names]:
                 self.landed += 1
                 yield from self._end(uid, lane)
 
-    def ended(self, uid: str) -> Iterator[str]:
+    def record_end(self, uid: str) -> Iterator[str]:
         """A pod is under way no more, however that came; the units to look at again."""
         for lane in list(self._lanes.get(uid, ())):
             yield from self._end(uid, lane)
 
-    def expired(self, at_s: float) -> Iterator[str]:
+    def expire_overdue(self, at_s: float) -> Iterator[str]:
         """Pods that are under way for too long are so no more; the units to look at again."""
         for lane, flights in list(self._on.items()):
             for uid in [uid for uid, one in flights.items() if at_s - one.since_s >= self.most_s]:
@@ -119,20 +119,20 @@ class UnboundPodWatchdog:
         """How many wait."""
         return len(self._since_s)
 
-    def watch(self, uid: str, at_s: float) -> None:
+    def watch_pod(self, uid: str, at_s: float) -> None:
         """A pinned pod cannot be scheduled."""
         self._since_s.setdefault(uid, at_s)
 
-    def forget(self, uid: str) -> None:
+    def forget_pod(self, uid: str) -> None:
         """It is bound, gone, or may be scheduled again."""
         self._since_s.pop(uid, None)
 
-    def again(self, uid: str, at_s: float) -> None:
+    def restart_wait(self, uid: str, at_s: float) -> None:
         """What was done about it has not helped; it is overdue after another wait."""
         if uid in self._since_s:
             self._since_s[uid] = at_s
 
-    def overdue(self, at_s: float) -> Iterator[tuple[str, float]]:
+    def overdue_pods(self, at_s: float) -> Iterator[tuple[str, float]]:
         """Pods that have waited for `unbound_s`, and for how long."""
         for uid, since_s in list(self._since_s.items()):
             if at_s - since_s >= self.unbound_s:
@@ -146,7 +146,7 @@ class UnboundPodWatchdog:
         rounds = found.times - 1 if _is_of(found, at_s - waited_s) else found.times
         return waited_s >= min(self.most_s, self.unbound_s * 2.0**rounds)
 
-    def recreated(self, owner: str, waited_s: float, at_s: float) -> None:
+    def record_recreation(self, owner: str, waited_s: float, at_s: float) -> None:
         """A pod of the owner is made anew now, after it waited so long."""
         found = self._owners.pop(owner, None)
         if found is not None and _is_of(found, at_s - waited_s):

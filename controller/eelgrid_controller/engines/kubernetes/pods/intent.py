@@ -138,7 +138,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
     try:
         check_message(spec)
     except InvalidMessage as error:
-        return _refused(error.violations[0])
+        return _refuse_intent(error.violations[0])
     try:
         if source is not None:
             check_message(resolve_metrics_source(source, "192.0.2.1"))
@@ -148,7 +148,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
     return WorkloadIntent(
         unit=member.unit,
         size=member.size,
-        spec=_labelled(spec, member),
+        spec=_with_owner_label(spec, member),
         traits=traits,
         owner_kind=member.owner_kind,
         owner_name=member.owner_name,
@@ -161,7 +161,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
     )
 
 
-def _labelled(spec: WorkloadSpec, member: GangMembership) -> WorkloadSpec:
+def _with_owner_label(spec: WorkloadSpec, member: GangMembership) -> WorkloadSpec:
     # After the check, which is slow over labels: these are ours, of names that the API server has checked.
     return (
         replace(spec, labels={"owner": f"{member.owner_kind}/{member.owner_name}"[:253]}) if member.owner_kind else spec
@@ -285,7 +285,7 @@ def _words(kind: WorkloadKind) -> str:
     return kind.name.lower().replace("_", " ")
 
 
-def _refused(broken: Violation) -> IntentRefusal:
+def _refuse_intent(broken: Violation) -> IntentRefusal:
     path = broken.field
     origin = max((field for field in _FIELDS if _begins(path, field)), key=len, default="")
     if not origin:

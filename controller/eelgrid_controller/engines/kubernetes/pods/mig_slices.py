@@ -153,10 +153,10 @@ class SlicePod(NamedTuple):
     @property
     def is_waiting(self) -> bool:
         """Whether it waits behind our gate."""
-        return GATE in self.pod.gates and not self.pod.is_terminal and not self.pod.is_going
+        return GATE in self.pod.gates and not self.pod.is_terminal and not self.pod.is_deleting
 
     @property
-    def target(self) -> str:
+    def target_node(self) -> str:
         """The node that it is on or can only go to."""
         return "" if self.pod.is_terminal or self.pod.gates else self.pod.node_name or self.pinned
 
@@ -182,21 +182,21 @@ class SlicePodScheduler:
         self._later: dict[str, float] = {}  # uid -> not before
         self._told: dict[str, str] = {}
 
-    def failed(self, uid: str, failure: WriteFailure, at_s: float) -> None:
+    def on_failure(self, uid: str, failure: WriteFailure, at_s: float) -> None:
         """A pod was not let go."""
         self._given.pop(uid, None)
-        list(self.flights.ended(uid))
+        list(self.flights.record_end(uid))
         self._later[uid] = at_s + _RETRY_S.get(failure, 1.0)
 
-    def seen(self, node_name: str, held: Mapping[PodKey, tuple[str, ...]], *, steers: bool) -> None:
+    def on_devices_reported(self, node_name: str, held: Mapping[PodKey, tuple[str, ...]], *, steers: bool) -> None:
         """A node says what its pods hold: what they were given is not held back for them any more."""
-        list(self.flights.steered(node_name, is_so=steers))
-        list(self.flights.seen(node_name, held))
+        list(self.flights.set_steered(node_name, is_so=steers))
+        list(self.flights.on_devices_reported(node_name, held))
         for uid, given in list(self._given.items()):
             if given.choice.node_name == node_name and given.stands_s is not None and given.key in held:
                 del self._given[uid]
 
-    def take(
+    def schedule_pods(
         self,
         pods: Mapping[str, SlicePod],
         nodes: Mapping[str, KubeNode],
@@ -205,13 +205,13 @@ class SlicePodScheduler:
         at_s: float,
     ) -> list[GateInstruction]:
         """What is to be done now; `offers` take no account of what was given and is not seen yet."""
-        self._forget(pods, at_s)
-        list(self.flights.expired(at_s))
+        self._forget_missing(pods, at_s)
+        list(self.flights.expire_overdue(at_s))
         open_ = {one.node_name: one for one in offers if one.node_name in nodes}
         for uid, given in self._given.items():
             name = given.choice.node_name
             if uid in pods and name in open_:
-                open_[name] = _less(open_[name], pods[uid].pod, given, pods[uid].target)
+                open_[name] = _less(open_[name], pods[uid].pod, given, pods[uid].target_node)
         right: dict[object, list[str]] = {}
         told = list(self._overdue(pods, epoch, at_s))
         waiting = [one for one in pods.values() if one.is_waiting and one.pod.uid not in self._given]
@@ -224,10 +224,10 @@ class SlicePodScheduler:
                     for name in open_
                     if not closed_reason(nodes[name]) and not find_unmet_rule(one.pod.constraint, nodes[name])
                 ]
-            told += self._look(one, open_, right[one.pod.constraint], epoch, at_s)
+            told += self._schedule_pod(one, open_, right[one.pod.constraint], epoch, at_s)
         return told
 
-    def _look(
+    def _schedule_pod(
         self, one: SlicePod, offers: dict[str, SliceOffer], right: list[str], epoch: int, at_s: float
     ) -> Iterator[GateInstruction]:
         pod, intent = one.pod, one.intent
@@ -239,26 +239,26 @@ class SlicePodScheduler:
                 self._later[pod.uid] = at_s + _RETRY_S[WriteFailure.BUSY]
                 yield RemoveGate(pod.uid, key, pod.resource_version, epoch, str(intent))
                 return
-            yield from self._tell(one, f"not placed: {intent}", is_warning=True)
+            yield from self._event_if_new(one, f"not placed: {intent}", is_warning=True)
             return
         if intent.waits_for:
-            yield from self._tell(one, f"waits for the gates of others: {', '.join(intent.waits_for)}")
+            yield from self._event_if_new(one, f"waits for the gates of others: {', '.join(intent.waits_for)}")
             return
         wanted = requested_slices(pod)
         unit = f"{SLICE_UNIT_PREFIX}{pod.uid}"
         free = [
             offers[name]
             for name in right
-            if self.flights.may_go(unit, (DeviceLane(name, resource) for resource, _ in wanted))
+            if self.flights.can_start(unit, (DeviceLane(name, resource) for resource, _ in wanted))
         ]
         choice = choose_slices(wanted, pod.requested.cpu_milli, pod.requested.memory_bytes, free)
         if choice is None:
             if len(free) == len(right):
                 text = ", ".join(f"{count} of {name}" for name, count in wanted)
-                yield from self._tell(one, f"waits: no node that it may go to has room and {text} free")
+                yield from self._event_if_new(one, f"waits: no node that it may go to has room and {text} free")
             return
         for resource, _ in wanted:
-            self.flights.begun(unit, pod.uid, key, DeviceLane(choice.node_name, resource), at_s)
+            self.flights.record_start(unit, pod.uid, key, DeviceLane(choice.node_name, resource), at_s)
         self.let_go += 1
         given = self._given[pod.uid] = _Given(key, choice, pod.resource_version)
         offers[choice.node_name] = _less(offers[choice.node_name], pod, given, "")
@@ -273,7 +273,7 @@ class SlicePodScheduler:
         )
         yield UngatePod(pod.uid, key, pod.resource_version, choice.node_name, format_plan(plan), epoch)
 
-    def _forget(self, pods: Mapping[str, SlicePod], at_s: float) -> None:
+    def _forget_missing(self, pods: Mapping[str, SlicePod], at_s: float) -> None:
         for uid in [uid for uid in self._told if uid not in pods]:
             del self._told[uid]
         for uid in [uid for uid in self._later if uid not in pods]:
@@ -281,9 +281,9 @@ class SlicePodScheduler:
         for uid, given in list(self._given.items()):
             one = pods.get(uid)
             if one is None or one.pod.is_terminal:
-                list(self.flights.ended(uid))
+                list(self.flights.record_end(uid))
                 del self._given[uid]
-            elif one.target == given.choice.node_name:
+            elif one.target_node == given.choice.node_name:
                 given.stands_s = at_s if given.stands_s is None else given.stands_s
                 # Its slices are its own until its node has said which it has.
                 if at_s - given.stands_s >= max(_RESERVED_S, self.flights.most_s):
@@ -294,25 +294,25 @@ class SlicePodScheduler:
     def _overdue(self, pods: Mapping[str, SlicePod], epoch: int, at_s: float) -> Iterator[GateInstruction]:
         for uid, one in pods.items():
             is_stuck = bool(one.pinned) and not one.pod.node_name and one.pod.unscheduled == "Unschedulable"
-            if is_stuck and not one.pod.gates and not one.pod.is_going:
-                self._watchdog.watch(uid, at_s)
+            if is_stuck and not one.pod.gates and not one.pod.is_deleting:
+                self._watchdog.watch_pod(uid, at_s)
             else:
-                self._watchdog.forget(uid)
-        for uid, waited_s in self._watchdog.overdue(at_s):
+                self._watchdog.forget_pod(uid)
+        for uid, waited_s in self._watchdog.overdue_pods(at_s):
             if uid not in pods:
-                self._watchdog.forget(uid)
+                self._watchdog.forget_pod(uid)
                 continue
             one = pods[uid]
             why = f"{one.pinned} does not take it: {one.pod.unscheduled_message or 'it cannot be scheduled there'}"
             if one.pod.owner is None:
-                yield from self._tell(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
+                yield from self._event_if_new(one, f"{why}; nobody makes it anew, so delete it", is_warning=True)
             elif self._watchdog.may_recreate(one.pod.owner.uid, waited_s, at_s):
-                self._watchdog.recreated(one.pod.owner.uid, waited_s, at_s)
-                self._watchdog.again(uid, at_s)
-                yield from self._tell(one, f"made anew: {why}", is_warning=True)
+                self._watchdog.record_recreation(one.pod.owner.uid, waited_s, at_s)
+                self._watchdog.restart_wait(uid, at_s)
+                yield from self._event_if_new(one, f"made anew: {why}", is_warning=True)
                 yield RecreatePod(uid, PodKey(one.pod.namespace, one.pod.name), epoch, why)
 
-    def _tell(self, one: SlicePod, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
+    def _event_if_new(self, one: SlicePod, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
         if self._told.get(one.pod.uid) != text:
             self._told[one.pod.uid] = text
             yield RecordEvent(one.pod.uid, PodKey(one.pod.namespace, one.pod.name), text, is_warning)

@@ -131,7 +131,7 @@ def next_surge_step(note: MoveNote, scene: SurgeState, pace: MoveTimeouts, now_s
     if deployment is None or deployment.is_going:
         return MoveEnded(is_done=False, why="its Deployment is gone")
     if deployment.note is None or deployment.note.uid != note.uid:
-        return _begin(note, deployment, scene, pace, now_s)
+        return _begin_move(note, deployment, scene, pace, now_s)
     match deployment.note.step:
         case "surge":
             return _surging(deployment, deployment.note, scene, pace, now_s)
@@ -142,16 +142,18 @@ def next_surge_step(note: MoveNote, scene: SurgeState, pace: MoveTimeouts, now_s
     return ScaleDeployment(deployment, None, None)
 
 
-def _begin(note: MoveNote, deployment: Deployment, scene: SurgeState, pace: MoveTimeouts, now_s: float) -> MoveStep:
+def _begin_move(
+    note: MoveNote, deployment: Deployment, scene: SurgeState, pace: MoveTimeouts, now_s: float
+) -> MoveStep:
     old = _old(note, scene)
     told = parse_move_note(old.annotations) if old is not None else None
-    if old is None or old.is_going:
+    if old is None or old.is_deleting:
         # Of a Deployment without a note the pod goes last of all: it was the move that took it.
         is_done = told is not None and told.step == "cost"
         return MoveEnded(is_done=is_done, why="moved" if is_done else "the pod went by itself")
     if told is not None and told.uid == note.uid and told.step == "over":
         return MoveEnded(is_done=False, why=told.cause or "it was undone")
-    if refused := _refused(deployment, scene):
+    if refused := _find_surge_obstacle(deployment, scene):
         return MoveEnded(is_done=False, why=refused)
     if busy := _busy(note, deployment, scene):
         # Status lags behind: what has just ended looks as if it went on.
@@ -164,7 +166,7 @@ def _begin(note: MoveNote, deployment: Deployment, scene: SurgeState, pace: Move
     return ScaleDeployment(deployment, begun, deployment.replicas + 1)
 
 
-def _refused(deployment: Deployment, scene: SurgeState) -> str:
+def _find_surge_obstacle(deployment: Deployment, scene: SurgeState) -> str:
     """Why a Deployment may not be scaled."""
     if deployment.is_paused:
         return "its Deployment is paused"
@@ -188,7 +190,7 @@ def _surging(deployment: Deployment, note: MoveNote, scene: SurgeState, pace: Mo
     old, others = _old(note, scene), _others(note, scene)
     if deployment.replicas != note.replicas + 1:
         return _let_go(deployment, note, old, "somebody else scales its Deployment")
-    if old is None or old.is_going:
+    if old is None or old.is_deleting:
         return ScaleDeployment(
             deployment, replace(note, step="undo", step_s=now_s, cause="the pod went by itself"), None
         )
@@ -210,7 +212,7 @@ def _surging(deployment: Deployment, note: MoveNote, scene: SurgeState, pace: Mo
 
 def _shrinking(deployment: Deployment, note: MoveNote, scene: SurgeState, pace: MoveTimeouts, now_s: float) -> MoveStep:
     old = _old(note, scene)
-    if old is None or old.is_going:
+    if old is None or old.is_deleting:
         return ScaleDeployment(deployment, None, None, MoveEnded(is_done=True, why="moved"))
     if deployment.replicas != note.replicas or now_s - note.step_s > pace.gone_s:
         return _let_go(deployment, note, old, "another pod than the old one went")
@@ -238,7 +240,7 @@ def _undoing(deployment: Deployment, note: MoveNote, scene: SurgeState, pace: Mo
 def _back(note: MoveNote, old: Pod | None) -> MarkPod | None:
     """The old pod is as it was, where it is not yet."""
     told = parse_move_note(old.annotations) if old is not None else None
-    if old is None or old.is_going or told is None or told.step == "over":
+    if old is None or old.is_deleting or told is None or told.step == "over":
         return None
     cost = told.cost if told.step == "cost" else old.annotations.get(DELETION_COST, "")
     return MarkPod(old, replace(note, step="over", step_s=0.0), cost or None)
@@ -257,7 +259,7 @@ def _old(note: MoveNote, scene: SurgeState) -> Pod | None:
 
 def _others(note: MoveNote, scene: SurgeState) -> list[Pod]:
     """Pods beside the old one that count for the ReplicaSet."""
-    return [pod for pod in scene.pods if pod.uid != note.uid and not pod.is_terminal and not pod.is_going]
+    return [pod for pod in scene.pods if pod.uid != note.uid and not pod.is_terminal and not pod.is_deleting]
 
 
 class EvictPods(NamedTuple):
@@ -280,7 +282,7 @@ def next_eviction_step(
     `arrived` says that all kept places have pods again, `last` why the last eviction did not succeed.
     """
     here = [pods[note.uid] for note in notes if note.uid in pods and not pods[note.uid].is_terminal]
-    staying = [pod for pod in here if not pod.is_going]
+    staying = [pod for pod in here if not pod.is_deleting]
     evict_s = max(note.evict_s for note in notes)
     has_begun = len(staying) < len(notes)
     for note in notes:
@@ -419,28 +421,28 @@ class MoveQueue:
         self._expected: dict[str, list[tuple[MoveOrder, MovingPod]]] = {}  # by the owner of the pod to come
         self._claims: dict[str, tuple[MoveOrder, MovingPod]] = {}  # uid of a pod that came -> in whose stead
 
-    def knows(self, order: MoveOrder) -> bool:
+    def has_order(self, order: MoveOrder) -> bool:
         """Whether the same is asked for, or under way."""
         return order.name in self.waiting or order.name in self.running
 
-    def offer(self, order: MoveOrder, now_s: float) -> bool:
+    def request_move(self, order: MoveOrder, now_s: float) -> bool:
         """Ask for a move; False if it is asked for already, or too many are."""
-        if self.knows(order) or len(self.waiting) >= _ORDERS_MOST:
+        if self.has_order(order) or len(self.waiting) >= _ORDERS_MOST:
             return False
         self.waiting[order.name] = order
         self._offered_s[order.name] = now_s
         return True
 
-    def withdraw(self, name: str) -> None:
+    def withdraw_order(self, name: str) -> None:
         """What has not begun is not asked for any more."""
         self.waiting.pop(name, None)
         self._offered_s.pop(name, None)
 
-    def late(self, now_s: float) -> list[MoveOrder]:
+    def overdue_orders(self, now_s: float) -> list[MoveOrder]:
         """Orders that have waited for too long."""
         return [one for one in self.waiting.values() if now_s - self._offered_s[one.name] > self.bounds.wait_s]
 
-    def due(self, pods: Callable[[str], Pod | None], now_s: float) -> Iterable[MoveOrder]:
+    def start_due_orders(self, pods: Callable[[str], Pod | None], now_s: float) -> Iterable[MoveOrder]:
         """Orders that may begin now; each counts as begun when it is given."""
         while self._starts_s and now_s - self._starts_s[0] >= _HOUR_S:
             self._starts_s.popleft()
@@ -448,14 +450,14 @@ class MoveQueue:
         for order in list(self.waiting.values()):
             if len(self.running) >= self.bounds.at_once or len(self._starts_s) >= self.bounds.per_hour:
                 return
-            if order.owner_uid in owners or self.rests(order, pods, now_s):
+            if order.owner_uid in owners or self.is_cooling_down(order, pods, now_s):
                 continue
             owners.add(order.owner_uid)
             self._starts_s.append(now_s)
-            self.begin(order)
+            self.mark_started(order)
             yield order
 
-    def rests(self, order: MoveOrder, pods: Callable[[str], Pod | None], now_s: float) -> bool:
+    def is_cooling_down(self, order: MoveOrder, pods: Callable[[str], Pod | None], now_s: float) -> bool:
         """Whether one of its pods came by a move a short while ago."""
         for going in order.goes:
             pod = pods(going.uid)
@@ -464,15 +466,15 @@ class MoveQueue:
                 return True
         return False
 
-    def begin(self, order: MoveOrder) -> None:
+    def mark_started(self, order: MoveOrder) -> None:
         """A move is under way: pods that come in the stead of its own may claim the kept places."""
-        self.withdraw(order.name)
+        self.withdraw_order(order.name)
         self.running[order.name] = order
         self.begun += 1
         if order.workload and len(order.goes) == 1:
             self._expected.setdefault(order.owner_uid, []).append((order, order.goes[0]))
 
-    def end(self, order: MoveOrder, *, is_done: bool) -> None:
+    def finish_order(self, order: MoveOrder, *, is_done: bool) -> None:
         """A move has ended."""
         if self.running.pop(order.name, None) is None:
             return
@@ -484,9 +486,9 @@ class MoveQueue:
         for uid in [uid for uid, one in self._claims.items() if one[0].name == order.name]:
             del self._claims[uid]
 
-    def claim(self, pod: Pod) -> str:
+    def claim_place(self, pod: Pod) -> str:
         """The unit whose kept place a pod that is new and waits comes to; empty where there is none."""
-        if pod.owner is None or not pod.is_gated or pod.is_going or pod.uid in self._claims:
+        if pod.owner is None or not pod.is_gated or pod.is_deleting or pod.uid in self._claims:
             return ""
         expected = self._expected.get(pod.owner.uid, [])
         for index, (order, going) in enumerate(expected):
@@ -497,13 +499,13 @@ class MoveQueue:
                 return order.unit
         return ""
 
-    def gone(self, uid: str) -> None:
+    def release_claim(self, uid: str) -> None:
         """A pod is no more; a place that it had claimed may be claimed again."""
         claimed = self._claims.pop(uid, None)
         if claimed is not None and claimed[0].name in self.running:
             self._expected.setdefault(claimed[0].owner_uid, []).append(claimed)
 
-    def claimed_by(self, order: MoveOrder) -> list[str]:
+    def claimant_uids(self, order: MoveOrder) -> list[str]:
         """Uids of the pods that came in the stead of an order's."""
         return [uid for uid, one in self._claims.items() if one[0].name == order.name]
 

@@ -48,7 +48,7 @@ class UnitMember:
     reported: PlacementCondition | None = None  # the last that was asked to be written
     reported_s: float = 0.0
 
-    def see(self, sight: GatePodView) -> None:
+    def update_view(self, sight: GatePodView) -> None:
         """The pod as it is now; what its people want is not read of every sight."""
         if sight.pod.resource_version != self.sight.pod.resource_version:
             # Whatever was sent against the version before has arrived, or never will.
@@ -70,7 +70,7 @@ class UnitMember:
     def is_over(self) -> bool:
         """Whether it has ended, or is about to be gone without having been anywhere."""
         pod = self.sight.pod
-        return pod.is_terminal or (pod.is_going and not pod.node_name)
+        return pod.is_terminal or (pod.is_deleting and not pod.node_name)
 
     @property
     def has_succeeded(self) -> bool:
@@ -95,7 +95,7 @@ class UnitMember:
         )
 
     @property
-    def target(self) -> str:
+    def target_node(self) -> str:
         """The node that it is on or can only go to; empty while it is gated, free or over."""
         pod = self.sight.pod
         if pod.is_terminal or self.is_waiting:
@@ -118,7 +118,7 @@ class ServiceUnitState:
     is_restless: bool = False  # time alone may change what is to be done
     again_s: float = 0.0
 
-    def placed(self, before: int, now: int, spec: WorkloadSpec | None) -> None:
+    def on_placed(self, before: int, now: int, spec: WorkloadSpec | None) -> None:
         """The core has so many places instead of so many before."""
         wanted = None if self.service is None else self.service.wanted
         beyond = 0 if wanted is None else max(0, now - wanted)
@@ -133,7 +133,7 @@ class ServiceUnitState:
         if spec is not None:
             self.spec = replace(spec, replicas=1)
 
-    def lasting(self, places: int) -> int:
+    def permanent_places(self, places: int) -> int:
         """The places that are not for the time of a rollover alone."""
         wanted = None if self.service is None else self.service.wanted
         return places if wanted is None else places - min(self.extra, max(0, places - wanted))
@@ -175,17 +175,17 @@ class PlacementUnit:
         return self.why.startswith("traits:")
 
     @property
-    def alive(self) -> list[UnitMember]:
+    def active_members(self) -> list[UnitMember]:
         """Members that have not ended."""
         return [member for member in self.members.values() if not member.is_over]
 
     @property
-    def present(self) -> list[UnitMember]:
+    def present_members(self) -> list[UnitMember]:
         """Members that have not ended and are not about to."""
-        return [member for member in self.alive if not member.sight.pod.is_going]
+        return [member for member in self.active_members if not member.sight.pod.is_deleting]
 
     @property
-    def waiting(self) -> list[UnitMember]:
+    def waiting_members(self) -> list[UnitMember]:
         """Members behind our gate, by name."""
         found = [member for member in self.members.values() if member.is_waiting]
         return sorted(found, key=lambda member: (_natural(member.sight.key.name), member.uid))
@@ -195,9 +195,9 @@ class PlacementUnit:
         """How many members it is to have."""
         return max((member.sight.size for member in self.members.values()), default=1)
 
-    def ask(self) -> list[UnitMember]:
+    def assign_replicas(self) -> list[UnitMember]:
         """Those that wait become the replicas that the core is asked for."""
-        waiting = self.waiting
+        waiting = self.waiting_members
         self.slots = {replica: member.uid for replica, member in enumerate(waiting)}
         self.stand = PlacementPhase.ASKED
         return waiting
@@ -214,49 +214,49 @@ class PlacementUnit:
     def held_place(self, member: UnitMember) -> ReplicaPlace | None:
         """The place at which the core counts a member where it is, or where it was sent; None where it does not."""
         place = self.place_of(member)
-        target = member.target or (member.sent.node_name if member.sent is not None else "")
+        target = member.target_node or (member.sent.node_name if member.sent is not None else "")
         return place if place is not None and place.node_name == target else None
 
-    def holds(self, member: UnitMember) -> bool:
+    def holds_member(self, member: UnitMember) -> bool:
         """Whether the core counts a member where it is."""
         return self.held_place(member) is not None
 
-    def placed(self, places: Mapping[int, ReplicaPlace], spec: WorkloadSpec | None, *, moves: bool) -> None:
+    def set_places(self, places: Mapping[int, ReplicaPlace], spec: WorkloadSpec | None, *, moves: bool) -> None:
         """The core has these places; where pods are `moves`d, those for which it has another now are."""
         before = len(self.places) if self.stand is PlacementPhase.PLACED else 0
         if moves and self.elastic is None:
             self._shift(places)
         self.stand, self.places, self.refusals = PlacementPhase.PLACED, dict(places), 0
         if self.elastic is not None:
-            self.elastic.placed(before, len(places), spec)
-        self.settle()
+            self.elastic.on_placed(before, len(places), spec)
+        self.settle_places()
 
     def _shift(self, places: Mapping[int, ReplicaPlace]) -> None:
         """The core's places are others now: which pods stand where their replicas were before, and are to be moved."""
         for member in self.members.values():
             before = self.place_of(member)
             replica = self.replica_of(member.uid)
-            if before is not None and replica is not None and before.node_name == member.target:
-                if replica in places and places[replica].node_name != member.target:
+            if before is not None and replica is not None and before.node_name == member.target_node:
+                if replica in places and places[replica].node_name != member.target_node:
                     del self.slots[replica]
                     self.moving[replica] = member.uid
             elif (
                 note := parse_move_note(member.sight.pod.annotations)
             ) is not None and note.workload == self.workload_id:
                 place = places.get(note.replica)
-                if place is not None and place.node_name == note.to != member.target and not member.is_over:
+                if place is not None and place.node_name == note.to != member.target_node and not member.is_over:
                     self.moving[note.replica] = member.uid
 
-    def stays(self, uid: str) -> None:
+    def cancel_move(self, uid: str) -> None:
         """A pod is not being moved any more, or none of it where no uid is given."""
         self.moving = {replica: found for replica, found in self.moving.items() if uid and found != uid}
 
-    def released(self) -> None:
+    def release_command(self) -> None:
         """No command about it is under way any more."""
         if self.elastic is not None:
             self.elastic.is_asked = self.elastic.is_growing = False
 
-    def spoiled(self, member: UnitMember, why: str) -> None:
+    def reject_place(self, member: UnitMember, why: str) -> None:
         """The place of a member is no good: all let theirs go, where all stand or fall together."""
         if self.elastic is None:
             self.is_stale = self.stand is PlacementPhase.PLACED
@@ -267,18 +267,18 @@ class PlacementUnit:
             del self.slots[replica]
             self.elastic.vacant[replica] = -math.inf
 
-    def settle(self) -> None:
+    def settle_places(self) -> None:
         """Give replicas to those whose plan names them, then places that came free to those that wait."""
         if self.elastic is not None:
             self._forget_places(self.elastic)
         for member in self.members.values():
             plan = member.sight.plan
             if plan is not None and plan.workload == self.workload_id and not member.is_waiting and not member.is_over:
-                self._take(member, plan.replica)
+                self._adopt_member(member, plan.replica)
         if self.elastic is not None:
             self._settle_by_node(self.elastic)
         free = self._stay([replica for replica in sorted(self.places) if not self._is_held(replica)])
-        without = [member for member in self.waiting if self.replica_of(member.uid) is None]
+        without = [member for member in self.waiting_members if self.replica_of(member.uid) is None]
         if self.elastic is not None:
             without = [member for member in without if member.fits_into(self.elastic.spec)]
         for replica, member in zip(free, without, strict=False):
@@ -295,7 +295,7 @@ class PlacementUnit:
             is_there = member is not None and not member.is_over
             if not is_there or member is None:
                 del self.slots[replica]
-            elif place is None or (member.target and member.target != place.node_name):
+            elif place is None or (member.target_node and member.target_node != place.node_name):
                 del self.slots[replica]
                 elastic.let_go[uid] = None
                 if place is not None:
@@ -307,7 +307,7 @@ class PlacementUnit:
         for replica in sorted(self.places.keys() - self.slots.keys()):
             free.setdefault(self.places[replica].node_name, []).append(replica)
         for member in self.members.values() if free else ():
-            fits = free.get(member.target, [])
+            fits = free.get(member.target_node, [])
             if not fits or member.is_over or member.uid in held or member.uid in elastic.let_go:
                 continue
             if not member.fits_into(elastic.spec):
@@ -318,10 +318,10 @@ class PlacementUnit:
             fits.remove(chosen)
             self.slots[chosen] = member.uid
 
-    def _take(self, member: UnitMember, replica: int) -> None:
+    def _adopt_member(self, member: UnitMember, replica: int) -> None:
         place = self.places.get(replica)
         # Another leader's core may have used the same name for other replicas: who has a place here keeps it.
-        if place is not None and place.node_name == member.target and not self._is_held(replica):
+        if place is not None and place.node_name == member.target_node and not self._is_held(replica):
             before = self.replica_of(member.uid)
             if before is not None:
                 del self.slots[before]
@@ -332,11 +332,11 @@ class PlacementUnit:
 
         Only where there is a place for each member and none waits for one: otherwise some were never asked for.
         """
-        alive = self.alive
+        alive = self.active_members
         if len(alive) != len(self.places) or any(member.is_waiting for member in alive):
             return free
         held = set(self.slots.values())
-        standing = {member.uid: member.target for member in alive if member.uid not in held}
+        standing = {member.uid: member.target_node for member in alive if member.uid not in held}
         left: list[int] = []
         for replica in free:
             node = self.places[replica].node_name

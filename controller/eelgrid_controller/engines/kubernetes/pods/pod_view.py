@@ -48,7 +48,7 @@ def view_pod(
     that get their devices by claims: mode dra places them.
     """
     plan = plan_for_pod(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
-    service = None if services is None or pod.is_terminal else services.of(pod)
+    service = None if services is None or pod.is_terminal else services.service_of_pod(pod)
     if service is not None:
         pinned = pinned_node(found) if plan is not None else ""
         # Our own pin is no demand of its people: pods are alike before it and after it.
@@ -62,7 +62,7 @@ def view_pod(
             # Whether it came through our gate or not: all pods of its target are replicas of the service.
             return GatePodView(
                 pod,
-                service.unit,
+                service.unit_name,
                 1,
                 replica_spec(service, intent.spec),
                 waits_for=intent.waits_for,
@@ -88,7 +88,7 @@ def view_pod(
         if unit.startswith(SERVICE_UNIT_PREFIX):
             unit = f"pod-{pod.uid}"  # its service is no more
         sight = GatePodView(pod, unit, 1 if unit.startswith("pod-") else 2, pinned=pinned, plan=plan)
-        return _recalled(sight, pod, holders) if recalls else (sight, None)
+        return _with_intent(sight, pod, holders) if recalls else (sight, None)
     intent = parse_intent(pod, holders)
     if isinstance(intent, WorkloadIntent):
         unit = unit_name(intent.unit)
@@ -103,7 +103,7 @@ def view_pod(
     ), intent.needs
 
 
-def _recalled(sight: GatePodView, pod: Pod, holders: OwnerTemplates) -> tuple[GatePodView, ObjectRef | None]:
+def _with_intent(sight: GatePodView, pod: Pod, holders: OwnerTemplates) -> tuple[GatePodView, ObjectRef | None]:
     intent = parse_intent(pod, holders)
     if isinstance(intent, WorkloadIntent):
         return sight._replace(size=intent.size, spec=intent.spec), None

@@ -68,12 +68,12 @@ def plan_adoption(unit: PlacementUnit, others: ExternalUsageTracker, at_s: float
         return told
     if len(members) != max(member.size for member in members):
         return []
-    if not all(others.knows(member.sight.pod.node_name) for member in members):
+    if not all(others.is_reported(member.sight.pod.node_name) for member in members):
         unit.stand, unit.retry_s = PlacementPhase.REFUSED, at_s + UNREPORTED_GRACE_S
         return []
     plans = [member.sight.plan for member in members if member.sight.plan is not None]
     unit.attempt = max(unit.attempt, *(attempt_of(plan.workload) for plan in plans))
-    ordered = _numbered(members)
+    ordered = _number_members(members)
     unit.slots = {replica: member.uid for replica, member in enumerate(ordered)}
     unit.stand = PlacementPhase.ASKED
     spec = merge_member_specs(
@@ -89,9 +89,9 @@ def external_usage_of(member: UnitMember, others: ExternalUsageTracker, gpu_coun
 
     Where a replica has more GPUs than the pod asks for, any that are free come to those of the plan.
     """
-    pod, devices = member.sight.pod, others.planned.named(member.uid)
+    pod, devices = member.sight.pod, others.planned.planned_devices_of(member.uid)
     return RunningReplica(
-        node_name=member.target,
+        node_name=member.target_node,
         gpu_indexes=devices,
         is_exact=bool(devices) and len(devices) == gpu_count,
         counted=engine_reports.ExternalUsage(
@@ -120,12 +120,12 @@ def _bound_members(unit: PlacementUnit) -> list[UnitMember]:
         pod, plan = member.sight.pod, member.sight.plan
         if plan is None or plan.profile or unit_of(plan.workload) != unit.name:
             return []
-        if not pod.node_name or pod.is_going or plan.node_name != pod.node_name:
+        if not pod.node_name or pod.is_deleting or plan.node_name != pod.node_name:
             return []
     return members
 
 
-def _numbered(members: Sequence[UnitMember]) -> list[UnitMember]:
+def _number_members(members: Sequence[UnitMember]) -> list[UnitMember]:
     """By the replicas of their plans; replicas of the core have no gaps, so who comes later moves up."""
     return sorted(members, key=lambda one: (one.sight.plan.replica if one.sight.plan else 0, one.sight.key, one.uid))
 
@@ -145,7 +145,7 @@ def reconcile_service_unit(
         case PlacementPhase.PLACED:
             return _reconcile_placed_service(unit, elastic, others, epoch, at_s)
         case PlacementPhase.WAITING:
-            is_waited_for = unit.waiting and not _adoptable_members(unit, _newest(unit))
+            is_waited_for = unit.waiting_members and not _adoptable_members(unit, _newest(unit))
             return [] if is_waited_for or epoch is None else release_unit(unit)
     if epoch is None or (unit.stand is PlacementPhase.REFUSED and at_s < unit.retry_s):
         return []
@@ -161,7 +161,7 @@ def _reconcile_new_service(
         return told
     standing = _adoptable_members(unit, spec)
     if standing:
-        known = [member for member in standing if others.knows(member.target)]
+        known = [member for member in standing if others.is_reported(member.target_node)]
         if not known:
             unit.stand, unit.retry_s = PlacementPhase.REFUSED, at_s + UNREPORTED_GRACE_S
             return told
@@ -173,7 +173,7 @@ def _reconcile_new_service(
     pods = [member.sight.pod for member in ready]
     if others.rules.is_reading(pods):
         return told
-    if left := others.rules.left(pods):
+    if left := others.rules.unsupported_reason(pods):
         return [*told, *leave_to_scheduler(ready, left, epoch)]
     register_members(unit, ready[:1], others.rules)
     unit.slots, unit.stand = {0: ready[0].uid}, PlacementPhase.ASKED
@@ -183,21 +183,21 @@ def _reconcile_new_service(
 def _reconcile_placed_service(
     unit: PlacementUnit, elastic: ServiceUnitState, others: ExternalUsageTracker, epoch: int | None, at_s: float
 ) -> list[GateInstruction]:
-    unit.settle()
+    unit.settle_places()
     if epoch is None or elastic.spec is None:
         return []
     if elastic.service is None and not unit.members:
         return release_unit(unit)
     spec = _newest(unit)
     # A pin that may have arrived keeps its place until that is known.
-    is_sent = any(member.sent is not None for member in unit.waiting)
+    is_sent = any(member.sent is not None for member in unit.waiting_members)
     if spec is not None and spec != elastic.spec and not elastic.is_asked and not is_sent:
         return release_unit(unit)
     told = _strips(unit, epoch)
     released = [*_unfit(unit, others), *_disagreeing(unit, others)]
     told += _pins(unit, others, epoch)
     _note_vacant(unit, elastic, at_s)
-    elastic.is_restless = bool(elastic.vacant or elastic.let_go) or len(unit.waiting) > 0
+    elastic.is_restless = bool(elastic.vacant or elastic.let_go) or len(unit.waiting_members) > 0
     if elastic.is_asked:
         return told
     standing = _newcomers(unit, elastic, others) if at_s >= elastic.again_s else []
@@ -222,8 +222,8 @@ def _adoptable_members(unit: PlacementUnit, spec: WorkloadSpec | None) -> list[U
     found = [
         member
         for member in unit.members.values()
-        if member.target
-        and not (member.is_over or member.denied or member.sight.pod.is_going)
+        if member.target_node
+        and not (member.is_over or member.denied or member.sight.pod.is_deleting)
         and member.fits_into(spec)
     ]
     return sorted(found, key=lambda member: (member.sight.key, member.uid))
@@ -231,16 +231,18 @@ def _adoptable_members(unit: PlacementUnit, spec: WorkloadSpec | None) -> list[U
 
 def _ready(unit: PlacementUnit) -> tuple[list[UnitMember], list[GateInstruction]]:
     """Those that wait for us alone; what is told of the first that waits for others, too."""
-    ready = [member for member in unit.waiting if not member.denied and not foreign_gates(member)]
-    if ready or not unit.waiting:
+    ready = [member for member in unit.waiting_members if not member.denied and not foreign_gates(member)]
+    if ready or not unit.waiting_members:
         return ready, []
-    first = unit.waiting[0]
+    first = unit.waiting_members[0]
     return [], [report_foreign_gates(first)] if foreign_gates(first) else []
 
 
 def _strips(unit: PlacementUnit, epoch: int) -> list[GateInstruction]:
     return [
-        ungate_member(member, epoch) for member in unit.waiting if member.sight.is_released and not member.is_patching
+        ungate_member(member, epoch)
+        for member in unit.waiting_members
+        if member.sight.is_released and not member.is_patching
     ]
 
 
@@ -267,7 +269,7 @@ def _unfit(unit: PlacementUnit, others: ExternalUsageTracker) -> list[int]:
         member, place = unit.members.get(uid), unit.places.get(replica)
         if member is None or place is None or not member.is_waiting or member.is_patching or member.sent is not None:
             continue
-        is_fit = others.is_open(place.node_name) and others.rules.permits(member.sight.pod, place.node_name)
+        is_fit = others.is_open(place.node_name) and others.rules.permits_node(member.sight.pod, place.node_name)
         if member.denied or not is_fit or find_obstacle(member, place, others) is PinObstacle.TAKEN:
             del unit.slots[replica]
             found.append(replica)
@@ -279,7 +281,7 @@ def _disagreeing(unit: PlacementUnit, others: ExternalUsageTracker) -> list[int]
     found = []
     for replica, uid in list(unit.slots.items()):
         member, place = unit.members.get(uid), unit.places.get(replica)
-        if member is None or place is None or member.is_waiting or member.target != place.node_name:
+        if member is None or place is None or member.is_waiting or member.target_node != place.node_name:
             continue
         if compare_plan(member, place, others) is PlanAgreement.PLACE_IS_OLD:
             del unit.slots[replica]
@@ -302,7 +304,7 @@ def _pins(unit: PlacementUnit, others: ExternalUsageTracker, epoch: int) -> list
                 told.append(pin_member(unit, replica, member, epoch))
                 going[place.node_name] = beside + len(place.devices)
             continue
-        is_there = plan is not None and member.target == place.node_name and not member.is_noting
+        is_there = plan is not None and member.target_node == place.node_name and not member.is_noting
         if plan is not None and is_there and compare_plan(member, place, others) is PlanAgreement.PLAN_IS_OLD:
             told.append(rewrite_plan(member, plan, place, epoch))
     return told
@@ -319,7 +321,7 @@ def _newcomers(unit: PlacementUnit, elastic: ServiceUnitState, others: ExternalU
     """Pods that run and never had a place here."""
     held = {*unit.slots.values(), *elastic.let_go}
     found = [] if elastic.service is None else _adoptable_members(unit, elastic.spec)
-    return [member for member in found if member.uid not in held and others.knows(member.target)]
+    return [member for member in found if member.uid not in held and others.is_reported(member.target_node)]
 
 
 def _overdue(unit: PlacementUnit, elastic: ServiceUnitState, at_s: float, *, newcomers: int) -> list[int]:
@@ -327,7 +329,7 @@ def _overdue(unit: PlacementUnit, elastic: ServiceUnitState, at_s: float, *, new
     service, spare = elastic.service, newcomers
     wanted = None if service is None else service.wanted
     released = [replica for replica, since_s in elastic.vacant.items() if at_s - since_s >= VACANT_S]
-    if service is not None and wanted is not None and len(unit.present) <= wanted:
+    if service is not None and wanted is not None and len(unit.present_members) <= wanted:
         # The rollover is over: what was for its time alone goes at once.
         beyond = len(unit.places) - service.most if service.mode is ServiceMode.ENFORCE else 0
         spare = max(spare, elastic.extra, beyond)
@@ -343,7 +345,7 @@ def _grow(
     if service is None or not without or at_s < elastic.again_s:
         return []
     elastic.again_s = at_s + RETRY_S
-    replicas = min(len(unit.places) + len(without), service.allowed)
+    replicas = min(len(unit.places) + len(without), service.max_places)
     if replicas <= len(unit.places):
         text = f"not placed: the service {service.name} allows {service.most} replicas, and {service.surge} beside them"
         return [record_event(without[0], text)]
@@ -374,21 +376,21 @@ def reconcile_unit(
         case PlacementPhase.PLACED:
             return _reconcile_placed_unit(unit, others, flights, epoch, at_s)
         case PlacementPhase.WAITING:
-            waits = {member.uid for member in unit.waiting if not member.denied}
+            waits = {member.uid for member in unit.waiting_members if not member.denied}
             return [] if waits == set(unit.slots.values()) and not unit.is_stale else release_unit(unit)
     if epoch is None or at_s < unit.retry_s:
         return []
-    return _reconcile_new_unit(unit, others, epoch) if unit.waiting else plan_adoption(unit, others, at_s)
+    return _reconcile_new_unit(unit, others, epoch) if unit.waiting_members else plan_adoption(unit, others, at_s)
 
 
 def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch: int) -> list[GateInstruction]:
-    waiting = unit.waiting
+    waiting = unit.waiting_members
     if any(member.denied for member in waiting):
         return []
     for member in waiting:
         if member.sight.is_released:
             return [] if member.is_patching else [ungate_member(member, epoch)]
-    present = len(unit.present)
+    present = len(unit.present_members)
     if present < unit.size:
         return [record_event(waiting[0], f"waits for its gang: {present} of {unit.size} members are here")]
     for member in waiting:
@@ -400,9 +402,9 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
     pods = [member.sight.pod for member in waiting]
     if others.rules.is_reading(pods):
         return []
-    if left := others.rules.left(pods):
+    if left := others.rules.unsupported_reason(pods):
         return leave_to_scheduler(waiting, left, epoch)
-    asked = unit.ask()
+    asked = unit.assign_replicas()
     register_members(unit, asked, others.rules)
     return [SubmitUnit(SubmitWorkloadRequest(workload_id=unit.workload_id, spec=_spec(asked)))]
 
@@ -410,7 +412,7 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
 def _reconcile_placed_unit(
     unit: PlacementUnit, others: ExternalUsageTracker, flights: InflightPods, epoch: int | None, at_s: float
 ) -> list[GateInstruction]:
-    unit.settle()
+    unit.settle_places()
     standing = {replica: unit.members.get(unit.slots.get(replica, "")) for replica in unit.places}
     found = [(replica, member) for replica, member in standing.items() if member is not None and not member.is_over]
     waits, going = False, dict[str, int]()
@@ -433,7 +435,7 @@ def _reconcile_placed_unit(
         return told
     # Who was let go first may be done before the last one is: the gang has begun, and waits for nobody.
     done = sum(member is not None and member.has_succeeded for member in standing.values())
-    return told + _pinned(unit, found, done, flights, _Now(epoch, at_s))
+    return told + _pin_members(unit, found, done, flights, _Now(epoch, at_s))
 
 
 class _Now(NamedTuple):
@@ -443,12 +445,12 @@ class _Now(NamedTuple):
     at_s: float
 
 
-def _pinned(
+def _pin_members(
     unit: PlacementUnit, found: Sequence[tuple[int, UnitMember]], done: int, flights: InflightPods, now: _Now
 ) -> list[GateInstruction]:
     """All members that wait go to their places, if every one is there; `done` members have been there already."""
     waiting = [(replica, member) for replica, member in found if member.is_waiting]
-    present = sum(not member.sight.pod.is_going for _, member in found) + done
+    present = sum(not member.sight.pod.is_deleting for _, member in found) + done
     if waiting and present < len(unit.places):
         missing = len(unit.places) - present
         return [record_event(waiting[0][1], f"placed, and waits for its gang: {missing} of {unit.size} members lack")]
@@ -458,14 +460,14 @@ def _pinned(
         for replica, member in going
         if unit.places[replica].devices
     ]
-    if not flights.may_go(unit.name, (lane for _, lane in for_devices)):
+    if not flights.can_start(unit.name, (lane for _, lane in for_devices)):
         return []
     for member, lane in for_devices:
-        flights.begun(unit.name, member.uid, member.sight.key, lane, now.at_s)
+        flights.record_start(unit.name, member.uid, member.sight.key, lane, now.at_s)
     unit.collisions, unit.blocked_s = 0, None
     told: list[GateInstruction] = [pin_member(unit, replica, member, now.epoch) for replica, member in going]
     held = set(unit.slots.values())
-    extra = [member for member in unit.waiting if member.uid not in held]
+    extra = [member for member in unit.waiting_members if member.uid not in held]
     text = f"not placed: its gang has {len(unit.places)} members already"
     return [*told, *(record_event(member, text, is_warning=True) for member in extra)]
 
@@ -509,12 +511,12 @@ def _rewritten(
 
 def _fits(member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker) -> bool:
     if not member.is_waiting:
-        is_there = member.target == place.node_name
+        is_there = member.target_node == place.node_name
         return is_there and compare_plan(member, place, others) is not PlanAgreement.PLACE_IS_OLD
     return (
         not member.denied
         and others.is_open(place.node_name)
-        and others.rules.permits(member.sight.pod, place.node_name)
+        and others.rules.permits_node(member.sight.pod, place.node_name)
     )
 
 

@@ -80,7 +80,7 @@ def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings:
         case UnitPlaced(_, places, spec):
             unit.no_node = ""
             if unit.stand is not PlacementPhase.LEAVING:
-                unit.placed(places, spec, moves=settings.moves)
+                unit.set_places(places, spec, moves=settings.moves)
         case UnitDeferred(reason=reason):
             if unit.stand not in (PlacementPhase.LEAVING, PlacementPhase.PLACED):
                 unit.stand, unit.places, unit.why = PlacementPhase.WAITING, {}, reason
@@ -88,19 +88,19 @@ def apply_answer(unit: PlacementUnit, answer: CoreAnswer, at_s: float, settings:
         case UnitCancelled():
             unit.stand, unit.places, unit.slots = PlacementPhase.UNKNOWN, {}, {}
             unit.attempt += 1
-            unit.released()
+            unit.release_command()
         case UnitRefused(why=why, is_taken=is_taken):
             if unit.stand is PlacementPhase.ASKED:
-                return _refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
-            unit.released()
+                return _on_refused(unit, why, at_s, settings.retry_s, is_taken=is_taken)
+            unit.release_command()
     return None
 
 
-def _refused(unit: PlacementUnit, why: str, at_s: float, retry_s: float, *, is_taken: bool) -> AnswerNotice | None:
+def _on_refused(unit: PlacementUnit, why: str, at_s: float, retry_s: float, *, is_taken: bool) -> AnswerNotice | None:
     if is_taken:
         unit.attempt += 1
     unit.stand, unit.slots, unit.why = PlacementPhase.REFUSED, {}, why
-    unit.released()
+    unit.release_command()
     unit.refusals += 1
     unit.retry_s = at_s + (0.0 if is_taken else retry_s * min(unit.refusals, 20))
     return None if is_taken else AnswerNotice(f"not accepted: {why}", is_warning=True)
@@ -144,8 +144,8 @@ def leave_to_scheduler(members: Iterable[UnitMember], why: str, epoch: int) -> l
 def register_members(unit: PlacementUnit, members: Sequence[UnitMember], rules: EligibleNodes) -> None:
     """The core is about to be asked for these, by replica; where traits do not say enough, it asks back."""
     pods = [member.sight.pod for member in members]
-    is_judged = any(not member.has_trait for member in members) or any(map(rules.needs, pods))
-    rules.ask_for(unit.workload_id, pods, is_judged=is_judged)
+    is_judged = any(not member.has_trait for member in members) or any(map(rules.needs_evaluation, pods))
+    rules.register_workload(unit.workload_id, pods, is_judged=is_judged)
 
 
 def _patching(member: UnitMember) -> None:
@@ -223,7 +223,7 @@ def placement_condition(
     if gates := foreign_gates(member):
         return _condition(WAITS_FOR_GATES, f"waits for the gates of others: {', '.join(gates)}")
     if not is_whole and len(pod.gates) > 0:
-        return _condition(WAITS_FOR_GANG, f"{len(unit.present)} of {unit.size} members of its gang are here")
+        return _condition(WAITS_FOR_GANG, f"{len(unit.present_members)} of {unit.size} members of its gang are here")
     if unit.stand is PlacementPhase.REFUSED:
         return _condition(NOT_ACCEPTED, unit.why)
     if unit.stand is PlacementPhase.WAITING:
@@ -259,21 +259,21 @@ def recreate_unit(
     unit: PlacementUnit, member: UnitMember, watchdog: UnboundPodWatchdog, epoch: int, *, waited_s: float, at_s: float
 ) -> Iterator[RecreatePod | RecordEvent]:
     """A pinned pod cannot be scheduled: it and its gang are made anew, or people hear of it."""
-    gang = unit.alive if unit.size > 1 else [member]
+    gang = unit.active_members if unit.size > 1 else [member]
     pod = member.sight.pod
     why = f"pinned to {member.sight.pinned}, where kube-scheduler cannot put it: {pod.unscheduled_message}"
     if any(one.sight.pod.owner is None for one in gang):
-        watchdog.again(member.uid, at_s)
+        watchdog.restart_wait(member.uid, at_s)
         yield RecordEvent(member.uid, member.sight.key, f"{why}; delete it and create it again", is_warning=True)
         return
     owner = unit.name if unit.size > 1 else pod.owner.uid if pod.owner is not None else ""
     if not watchdog.may_recreate(owner, waited_s, at_s):
         return
-    watchdog.recreated(owner, waited_s, at_s)
-    unit.spoiled(member, why)
+    watchdog.record_recreation(owner, waited_s, at_s)
+    unit.reject_place(member, why)
     for one in gang:
-        watchdog.again(one.uid, at_s)
-        if not one.sight.pod.is_going and not one.is_waiting:
+        watchdog.restart_wait(one.uid, at_s)
+        if not one.sight.pod.is_deleting and not one.is_waiting:
             yield RecordEvent(one.uid, one.sight.key, f"made anew: {why}", is_warning=True)
             # Of this version alone: one that has been bound meanwhile runs.
             yield RecreatePod(one.uid, one.sight.key, epoch, why, one.sight.pod.resource_version)

@@ -74,7 +74,7 @@ class PowerPolicyMerger:
         self._violations = violations
         self._read: dict[tuple[str, int], PowerPolicySpec | str] = {}
 
-    def decide(
+    def merge_policies(
         self,
         objects: Iterable[Mapping[str, Any]],
         nodes: Mapping[str, Mapping[str, str]],
@@ -85,23 +85,23 @@ class PowerPolicyMerger:
         known = [one for one in objects if not one["metadata"].get("deletionTimestamp")]
         standings = [self._standing(one, nodes, memory) for one in sorted(known, key=_age)]
         self._read = {key: self._read[key] for key in map(_version, known) if key in self._read}
-        values, standings = _merged(_bounded(standings))
-        wanted, ahead, after = _settled(policy, values, memory.records)
+        values, standings = _merge_values(_bound_objects(standings))
+        wanted, ahead, after = _resolve_policy(policy, values, memory.records)
         good = {one.order.uid: _brief(one, memory) for one in standings if one.order is not None}
         return PolicyDecision(wanted, PolicyRecords(ahead, good), PolicyRecords(after, good), tuple(standings))
 
     def _standing(
         self, found: Mapping[str, Any], nodes: Mapping[str, Mapping[str, str]], memory: PolicyRecords
     ) -> PolicyOutcome:
-        order, fault = self._order(found), ""
+        order, fault = self._parse_object(found), ""
         if isinstance(order, str):
             fault, last = order, memory.good.get(found["metadata"]["uid"])
-            order = self._order(last) if last is not None else ""
+            order = self._parse_object(last) if last is not None else ""
         if isinstance(order, str):
             return PolicyOutcome(found=found, order=None, fault=fault)
-        return PolicyOutcome(found=found, order=order, fault=fault, values=order.on(nodes))
+        return PolicyOutcome(found=found, order=order, fault=fault, values=order.resolve_fields(nodes))
 
-    def _order(self, found: Mapping[str, Any]) -> PowerPolicySpec | str:
+    def _parse_object(self, found: Mapping[str, Any]) -> PowerPolicySpec | str:
         """The object's order, or why there is none."""
         key = _version(found)
         if key not in self._read:
@@ -117,7 +117,7 @@ class PowerPolicyMerger:
         return str(broken[0].under("spec")).replace("spec.policy.", "spec.") if broken else order
 
 
-def _bounded(standings: Sequence[PolicyOutcome]) -> list[PolicyOutcome]:
+def _bound_objects(standings: Sequence[PolicyOutcome]) -> list[PolicyOutcome]:
     """Objects, the oldest first, as far as the policy has room for them."""
     names: dict[str, set[str]] = {kind: set() for kind in _FIELDS_MOST}
     found = []
@@ -136,7 +136,7 @@ def _bounded(standings: Sequence[PolicyOutcome]) -> list[PolicyOutcome]:
     return found
 
 
-def _merged(standings: Sequence[PolicyOutcome]) -> tuple[dict[str, PolicyValue], list[PolicyOutcome]]:
+def _merge_values(standings: Sequence[PolicyOutcome]) -> tuple[dict[str, PolicyValue], list[PolicyOutcome]]:
     """The value of each field that any object names, and how each object fares; the oldest come first."""
     values: dict[str, PolicyValue] = {}
     of: dict[str, PolicyOutcome] = {}
@@ -159,7 +159,7 @@ def _merged(standings: Sequence[PolicyOutcome]) -> tuple[dict[str, PolicyValue],
     return values, told
 
 
-def _settled(
+def _resolve_policy(
     policy: Policy, values: Mapping[str, PolicyValue], records: Mapping[str, FieldRecord]
 ) -> tuple[Policy, dict[str, FieldRecord], dict[str, FieldRecord]]:
     """The policy with these values and with what was before where there is none any more; records before and after."""
@@ -264,9 +264,11 @@ def build_policy_status(
     shown = [_shown(place, applied.limits_w[place], draws.get(place), before) for place in places]
     rows = [_row(found, one, wanted[found.place]) for found in shown[:MAX_SHOWN]]
     generation = int(metadata.get("generation") or 0)
-    conditions = ConditionSet.from_json(before.get("conditions")).only((ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING))
+    conditions = ConditionSet.from_json(before.get("conditions")).retain(
+        (ACCEPTED, IN_FORCE, WITHIN_BUDGET, CONFLICTING)
+    )
     for type_, said in (
-        (ACCEPTED, _accepted(one)),
+        (ACCEPTED, _accepted_condition(one)),
         (IN_FORCE, _in_force(one, applied)),
         (CONFLICTING, _conflicting(one)),
         (WITHIN_BUDGET, _within(shown)),
@@ -274,7 +276,7 @@ def build_policy_status(
         if said is None:
             conditions = conditions.without(type_)
         else:
-            conditions = conditions.set(type_, *said, generation=generation, at_ns=at_ns)
+            conditions = conditions.with_condition(type_, *said, generation=generation, at_ns=at_ns)
     told: dict[str, Any] = {
         "observedGeneration": generation,
         "revision": applied.revision,
@@ -302,7 +304,7 @@ def _shown(place: str, limit_w: float, draw: PlacePower | None, before: Mapping[
     if draw is None:
         return _Shown(place, limit_w, None, 0)
     power_w = round(draw.power_w)
-    last_w = next((row.get("powerWatts") for row in before.get("budgets") or () if _place(row) == place), None)
+    last_w = next((row.get("powerWatts") for row in before.get("budgets") or () if _budget_name(row) == place), None)
     if (
         isinstance(last_w, int)
         and abs(last_w - power_w) <= POWER_NOISE * limit_w
@@ -312,7 +314,7 @@ def _shown(place: str, limit_w: float, draw: PlacePower | None, before: Mapping[
     return _Shown(place, limit_w, power_w, draw.unread)
 
 
-def _place(row: Mapping[str, Any]) -> str:
+def _budget_name(row: Mapping[str, Any]) -> str:
     scope = str(row.get("scope", "")).lower()
     return CLUSTER_BUDGET if scope == CLUSTER_BUDGET else f"{scope}/{row.get('name', '')}"
 
@@ -347,7 +349,7 @@ def _whole(shown: Sequence[_Shown]) -> tuple[int, int] | None:
 # What conditions say: status, reason and message.
 
 
-def _accepted(one: PolicyOutcome) -> tuple[bool | None, str, str]:
+def _accepted_condition(one: PolicyOutcome) -> tuple[bool | None, str, str]:
     if one.fault:
         return False, "Invalid", one.fault
     count = len(one.values)

@@ -145,7 +145,7 @@ class PowerNodeSelector(NamedTuple):
 
     lines: tuple[tuple[str, str, tuple[str, ...]], ...]
 
-    def takes(self, labels: Mapping[str, str]) -> bool:
+    def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels is meant."""
         return all(_holds(labels.get(key), operator, values) for key, operator, values in self.lines)
 
@@ -169,16 +169,16 @@ class PowerPolicySpec:
     selections: tuple[SelectorBudget, ...] = ()
 
     @property
-    def age(self) -> tuple[int, str, str]:
+    def age_key(self) -> tuple[int, str, str]:
         """The oldest is the least; of two of one second the first by name."""
         return self.created_s, self.name, self.uid
 
-    def on(self, nodes: Mapping[str, Mapping[str, str]]) -> dict[str, PolicyValue]:
+    def resolve_fields(self, nodes: Mapping[str, Mapping[str, str]]) -> dict[str, PolicyValue]:
         """What it wants of the policy while these nodes, with their labels, are there."""
         found = dict(self.values)
         for selection in self.selections:
             for name, labels in nodes.items():
-                if selection.selector.takes(labels):
+                if selection.selector.matches(labels):
                     field = budget_field(BudgetScope.NODE, name)
                     before = found.get(field)
                     is_tighter = not isinstance(before, float) or selection.limit_w < before
@@ -311,13 +311,16 @@ def _prices(found: Any) -> EnergyPrices:
         for begins in (day * _DAY_MINUTES + minute for day in days):
             # A time with a day is an exception to the same time on every day, wherever it stands.
             if match[1] is not None or begins not in periods:
-                periods[begins] = {"begins_minute": begins} | _renamed(row, _PERIOD, path, {"from"})
-    plain = {**_renamed(found, _PRICES, "spec.prices", {"periods"}), "periods": [periods[at] for at in sorted(periods)]}
+                periods[begins] = {"begins_minute": begins} | _rename_fields(row, _PERIOD, path, {"from"})
+    plain = {
+        **_rename_fields(found, _PRICES, "spec.prices", {"periods"}),
+        "periods": [periods[at] for at in sorted(periods)],
+    }
     prices: EnergyPrices = _read(EnergyPrices, plain, "spec.prices", {})
     return prices
 
 
-def _renamed(found: Mapping[str, Any], names: Mapping[str, str], path: str, others: set[str]) -> dict[str, Any]:
+def _rename_fields(found: Mapping[str, Any], names: Mapping[str, str], path: str, others: set[str]) -> dict[str, Any]:
     unknown = sorted(found.keys() - names.keys() - others)
     if unknown:
         raise KubernetesUnreadable(f"{path}.{unknown[0]}", "is not known", f"use {', '.join(names)}")

@@ -129,7 +129,7 @@ class ClaimWriter:
         async def call() -> Object:
             return await self._cluster.replace(RESOURCE_CLAIMS, body, subresource="status")
 
-        failed, told = await self._tried(call, epoch)
+        failed, told = await self._try_write(call, epoch)
         if failed is not None and failed[0] is WriteFailure.CONFLICT:
             try:
                 told = await self._cluster.get(RESOURCE_CLAIMS, name, namespace=namespace)
@@ -158,13 +158,13 @@ class ClaimWriter:
                 body["metadata"]["annotations"] = {ANNOTATION_PLAN: one.plan}
             return await self._cluster.patch(PODS, name, body, namespace=namespace)
 
-        failed, _ = await self._tried(call, epoch)
+        failed, _ = await self._try_write(call, epoch)
         if failed is not None:
             return (one.uid, *failed)
         self.released += 1
         return None
 
-    async def _tried(
+    async def _try_write(
         self, call: Callable[[], Awaitable[Object]], epoch: int
     ) -> tuple[tuple[WriteFailure, str] | None, Object | None]:
         """Makes a write in its turn and in its term: why it was not made, or what the server answered."""
@@ -232,9 +232,9 @@ class ClaimReconciler:
         self._queue: deque[ClaimEvent] = deque()
         self._wake = asyncio.Event()
         self._under_way = BackgroundTasks(self._log, "claims")
-        around.engine.hear_pods(self._pods)
-        around.engine.hear_nodes(self._nodes)
-        around.elector.hear(self._term)
+        around.engine.add_pod_listener(self._pods)
+        around.engine.add_node_listener(self._nodes)
+        around.elector.add_listener(self._term)
 
     # Life
 
@@ -246,7 +246,9 @@ class ClaimReconciler:
         self._epoch: int | None = None
         self._needing: dict[ObjectRef, dict[ObjectKey, None]] = {}
         self.writes = ClaimWriter(around, self.feed)
-        self._lookups = OwnerLookups(self._cluster, done=self._looked_up, monotonic_s=clock.monotonic_s, log=self._log)
+        self._lookups = OwnerLookups(
+            self._cluster, done=self._on_owner_found, monotonic_s=clock.monotonic_s, log=self._log
+        )
         informers = [
             Informer(
                 self._cluster, kind, rng=around.rng, monotonic_s=clock.monotonic_s, log=self._log, keep=keep, most=most
@@ -258,18 +260,18 @@ class ClaimReconciler:
             )
         ]
         for informer, heard in zip(informers, (self._claims, self._slices, self._classes), strict=True):
-            informer.hear(heard)
+            informer.add_listener(heard)
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in informers[1:]:
                     group.create_task(informer.run())
-                await self._begin()
+                await self._start()
                 # Claims are read after pods: of each pod that is there, its claims are known.
                 group.create_task(informers[0].run())
                 group.create_task(self._ticks())
                 group.create_task(self._rounds())
                 for informer in informers:
-                    await informer.synced()
+                    await informer.wait_synced()
                 self.feed(ClaimsSynced())
                 self._log.info("claims=synced claims=%d slices=%d", *(len(one.objects) for one in informers[:2]))
                 self._term(around.elector.term())
@@ -277,11 +279,11 @@ class ClaimReconciler:
             self._is_running = False
             await self._under_way.end()
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         """All pods and nodes that there are, and from now on what becomes of them."""
         self._seen = self._engine.pods, self._engine.nodes
-        await self._engine.nodes.synced()
-        await self._engine.pods.synced()
+        await self._engine.nodes.wait_synced()
+        await self._engine.pods.wait_synced()
         self._is_running = True
         for found in self._engine.nodes.objects.values():
             self._node(found)
@@ -293,7 +295,7 @@ class ClaimReconciler:
             await asyncio.sleep(_TICK_S)
             if self._seen != (self._engine.pods, self._engine.nodes):
                 raise EngineRestarted("the engine began anew", "nothing; so does this part")
-            self._lookups.forget_old()
+            self._lookups.expire_entries()
             self.feed(GateTicked())
 
     # What happens
@@ -311,7 +313,7 @@ class ClaimReconciler:
             self.feed(LeadershipLost())
         elif epoch != self._epoch:
             self.feed(LeadershipAcquired(epoch))
-            self._under_way.begin(self._list(epoch))
+            self._under_way.start_task(self._list(epoch))
         self._epoch = epoch
 
     async def _list(self, epoch: int) -> None:
@@ -343,10 +345,10 @@ class ClaimReconciler:
         member = event.claimant.member if event.claimant is not None else None
         if isinstance(member, IntentRefusal) and member.needs is not None:
             self._needing.setdefault(member.needs, {})[key] = None
-            self._under_way.begin(self._lookups.look(member.needs))
+            self._under_way.start_task(self._lookups.find_owner(member.needs))
         self.feed(event)
 
-    def _looked_up(self, ref: ObjectRef) -> None:
+    def _on_owner_found(self, ref: ObjectRef) -> None:
         for key in self._needing.pop(ref, {}):
             found = self._engine.pods.objects.get(key)
             if found is not None:
@@ -390,22 +392,22 @@ class ClaimReconciler:
             self._wake.clear()
             events, self._queue = list(self._queue), deque()
             stamp = format_time(self._around.clock.now_ns() // 1_000_000_000)
-            for one in self.machine.take(events, self._around.clock.monotonic_s(), stamp):
+            for one in self.machine.on_events(events, self._around.clock.monotonic_s(), stamp):
                 self._do(one)
 
     def _do(self, one: ClaimInstruction) -> None:
         match one:
             case ClaimGrant():
-                self._under_way.begin(self.writes.grant(one))
+                self._under_way.start_task(self.writes.grant(one))
             case ClaimDeallocation():
-                self._under_way.begin(self.writes.free(one))
+                self._under_way.start_task(self.writes.free(one))
             case ClaimGpusReported(name, count):
                 self._engine.feed(ClaimGpusUpdated(name, count))
             case RemoveGate():
-                self._under_way.begin(self._engine.writes.strip(one))
+                self._under_way.start_task(self._engine.writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.begin(self._engine.writes.recreate(one))
+                self._under_way.start_task(self._engine.writes.delete_for_recreation(one))
             case RecordEvent():
                 self._log.info("pod=%s told=%s", one.key, one.text)
                 if self._around.elector.term() is not None:
-                    self._engine.writes.tell(one)
+                    self._engine.writes.record_event(one)

@@ -83,10 +83,10 @@ class CoreCommandPort(Protocol):
     async def scale(self, workload_id: str, replicas: int) -> Workload:
         """Bring running work to so many replicas, or as near as there is room."""
 
-    async def node_joined(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
+    async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0) -> None:
         """A node is here."""
 
-    async def occupied(self, node_name: str, others: ExternalUsage) -> None:
+    async def update_external_usage(self, node_name: str, others: ExternalUsage) -> None:
         """What others hold on a node."""
 
     async def reconsider(self) -> None:
@@ -95,7 +95,7 @@ class CoreCommandPort(Protocol):
     async def update_policy(self, policy: Policy) -> Policy:
         """Put a policy in force, made of the one of its revision."""
 
-    async def corrected(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
+    async def correct_devices(self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Replicas hold these GPUs of their node."""
 
     async def apply_moves(self, moves: Sequence[Move], *, is_back: bool = False) -> int:
@@ -146,7 +146,7 @@ class CoreCommandRunner:
         self._log = log
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    def heard(self, committed: CommitResult) -> None:
+    def on_commit(self, committed: CommitResult) -> None:
         """A commit, as the gate's events."""
         for event in committed.events:
             match event:
@@ -182,7 +182,7 @@ class CoreCommandRunner:
         except (Fault, ContractError) as error:
             self._log.info("reconsidered=no error=%s", error)
 
-    async def carry_out(
+    async def execute_command(
         self, asked: RegisterNode | RemoveNode | ReportUsage | SubmitUnit | AdoptUnit | CancelUnit | ScaleUnit
     ) -> None:
         """One command; what came of it is fed back."""
@@ -190,25 +190,25 @@ class CoreCommandRunner:
             match asked:
                 case SubmitUnit(request):
                     self.submitted += 1
-                    await self._changed(request.workload_id, self._loop.submit(request))
+                    await self._run_change(request.workload_id, self._loop.submit(request))
                 case AdoptUnit(request, adoption):
                     self.adopted += 1
-                    await self._changed(request.workload_id, self._loop.adopt(request, adoption))
+                    await self._run_change(request.workload_id, self._loop.adopt(request, adoption))
                 case CancelUnit(workload_id):
                     await self._cancel(workload_id)
                 case ScaleUnit(workload_id, replicas):
-                    await self._changed(workload_id, self._loop.scale(workload_id, replicas))
+                    await self._run_change(workload_id, self._loop.scale(workload_id, replicas))
                 case RegisterNode(inventory):
-                    self._loop.presence.arrived(inventory.node_name)
+                    self._loop.presence.mark_connected(inventory.node_name)
                     self.joined += 1
-                    await self._told(inventory.node_name, self._loop.node_joined(inventory))
+                    await self._on_result(inventory.node_name, self._loop.register_node(inventory))
                 case ReportUsage(name, others):
                     self.occupied += 1
-                    await self._told(name, self._loop.occupied(name, others))
+                    await self._on_result(name, self._loop.update_external_usage(name, others))
                 case RemoveNode(name):
-                    self._loop.presence.left(name, deadline_s=self._monotonic_s())
+                    self._loop.presence.mark_disconnected(name, deadline_s=self._monotonic_s())
 
-    async def _told(self, node_name: str, command: "asyncio.Future[None] | object") -> None:
+    async def _on_result(self, node_name: str, command: "asyncio.Future[None] | object") -> None:
         try:
             await command  # type: ignore[misc]
         except NotFound:
@@ -219,7 +219,7 @@ class CoreCommandRunner:
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeReportFailed(node_name))
 
-    async def _changed(self, workload_id: str, command: Awaitable[Workload]) -> None:
+    async def _run_change(self, workload_id: str, command: Awaitable[Workload]) -> None:
         """What stands afterwards is told, also where nothing changed."""
         try:
             workload = await command

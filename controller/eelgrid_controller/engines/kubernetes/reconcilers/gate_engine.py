@@ -92,7 +92,7 @@ class PodRecalls:
         self._tell = tell
         self._asked: deque[RereadPod] = deque()
 
-    def ask(self, one: RereadPod) -> bool:
+    def add_recall(self, one: RereadPod) -> bool:
         """One more; whether `run` has to be begun for it."""
         self._asked.append(one)
         return len(self._asked) == 1
@@ -139,7 +139,7 @@ class LeadershipSource(Protocol):
     def term(self) -> LeadershipTerm | None:
         """The term that runs at this moment."""
 
-    def hear(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
+    def add_listener(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
         """Tell the beginning and the end of terms."""
 
 
@@ -187,11 +187,11 @@ class GateEngine:
         # What else has to be known before anything is decided; each wait is bounded.
         self.awaited: list[Callable[[], Awaitable[None]]] = []
         self.asked = CoreCommandRunner(loop, feed=self.feed, monotonic_s=clock.monotonic_s, log=log)
-        self._begin()
-        loop.listeners.append(self._heard)
-        elector.hear(self._term)
+        self._start()
+        loop.listeners.append(self._on_event)
+        elector.add_listener(self._term)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Everything that a run has of its own."""
         clock, log, rng, settings = self._clock, self._log, self._rng, self.settings
         self._is_running = False
@@ -219,9 +219,9 @@ class GateEngine:
             keep=prune_node,
             most=settings.nodes_most,
         )
-        self.pods.hear(self._pod_deltas)
-        self.nodes.hear(self._node_deltas)
-        self.lookups = OwnerLookups(self._cluster, done=self._looked_up, monotonic_s=clock.monotonic_s, log=log)
+        self.pods.add_listener(self._pod_deltas)
+        self.nodes.add_listener(self._node_deltas)
+        self.lookups = OwnerLookups(self._cluster, done=self._on_owner_found, monotonic_s=clock.monotonic_s, log=log)
         self.related = RelatedObjects(self._cluster, feed=self.feed, rng=rng, monotonic_s=clock.monotonic_s, log=log)
         self._shapes = PodShapeCache()
         self._needing: dict[ObjectRef, dict[ObjectKey, None]] = {}
@@ -251,19 +251,19 @@ class GateEngine:
             finally:
                 await self._under_way.end()
             await asyncio.sleep(_AGAIN_S)
-            self._begin()
+            self._start()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for part in (self.pods.run, self.nodes.run, self.related.run, self.writes.run, self._ticks, self._rounds):
                 group.create_task(part())
-            await self.nodes.synced()
-            await self.pods.synced()
+            await self.nodes.wait_synced()
+            await self.pods.wait_synced()
             while self._needing:  # noqa: ASYNC110  # once, at the start
                 await asyncio.sleep(_LOOKED_UP_EVERY_S)
             for wait in self.awaited:
                 await wait()
-            for service in self.services.all:
+            for service in self.services.services:
                 self.feed(InferenceServiceUpdated(service))
             await self._loop.read(self._known)
             self._term(self._elector.term())
@@ -281,19 +281,19 @@ class GateEngine:
 
     # What happens
 
-    def hear_pods(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+    def add_pod_listener(self, callback: Callable[[Sequence[Delta]], None]) -> None:
         """Tell changes of pods to others, too, in this run and in those after it; each run begins with all pods."""
         self._pods_heard.append(callback)
 
-    def hear_nodes(self, callback: Callable[[Sequence[Delta]], None]) -> None:
+    def add_node_listener(self, callback: Callable[[Sequence[Delta]], None]) -> None:
         """Tell changes of nodes to others, in the same way."""
         self._nodes_heard.append(callback)
 
-    def serve(self, services: Iterable[InferenceService]) -> None:
+    def set_services(self, services: Iterable[InferenceService]) -> None:
         """From now on the pods of these services' targets are their replicas."""
-        before = {service.unit: service for service in self.services.all}
-        changed = self.services.replaced(services)
-        after = {service.unit: service for service in self.services.all}
+        before = {service.unit_name: service for service in self.services.services}
+        changed = self.services.replace_services(services)
+        after = {service.unit_name: service for service in self.services.services}
         for unit in before.keys() - after.keys():
             self.feed(InferenceServiceDeleted(unit))
         for unit, service in after.items():
@@ -310,16 +310,16 @@ class GateEngine:
         self._queue.append(event)
         self._wake.set()
 
-    def _heard(self, committed: CommitResult) -> None:
+    def _on_event(self, committed: CommitResult) -> None:
         if self._is_running:
-            self.asked.heard(committed)
+            self.asked.on_commit(committed)
 
     def _term(self, term: LeadershipTerm | None) -> None:
         epoch = term.epoch if term is not None else None
         if term is None:
             self.feed(LeadershipLost(is_led=bool(self._elector.holder)))
         elif epoch != self._epoch:
-            self._under_way.begin(self._begin_term(term))
+            self._under_way.start_task(self._begin_term(term))
         if epoch != self._epoch:
             self._log.info("kubernetes=%s epoch=%s", "leading" if term else "following", epoch or "-")
         self._epoch = epoch
@@ -328,7 +328,7 @@ class GateEngine:
         """Lead, when all is known that the leader before has written; at once where that was this run."""
         is_continued = term.is_continued and self._has_led
         if not is_continued:
-            await self.pods.listed_since(self._clock.monotonic_s())
+            await self.pods.wait_listed_since(self._clock.monotonic_s())
         if self._leads(term.epoch):
             self._has_led = True
             self.feed(LeadershipAcquired(term.epoch, is_continued))
@@ -363,17 +363,17 @@ class GateEngine:
             self._unread("pod", found, error)
             return
         if pod.is_gated:
-            self.related.need_for(pod)
+            self.related.require_for(pod)
         if needs is None:
             self._recalls.uids.discard(pod.uid)
         else:
             self._needing.setdefault(needs, {})[key] = None
-            self._under_way.begin(self.lookups.look(needs))
+            self._under_way.start_task(self.lookups.find_owner(needs))
         if needs is None or not sight.pod.is_gated:
             # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
 
-    def _looked_up(self, ref: ObjectRef) -> None:
+    def _on_owner_found(self, ref: ObjectRef) -> None:
         """An object above pods is known: those that needed it are judged again."""
         for key in self._needing.pop(ref, {}):
             found = self.pods.objects.get(key)
@@ -397,13 +397,13 @@ class GateEngine:
             self._node(node)
 
     def _node(self, node: KubeNode) -> None:
-        seen = self._seen(node)
+        seen = self._node_event(node)
         before = self._nodes.get(node.name)
-        if before is None or before[1:] != seen[1:] or not node.is_as(before.node):
+        if before is None or before[1:] != seen[1:] or not node.is_equivalent(before.node):
             self._nodes[node.name] = seen
             self.feed(seen)
 
-    def _seen(self, node: KubeNode) -> KubeNodeUpdated:
+    def _node_event(self, node: KubeNode) -> KubeNodeUpdated:
         name, awaits = node.name, False
         if self._awaits_agent(name):
             # What the journal has of a node is good for as long as its kubelet says nothing else.
@@ -419,9 +419,9 @@ class GateEngine:
         while True:
             await asyncio.sleep(self.settings.tick_s)
             for seen in list(self._nodes.values()):
-                if self._seen(seen.node)[1:] != seen[1:]:
+                if self._node_event(seen.node)[1:] != seen[1:]:
                     self._node(seen.node)
-            self.lookups.forget_old()
+            self.lookups.expire_entries()
             self.feed(GateTicked())
 
     # What is done
@@ -434,7 +434,7 @@ class GateEngine:
             self._wake.clear()
             events, self._queue = list(self._queue), deque()
             start_s = self._clock.monotonic_s()
-            told = self.gate.take(events, start_s)
+            told = self.gate.on_events(events, start_s)
             for one in told:
                 self._do(one)
             self.rounds += 1
@@ -448,26 +448,26 @@ class GateEngine:
             case RecordEvent():
                 self._log.info("pod=%s told=%s", one.key, one.text)
                 if self._elector.term() is not None:
-                    self.writes.tell(one)
+                    self.writes.record_event(one)
             case UngatePod():
-                self._under_way.begin(self.writes.ungate(one))
+                self._under_way.start_task(self.writes.ungate(one))
             case AnnotatePod():
-                self._under_way.begin(self.writes.annotate(one))
+                self._under_way.start_task(self.writes.annotate_pod(one))
             case RemoveGate():
-                self._under_way.begin(self.writes.strip(one))
+                self._under_way.start_task(self.writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.begin(self.writes.recreate(one))
+                self._under_way.start_task(self.writes.delete_for_recreation(one))
             case ReportPlacement():
                 if self._elector.term() is not None:
-                    self.writes.report(one)
+                    self.writes.report_placement(one)
             case RetryPending():
-                self._under_way.begin(self.asked.reconsider())
+                self._under_way.start_task(self.asked.reconsider())
             case RereadPod():
-                if self._recalls.ask(one):
-                    self._under_way.begin(self._recalls.run())
+                if self._recalls.add_recall(one):
+                    self._under_way.start_task(self._recalls.run())
             case RegisterNode(inventory) if self._has_agent(inventory.node_name):
                 pass  # it came a moment ago, and says what the node is
             case (
                 RegisterNode() | RemoveNode() | ReportUsage() | SubmitUnit() | AdoptUnit() | CancelUnit() | ScaleUnit()
             ):
-                self._under_way.begin(self.asked.carry_out(one))
+                self._under_way.start_task(self.asked.execute_command(one))

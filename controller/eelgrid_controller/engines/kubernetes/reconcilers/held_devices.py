@@ -46,12 +46,12 @@ class HeldDeviceReconciler:
         self._hopeless: dict[str, dict[str, float]] = {}  # node -> uid -> since
         self._told: dict[str, str] = {}  # uid -> what
         self._watchdog = UnboundPodWatchdog(unbound_s=_SETTLE_S)
-        surroundings.devices.listeners.append(self._heard)
-        surroundings.engine.hear_pods(self._pods)
+        surroundings.devices.listeners.append(self._on_nodes)
+        surroundings.engine.add_pod_listener(self._pods)
 
-    def _heard(self, node_name: str, report: DeviceReport) -> None:
+    def _on_nodes(self, node_name: str, report: DeviceReport) -> None:
         self.reports += 1
-        self._around.engine.feed(_seen(node_name, report.held))
+        self._around.engine.feed(_devices_event(node_name, report.held))
         self._marked[node_name] = None
         self._wake.set()
 
@@ -74,7 +74,7 @@ class HeldDeviceReconciler:
                 # A gate that was made anew has heard nothing.
                 self._gate = self._around.engine.gate
                 for name, report in self._around.devices.newest.items():
-                    self._around.engine.feed(_seen(name, report.held))
+                    self._around.engine.feed(_devices_event(name, report.held))
             now_s = self._clock.monotonic_s()
             if now_s >= again_s:
                 self._marked.update(dict.fromkeys(self._around.devices.newest))
@@ -145,7 +145,7 @@ class HeldDeviceReconciler:
         standing: Mapping[ReplicaKey, ReplicaDevices],
     ) -> None:
         try:
-            await self._around.loop.corrected(node_name, pointed)
+            await self._around.loop.correct_devices(node_name, pointed)
         except (Fault, ContractError) as error:
             # The state has moved on; the node's next word, or the next look at all, decides anew.
             self.refused += 1
@@ -176,22 +176,22 @@ class HeldDeviceReconciler:
             text = f"cannot have its planned devices: {why}"
             if self._told.get(uid) != text:
                 self._told[uid] = text
-                self._around.engine.writes.tell(RecordEvent(uid, member.sight.key, text, is_warning=True))
+                self._around.engine.writes.record_event(RecordEvent(uid, member.sight.key, text, is_warning=True))
             await self._recreate(member, text, now_s - since[uid], now_s)
 
     async def _recreate(self, member: UnitMember, why: str, waited_s: float, now_s: float) -> None:
         pod, term = member.sight.pod, self._around.elector.term()
         wants = pod.annotations.get(ANNOTATION_WRONG_DEVICES) == "recreate"
-        if not wants or pod.owner is None or term is None or pod.is_going or not pod.node_name:
+        if not wants or pod.owner is None or term is None or pod.is_deleting or not pod.node_name:
             return
         if not self._watchdog.may_recreate(pod.owner.uid, waited_s, now_s):
             return
-        self._watchdog.recreated(pod.owner.uid, waited_s, now_s)
+        self._watchdog.record_recreation(pod.owner.uid, waited_s, now_s)
         self.recreated += 1
-        await self._around.engine.writes.recreate(RecreatePod(pod.uid, member.sight.key, term.epoch, why))
+        await self._around.engine.writes.delete_for_recreation(RecreatePod(pod.uid, member.sight.key, term.epoch, why))
 
 
-def _seen(node_name: str, held: HeldDevices) -> DevicesReported:
+def _devices_event(node_name: str, held: HeldDevices) -> DevicesReported:
     return DevicesReported(
         node_name, held.steers, {PodKey(one.namespace, one.pod): one.device_uuids for one in held.pods}
     )

@@ -88,9 +88,9 @@ class InferenceServiceReconciler:
         ] = {}  # by uid, with the version that was read
         self._is_known = asyncio.Event()
         around.engine.awaited.append(self._known)
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         around = self._around
 
         def informer(resource: Any, most: int, keep: Callable[[Object], Object] | None = None) -> Informer:
@@ -105,7 +105,7 @@ class InferenceServiceReconciler:
             )
 
         self._services = informer(INFERENCE_SERVICES, _SERVICES_MOST)
-        self._targets = {kind: informer(found, _TARGETS_MOST, _pruned) for kind, found in _KINDS.items()}
+        self._targets = {kind: informer(found, _TARGETS_MOST, _prune_object) for kind, found in _KINDS.items()}
 
     async def _known(self) -> None:
         """Until services have been read once; a cluster that serves none of them is not waited for."""
@@ -117,7 +117,7 @@ class InferenceServiceReconciler:
 
     async def run(self) -> None:
         """Look and write until cancelled."""
-        self._begin()
+        self._start()
         try:
             async with asyncio.TaskGroup() as group:
                 for one in (self._services, *self._targets.values()):
@@ -130,29 +130,29 @@ class InferenceServiceReconciler:
 
     async def _looks(self) -> None:
         for one in (self._services, *self._targets.values()):
-            await one.synced()
+            await one.wait_synced()
         while True:
-            self.look()
+            self.reconcile_services()
             self._is_known.set()
             await asyncio.sleep(_LOOK_S)
 
     # Looking
 
-    def look(self) -> None:
+    def reconcile_services(self) -> None:
         """One look at all services, and what is to be written."""
         self.looks += 1
         around, at_s = self._around, self._around.clock.monotonic_s()
         found = {str(one["metadata"]["uid"]): one for one in self._services.objects.values()}
         read = {uid: self._service(uid, one) for uid, one in found.items()}
-        around.engine.serve([one for one in read.values() if isinstance(one, InferenceService)])
+        around.engine.set_services([one for one in read.values() if isinstance(one, InferenceService)])
         for uid in self._kept.keys() - found.keys():
-            self._forget(uid)
+            self._forget_service(uid)
         standings = {one.workload_id: one for one in around.promises().services}
         for uid, one in read.items():
             kept = self._kept.get(uid)
             if kept is None:
                 kept = self._kept[uid] = self._begun(found[uid], one)
-            rival = around.engine.services.rival(uid)
+            rival = around.engine.services.find_rival(uid)
             if isinstance(one, InferenceService) and rival is not None:
                 text = f"{one.target} is served by InferenceService {rival.name}, which is older"
                 one = ServiceRejection("TargetTaken", "spec.targetRef", text, "delete one of the two")  # noqa: PLW2901
@@ -162,10 +162,10 @@ class InferenceServiceReconciler:
                 told = rejected_status(one, generation, kept.conditions, around.clock.now_ns())
                 self._write(kept, found[uid], told, [], at_s)
                 continue
-            unit = around.engine.gate.units.get(one.unit)
+            unit = around.engine.gate.units.get(one.unit_name)
             seen = count_replicas(unit)
-            told_scale = kept.scaling.look(one, self._version(one.target), seen, at_s)
-            self._tell_steering(one, unit, kept)
+            told_scale = kept.scaling.reconcile_replicas(one, self._version(one.target), seen, at_s)
+            self._publish_overrides(one, unit, kept)
             facts = self._facts(unit, seen, kept, standings.get(kept.workload_id))
             told = build_service_status(one, kept.scaling, facts, kept.conditions, around.clock.now_ns())
             self._write(kept, found[uid], told, told_scale, at_s)
@@ -202,11 +202,11 @@ class InferenceServiceReconciler:
             kept.scaling.agreed = agreed if isinstance(agreed, int) else None
         return kept
 
-    def _tell_steering(self, service: InferenceService, unit: PlacementUnit | None, kept: _Kept) -> None:
+    def _publish_overrides(self, service: InferenceService, unit: PlacementUnit | None, kept: _Kept) -> None:
         outside = self._around.loop.outside
         workload_id = "" if unit is None else unit.workload_id
         if kept.workload_id and kept.workload_id != workload_id:
-            outside.forget(kept.workload_id)
+            outside.forget_workload(kept.workload_id)
         kept.workload_id = workload_id
         if unit is None:
             return
@@ -236,7 +236,7 @@ class InferenceServiceReconciler:
             gpus = [] if node is None else [one for one in node.inventory.gpus if one.uuid in placement.gpu_uuids]
             models += [gpu.model for gpu in gpus]
             watts += [self._power.gpu(gpu) for gpu in gpus]
-        waiting = [] if unit is None else unit.waiting
+        waiting = [] if unit is None else unit.waiting_members
         is_known = bool(watts) and all(one.source != "default" for one in watts)
         return ServiceFacts(
             seen=seen,
@@ -250,10 +250,10 @@ class InferenceServiceReconciler:
 
     def _silence(self, kept: _Kept) -> None:
         if kept.workload_id:
-            self._around.loop.outside.forget(kept.workload_id)
+            self._around.loop.outside.forget_workload(kept.workload_id)
             kept.workload_id = ""
 
-    def _forget(self, uid: str) -> None:
+    def _forget_service(self, uid: str) -> None:
         kept = self._kept.pop(uid)
         self._read.pop(uid, None)
         self._silence(kept)
@@ -304,11 +304,11 @@ class InferenceServiceReconciler:
             self._around.log.warning("service=%s scaled=no error=%s", name, error)
             await asyncio.sleep(_STATUS_S)
         if status is not None:
-            await self._tell(kept, found, status, name, epoch)
+            await self._write_status(kept, found, status, name, epoch)
 
     async def _mark(self, mark: SetDeletionCost, epoch: int) -> None:
         body = {"metadata": {"uid": mark.uid, "annotations": {DELETION_COST: mark.cost}}}
-        await self._repeated(
+        await self._call_in_term(
             epoch, lambda: self._around.cluster.patch(PODS, mark.key.name, body, namespace=mark.key.namespace)
         )
         self.marked += 1
@@ -316,23 +316,23 @@ class InferenceServiceReconciler:
     async def _set(self, asked: SetReplicas, kept: _Kept, name: str, epoch: int) -> None:
         target = asked.target
         body = {"metadata": {"resourceVersion": asked.version}, "spec": {"replicas": asked.replicas}}
-        written = await self._repeated(
+        written = await self._call_in_term(
             epoch,
             lambda: self._around.cluster.patch(
                 _KINDS[target.kind], target.name, body, namespace=target.namespace, subresource="scale"
             ),
         )
-        kept.scaling.wrote(
+        kept.scaling.on_written(
             asked.replicas, str(written["metadata"]["resourceVersion"]), self._around.clock.monotonic_s()
         )
         self.scaled += 1
         self._around.log.info("service=%s target=%s replicas=%d", name, target.name, asked.replicas)
 
-    async def _tell(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
+    async def _write_status(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
         metadata = found["metadata"]
         body = {"metadata": {"uid": metadata["uid"]}, "status": status}
         try:
-            await self._repeated(
+            await self._call_in_term(
                 epoch,
                 lambda: self._around.cluster.patch(
                     INFERENCE_SERVICES, metadata["name"], body, namespace=metadata["namespace"], subresource="status"
@@ -346,7 +346,7 @@ class InferenceServiceReconciler:
             kept.told = status
         kept.told_s = self._around.clock.monotonic_s()
 
-    async def _repeated(self, epoch: int, call: Callable[[], Awaitable[Object]]) -> Object:
+    async def _call_in_term(self, epoch: int, call: Callable[[], Awaitable[Object]]) -> Object:
         async def once() -> Object:
             if not is_of(self._around.elector.term(), epoch):
                 raise StaleTerm
@@ -368,7 +368,7 @@ def max_surge(kind: str, spec: Mapping[str, Any]) -> int:
     return int(most)
 
 
-def _pruned(found: Object) -> Object:
+def _prune_object(found: Object) -> Object:
     metadata, spec = found["metadata"], found.get("spec") or {}
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata},

@@ -80,8 +80,8 @@ class PreemptionBoostReconciler:
         self.written = 0
         self.failures = 0
         self._around = around
-        self._queues = served.find(CLUSTER_QUEUES, KUEUE_VERSIONS)
-        self._workloads = served.find(KUEUE_WORKLOADS, KUEUE_VERSIONS)
+        self._queues = served.find_served(CLUSTER_QUEUES, KUEUE_VERSIONS)
+        self._workloads = served.find_served(KUEUE_WORKLOADS, KUEUE_VERSIONS)
         self._wasteful = wasteful
         self._every_s = every_s
 
@@ -92,16 +92,16 @@ class PreemptionBoostReconciler:
         queues, workloads = self._informer(self._queues), self._informer(self._workloads)
         async with asyncio.TaskGroup() as group:
             group.create_task(queues.run())
-            await queues.synced()
+            await queues.wait_synced()
             is_begun = False
             while True:
                 most = {key.name: max_boost_of(one) for key, one in queues.objects.items()}
                 if any(most.values()) and not is_begun:
                     is_begun = True
                     group.create_task(workloads.run())
-                    await workloads.synced()
+                    await workloads.wait_synced()
                 if is_begun:
-                    await self._turn(list(workloads.objects.values()), most, self._workloads)
+                    await self._run_cycle(list(workloads.objects.values()), most, self._workloads)
                 await asyncio.sleep(self._every_s if is_begun else _LOOK_S)
 
     def _informer(self, resource: Resource) -> Informer:
@@ -112,16 +112,16 @@ class PreemptionBoostReconciler:
             rng=around.rng,
             monotonic_s=around.clock.monotonic_s,
             log=around.log,
-            keep=_pruned,
+            keep=_prune_object,
             most=_MOST,
         )
 
-    async def _turn(self, workloads: list[Object], most: Mapping[str, int], resource: Resource) -> None:
+    async def _run_cycle(self, workloads: list[Object], most: Mapping[str, int], resource: Resource) -> None:
         writes = 0
         for workload in workloads:
             if self._around.elector.term() is None or writes >= _WRITES_MOST:
                 return
-            body = self._judged(workload, most)
+            body = self._plan_patch(workload, most)
             if body is None:
                 continue
             writes += 1
@@ -134,7 +134,7 @@ class PreemptionBoostReconciler:
             else:
                 self.written += 1
 
-    def _judged(self, workload: Object, most: Mapping[str, int]) -> dict[str, Any] | None:
+    def _plan_patch(self, workload: Object, most: Mapping[str, int]) -> dict[str, Any] | None:
         """The patch that a Workload needs."""
         admission = (workload.get("status") or {}).get("admission") or {}
         limit = most.get(str(admission.get("clusterQueue", "")), 0)
@@ -152,7 +152,7 @@ class PreemptionBoostReconciler:
         return boost_patch(workload, compute_boost(run, limit, before) if run is not None else 0)
 
 
-def _pruned(found: Object) -> Object:
+def _prune_object(found: Object) -> Object:
     """Without who wrote which field."""
     return {**found, "metadata": {key: value for key, value in found["metadata"].items() if key != "managedFields"}}
 
@@ -174,9 +174,9 @@ class JobReconciler:
         self._round_s = round_s
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._nodes: dict[str, tuple[str, KubeNode]] = {}
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self.machine = JobRightSizer()
         self._queue: deque[RightSizingEvent] = deque()
         self._wake = asyncio.Event()
@@ -185,7 +185,7 @@ class JobReconciler:
 
     async def run(self) -> None:
         """Work until cancelled; what is known begins from lists."""
-        self._begin()
+        self._start()
         around = self._around
         served = await around.cluster.discover()
         self._served = {kind: one for kind, one in _RESOURCES.items() if one is JOBS or served.has(one)}
@@ -203,7 +203,7 @@ class JobReconciler:
             for one in self._served.values()
         ]
         for kind, informer in zip(self._served, informers, strict=True):
-            informer.hear(partial(self._deltas, kind))
+            informer.add_listener(partial(self._deltas, kind))
         try:
             async with asyncio.TaskGroup() as group:
                 for informer in informers:
@@ -217,11 +217,11 @@ class JobReconciler:
         for delta in deltas:
             if delta.new is None:
                 assert delta.old is not None
-                self._feed(SuspendedJobDeleted(delta.old["metadata"]["uid"]))
+                self._enqueue(SuspendedJobDeleted(delta.old["metadata"]["uid"]))
             else:
-                self._feed(SuspendedJobUpdated(kind, delta.new))
+                self._enqueue(SuspendedJobUpdated(kind, delta.new))
 
-    def _feed(self, event: RightSizingEvent) -> None:
+    def _enqueue(self, event: RightSizingEvent) -> None:
         self._queue.append(event)
         self._wake.set()
 
@@ -238,16 +238,16 @@ class JobReconciler:
             events, self._queue = list(self._queue), deque()
             term = around.elector.term()
             at_s = around.clock.monotonic_s()
-            self._carry_out(self.machine.take(events, RightSizingInputs(0.0), at_s, leads=False), None)
+            self._carry_out(self.machine.on_events(events, RightSizingInputs(0.0), at_s, leads=False), None)
             # An engine that began anew has no nodes for a while, which does not mean that there are none.
             if term is None or not around.engine.nodes.is_synced or not self.machine.is_waiting(at_s):
                 continue
             ground = await self._ground()
-            self._carry_out(self.machine.take((), ground, at_s, leads=True), term.epoch)
+            self._carry_out(self.machine.on_events((), ground, at_s, leads=True), term.epoch)
 
     async def _ground(self) -> RightSizingInputs:
         """Nodes and points of this moment."""
-        wanted = self.machine.profiles()
+        wanted = self.machine.pending_profiles()
 
         def look(core: Core) -> tuple[dict[str, Inventory], dict[str, tuple[SizeMeasurement, ...]]]:
             points = core.state.points
@@ -303,9 +303,9 @@ class JobReconciler:
         for one in told:
             match one:
                 case RecordJobEvent() if self._around.elector.term() is not None:
-                    self._under_way.begin(self._tell(one))
+                    self._under_way.start_task(self._write_event(one))
                 case PatchJob() if epoch is not None:
-                    self._under_way.begin(self._write(one, epoch))
+                    self._under_way.start_task(self._write(one, epoch))
 
     async def _write(self, asked: PatchJob, epoch: int) -> None:
         job = asked.job
@@ -319,18 +319,18 @@ class JobReconciler:
 
         try:
             async with self._turns:
-                await self._repeated(call)
+                await self._call_with_retries(call)
         except (ClusterError, StaleTerm) as error:
             self.failures += 1
             self._around.log.info(
                 "job=%s/%s patched=no outcome=%s error=%s", job.namespace, job.name, asked.outcome, error
             )
-            self._feed(JobPatchFailed(job.uid, describe_failure(error), str(error)))
+            self._enqueue(JobPatchFailed(job.uid, describe_failure(error), str(error)))
             return
         self._around.log.info("job=%s/%s outcome=%s reason=%s", job.namespace, job.name, asked.outcome, asked.why)
-        self._feed(JobPatched(job.uid))
+        self._enqueue(JobPatched(job.uid))
 
-    async def _tell(self, told: RecordJobEvent) -> None:
+    async def _write_event(self, told: RecordJobEvent) -> None:
         """An Event on the job; one that is lost is lost: the record says the same."""
         job = told.job
         body = build_event(
@@ -347,7 +347,7 @@ class JobReconciler:
         except ClusterError as error:
             self._around.log.debug("job=%s/%s told=no error=%s", job.namespace, job.name, error)
 
-    async def _repeated(self, call: Callable[[], Any]) -> None:
+    async def _call_with_retries(self, call: Callable[[], Any]) -> None:
         clock = self._around.clock
         await call_with_retries(
             call, rng=self._around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=clock.monotonic_s

@@ -70,32 +70,32 @@ class SlicePodReconciler:
             surroundings.cluster,
             pods=lambda: engine.pods.objects,
             leads=self._leads,
-            feed=self._fed,
+            feed=self._on_write_result,
             identity=surroundings.identity,
             at_once=_AT_ONCE,
             clock=surroundings.clock,
             rng=surroundings.rng,
             log=surroundings.log,
         )
-        engine.hear_pods(self._heard_pods)
-        surroundings.devices.listeners.append(self._heard_node)
+        engine.add_pod_listener(self._on_pods)
+        surroundings.devices.listeners.append(self._on_device_report)
 
     def _leads(self, epoch: int) -> bool:
         return is_of(self._around.elector.term(), epoch)
 
-    def _fed(self, event: GateEvent) -> None:
+    def _on_write_result(self, event: GateEvent) -> None:
         """What came of a write; deletions are repeated by the machine's own watchdog."""
         if isinstance(event, PatchFailed):
-            self.machine.failed(event.uid, event.failure, self._around.clock.monotonic_s())
+            self.machine.on_failure(event.uid, event.failure, self._around.clock.monotonic_s())
         if not isinstance(event, DeleteFailed):
             self._wake.set()
 
-    def _heard_node(self, node_name: str, report: DeviceReport) -> None:
+    def _on_device_report(self, node_name: str, report: DeviceReport) -> None:
         held = {PodKey(one.namespace, one.pod): one.device_uuids for one in report.held.pods}
-        self.machine.seen(node_name, held, steers=report.held.steers)
+        self.machine.on_devices_reported(node_name, held, steers=report.held.steers)
         self._wake.set()
 
-    def _heard_pods(self, deltas: Sequence[Delta]) -> None:
+    def _on_pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
                 assert delta.old is not None
@@ -122,7 +122,7 @@ class SlicePodReconciler:
             while True:
                 term = self._around.elector.term()
                 if term is not None and self._around.engine.gate.is_synced and self._pods:
-                    self._look(term.epoch)
+                    self._schedule_pods(term.epoch)
                 self._wake.clear()
                 await asyncio.sleep(_LOOK_S)
                 with contextlib.suppress(TimeoutError):
@@ -131,7 +131,7 @@ class SlicePodReconciler:
         finally:
             await self._under_way.end()
 
-    def _look(self, epoch: int) -> None:
+    def _schedule_pods(self, epoch: int) -> None:
         is_waiting = False
         for uid, one in self._pods.items():
             if one.is_waiting:
@@ -142,7 +142,9 @@ class SlicePodReconciler:
                         intent=parse_slice_intent(one.pod, self._around.engine.lookups.found)
                     )
         nodes = self._offering() if is_waiting else {}
-        told = self.machine.take(self._pods, nodes, self._offers(nodes), epoch, self._around.clock.monotonic_s())
+        told = self.machine.schedule_pods(
+            self._pods, nodes, self._offers(nodes), epoch, self._around.clock.monotonic_s()
+        )
         for instruction in told:
             self._do(instruction)
 
@@ -150,14 +152,14 @@ class SlicePodReconciler:
         match one:
             case RecordEvent():
                 self._around.log.info("pod=%s told=%s", one.key, one.text)
-                self._around.engine.writes.tell(one)
+                self._around.engine.writes.record_event(one)
             case UngatePod():
                 self._around.log.info("pod=%s node=%s plan=%s", one.key, one.node_name, one.plan)
-                self._under_way.begin(self._writes.ungate(one))
+                self._under_way.start_task(self._writes.ungate(one))
             case RemoveGate():
-                self._under_way.begin(self._writes.strip(one))
+                self._under_way.start_task(self._writes.remove_gate(one))
             case RecreatePod():
-                self._under_way.begin(self._writes.recreate(one))
+                self._under_way.start_task(self._writes.delete_for_recreation(one))
 
     # What is on offer
 
@@ -181,8 +183,8 @@ class SlicePodReconciler:
     def _offers(self, nodes: Mapping[str, KubeNode]) -> Iterator[SliceOffer]:
         held: dict[str, dict[str, int]] = {}
         for one in self._pods.values():
-            if one.target in nodes:
-                counts = held.setdefault(one.target, {})
+            if one.target_node in nodes:
+                counts = held.setdefault(one.target_node, {})
                 for resource, count in requested_slices(one.pod):
                     counts[resource] = counts.get(resource, 0) + count
         records = self._around.loop.core.state.nodes
@@ -259,33 +261,33 @@ class RepartitionTaintReconciler:
         while True:
             await asyncio.sleep(_TURN_S)
             if self._around.elector.term() is not None and self._around.engine.nodes.is_synced:
-                await self._turn()
+                await self._run_cycle()
 
-    async def _turn(self) -> None:
+    async def _run_cycle(self) -> None:
         around = self._around
         nodes = {key.name: node for key, node in around.engine.nodes.objects.items()}
         wanted = {name: why for name, why in nodes_with_pending_layout(around.loop.core).items() if name in nodes}
         tainted = {name for name, node in nodes.items() if is_tainted(node)}
         now_s = around.clock.monotonic_s()
-        for name, is_wanted in self._taints.turns(wanted, tainted, now_s).items():
+        for name, is_wanted in self._taints.taint_changes(wanted, tainted, now_s).items():
             body = taint_patch(nodes[name], wanted=is_wanted)
             if not body:
                 continue
             try:
-                await self._writes.node_patch(name, body)
+                await self._writes.patch_node(name, body)
             except ClusterError as error:  # another wrote the list, or we may not: looked at anew next time
                 around.log.warning("node=%s taint=%s written=no error=%s", name, is_wanted, error)
                 continue
             self.put += is_wanted
             self.removed += not is_wanted
-            held = around.engine.gate.others.gpus(name)
+            held = around.engine.gate.others.used_gpus(name)
             foreign = f"; others hold {held} GPUs there, which stay" if held else ""
             text = f"{TAINT_REPARTITION}: no new pods until {wanted[name]}{foreign}" if is_wanted else ""
-            if self._taints.is_given_up(name, now_s):
+            if self._taints.is_timed_out(name, now_s):
                 text = (
                     f"{TAINT_REPARTITION} removed after {self._taints.most_s:g} s: {wanted.get(name, '')} has not come"
                 )
-            await self._writes.tell(
+            await self._writes.record_event(
                 "Node", PodKey("", name), name, text or f"{TAINT_REPARTITION} removed: its GPUs stand"
             )
 

@@ -41,7 +41,7 @@ class MoveOrders:
         self._moved: dict[str, float] = {}  # workload -> until when its unit is waited for
         self._back: dict[str, int] = {}  # moves that were taken back by us
 
-    def heard(self, event: WorkloadMoved, now_s: float) -> None:
+    def on_moved(self, event: WorkloadMoved, now_s: float) -> None:
         """The core has moved places."""
         name = event.workload_id
         if self._back.get(name):
@@ -55,16 +55,16 @@ class MoveOrders:
         """Whether the core has moved it and nobody has asked yet what is to be done."""
         return workload_id in self._moved
 
-    def takes_back(self, workload_id: str) -> None:
+    def expect_reversal(self, workload_id: str) -> None:
         """The next move of this work is one that is taken back, and no order."""
         self._back[workload_id] = self._back.get(workload_id, 0) + 1
         self._moved.pop(workload_id, None)
 
-    def took_nothing_back(self, workload_id: str) -> None:
+    def cancel_reversal(self, workload_id: str) -> None:
         """That was refused."""
         self._back.pop(workload_id, None)
 
-    def of_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
+    def orders_from_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
         """What the core has moved, as soon as the gate knows of it."""
         for name, until_s in list(self._moved.items()):
             unit = self._engine.gate.units.get(unit_of(name))
@@ -82,13 +82,13 @@ class MoveOrders:
             member = unit.members.get(uid)
             if member is None:
                 continue
-            order = self._order(core, unit, member, unit.workload_id, "an operator's order")
+            order = self._make_order(core, unit, member, unit.workload_id, "an operator's order")
             if order is not None:
                 yield order
                 if order.manner is MoveMethod.EVICT:
                     return
 
-    def _order(
+    def _make_order(
         self, core: Core, unit: PlacementUnit, member: UnitMember, workload_id: str, cause: str
     ) -> MoveOrder | None:
         """The order for a pod, or for its whole gang; None where it is never moved."""
@@ -104,7 +104,9 @@ class MoveOrders:
                 MoveMethod.EVICT
             )  # how many there are is the service's, and one more would be taken for another's word
         gang = (
-            [member] if moves_alone(unit.name, manner) or unit.size == 1 else [one for one in unit.alive if one.target]
+            [member]
+            if moves_alone(unit.name, manner) or unit.size == 1
+            else [one for one in unit.active_members if one.target_node]
         )
         goes = tuple(self._going(unit, one, workload_id) for one in gang)
         grace_s = max(_grace_s(one.sight.pod.annotations) for one in gang)
@@ -116,20 +118,20 @@ class MoveOrders:
         key, uid = member.sight.key, member.uid
         replica = next((replica for replica, found in unit.moving.items() if found == uid), None)
         if replica is None or not workload_id:
-            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target)
-        return MovingPod(uid, key, replica, member.target, unit.places[replica].node_name)
+            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target_node)
+        return MovingPod(uid, key, replica, member.target_node, unit.places[replica].node_name)
 
     # Without a place that is kept
 
-    def of_services(self, core: Core) -> Iterator[MoveOrder]:
+    def orders_from_services(self, core: Core) -> Iterator[MoveOrder]:
         """Pods of services that stand where their places were: the next pod that comes gets the new one."""
         for unit in self._engine.gate.units.values():
             for uid in sorted(unit.elastic.moved & unit.members.keys()) if unit.elastic is not None else ():
-                order = self._order(core, unit, unit.members[uid], "", "an operator's order")
+                order = self._make_order(core, unit, unit.members[uid], "", "an operator's order")
                 if order is not None:
                     yield order
 
-    def of_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
+    def orders_from_drained_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
         """What is to leave drained nodes, and how far each is."""
         drained = {key.name for key, node in self._engine.nodes.objects.items() if is_drain_requested(node)}
         if not drained:
@@ -139,13 +141,13 @@ class MoveOrders:
         staying: dict[str, list[str]] = {name: [] for name in drained}
         for unit in self._engine.gate.units.values():
             for member in unit.members.values():
-                if member.target not in drained or member.is_over:
+                if member.target_node not in drained or member.is_over:
                     continue
                 order = self._leaving(core, unit, member)
                 if isinstance(order, str):
-                    staying[member.target].append(f"{member.sight.key} ({order})")
+                    staying[member.target_node].append(f"{member.sight.key} ({order})")
                     continue
-                leaving[member.target] += 1
+                leaving[member.target_node] += 1
                 orders[order.name] = order
         found = {
             name: DrainProgress(leaving[name], tuple(sorted(staying[name])), self._foreign(name))
@@ -154,9 +156,9 @@ class MoveOrders:
         return list(orders.values()), found
 
     def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
-        if not self.is_enforced(core, member.target):
+        if not self.is_enforced(core, member.target_node):
             return "its pool is only observed"
-        order = self._order(core, unit, member, "", "its node is drained")
+        order = self._make_order(core, unit, member, "", "its node is drained")
         if order is None:
             return "fixed"
         if order.manner is MoveMethod.SURGE and unit.size > 1:
@@ -169,11 +171,11 @@ class MoveOrders:
             member.sight.pod.requested.count("nvidia.com/gpu")
             for unit in self._engine.gate.units.values()
             for member in unit.members.values()
-            if member.target == node_name and not unit.holds(member)
+            if member.target_node == node_name and not unit.holds_member(member)
         )
-        return max(0, self._engine.gate.others.gpus(node_name) - sum(managed))
+        return max(0, self._engine.gate.others.used_gpus(node_name) - sum(managed))
 
-    def of_lost(self, core: Core) -> Iterator[MoveOrder]:
+    def orders_from_lost_gpus(self, core: Core) -> Iterator[MoveOrder]:
         """What runs on GPUs that are lost."""
         for record in core.state.nodes.values():
             if not record.lost_gpus:
@@ -183,8 +185,8 @@ class MoveOrders:
                 if unit is None or unit.workload_id != workload_id or not record.lost_gpus & set(held.gpu_uuids):
                     continue
                 member = unit.members.get(unit.slots.get(replica, ""))
-                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target):
-                    order = self._order(core, unit, member, "", "its GPU is lost")
+                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target_node):
+                    order = self._make_order(core, unit, member, "", "its GPU is lost")
                     if order is not None:
                         yield order
 
@@ -221,11 +223,11 @@ async def restore_places(
     moves = _back(loop.core, order, pods)
     if moves is None:
         return False
-    orders.takes_back(order.workload)
+    orders.expect_reversal(order.workload)
     try:
         await loop.apply_moves((moves,), is_back=True)
     except (Fault, ContractError) as error:
-        orders.took_nothing_back(order.workload)
+        orders.cancel_reversal(order.workload)
         log.info("workload=%s back=no error=%s", order.workload, error)
         return False
     return True

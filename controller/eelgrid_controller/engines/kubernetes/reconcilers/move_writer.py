@@ -60,25 +60,29 @@ class MoveWriter:
         owner = pod.owner
         if owner is None or owner.kind != "ReplicaSet":
             return ""
-        found = await self._tried(lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace))
+        found = await self._call_with_retries(
+            lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace)
+        )
         above = controller_of(found)
         return above.name if above is not None and above.kind == "Deployment" else ""
 
     async def deployment(self, namespace: str, name: str) -> Object | None:
         """A Deployment as it is; None if it is gone."""
         try:
-            return await self._tried(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
+            return await self._call_with_retries(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
         except ObjectNotFound:
             return None
 
-    async def moving(self) -> Sequence[Object]:
+    async def list_moving_deployments(self) -> Sequence[Object]:
         """Deployments that carry a move."""
-        return (await self._tried(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
+        return (await self._call_with_retries(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
 
     async def autoscaler(self, namespace: str, deployment: str) -> str:
         """Who else scales a Deployment; empty where nobody does."""
         try:
-            found = await self._tried(lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace))
+            found = await self._call_with_retries(
+                lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace)
+            )
         except NotServed:
             return ""
         except Forbidden:
@@ -92,20 +96,20 @@ class MoveWriter:
     async def job(self, namespace: str, name: str) -> Object | None:
         """A Job; None if it is gone."""
         try:
-            return await self._tried(lambda: self._cluster.get(JOBS, name, namespace=namespace))
+            return await self._call_with_retries(lambda: self._cluster.get(JOBS, name, namespace=namespace))
         except ObjectNotFound:
             return None
 
     # What is written
 
-    async def mark(self, asked: MarkPod) -> None:
+    async def mark_pod(self, asked: MarkPod) -> None:
         """Write a note and a deletion cost onto a pod."""
         text = None if asked.note is None else format_move_note(asked.note)
         at = None if asked.evict_s is None else format_time(int(asked.evict_s))
         annotations = {ANNOTATION_MOVE: text, DELETION_COST: asked.cost, ANNOTATION_EVICT_AT: at}
         await self._annotate(asked.pod, annotations)
 
-    async def came(self, pod: Pod, now_s: float) -> None:
+    async def mark_arrival(self, pod: Pod, now_s: float) -> None:
         """Note on a pod that it came by a move."""
         await self._annotate(pod, {ANNOTATION_MOVED_AT: f"{now_s:.0f}"})
 
@@ -151,29 +155,33 @@ class MoveWriter:
 
     async def _forbidden(self, pods: Sequence[Pod]) -> str:
         namespace = pods[0].namespace
-        budgets = (await self._tried(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))).items
+        budgets = (
+            await self._call_with_retries(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))
+        ).items
         if not budgets:
             return ""
         labels = []
         for pod in pods:
             if pod.is_ready:
-                found = await self._tried(lambda pod=pod: self._cluster.get(PODS, pod.name, namespace=namespace))  # type: ignore[misc]
+                found = await self._call_with_retries(
+                    lambda pod=pod: self._cluster.get(PODS, pod.name, namespace=namespace)
+                )  # type: ignore[misc]
                 labels.append(found["metadata"].get("labels") or {})
         return find_blocking_budget(budgets, labels)
 
     async def _evict(self, pod: Pod, *, is_dry: bool) -> None:
         await self._written(lambda: self._cluster.evict(pod.name, namespace=pod.namespace, uid=pod.uid, is_dry=is_dry))
 
-    async def node_says(self, name: str, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_node(self, name: str, annotations: Mapping[str, str | None]) -> None:
         """Write annotations of ours onto a node."""
         body = {"metadata": {"annotations": annotations}}
         await self._written(lambda: self._cluster.patch(NODES, name, body))
 
-    async def node_patch(self, name: str, body: Sequence[Mapping[str, Any]]) -> None:
+    async def patch_node(self, name: str, body: Sequence[Mapping[str, Any]]) -> None:
         """A JSON patch of a node, which tests what it was made from."""
         await self._written(lambda: self._cluster.patch(NODES, name, body, PatchKind.JSON))
 
-    async def tell(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
+    async def record_event(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
         """An Event; one that is not accepted is not repeated."""
         around = self._around
         body = build_event(
@@ -199,9 +207,9 @@ class MoveWriter:
                 raise Conflict("the term is over", "another leads")
             return await call()
 
-        return await self._tried(led)
+        return await self._call_with_retries(led)
 
-    async def _tried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def _call_with_retries(self, call: Callable[[], Awaitable[_T]]) -> _T:
         around = self._around
         return await call_with_retries(
             call, rng=around.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=around.clock.monotonic_s

@@ -54,7 +54,7 @@ class OwnedPods:
         self._keys: dict[str, ObjectKey] = {}
         self._owned: dict[str, dict[str, ObjectKey]] = {}
 
-    def take(self, informer: Informer, deltas: Sequence[Delta]) -> None:
+    def on_deltas(self, informer: Informer, deltas: Sequence[Delta]) -> None:
         """What changed among the pods that an informer holds."""
         if informer is not self._informer:
             self._informer = informer
@@ -62,7 +62,7 @@ class OwnedPods:
                 kept.clear()
         for delta in deltas:
             if delta.old is not None and (delta.new is None or _uid(delta.new) != _uid(delta.old)):
-                self._drop(delta.old)
+                self._remove_pod(delta.old)
             if delta.new is not None:
                 self._put(delta.key, delta.new)
 
@@ -76,7 +76,7 @@ class OwnedPods:
         else:
             self.noted.pop(uid, None)
 
-    def _drop(self, found: Object) -> None:
+    def _remove_pod(self, found: Object) -> None:
         uid, owner = _uid(found), controller_of(found)
         self._keys.pop(uid, None)
         self.noted.pop(uid, None)
@@ -96,7 +96,7 @@ class OwnedPods:
         except KubernetesUnreadable:
             return None
 
-    def of(self, owner_uid: str) -> Iterator[Pod]:
+    def pods_of(self, owner_uid: str) -> Iterator[Pod]:
         """The pods of an owner."""
         for uid in list(self._owned.get(owner_uid, ())):
             found = self.pod(uid)
@@ -140,19 +140,19 @@ class MoveReconciler:
         self._epoch: int | None = None
         self._look_s = 0.0
         self._said: dict[str, str] = {}  # of drained nodes
-        around.engine.hear_pods(self._heard_pods)
-        around.loop.listeners.append(self._committed)
+        around.engine.add_pod_listener(self._on_pods)
+        around.loop.listeners.append(self._on_commit)
 
     # What happens
 
     def _now_s(self) -> float:
         return self._around.clock.now_ns() / 1e9
 
-    def _heard_pods(self, deltas: Sequence[Delta]) -> None:
-        self._pods.take(self._around.engine.pods, deltas)
+    def _on_pods(self, deltas: Sequence[Delta]) -> None:
+        self._pods.on_deltas(self._around.engine.pods, deltas)
         for delta in deltas:
             if delta.new is None and delta.old is not None:
-                self.mover.gone(str(delta.old["metadata"]["uid"]))
+                self.mover.release_claim(str(delta.old["metadata"]["uid"]))
             elif delta.old is None and delta.new is not None and self.mover.running:
                 found = self._pods.pod(str(delta.new["metadata"]["uid"]))
                 if found is not None:
@@ -160,13 +160,13 @@ class MoveReconciler:
 
     def _claim(self, pod: Pod) -> None:
         # Told before the engine tells of the pod itself: so it is never another unit first.
-        if unit := self.mover.claim(pod):
+        if unit := self.mover.claim_place(pod):
             self._around.engine.feed(ReplacementStarted(pod.uid, unit))
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         for event in committed.events:
             if isinstance(event, WorkloadMoved) and self._around.elector.term() is not None:
-                self.orders.heard(event, self._now_s())
+                self.orders.on_moved(event, self._now_s())
 
     # Life
 
@@ -180,15 +180,15 @@ class MoveReconciler:
                 self._epoch = None
                 continue
             if term.epoch != self._epoch:
-                await self._begin(term.epoch)
-            await self._turn()
+                await self._start_term(term.epoch)
+            await self._run_cycle()
 
-    async def _begin(self, epoch: int) -> None:
+    async def _start_term(self, epoch: int) -> None:
         """A new term: moves that were begun are found, and places that nobody will come to are let go."""
         self.mover = MoveQueue(self.mover.bounds)
         self._runs, self._said = {}, {}
-        found = {note.uid: note for _, note in self._noted()}
-        for one in await self.writes.moving():
+        found = {note.uid: note for _, note in self._pods_with_notes()}
+        for one in await self.writes.list_moving_deployments():
             deployment = parse_deployment(one)
             if deployment.note is None:
                 continue
@@ -197,7 +197,7 @@ class MoveReconciler:
                 gone = Pod(uid=note.uid, namespace=deployment.namespace, name=note.pod, labels={}, annotations={})
                 self._resume(resumed_order(note, gone), (note,))
         gangs: dict[str, list[tuple[Pod, MoveNote]]] = {}
-        for pod, note in self._noted():
+        for pod, note in self._pods_with_notes():
             manner = MoveMethod.EVICT if note.evict_s else MoveMethod.SURGE
             gangs.setdefault(note.uid if moves_alone(note.unit, manner) else note.unit, []).append(
                 (pod, found[note.uid])
@@ -213,7 +213,7 @@ class MoveReconciler:
                     self._around.engine.feed(MoveFinished(unit.name, uid))
         self._epoch = epoch
 
-    def _noted(self) -> list[tuple[Pod, MoveNote]]:
+    def _pods_with_notes(self) -> list[tuple[Pod, MoveNote]]:
         pods = (self._pods.pod(uid) for uid in list(self._pods.noted))
         return [
             (pod, note)
@@ -223,35 +223,35 @@ class MoveReconciler:
 
     def _resume(self, order: MoveOrder, notes: tuple[MoveNote, ...]) -> None:
         self._around.log.info("move=%s resumed pods=%d to=%s", order.unit, len(notes), notes[0].to or "-")
-        self.mover.begin(order)
+        self.mover.mark_started(order)
         self._runs[order.name] = _MoveRun(order, notes, is_told=True, is_begun=True)
-        for pod in self._pods.of(order.owner_uid):
+        for pod in self._pods.pods_of(order.owner_uid):
             if pod.is_gated:
                 self._claim(pod)
 
-    async def _turn(self) -> None:
+    async def _run_cycle(self) -> None:
         core, now_s = self._around.loop.core, self._now_s()
-        for order in self.orders.of_core(core, now_s):
-            if not self.mover.offer(order, now_s):
+        for order in self.orders.orders_from_core(core, now_s):
+            if not self.mover.request_move(order, now_s):
                 await self._refuse(order, "too many moves are asked for, or it is being moved already")
         if now_s >= self._look_s:
             self._look_s = now_s + _LOOK_S
-            await self._look()
+            await self._observe_orders()
         # A place that is kept is kept from others: what may not move now gives it back.
         bounds = self.mover.bounds
-        late = dict.fromkeys(self.mover.late(now_s), f"its turn has not come in {bounds.wait_s:g} s")
+        late = dict.fromkeys(self.mover.overdue_orders(now_s), f"its turn has not come in {bounds.wait_s:g} s")
         for order in self.mover.waiting.values():
-            if order.workload and self.mover.rests(order, self._pods.pod, now_s):
+            if order.workload and self.mover.is_cooling_down(order, self._pods.pod, now_s):
                 late[order] = f"it came by a move less than {bounds.again_s:g} s ago"
         for order, why in late.items():
-            self.mover.withdraw(order.name)
+            self.mover.withdraw_order(order.name)
             await self._refuse(order, why)
-        for order in list(self.mover.due(self._pods.pod, now_s)):
+        for order in list(self.mover.start_due_orders(self._pods.pod, now_s)):
             await self._start(order, now_s)
         for run in list(self._runs.values()):
             if run.next_s <= now_s:
                 try:
-                    await self._step(run)
+                    await self._advance_move(run)
                 except Conflict as error:  # looked at anew in the next turn
                     self._around.log.debug("move=%s step=again error=%s", run.order.unit, error)
                 except ClusterError as error:
@@ -261,21 +261,21 @@ class MoveReconciler:
                     run.next_s = now_s + 2.0
                     self._around.log.warning("move=%s step=failed error=%s", run.order.unit, error)
 
-    async def _look(self) -> None:
+    async def _observe_orders(self) -> None:
         core = self._around.loop.core
-        orders, drained = self.orders.of_nodes(core)
-        moved = list(self.orders.of_services(core))
+        orders, drained = self.orders.orders_from_drained_nodes(core)
+        moved = list(self.orders.orders_from_services(core))
         wanted = {order.name for order in (*orders, *moved)}
         for order in [one for one in self.mover.waiting.values() if not one.workload and one.name not in wanted]:
-            self.mover.withdraw(order.name)
+            self.mover.withdraw_order(order.name)
         for order in moved:
-            self.mover.offer(order, self._now_s())
-        for order in (*orders, *self.orders.of_lost(core)):
-            if not self.mover.knows(order) and await has_room(self._around.loop, order):
-                self.mover.offer(order, self._now_s())
-        await self._say(drained)
+            self.mover.request_move(order, self._now_s())
+        for order in (*orders, *self.orders.orders_from_lost_gpus(core)):
+            if not self.mover.has_order(order) and await has_room(self._around.loop, order):
+                self.mover.request_move(order, self._now_s())
+        await self._annotate_drains(drained)
 
-    async def _say(self, drained: dict[str, DrainProgress]) -> None:
+    async def _annotate_drains(self, drained: dict[str, DrainProgress]) -> None:
         """On each drained node, how far it is; on one that is drained no more, nothing."""
         nodes = self._around.engine.nodes.objects
         for key, node in nodes.items():
@@ -285,12 +285,12 @@ class MoveReconciler:
                 continue
             self._said[key.name] = text or ""
             try:
-                await self.writes.node_says(key.name, {ANNOTATION_DRAINED: text})
+                await self.writes.annotate_node(key.name, {ANNOTATION_DRAINED: text})
             except ClusterError as error:
                 self._around.log.warning("node=%s says=no error=%s", key.name, error)
             if text is not None:
                 name = PodKey("", key.name)
-                await self.writes.tell("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
+                await self.writes.record_event("Node", name, key.name, f"{ANNOTATION_DRAIN}: {text}")
 
     # One move
 
@@ -349,10 +349,10 @@ class MoveReconciler:
                 return "its Job would fail: raise backoffLimit, or let podFailurePolicy ignore DisruptionTarget"
         return ""
 
-    async def _step(self, run: _MoveRun) -> None:
+    async def _advance_move(self, run: _MoveRun) -> None:
         if not run.is_told:
             run.is_told = True
-            await self._tell_begun(run)
+            await self._record_start(run)
         order = run.order
         if order.manner is MoveMethod.SURGE:
             await self._surge(run)
@@ -363,13 +363,13 @@ class MoveReconciler:
         )
         match step:
             case MarkPod():
-                await self.writes.mark(step)
+                await self.writes.mark_pod(step)
             case EvictPods(found):
                 run.last = await self.writes.evict(found)
                 run.is_begun = run.is_begun or not run.last
                 if run.last:
                     run.next_s = self._now_s() + self.pace.retry_s
-                    await self._tell(run, f"not evicted yet: {run.last}", is_warning=True)
+                    await self._record_event(run, f"not evicted yet: {run.last}", is_warning=True)
             case MoveEnded():
                 await self._end(run, step)
 
@@ -380,11 +380,11 @@ class MoveReconciler:
         is_ours = deployment is not None and deployment.note is not None and deployment.note.uid == note.uid
         other = "" if is_ours else await self.writes.autoscaler(namespace, note.deployment)
         step = next_surge_step(
-            note, SurgeState(deployment, list(self._pods.of(note.owner)), other), self.pace, self._now_s()
+            note, SurgeState(deployment, list(self._pods.pods_of(note.owner)), other), self.pace, self._now_s()
         )
         match step:
             case MarkPod():
-                await self.writes.mark(step)
+                await self.writes.mark_pod(step)
             case ScaleDeployment():
                 run.ending = step.over
                 await self.writes.scale(step)
@@ -411,24 +411,24 @@ class MoveReconciler:
 
     async def _refuse(self, order: MoveOrder, why: str) -> None:
         """An order that does not begin; a move of the same pods that is under way goes on."""
-        await self._tell(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
+        await self._record_event(_MoveRun(order, ()), f"not moved: {why}", is_warning=True)
         await self._give_back(order, is_done=False)
 
     async def _end(self, run: _MoveRun, over: MoveEnded) -> None:
         order = run.order
         came = self._came(run)
         self._runs.pop(order.name, None)
-        self.mover.withdraw(order.name)
-        self.mover.end(order, is_done=over.is_done)
+        self.mover.withdraw_order(order.name)
+        self.mover.finish_order(order, is_done=over.is_done)
         text = f"moved: {over.why}" if over.is_done else f"not moved: {over.why}"
-        await self._tell(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
+        await self._record_event(run, text, is_warning=not over.is_done, pod=came if over.is_done else None)
         try:
             if over.is_done and came is not None:
-                await self.writes.came(came, self._now_s())
+                await self.writes.mark_arrival(came, self._now_s())
             for going in order.goes:
                 pod = self._pods.pod(going.uid)
                 if pod is not None and parse_move_note(pod.annotations) is not None:
-                    await self.writes.mark(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
+                    await self.writes.mark_pod(MarkPod(pod, None, pod.annotations.get(DELETION_COST)))
         except ClusterError as error:
             self._around.log.warning("move=%s cleaned=no error=%s", order.unit, error)
         await self._give_back(order, is_done=over.is_done)
@@ -445,24 +445,26 @@ class MoveReconciler:
 
     def _came(self, run: _MoveRun) -> Pod | None:
         """The pod that came in the stead of the old one."""
-        for uid in self.mover.claimed_by(run.order):
+        for uid in self.mover.claimant_uids(run.order):
             if (pod := self._pods.pod(uid)) is not None:
                 return pod
         if run.order.manner is MoveMethod.EVICT:
             return None
         gone = {going.uid for going in run.order.goes}
-        others = [pod for pod in self._pods.of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
+        others = [pod for pod in self._pods.pods_of(run.order.owner_uid) if pod.uid not in gone and not pod.is_terminal]
         return max(others, key=lambda pod: (pod.created_s or 0.0, pod.name), default=None)
 
-    async def _tell_begun(self, run: _MoveRun) -> None:
+    async def _record_start(self, run: _MoveRun) -> None:
         order, going = run.order, run.order.goes[0]
         to = f" to {going.to}" if going.to else ""
         gang = f" with {len(order.goes) - 1} more of its gang" if len(order.goes) > 1 else ""
         grace = max(0.0, run.notes[0].evict_s - self._now_s())
         how = "another pod is made before" if order.manner is MoveMethod.SURGE else f"evicted in {grace:.0f} s"
-        await self._tell(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
+        await self._record_event(run, f"moves from {going.node_name}{to}{gang}: {order.cause}; {how}")
 
-    async def _tell(self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None) -> None:
+    async def _record_event(
+        self, run: _MoveRun, text: str, *, is_warning: bool = False, pod: Pod | None = None
+    ) -> None:
         going = run.order.goes[0]
         key, uid = (PodKey(pod.namespace, pod.name), pod.uid) if pod is not None else (going.key, going.uid)
-        await self.writes.tell("Pod", key, uid, text, is_warning=is_warning)
+        await self.writes.record_event("Pod", key, uid, text, is_warning=is_warning)

@@ -106,13 +106,13 @@ class PodWriter:
                 listener(asked, start_ns)
             self._log.debug("pod=%s ungated node=%s epoch=%d", asked.key, asked.node_name, asked.epoch)
 
-    async def strip(self, asked: RemoveGate) -> None:
+    async def remove_gate(self, asked: RemoveGate) -> None:
         """Remove a pod's gate and pin nothing."""
         if await self._patch(asked, gate_removal_patch, asked.epoch):
             self.stripped += 1
             self._log.warning("pod=%s gate=removed reason=%s", asked.key, asked.why)
 
-    async def recreate(self, asked: RecreatePod) -> None:
+    async def delete_for_recreation(self, asked: RecreatePod) -> None:
         """Delete a pod whose owner makes another."""
         namespace, name = asked.key
 
@@ -121,7 +121,7 @@ class PodWriter:
                 raise StaleTerm
             await self._cluster.delete(PODS, name, namespace=namespace, uid=asked.uid, resource_version=asked.version)
 
-        failed = await self._tried(call)
+        failed = await self._try_write(call)
         if failed is not None:
             failure, text = failed
             self._log.warning("pod=%s recreated=no error=%s", asked.key, text)
@@ -130,9 +130,9 @@ class PodWriter:
         self.recreated += 1
         self._log.warning("pod=%s recreated=yes reason=%s", asked.key, asked.why)
 
-    async def annotate(self, asked: AnnotatePod) -> None:
+    async def annotate_pod(self, asked: AnnotatePod) -> None:
         """Write annotations of a pod; that it was done is seen at the pod."""
-        failed = await self._patched(asked, lambda pod: annotation_patch(pod, asked.annotations), asked.epoch)
+        failed = await self._patch_pod(asked, lambda pod: annotation_patch(pod, asked.annotations), asked.epoch)
         if failed is not None:
             self._feed(AnnotateFailed(asked.uid, *failed))
         else:
@@ -141,14 +141,14 @@ class PodWriter:
     async def _patch(
         self, asked: UngatePod | RemoveGate, body: Callable[[Mapping[str, Any]], dict[str, Any]], epoch: int | None
     ) -> bool:
-        failed = await self._patched(asked, body, epoch)
+        failed = await self._patch_pod(asked, body, epoch)
         if failed is not None:
             self._feed(PatchFailed(asked.uid, *failed, epoch=epoch))
             return False
         self._feed(PatchDone(asked.uid))
         return True
 
-    async def _patched(
+    async def _patch_pod(
         self,
         asked: UngatePod | RemoveGate | AnnotatePod,
         body: Callable[[Mapping[str, Any]], dict[str, Any]],
@@ -170,7 +170,7 @@ class PodWriter:
                 is_open = is_open or not isinstance(error, ClusterUnreachable) or error.is_sent
                 raise
 
-        failed = await self._tried(call)
+        failed = await self._try_write(call)
         if failed is None:
             return None
         failure, text = failed
@@ -180,25 +180,25 @@ class PodWriter:
             self._log.warning("pod=%s patched=no failure=%s error=%s", asked.key, failure.name.lower(), text)
         return failure, text
 
-    async def _tried(self, call: Callable[[], Awaitable[None]]) -> tuple[WriteFailure, str] | None:
+    async def _try_write(self, call: Callable[[], Awaitable[None]]) -> tuple[WriteFailure, str] | None:
         """Makes a write in its turn; None if it was made, else why not, which is counted."""
         try:
             async with self._turns:
-                await self._repeated(call)
+                await self._call_with_retries(call)
         except (ClusterError, StaleTerm) as error:
             failure = describe_failure(error)
             self.failed[failure] += 1
             return failure, str(error)
         return None
 
-    async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
+    async def _call_with_retries(self, call: Callable[[], Awaitable[None]]) -> None:
         await call_with_retries(
             call, rng=self._rng, is_idempotent=True, limits=_LIMITS, monotonic_s=self._clock.monotonic_s
         )
 
     # Events for people
 
-    def tell(self, told: RecordEvent) -> None:
+    def record_event(self, told: RecordEvent) -> None:
         """Queue an Event; the oldest goes where there are too many."""
         if len(self._tells) >= _TELLS_MOST:
             self._tells.popleft()
@@ -210,7 +210,7 @@ class PodWriter:
         """Send Events and conditions, not many a second, until cancelled."""
         await asyncio.gather(self._run_tells(), self._run_reports())
 
-    def report(self, asked: ReportPlacement) -> None:
+    def report_placement(self, asked: ReportPlacement) -> None:
         """Queue the condition of a pod's placement, in the stead of one that is queued; the oldest goes where there are too many."""
         if self._reports.pop(asked.uid, None) is None and len(self._reports) >= _REPORTS_MOST:
             del self._reports[next(iter(self._reports))]

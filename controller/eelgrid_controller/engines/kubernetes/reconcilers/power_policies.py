@@ -146,27 +146,27 @@ class PowerPolicyReconciler:
             rng=around.rng,
             monotonic_s=around.clock.monotonic_s,
             log=self._log,
-            keep=_pruned,
+            keep=_prune_object,
             most=_OBJECTS_MOST,
         )
-        self._objects.hear(self._changed)
-        around.loop.listeners.append(self._committed)
+        self._objects.add_listener(self._on_objects)
+        around.loop.listeners.append(self._on_commit)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._objects.run())
                 group.create_task(self._go_on())
         finally:
-            around.loop.listeners.remove(self._committed)
+            around.loop.listeners.remove(self._on_commit)
 
-    def _changed(self, _: Sequence[Delta]) -> None:
+    def _on_objects(self, _: Sequence[Delta]) -> None:
         self._wake.set()
 
-    def _committed(self, committed: CommitResult) -> None:
+    def _on_commit(self, committed: CommitResult) -> None:
         if any(isinstance(event, PolicyChanged) for event in committed.events):
             self._wake.set()
 
     async def _go_on(self) -> None:
-        await self._objects.synced()
+        await self._objects.wait_synced()
         while True:
             self._wake.clear()
             # Nodes' labels are read only once they are all there: a selector must not lose its nodes at each start.
@@ -199,12 +199,12 @@ class PowerPolicyReconciler:
         fault = "the policy was changed by somebody else again and again; tried again in a moment"
         for _ in range(_ATTEMPTS):
             policy = await self._around.loop.read(lambda core: core.state.policy)
-            decision = self._decide(policy)
+            decision = self._merge_policies(policy)
             try:
                 await self._save(decision.ahead)
                 if decision.policy != policy:
                     if self._around.elector.term() is None:
-                        return decision, _applied(policy, "this controller does not lead any more")
+                        return decision, _applied_policy(policy, "this controller does not lead any more")
                     policy = await self._around.loop.update_policy(decision.policy)
                     self._log.info("policy=changed revision=%d objects=%d", policy.revision, len(decision.standings))
                 await self._save(decision.after)
@@ -216,16 +216,16 @@ class PowerPolicyReconciler:
             except OSError as error:
                 fault = f"{self._former.path} cannot be written: {error}; make room or give rights there"
                 break
-            self._say("policy", "")
-            return decision, _applied(policy)
-        self._say("policy", fault)
-        return decision, _applied(await self._around.loop.read(lambda core: core.state.policy), fault)
+            self._log_fault_once("policy", "")
+            return decision, _applied_policy(policy)
+        self._log_fault_once("policy", fault)
+        return decision, _applied_policy(await self._around.loop.read(lambda core: core.state.policy), fault)
 
-    def _decide(self, policy: Policy) -> PolicyDecision:
+    def _merge_policies(self, policy: Policy) -> PolicyDecision:
         nodes = {
             key.name: node["metadata"].get("labels") or {} for key, node in self._around.engine.nodes.objects.items()
         }
-        return self._machine.decide(self._objects.objects.values(), nodes, policy, self._memory)
+        return self._machine.merge_policies(self._objects.objects.values(), nodes, policy, self._memory)
 
     async def _save(self, memory: PolicyRecords) -> None:
         if memory != self._saved:
@@ -255,19 +255,19 @@ class PowerPolicyReconciler:
         except ClusterError as error:
             self.failures += 1
             self._due_s[uid] = now_s() + self._failed_s
-            self._say(name, f"its status is not written: {error}")
+            self._log_fault_once(name, f"its status is not written: {error}")
             return
         self.statuses += 1
         self._due_s[uid] = now_s() + self._status_s
-        self._say(name, "")
+        self._log_fault_once(name, "")
         was = ConditionSet.from_json(before.get("conditions"))
         for condition in ConditionSet.from_json(status["conditions"]):
             earlier = was.get(condition.type)
             is_news = earlier is None or earlier.status is not condition.status
             if is_news and _TOLD.get(condition.type) is condition.status:
-                await self._tell(one.found, condition)
+                await self._write_event(one.found, condition)
 
-    async def _tell(self, found: Mapping[str, Any], condition: StatusCondition) -> None:
+    async def _write_event(self, found: Mapping[str, Any], condition: StatusCondition) -> None:
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
         event = build_event(
             EventReference(POWER_POLICIES.api_version, "PowerPolicy", "", name, uid),
@@ -283,7 +283,7 @@ class PowerPolicyReconciler:
         except ClusterError as error:
             self._log.debug("policy=%s told=no error=%s", name, error)
 
-    def _say(self, what: str, fault: str) -> None:
+    def _log_fault_once(self, what: str, fault: str) -> None:
         """A fault in the log, once until it is another."""
         if fault and self._said.get(what) != fault:
             self._log.warning("object=%s error=%s", what, fault)
@@ -293,10 +293,10 @@ class PowerPolicyReconciler:
             self._said.pop(what, None)
 
 
-def _applied(policy: Policy, fault: str = "") -> AppliedPolicy:
+def _applied_policy(policy: Policy, fault: str = "") -> AppliedPolicy:
     return AppliedPolicy(policy.revision, BudgetHierarchy(policy).limits_w, fault)
 
 
-def _pruned(found: Object) -> Object:
+def _prune_object(found: Object) -> Object:
     metadata = {key: value for key, value in found["metadata"].items() if key not in ("managedFields", "annotations")}
     return {**found, "metadata": metadata}

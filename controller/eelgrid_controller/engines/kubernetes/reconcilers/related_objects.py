@@ -87,14 +87,14 @@ class OwnerLookups:
         self._under_way: set[ObjectRef] = set()
         self._served: ServedResources | None = None
 
-    def forget_old(self) -> None:
+    def expire_entries(self) -> None:
         """Let go of what is too old; the next pod asks again."""
         now_s = self._monotonic_s()
         for ref in [ref for ref, until_s in self._until_s.items() if until_s <= now_s]:
             self.found.pop(ref, None)
             del self._until_s[ref]
 
-    async def look(self, ref: ObjectRef) -> None:
+    async def find_owner(self, ref: ObjectRef) -> None:
         """Find an object, unless that is under way."""
         if ref in self._under_way or ref in self.found:
             return
@@ -132,9 +132,9 @@ class OwnerLookups:
         known = _KINDS.get((ref.group, ref.kind))
         if known is None:
             return None
-        if self._served is None or self._served.find(known, _VERSIONS) is None:
+        if self._served is None or self._served.find_served(known, _VERSIONS) is None:
             self._served = await self._cluster.discover()
-        return self._served.find(known, _VERSIONS)
+        return self._served.find_served(known, _VERSIONS)
 
 
 _PODS_MOST = 50_000
@@ -148,7 +148,7 @@ class PodUsers:
         self._most = most
         self._users: OrderedDict[ObjectKey, str] = OrderedDict()
 
-    def heard(self, deltas: Sequence[Delta]) -> None:
+    def on_deltas(self, deltas: Sequence[Delta]) -> None:
         """Take what pods say now; a pod that is gone stays known."""
         for delta in deltas:
             if delta.new is None:
@@ -164,7 +164,7 @@ class PodUsers:
             else:
                 self._users.pop(delta.key, None)
 
-    def of(self, namespace: str, pod: str) -> str:
+    def user_of(self, namespace: str, pod: str) -> str:
         """The user of a pod; empty where it says none, or is not known."""
         return self._users.get(ObjectKey(namespace, pod), "")
 
@@ -308,14 +308,14 @@ class RelatedObjects:
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._begun: set[str] = set()
 
-    def need_for(self, pod: Pod) -> None:
+    def require_for(self, pod: Pod) -> None:
         """A gated pod is going to be judged."""
         if pod.relations.claims:
-            self._need(eligibility.VOLUMES)
+            self._require_kind(eligibility.VOLUMES)
         if needs_namespaces(pod):
-            self._need(eligibility.NAMESPACES)
+            self._require_kind(eligibility.NAMESPACES)
 
-    def _need(self, kind: str) -> None:
+    def _require_kind(self, kind: str) -> None:
         if kind not in self._begun:
             self._begun.add(kind)
             self._wanted.put_nowait(kind)
@@ -347,7 +347,7 @@ class RelatedObjects:
             keep=keep,
             most=RELATED_MOST,
         )
-        informer.hear(told)
+        informer.add_listener(told)
         return informer
 
     async def _report(self, kind: str, informers: Sequence[Informer]) -> None:

@@ -75,23 +75,23 @@ class PinRefusals:
         self._counts: dict[tuple[str, str], int] = {}
         self._closed: dict[str, set[str]] = {}
 
-    def add(self, pod: Pod, node_name: str) -> None:
+    def record_refusal(self, pod: Pod, node_name: str) -> None:
         """A pin was refused; not for what comes and goes, such as room, and is counted elsewhere."""
         owner = _owner_key(pod)
         if not owner or not node_name or _is_room_only(pod.unscheduled_message):
             return
         if len(self._counts) >= _REMEMBERED_MOST:
-            self._forget(next(iter(self._counts)))
+            self._forget_refusal(next(iter(self._counts)))
         count = self._counts.pop((owner, node_name), 0) + 1
         self._counts[owner, node_name] = count
         if count >= MAX_PIN_REFUSALS:
             self._closed.setdefault(owner, set()).add(node_name)
 
-    def closed(self, pod: Pod) -> frozenset[str]:
+    def closed_nodes(self, pod: Pod) -> frozenset[str]:
         """Nodes that are never tried again for a pod."""
         return frozenset(self._closed.get(_owner_key(pod), ())) if self._closed else frozenset()
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _forget_refusal(self, key: tuple[str, str]) -> None:
         del self._counts[key]
         owner, node_name = key
         closed = self._closed.get(owner, set())
@@ -117,20 +117,20 @@ class EligibleNodes:
 
     def set_node(self, node: KubeNode) -> None:
         """A node as it is now."""
-        self.revision += self.nodes.put(node)
+        self.revision += self.nodes.put_node(node)
 
     def remove_node(self, name: str) -> None:
         """A node that is no more."""
-        self.revision += self.nodes.remove(name)
+        self.revision += self.nodes.remove_node(name)
 
-    def place(self, pod: Pod, node_name: str) -> None:
+    def put_pod(self, pod: Pod, node_name: str) -> None:
         """A pod is on a node, or was planned or pinned there; nowhere, where that is empty."""
         is_there = bool(node_name) and not pod.is_terminal
-        self.revision += self.pods.put(placed_pod(pod, node_name)) if is_there else self.pods.remove(pod.uid)
+        self.revision += self.pods.put_pod(placed_pod(pod, node_name)) if is_there else self.pods.remove_pod(pod.uid)
 
-    def remove(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """A pod that is no more."""
-        self.revision += self.pods.remove(uid)
+        self.revision += self.pods.remove_pod(uid)
 
     def set_readable(self, kind: str, *, is_readable: bool) -> None:
         """Whether the objects of a kind are known as a whole, or cannot be."""
@@ -164,11 +164,11 @@ class EligibleNodes:
 
     # Who is judged
 
-    def needs(self, pod: Pod) -> bool:
+    def needs_evaluation(self, pod: Pod) -> bool:
         """Whether more decides about the pod than its own demands of nodes."""
-        return pod.relations != NO_RELATIONS or bool(self.refusals.closed(pod)) or is_repelled(pod, self.pods)
+        return pod.relations != NO_RELATIONS or bool(self.refusals.closed_nodes(pod)) or is_repelled(pod, self.pods)
 
-    def ask_for(self, workload_id: str, pods: Sequence[Pod], *, is_judged: bool) -> None:
+    def register_workload(self, workload_id: str, pods: Sequence[Pod], *, is_judged: bool) -> None:
         """The core is asked for a workload of these pods, by replica."""
         found = tuple(pods)
         self._deciding[workload_id] = found
@@ -176,20 +176,20 @@ class EligibleNodes:
         if is_judged:
             self._judged[workload_id] = found
 
-    def answered(self, workload_id: str) -> None:
+    def on_answer(self, workload_id: str) -> None:
         """The core has answered: from now on its places are told by `place`."""
         self._deciding.pop(workload_id, None)
 
-    def forget(self, workload_id: str) -> None:
+    def forget_workload(self, workload_id: str) -> None:
         """A workload that is no more, or waits no more."""
         self._deciding.pop(workload_id, None)
         self._judged.pop(workload_id, None)
 
     # Verdicts
 
-    def verdict(self, pod: Pod, pods: PodsView | None = None) -> EligibilityVerdict:
+    def evaluate_pod(self, pod: Pod, pods: PodsView | None = None) -> EligibilityVerdict:
         """Which nodes will do for a pod, beside the pods of this view or else beside all others."""
-        view = self.pods.overlaid((pod.uid,), ()) if pods is None else pods
+        view = self.pods.with_overlay((pod.uid,), ()) if pods is None else pods
         waits, left = self._unread(pod)
         if waits or left:
             return EligibilityVerdict(frozenset(), {}, waits, left)
@@ -200,9 +200,9 @@ class EligibleNodes:
         for found in (evaluate_pod_affinity(pod, self.nodes, view), evaluate_topology_spread(pod, self.nodes, view)):
             for name, why in found.items():
                 refused.setdefault(name, why)
-        for name in self.refusals.closed(pod):
+        for name in self.refusals.closed_nodes(pod):
             refused.setdefault(name, PIN_REFUSED_TWICE)
-        right = self.nodes.satisfying(pod.constraint)
+        right = self.nodes.nodes_satisfying(pod.constraint)
         eligible = right - refused.keys()
         counts = Counter(refused[name] for name in right & refused.keys())
         if len(self.nodes) > len(right):
@@ -214,25 +214,27 @@ class EligibleNodes:
             )
         return EligibilityVerdict(eligible, counts)
 
-    def permits(self, pod: Pod, node_name: str) -> bool:
+    def permits_node(self, pod: Pod, node_name: str) -> bool:
         """Whether a pod may go to a node now, room apart."""
         if node_name not in self.nodes:
             return False
-        if not self.needs(pod):
-            return node_name in self.nodes.satisfying(pod.constraint)
-        return node_name in self.verdict(pod).eligible
+        if not self.needs_evaluation(pod):
+            return node_name in self.nodes.nodes_satisfying(pod.constraint)
+        return node_name in self.evaluate_pod(pod).eligible
 
     def is_reading(self, pods: Sequence[Pod]) -> bool:
         """Whether something that decides about these pods is still being read."""
-        return any(kind not in self.readable for pod in pods for kind in _wanted(pod))
+        return any(kind not in self.readable for pod in pods for kind in _required_kinds(pod))
 
-    def left(self, pods: Sequence[Pod]) -> str:
+    def unsupported_reason(self, pods: Sequence[Pod]) -> str:
         """Why pods have to be left to kube-scheduler; empty where they need not."""
-        return next((found.left for pod in pods if self.needs(pod) and (found := self.verdict(pod)).left), "")
+        return next(
+            (found.left for pod in pods if self.needs_evaluation(pod) and (found := self.evaluate_pod(pod)).left), ""
+        )
 
     def _unread(self, pod: Pod) -> tuple[str, str]:
         """What has to be read first, or what cannot be."""
-        for kind in _wanted(pod):
+        for kind in _required_kinds(pod):
             readable = self.readable.get(kind)
             if readable is None:
                 return f"{kind} are being read", ""
@@ -242,29 +244,31 @@ class EligibleNodes:
 
     # As the core's EligibilityRules
 
-    def judges(self, workload_id: str) -> bool:
+    def has_rules_for(self, workload_id: str) -> bool:
         """Whether a workload is judged by asking."""
         return workload_id in self._judged
 
-    def eligible(
+    def list_eligible_nodes(
         self, workload_id: str, placed: Mapping[int, str], workloads: Mapping[str, Workload]
     ) -> frozenset[str]:
         """Nodes for the next replica, once those before it are placed; with all that was decided a moment ago."""
         pods = self._judged[workload_id]
         planned = [placed_pod(_of_replica(pods, replica), name) for replica, name in placed.items()]
-        view = self.pods.overlaid({pod.uid for pod in pods}, [*planned, *self._decided(workload_id, workloads)])
-        return self.verdict(_of_replica(pods, len(placed)), view).eligible
+        view = self.pods.with_overlay(
+            {pod.uid for pod in pods}, [*planned, *self._decided_pods(workload_id, workloads)]
+        )
+        return self.evaluate_pod(_of_replica(pods, len(placed)), view).eligible
 
-    def alike(self, workload_id: str, node_name: str) -> frozenset[str]:
+    def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
         """Nodes in every domain that the terms of affinity among its pods bind the others to, too."""
         keys = {term.topology_key for pod in self._judged[workload_id] for term in pod.relations.affinity}
         if not keys:
             return frozenset((node_name,))
-        domains = [self.nodes.domains(key) for key in keys]
+        domains = [self.nodes.domains_of(key) for key in keys]
         same = [{name for name, found in one.items() if found == one.get(node_name)} for one in domains]
         return frozenset(same[0].intersection(*same[1:]))
 
-    def _decided(self, but: str, workloads: Mapping[str, Workload]) -> list[PlacedPod]:
+    def _decided_pods(self, but: str, workloads: Mapping[str, Workload]) -> list[PlacedPod]:
         """Pods whose places the core has decided and not told yet."""
         found: list[PlacedPod] = []
         for workload_id, pods in self._deciding.items():
@@ -275,7 +279,7 @@ class EligibleNodes:
         return found
 
 
-def _wanted(pod: Pod) -> list[str]:
+def _required_kinds(pod: Pod) -> list[str]:
     """What a pod is judged by beside pods and nodes."""
     return [VOLUMES] * bool(pod.relations.claims) + [NAMESPACES] * needs_namespaces(pod)
 

@@ -72,7 +72,7 @@ class PlacedPod(NamedTuple):
 
 def placed_pod(pod: Pod, node_name: str) -> PlacedPod:
     """A pod as others' rules see it on a node."""
-    return PlacedPod(pod.uid, pod.namespace, pod.labels, node_name, pod.is_going, pod.relations.anti_affinity)
+    return PlacedPod(pod.uid, pod.namespace, pod.labels, node_name, pod.is_deleting, pod.relations.anti_affinity)
 
 
 class _Match(NamedTuple):
@@ -100,13 +100,13 @@ class _Repelling(NamedTuple):
 class PodsView(Protocol):
     """Pods by the rules that look at them."""
 
-    def count(self, query: _Query) -> Mapping[str, int]:
+    def count_pods(self, query: _Query) -> Mapping[str, int]:
         """How many pods of a query are on each node; nodes without any may be left out."""
 
-    def repelling(self) -> Mapping[_Repelling, Mapping[str, int]]:
+    def repelling_terms(self) -> Mapping[_Repelling, Mapping[str, int]]:
         """Anti-affinity terms of placed pods, and how many pods on each node have them."""
 
-    def selects(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
+    def selects_pod(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
         """Whether a pod of this namespace with these labels is matched."""
 
 
@@ -123,16 +123,16 @@ class PodIndex:
         """How many pods are placed."""
         return len(self._pods)
 
-    def put(self, pod: PlacedPod) -> bool:
+    def put_pod(self, pod: PlacedPod) -> bool:
         """A pod as it is now; whether anything changed that a rule could look at."""
         if self._pods.get(pod.uid) == pod:
             return False
-        self.remove(pod.uid)
+        self.remove_pod(pod.uid)
         self._pods[pod.uid] = pod
         self._add(pod, 1)
         return True
 
-    def remove(self, uid: str) -> bool:
+    def remove_pod(self, uid: str) -> bool:
         """A pod that is nowhere; whether it was somewhere."""
         before = self._pods.pop(uid, None)
         if before is not None:
@@ -147,12 +147,12 @@ class PodIndex:
             self._namespaces[name] = labels
         self._counts.clear()
 
-    def overlaid(self, without: Collection[str], plus: Sequence[PlacedPod]) -> PodsView:
+    def with_overlay(self, without: Collection[str], plus: Sequence[PlacedPod]) -> PodsView:
         """The same without some pods, by uid, and with others."""
         gone = [self._pods[uid] for uid in without if uid in self._pods]
         return _Overlay(self, [*((pod, -1) for pod in gone), *((pod, 1) for pod in plus)]) if gone or plus else self
 
-    def count(self, query: _Query) -> Mapping[str, int]:
+    def count_pods(self, query: _Query) -> Mapping[str, int]:
         """As `PodsView`; kept from then on."""
         found = self._counts.get(query)
         if found is None:
@@ -164,11 +164,11 @@ class PodIndex:
                     found[pod.node_name] = found.get(pod.node_name, 0) + 1
         return found
 
-    def repelling(self) -> Mapping[_Repelling, Mapping[str, int]]:
+    def repelling_terms(self) -> Mapping[_Repelling, Mapping[str, int]]:
         """As `PodsView`."""
         return self._repelling
 
-    def selects(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
+    def selects_pod(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
         """As `PodsView`."""
         is_there = namespace in match.namespaces or matches_labels(
             match.namespace_selector, self._namespaces.get(namespace, {})
@@ -195,24 +195,24 @@ class _Overlay:
         self._base = base
         self._changes = changes
 
-    def count(self, query: _Query) -> Mapping[str, int]:
-        found = self._base.count(query)
+    def count_pods(self, query: _Query) -> Mapping[str, int]:
+        found = self._base.count_pods(query)
         changes = [(pod.node_name, sign) for pod, sign in self._changes if _is_counted(self, query, pod)]
-        return _adjusted(found, changes) if changes else found
+        return _adjust_counts(found, changes) if changes else found
 
-    def repelling(self) -> Mapping[_Repelling, Mapping[str, int]]:
+    def repelling_terms(self) -> Mapping[_Repelling, Mapping[str, int]]:
         changes: dict[_Repelling, list[tuple[str, int]]] = {}
         for pod, sign in self._changes:
             for one in _repelling_of(pod):
                 changes.setdefault(one, []).append((pod.node_name, sign))
-        base = self._base.repelling()
-        return {**base, **{one: _adjusted(base.get(one, {}), made) for one, made in changes.items()}}
+        base = self._base.repelling_terms()
+        return {**base, **{one: _adjust_counts(base.get(one, {}), made) for one, made in changes.items()}}
 
-    def selects(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
-        return self._base.selects(match, namespace, labels)
+    def selects_pod(self, match: _Match, namespace: str, labels: Mapping[str, str]) -> bool:
+        return self._base.selects_pod(match, namespace, labels)
 
 
-def _adjusted(counts: Mapping[str, int], changes: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _adjust_counts(counts: Mapping[str, int], changes: Iterable[tuple[str, int]]) -> dict[str, int]:
     found = dict(counts)
     for name, sign in changes:
         found[name] = found.get(name, 0) + sign
@@ -222,7 +222,7 @@ def _adjusted(counts: Mapping[str, int], changes: Iterable[tuple[str, int]]) -> 
 def _is_counted(pods: PodsView, query: _Query, pod: PlacedPod) -> bool:
     if pod.is_going and not query.with_going:
         return False
-    return all(pods.selects(match, pod.namespace, pod.labels) for match in query.matches)
+    return all(pods.selects_pod(match, pod.namespace, pod.labels) for match in query.matches)
 
 
 def _repelling_of(pod: PlacedPod) -> Iterator[_Repelling]:
@@ -250,20 +250,20 @@ class ClusterNodes:
         self._sets: dict[tuple[str, Any], frozenset[str]] = {}
         self._domains: dict[str, dict[str, str]] = {}
 
-    def put(self, node: KubeNode) -> bool:
+    def put_node(self, node: KubeNode) -> bool:
         """A node as it is now; whether anything changed that a rule could look at."""
         before = self._nodes.get(node.name)
         self._nodes[node.name] = node
-        if before is not None and node.is_as(before):
+        if before is not None and node.is_equivalent(before):
             return False
-        self._forget()
+        self._clear_caches()
         return True
 
-    def remove(self, name: str) -> bool:
+    def remove_node(self, name: str) -> bool:
         """A node that is no more; whether it was there."""
         if self._nodes.pop(name, None) is None:
             return False
-        self._forget()
+        self._clear_caches()
         return True
 
     def __getitem__(self, name: str) -> KubeNode:
@@ -282,20 +282,20 @@ class ClusterNodes:
         """How many there are."""
         return len(self._nodes)
 
-    def satisfying(self, constraint: NodeConstraint) -> frozenset[str]:
+    def nodes_satisfying(self, constraint: NodeConstraint) -> frozenset[str]:
         """Nodes that are right for a constraint."""
         return self._set("satisfying", constraint, lambda node: satisfies_constraint(constraint, node))
 
-    def in_affinity(self, constraint: NodeConstraint) -> frozenset[str]:
+    def nodes_in_affinity(self, constraint: NodeConstraint) -> frozenset[str]:
         """Nodes that its selector and required node affinity mean."""
         wanted = constraint.selector, constraint.terms
         return self._set("affinity", wanted, lambda node: matches_node_affinity(constraint, node))
 
-    def tolerated(self, tolerations: tuple[Toleration, ...]) -> frozenset[str]:
+    def nodes_tolerated(self, tolerations: tuple[Toleration, ...]) -> frozenset[str]:
         """Nodes without a taint that these tolerations do not meet."""
         return self._set("tolerated", tolerations, lambda node: tolerates_taints(tolerations, node))
 
-    def domains(self, topology_key: str) -> Mapping[str, str]:
+    def domains_of(self, topology_key: str) -> Mapping[str, str]:
         """The domain of each node that has the label."""
         found = self._domains.get(topology_key)
         if found is None:
@@ -314,7 +314,7 @@ class ClusterNodes:
             found = self._sets[what, asked] = frozenset(name for name, node in self._nodes.items() if holds(node))
         return found
 
-    def _forget(self) -> None:
+    def _clear_caches(self) -> None:
         self._sets.clear()
         self._domains.clear()
 
@@ -328,8 +328,8 @@ def evaluate_topology_spread(pod: Pod, nodes: ClusterNodes, pods: PodsView) -> R
     spread = pod.relations.spread
     if not spread:
         return refused
-    labelled = frozenset(nodes.domains(spread[0].topology_key)).intersection(
-        *(nodes.domains(one.topology_key) for one in spread[1:])
+    labelled = frozenset(nodes.domains_of(spread[0].topology_key)).intersection(
+        *(nodes.domains_of(one.topology_key) for one in spread[1:])
     )
     for one in spread:
         refused = _evaluate_spread(one, pod, labelled, nodes, pods) | refused
@@ -342,15 +342,15 @@ def _evaluate_spread(
     refused: Refusals = {}
     counted = labelled
     if one.honors_affinity:
-        counted &= nodes.in_affinity(pod.constraint)
+        counted &= nodes.nodes_in_affinity(pod.constraint)
     if one.honors_taints:
-        counted &= nodes.tolerated(pod.constraint.tolerations)
+        counted &= nodes.nodes_tolerated(pod.constraint.tolerations)
     selector = _spread_selector(one, pod.labels)
     # An empty selector selects all pods and counts none: so it is in the scheduler.
     is_empty = selector is None or not selector.requirements
     query = _Query((_Match((pod.namespace,), None, selector),), with_going=False)
-    counts = {} if is_empty else pods.count(query)
-    domains = nodes.domains(one.topology_key)
+    counts = {} if is_empty else pods.count_pods(query)
+    domains = nodes.domains_of(one.topology_key)
     totals: dict[str, int] = {}
     for name in counted:
         totals[domains[name]] = totals.get(domains[name], 0) + counts.get(name, 0)
@@ -383,18 +383,18 @@ def evaluate_pod_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView) -> Refu
     _evaluate_affinity(pod, nodes, pods, refused)
     for term in pod.relations.anti_affinity:
         match = _match_of(term, pod.namespace, pod.labels)
-        held = _occupied(nodes.domains(term.topology_key), pods.count(_Query((match,))))
-        _refuse(refused, nodes.domains(term.topology_key), held, ANTI_AFFINITY_REFUSED)
-    for one, counts in pods.repelling().items():
-        if pods.selects(one.match, pod.namespace, pod.labels):
-            domains = nodes.domains(one.topology_key)
-            _refuse(refused, domains, _occupied(domains, counts), REPELLED)
+        held = _occupied_domains(nodes.domains_of(term.topology_key), pods.count_pods(_Query((match,))))
+        _refuse(refused, nodes.domains_of(term.topology_key), held, ANTI_AFFINITY_REFUSED)
+    for one, counts in pods.repelling_terms().items():
+        if pods.selects_pod(one.match, pod.namespace, pod.labels):
+            domains = nodes.domains_of(one.topology_key)
+            _refuse(refused, domains, _occupied_domains(domains, counts), REPELLED)
     return refused
 
 
 def is_repelled(pod: Pod, pods: PodsView) -> bool:
     """Whether anti-affinity of a pod that is placed means this pod."""
-    return any(pods.selects(one.match, pod.namespace, pod.labels) for one in pods.repelling())
+    return any(pods.selects_pod(one.match, pod.namespace, pod.labels) for one in pods.repelling_terms())
 
 
 def needs_namespaces(pod: Pod) -> bool:
@@ -408,11 +408,11 @@ def _evaluate_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView, refused: R
     if not terms:
         return
     matches = tuple(_match_of(term, pod.namespace, pod.labels) for term in terms)
-    counts = pods.count(_Query(matches))
-    domains = [nodes.domains(term.topology_key) for term in terms]
-    occupied = [_occupied(one, counts) for one in domains]
+    counts = pods.count_pods(_Query(matches))
+    domains = [nodes.domains_of(term.topology_key) for term in terms]
+    occupied = [_occupied_domains(one, counts) for one in domains]
     # The first of a group that has affinity to itself may go anywhere that has the labels.
-    is_first = not any(occupied) and all(pods.selects(match, pod.namespace, pod.labels) for match in matches)
+    is_first = not any(occupied) and all(pods.selects_pod(match, pod.namespace, pod.labels) for match in matches)
     for name in nodes:
         is_labelled = all(name in one for one in domains)
         if not is_labelled or not (
@@ -421,7 +421,7 @@ def _evaluate_affinity(pod: Pod, nodes: ClusterNodes, pods: PodsView, refused: R
             refused.setdefault(name, AFFINITY_REFUSED)
 
 
-def _occupied(domains: Mapping[str, str], counts: Mapping[str, int]) -> frozenset[str]:
+def _occupied_domains(domains: Mapping[str, str], counts: Mapping[str, int]) -> frozenset[str]:
     """Domains in which pods are."""
     return frozenset(domains[name] for name, count in counts.items() if count > 0 and name in domains)
 

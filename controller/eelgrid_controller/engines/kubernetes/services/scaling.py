@@ -68,7 +68,7 @@ def count_replicas(unit: PlacementUnit | None) -> ReplicaCounts:
     """What a unit's pods and places are now."""
     if unit is None or unit.elastic is None:
         return ReplicaCounts()
-    elastic, present = unit.elastic, unit.present
+    elastic, present = unit.elastic, unit.present_members
     held = set(unit.slots.values())
     let_go = sorted(
         (one.sight.key, one.uid, one.sight.pod.annotations.get(DELETION_COST, ""))
@@ -78,7 +78,7 @@ def count_replicas(unit: PlacementUnit | None) -> ReplicaCounts:
     without = [one for one in present if one.uid not in held and one.uid not in elastic.let_go]
     return ReplicaCounts(
         places=len(unit.places),
-        lasting=elastic.lasting(len(unit.places)),
+        lasting=elastic.permanent_places(len(unit.places)),
         vacant=sum(replica not in unit.slots for replica in unit.places),
         pods=len(present),
         placed=sum(one.uid in held for one in present),
@@ -114,7 +114,7 @@ class ScaleSubresourceWriter:
     _written: tuple[int, str] | None = field(default=None)
     _written_s: float = 0.0
 
-    def look(
+    def reconcile_replicas(
         self, service: InferenceService, version: str, seen: ReplicaCounts, at_s: float
     ) -> list[SetDeletionCost | SetReplicas]:
         """What is to be written now; `version` is that of the target."""
@@ -137,7 +137,7 @@ class ScaleSubresourceWriter:
         if wanted != self.agreed and wanted in tried:
             self.agreed = wanted  # our own write, of which no answer came
         elif wanted != self.agreed:
-            self._heard(wanted, at_s)
+            self._on_foreign_scale(wanted, at_s)
         if wanted == 0:
             return self._aside("ScaledToZero", f"{service.target} was scaled to 0 by somebody, and is left so")
         bounded = min(max(wanted, service.least), service.most)
@@ -165,7 +165,7 @@ class ScaleSubresourceWriter:
         self._tried |= {bounded}
         return [*told, SetReplicas(service.target, version, bounded)]
 
-    def wrote(self, replicas: int, version: str, at_s: float) -> None:
+    def on_written(self, replicas: int, version: str, at_s: float) -> None:
         """The target has this number since this version."""
         self.agreed, self._written, self._written_s = replicas, (replicas, version), at_s
 
@@ -173,7 +173,7 @@ class ScaleSubresourceWriter:
         self.advice_reason, self.advice = reason, text
         return []
 
-    def _heard(self, wanted: int, at_s: float) -> None:
+    def _on_foreign_scale(self, wanted: int, at_s: float) -> None:
         """Somebody else set the number."""
         if at_s - self.others_s > _QUIET_S:
             self._times = 0
@@ -225,8 +225,8 @@ def rejected_status(
     unfit: ServiceRejection, generation: int, before: ConditionSet, at_ns: int
 ) -> tuple[dict[str, Any], ConditionSet]:
     """The status of an object that is not obeyed."""
-    kept = before.only(("Accepted",))
-    now = kept.set("Accepted", False, unfit.reason, str(unfit), generation=generation, at_ns=at_ns)
+    kept = before.retain(("Accepted",))
+    now = kept.with_condition("Accepted", False, unfit.reason, str(unfit), generation=generation, at_ns=at_ns)
     status: dict[str, Any] = dict.fromkeys(_FIELDS)
     status |= {"observedGeneration": generation, "explanation": str(unfit), "conditions": now.to_json()}
     return status, now
@@ -236,15 +236,15 @@ def build_service_status(
     service: InferenceService, scaling: ScaleSubresourceWriter, facts: ServiceFacts, before: ConditionSet, at_ns: int
 ) -> tuple[dict[str, Any], ConditionSet]:
     """The status, with None for what is not known; and its conditions, for the next time."""
-    now, seen = before.only(SERVICE_CONDITIONS), facts.seen
+    now, seen = before.retain(SERVICE_CONDITIONS), facts.seen
     for kind, (status, reason, message) in {
         "Accepted": (True, "Read", f"{service.target} is served by {service.mode}"),
-        "Placed": _placed(service, seen, facts),
+        "Placed": _placed_condition(service, seen, facts),
         "PromiseKept": _kept(service, facts),
         "ScalingActive": _active(scaling, facts),
         "ScaledByOthers": _others(service, scaling),
     }.items():
-        now = now.set(kind, status, reason, message, generation=service.generation, at_ns=at_ns)
+        now = now.with_condition(kind, status, reason, message, generation=service.generation, at_ns=at_ns)
     model = Counter(facts.gpu_models).most_common(1)
     told: dict[str, Any] = {
         "observedGeneration": service.generation,
@@ -270,7 +270,9 @@ def desired_replicas(service: InferenceService, scaling: ScaleSubresourceWriter,
     return min(max(standing.replicas_wanted, service.least), service.most)
 
 
-def _placed(service: InferenceService, seen: ReplicaCounts, facts: ServiceFacts) -> tuple[bool | None, str, str]:
+def _placed_condition(
+    service: InferenceService, seen: ReplicaCounts, facts: ServiceFacts
+) -> tuple[bool | None, str, str]:
     if service.wanted is None:
         return False, "TargetMissing", f"{service.target} is not there; make it, or correct spec.targetRef"
     if seen.waiting:

@@ -60,7 +60,7 @@ class ChangeHistory:
         self._differences = 0
         self._held: dict[str, HeldMilli] = {}
 
-    def begin(self, workloads: Mapping[str, Workload], revision: int) -> None:
+    def reset_history(self, workloads: Mapping[str, Workload], revision: int) -> None:
         """Where everything stands at a revision; what was before is forgotten."""
         self.changes.clear()
         self.number = self._begun = revision
@@ -75,7 +75,7 @@ class ChangeHistory:
         """The number from which on everything is here."""
         return self.changes[0].number if self.is_cut else self._begun + 1
 
-    def take(self, events: Sequence[Event], workloads: Mapping[str, Workload], revision: int) -> None:
+    def on_commit(self, events: Sequence[Event], workloads: Mapping[str, Workload], revision: int) -> None:
         """The events of a commit, and all workloads as they are after it, which is at this revision."""
         first = revision - len(events) + 1
         rows = [(number, *row) for number, event in enumerate(events, first) for row in _rows(event)]
@@ -87,7 +87,7 @@ class ChangeHistory:
             self._add(FleetChange(number, revision, time_ns, kind, key, told, milli))
         self.number = revision
 
-    def after(self, number: int) -> list[FleetChange]:
+    def changes_after(self, number: int) -> list[FleetChange]:
         """Changes that came after this one."""
         return [change for change in self.changes if change.number > number]
 
@@ -120,13 +120,13 @@ def read_earlier_changes(
     """
     history = ChangeHistory(most=most, differences_most=differences_most)
     state = ClusterState.load(past.checkpoint.state) if past.checkpoint else ClusterState()
-    history.begin(state.workloads, state.revision)
+    history.reset_history(state.workloads, state.revision)
     for number, entry in past.entries:
         if number >= before:
             break
         event = event_from_plain(entry.kind, entry.body)
         state.apply(event)
-        history.take((event,), state.workloads, number)
+        history.on_commit((event,), state.workloads, number)
     return list(history.changes), history.is_cut
 
 

@@ -51,7 +51,7 @@ def gpu_details(state: ClusterState, record: NodeRecord, gpu: Gpu, readings: Gpu
         "cordon": gpu.cordon,
         "lost": gpu.uuid in record.lost_gpus,
         "mig": gpu.mig_enabled,
-        "planner_keeps": record.keeps(gpu),
+        "planner_keeps": record.is_partition_managed(gpu),
         "held_milli": record.gpu_milli.get(gpu.uuid, 0),
         "power_w": readings.power_w,
         "energy_j": readings.energy_j,

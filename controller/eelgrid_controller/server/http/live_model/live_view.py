@@ -68,7 +68,7 @@ class FleetCells:
         """(C,) watts of each cell; `NO_READING` where none is fresh."""
         return self._columns["power_w"]
 
-    def fits(self, nodes: Mapping[str, NodeRecord]) -> bool:
+    def has_nodes(self, nodes: Mapping[str, NodeRecord]) -> bool:
         """Whether the cells are still those of these nodes."""
         if len(nodes) != len(self._slots):
             return False
@@ -110,7 +110,7 @@ class FleetCells:
         slot = self._slots[node_name]
         return slice(slot.first, slot.first + len(slot.uuids))
 
-    def look(self, record: NodeRecord, tick: NodeTick | None) -> None:
+    def update_node(self, record: NodeRecord, tick: NodeTick | None) -> None:
         """Takes a node in as it is now; a node that is not `built` yet is passed over."""
         slot = self._slots.get(record.inventory.node_name)
         if slot is None:
@@ -138,7 +138,7 @@ class FleetCells:
             self._slices[cell] = slices
             self._sliced.add(cell)
 
-    def whole(self) -> dict[str, Any]:
+    def full_columns(self) -> dict[str, Any]:
         """Everything that a page needs to begin; see docs/explanation/live-page.md. Does not count as told."""
         models: dict[str, int] = {}
         nodes: dict[str, list[Any]] = {"name": [], "rack": [], "pool": [], "first": []}
@@ -156,7 +156,7 @@ class FleetCells:
         slices = {str(cell): cut for cell, cut in self._slices.items() if cut}
         return {"era": self.era, "models": list(models), "nodes": nodes, "gpus": gpus, "slices": slices}
 
-    def delta(self) -> dict[str, Any]:
+    def changed_columns(self) -> dict[str, Any]:
         """What changed since the delta before, which is then told: {} for nothing."""
         changed: dict[str, Any] = {}
         for name in _GPU_COLUMNS:
@@ -261,7 +261,7 @@ class BudgetRows:
     def rows(self, state: ClusterState, fleet: FleetCells) -> list[list[Any]]:
         """[name, limit in W, measured W, GPUs with a reading, GPUs], the fullest first; the cluster's before all."""
         if self._policy is not state.policy or self._era != fleet.era:
-            self._find(state, fleet)
+            self._index_budgets(state, fleet)
         power_w = fleet.power_w
         found: list[tuple[str, float, int, int, int]] = []
         for name, cells in self._cells.items():
@@ -271,14 +271,14 @@ class BudgetRows:
         found.sort(key=lambda row: (row[0] != "cluster", -row[2] / max(row[1], 1.0), row[0]))
         return [list(row) for row in found[:BUDGETS_MOST]]
 
-    def _find(self, state: ClusterState, fleet: FleetCells) -> None:
+    def _index_budgets(self, state: ClusterState, fleet: FleetCells) -> None:
         self._policy, self._era = state.policy, fleet.era
         places = BudgetHierarchy(state.policy)
         self._limits_w = places.limits_w
         cells: dict[str, list[int]] = {name: [] for name in places.limits_w}
         for name, record in state.nodes.items() if cells else ():
             span = fleet.span(name)
-            for key in places.above(record.inventory):
+            for key in places.budgets_above(record.inventory):
                 cells[key].extend(range(span.start, span.stop))
         self._cells = {name: np.array(found, np.int64) for name, found in cells.items()}
 
@@ -300,69 +300,76 @@ class LiveView:
         self._told_number = 0
         self._glance: dict[str, Any] = {}
 
-    def step(self, state: ClusterState) -> bool:
+    def sync_nodes(self, state: ClusterState) -> bool:
         """Brings cells and history up to a state; whether viewers need the whole picture for it."""
         if self._state is not state:
             self._state = state
-            self.history.begin(state.workloads, state.revision)
+            self.history.reset_history(state.workloads, state.revision)
             self.fleet.build(state.nodes)
             return True
-        if self.fleet.fits(state.nodes):
+        if self.fleet.has_nodes(state.nodes):
             return False
         self.fleet.build(state.nodes)
         return True
 
-    def committed(self, events: Sequence[Event], state: ClusterState, revision: int) -> None:
+    def on_commit(self, events: Sequence[Event], state: ClusterState, revision: int) -> None:
         """Takes a commit into the history; the state is as it is after it, at this revision."""
         if self._state is state:
-            self.history.take(events, state.workloads, revision)
+            self.history.on_commit(events, state.workloads, revision)
 
-    def look(self, seen: Iterable[tuple[NodeRecord, NodeTick | None]]) -> None:
+    def update_nodes(self, seen: Iterable[tuple[NodeRecord, NodeTick | None]]) -> None:
         """Takes some nodes in, each with its fresh tick."""
         for record, tick in seen:
-            self.fleet.look(record, tick)
+            self.fleet.update_node(record, tick)
 
-    def measured(self, power: PowerSums, *, now_ns: int) -> None:
+    def add_power_point(self, power: PowerSums, *, now_ns: int) -> None:
         """One more point of the line of power: (ms since 1970, W); nothing where nothing was read."""
         if power.gpus:
             self._power.append([now_ns // 1_000_000, round(power.power_w)])
 
-    def delta(self, state: ClusterState, *, now_ns: int) -> dict[str, Any]:
+    def delta_frame(self, state: ClusterState, *, now_ns: int) -> dict[str, Any]:
         """The next frame: what changed since the one before, and the glance where it did."""
         self.frame += 1
-        new = self.history.after(self._told_number)
+        new = self.history.changes_after(self._told_number)
         self._told_number = self.history.number
-        glance = self._glanced(state)
+        glance = self._summary_fields(state)
         changed = {key: value for key, value in glance.items() if self._glance.get(key) != value}
         self._glance = glance
-        frame: dict[str, Any] = {"frame": self.frame, "at_ms": now_ns // 1_000_000, **changed, **self.fleet.delta()}
+        frame: dict[str, Any] = {
+            "frame": self.frame,
+            "at_ms": now_ns // 1_000_000,
+            **changed,
+            **self.fleet.changed_columns(),
+        }
         if self._power:
             frame["power"] = self._power[-1]
         if new:
-            frame["changes"] = self.rows(new)
+            frame["changes"] = self.change_rows(new)
             frame["changes_from"] = self.history.oldest
         return frame
 
-    def whole(self, *, now_ns: int) -> dict[str, Any]:
+    def full_frame(self, *, now_ns: int) -> dict[str, Any]:
         """The picture as of the last frame."""
         return {
             "frame": self.frame,
             "at_ms": now_ns // 1_000_000,
-            **self.fleet.whole(),
+            **self.fleet.full_columns(),
             **self._glance,
             "power_line": list(self._power),
-            "changes": self.rows(change for change in self.history.changes if change.number <= self._told_number),
+            "changes": self.change_rows(
+                change for change in self.history.changes if change.number <= self._told_number
+            ),
             "changes_from": self.history.oldest,
         }
 
-    def _glanced(self, state: ClusterState) -> dict[str, Any]:
+    def _summary_fields(self, state: ClusterState) -> dict[str, Any]:
         return {
             "counts": count_cluster(state),
             "queue": list_queue(state),
             "budgets": self._budgets.rows(state, self.fleet),
         }
 
-    def rows(self, changes: Iterable[FleetChange]) -> list[list[Any]]:
+    def change_rows(self, changes: Iterable[FleetChange]) -> list[list[Any]]:
         """[number, ms, kind, workload, words, [cell, milli, cell, milli, ...]]; GPUs that are gone are left out."""
         rows: list[list[Any]] = []
         for one in changes:
