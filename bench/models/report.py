@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from bench.models.measure import Figures, figures
 from bench.models.runs import OURS, Result
-from bench.text_tables import aligned
+from bench.tables import format_table
 
 __all__ = ["COLUMNS", "Row", "csv_rows", "rows", "table"]
 
@@ -149,4 +149,4 @@ def table(found: Sequence[Row]) -> str:
                 ", ".join(others),
             )
         )
-    return aligned(header, lines, 3)
+    return format_table(header, lines, 3)
