@@ -18,8 +18,6 @@ under 1 % of a core and under 60 MB resident. Of the peer nothing is promised:
 it reads less of each device and keeps no stream, and is here to be compared.
 """
 
-import argparse
-import csv
 import http.client
 import json
 import signal
@@ -33,9 +31,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import psutil
 
 from bench.processes import cores, fleet_file, free_port, measure, running, spread, started
+from bench.runner import Options, benchmark, report_promise
+from bench.tables import write_csv
 
 CPU_RATIO_MOST, RSS_BYTES_MOST = 0.01, 60_000_000
 AGENT, CHILD, PEER = "eelgrid-agent", "with a child", "nvitop-exporter"
@@ -136,7 +137,7 @@ def _ready(process: psutil.Process, port: int, log: Path) -> None:
     raise SystemExit(f"no page on port {port}; see {log}")
 
 
-def _measured(options: argparse.Namespace, name: str, start: Start, rate_hz: float) -> Run:
+def _measured(options: Options, name: str, start: Start, rate_hz: float) -> Run:
     port = free_port()
     with start(rate_hz, None, port) as process:
         _ready(process, port, options.out)
@@ -157,7 +158,7 @@ def _measured(options: argparse.Namespace, name: str, start: Start, rate_hz: flo
     )
 
 
-def _asked(options: argparse.Namespace, name: str, start: Start, rate_hz: float) -> Asked:
+def _asked(options: Options, name: str, start: Start, rate_hz: float) -> Asked:
     port, found = free_port(), options.out / f"library_{name}_{rate_hz:g}hz.json"
     found.unlink(missing_ok=True)
     with start(rate_hz, found, port) as process:
@@ -193,11 +194,8 @@ def _told(runs: list[Run], asked: Asked | None) -> str:
 
 
 def _write(out: Path, runs: list[Run]) -> None:
-    with (out / "agent_overhead.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        fields = ("rate_hz", "subject", "cpu_ratio", "rss_bytes", "own_bytes", "page_bytes", "series")
-        writer.writerow(fields)
-        writer.writerows([getattr(run, field) for field in fields] for run in runs)
+    fields = ("rate_hz", "subject", "cpu_ratio", "rss_bytes", "own_bytes", "page_bytes", "series")
+    write_csv(out / "agent_overhead.csv", fields, ([getattr(run, field) for field in fields] for run in runs))
 
 
 def _kept(runs: list[Run]) -> bool | None:
@@ -209,20 +207,17 @@ def _kept(runs: list[Run]) -> bool | None:
     return cpu <= CPU_RATIO_MOST and statistics.median(run.rss_bytes for run in ours) <= RSS_BYTES_MOST
 
 
-def main() -> int:
+@benchmark()
+@click.option("--peer", metavar="PYTHON", help="an interpreter with nvitop-exporter installed")
+@click.option("--rates", default="1,10", help="looks a second")
+@click.option("--gpus", default=8)
+@click.option("--product", default="h100-sxm5-80gb", help="which part to simulate")
+@click.option("--rounds", default=5)
+@click.option("--seconds", default=15.0, help="length of a window")
+@click.option("--settle", default=4.0, help="what goes before it")
+@click.option("--scrape", default=15.0, help="seconds between scrapes")
+def main(options: Options) -> int:
     """Measures, writes a CSV and says what came out."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", metavar="PYTHON", help="an interpreter with nvitop-exporter installed")
-    parser.add_argument("--rates", default="1,10", help="looks a second (default %(default)s)")
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--product", default="h100-sxm5-80gb", help="which part to simulate (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default %(default)s)")
-    parser.add_argument("--settle", type=float, default=4.0, help="what goes before it (default %(default)s)")
-    parser.add_argument("--scrape", type=float, default=15.0, help="seconds between scrapes (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as scratch:
         fleet = fleet_file(
@@ -254,10 +249,8 @@ def main() -> int:
                 print(_told(mine, asked), flush=True)
     _write(options.out, runs)
     kept = _kept(runs)
-    if kept is not None:
-        print(f"promise (at 1 Hz 1 % of a core and 60 MB): {'kept' if kept else 'NOT KEPT'}")
-    return 1 if kept is False else 0
+    return 0 if kept is None else report_promise("at 1 Hz 1 % of a core and 60 MB", kept=kept)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -4,11 +4,13 @@ It needs the driver's libcuda and no toolkit: the kernel is PTX, which the
 driver compiles. It changes no setting of the device.
 """
 
-import argparse
 import ctypes
 import sys
 import time
-from collections.abc import Sequence
+
+import click
+
+from bench.runner import Options, benchmark
 
 __all__ = ["PTX", "main"]
 
@@ -99,12 +101,11 @@ def _burn(seconds: float, index: int) -> int:
     return launches
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out=None)
+@click.option("--seconds", default=30.0)
+@click.option("--gpu", default=0, help="as CUDA counts them")
+def main(options: Options) -> int:
     """Loads the GPU, and says how often the kernel ran."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--gpu", type=int, default=0, help="as CUDA counts them")
-    options = parser.parse_args(arguments)
     try:
         launches = _burn(options.seconds, options.gpu)
     except _Failed as error:
@@ -115,4 +116,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -9,7 +9,6 @@ Writes `house.csv` (package, modules, median and 90th percentile of lines) and `
 (measure, value, goal); exits with 1 when a goal is missed.
 """
 
-import argparse
 import ast
 import re
 import statistics
@@ -20,11 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from bench.text_tables import aligned, write_csv
+from bench.runner import Options, benchmark
+from bench.tables import format_table, write_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
@@ -232,20 +233,22 @@ def measure_house(root: Path) -> tuple[list[tuple[str, int, float, float]], list
     return packages, measures
 
 
-def main() -> int:
+@benchmark()
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    default=ROOT,
+    help="another checkout, for a comparison",
+)
+def main(options: Options) -> int:
     """Writes both tables and prints them."""
-    parser = argparse.ArgumentParser(prog="python -m bench.house", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout, for a comparison")
-    options = parser.parse_args()
     packages, measures = measure_house(options.root)
-    options.out.mkdir(parents=True, exist_ok=True)
     header = ("package", "modules", "lines_median", "lines_p90")
     write_csv(options.out / "house.csv", header, packages)
     rows = [(name, value, "" if goal is None else goal) for name, value, goal in measures]
     write_csv(options.out / "summary.csv", ("measure", "value", "goal_at_most"), rows)
-    print(aligned(header, [[str(cell) for cell in row] for row in packages], 1))
-    print(aligned(("measure", "value", "goal at most"), [[str(cell) for cell in row] for row in rows], 1))
+    print(format_table(header, packages, 1))
+    print(format_table(("measure", "value", "goal at most"), rows, 1))
     return int(any(goal is not None and value > goal for _, value, goal in measures))
 
 

@@ -6,16 +6,19 @@ reads the policy, made under the same streams just before, and a write of 4 KiB
 with a wait for the disk. A p99 below the floor of the call cannot be had here.
 """
 
-import argparse
 import asyncio
-import csv
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import click
+
 from bench.processes import cores, free_port, metric, running, spread
+from bench.runner import Options, benchmark, report_promise
+from bench.tables import write_csv
 
 P99_S_MOST = 0.005
 FLOOR_CALLS = 1000
@@ -93,26 +96,19 @@ def _run(tasks: int, out: Path) -> dict[str, float]:
         return figures | _disk(Path(scratch)) | {"controller_cpu": used}
 
 
-def main() -> int:
+@benchmark()
+@click.option("--runs", default=3)
+@click.option("--tasks", default=2000)
+def main(options: Options) -> int:
     """Measures several runs, each on a fresh cluster, and writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--tasks", type=int, default=2000)
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     rows = [_run(options.tasks, options.out) for _ in range(options.runs)]
-    with (options.out / "latency.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, NAMES)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(options.out / "latency.csv", NAMES, rows)
     print(f"{options.tasks} submissions, one under way, {cores()} cores for controller, fleet and client")
     for name in NAMES:
         print(f"  {name:20} {spread([row[name] for row in rows])}")
     kept = sorted(row["submit_p99_s"] for row in rows)[len(rows) // 2] <= P99_S_MOST
-    print(f"promise (submit to placed p99 under 5 ms): {'kept' if kept else 'NOT KEPT'}")
-    return 0 if kept else 1
+    return report_promise("submit to placed p99 under 5 ms", kept=kept)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -7,9 +7,7 @@ and go: a year has about a third of a million jobs. Windows come by the minute i
 written, which leaves the same rows. Asked: a year in under 5 GB, a month's report in under a second.
 """
 
-import argparse
 import asyncio
-import csv
 import json
 import logging
 import random
@@ -24,8 +22,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
+import click
 import numpy as np
 
+from bench.runner import Options, benchmark
+from bench.tables import format_table, write_csv
 from eelgrid_controller.cli.report import SECTIONS
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerQuery, parse_query
@@ -307,15 +308,12 @@ def _asked_rows(folder: Path) -> list[Row]:
     ]
 
 
-def main() -> None:
+@benchmark(out="bench-out/ledger")
+@click.option("--days", default=365)
+@click.option("--holders", default=12, help="of a node in an hour")
+@click.option("--again", is_flag=True, help="ask the ledger that DIR has from before")
+def main(options: Options) -> None:
     """Fills a ledger, asks it, and writes DIR/summary.csv (measure, value, bound)."""
-    parser = argparse.ArgumentParser(prog="python -m bench.ledger", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--days", type=int, default=365)
-    parser.add_argument("--holders", type=int, default=12, help="of a node in an hour")
-    parser.add_argument("--again", action="store_true", help="ask the ledger that DIR has from before")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     if not options.again:
         path = options.out / FILE_NAME
@@ -324,13 +322,9 @@ def main() -> None:
         path.unlink()
         rows += _filled_rows(options.out, options.days, options.holders)
     rows += _asked_rows(options.out)
-    with (options.out / "summary.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("measure", "value", "bound"))
-        writer.writerows(rows)
-    for row in rows:
-        print(*row)
+    write_csv(options.out / "summary.csv", ("measure", "value", "bound"), rows)
+    print(format_table(("measure", "value", "bound"), rows, 1))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

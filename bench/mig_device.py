@@ -24,50 +24,10 @@ from eelgrid_agent.devices.port import (
     UnknownGpu,
     UnknownInstance,
 )
-from eelgrid_agent.enforce.mig.journal import MigRecord
 from eelgrid_protos.catalogue.products import GiProfile, MigGeometry
 from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
-__all__ = ["Crash", "Hook", "MemoryJournal", "MigDevice"]
-
-
-class Crash(BaseException):
-    """The agent dies here: no handler may catch it."""
-
-
-@dataclass
-class Hook:
-    """Counts the moments before and after each change, and dies at one of them."""
-
-    at: int = -1
-    passed: int = 0
-    names: list[str] = field(default_factory=list)
-
-    def __call__(self, name: str) -> None:
-        """One moment."""
-        self.names.append(name)
-        self.passed += 1
-        if self.passed - 1 == self.at:
-            raise Crash(name)
-
-
-class MemoryJournal:
-    """A journal that dies before or after a write, never within: the file's rename sees to that."""
-
-    def __init__(self, hook: Callable[[str], None]) -> None:
-        self.hook = hook
-        self.records: tuple[MigRecord, ...] = ()
-
-    def load(self) -> tuple[MigRecord, ...]:
-        """What was stored last."""
-        return self.records
-
-    def store(self, records: object) -> None:
-        """Keeps these."""
-        kept = tuple(records)
-        self.hook("before store")
-        self.records = kept
-        self.hook("after store")
+__all__ = ["MigDevice"]
 
 
 @dataclass

@@ -8,23 +8,24 @@ from, so that they are whole from 298 seeds on; a seed of the crash checks is a
 transition, with a crash at every moment of it.
 """
 
-import argparse
-import csv
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+
+import click
 
 from bench import power_schedules
+from bench.fault_world import Tally, tally_seeds
 from bench.node_crashes import check_crashes, check_simulated_crashes
 from bench.node_schedules import check_schedules
-from bench.node_transitions import Tally, check_maximal, check_sampled, check_whole
+from bench.node_transitions import check_maximal, check_sampled, check_whole
+from bench.runner import Options, Progress, benchmark, seeds_option, split_names
+from bench.tables import write_csv
 
 __all__ = ["CHECKS", "Check", "Outcome", "main", "run_check"]
 
-_SHOWN_EVERY_S = 0.5
 _FAILURES_SHOWN = 5
 
 
@@ -54,17 +55,6 @@ class Outcome:
     failed: tuple[tuple[int, str], ...]
 
 
-def _power(seed: int) -> Tally:
-    tally = Tally()
-    try:
-        power_schedules.run_schedule(seed)
-    except AssertionError as broken:
-        tally.count(str(broken) or "a promise was broken")
-    else:
-        tally.count("")
-    return tally
-
-
 CHECKS: tuple[Check, ...] = (
     Check(name="maximal", one=partial(check_maximal, count=1), most=19),
     Check(name="layouts", one=partial(check_whole, count=1), most=298),
@@ -72,11 +62,11 @@ CHECKS: tuple[Check, ...] = (
     Check(name="crashes", one=partial(check_crashes, count=1), share=0.1),
     Check(name="simulated-crashes", one=partial(check_simulated_crashes, count=1), share=0.1),
     Check(name="schedules", one=partial(check_schedules, count=1)),
-    Check(name="power-schedules", one=_power),
+    Check(name="power-schedules", one=partial(tally_seeds, power_schedules.run_schedule, count=1)),
 )
 
 
-def run_check(check: Check, *, first: int, seeds: int, progress: Callable[[int, int], None]) -> Outcome:
+def run_check(check: Check, *, first: int, seeds: int, progress: Progress) -> Outcome:
     """Every seed of a check; an error in a schedule is a failure of its seed and ends nothing."""
     began, cases, failures = time.perf_counter(), 0, 0
     failed: list[tuple[int, str]] = []
@@ -89,54 +79,31 @@ def run_check(check: Check, *, first: int, seeds: int, progress: Callable[[int, 
         failures += tally.failures
         if tally.failures:
             failed.append((seed, tally.first[0]))
-        progress(number, len(failed))
+        progress.show(number, seeds, f"{len(failed)} failed")
     return Outcome(
         check=check.name, cases=cases, failures=failures, seconds=time.perf_counter() - began, failed=tuple(failed)
     )
 
 
-class _Progress:
-    """A line on a terminal that is written over; nothing anywhere else."""
-
-    def __init__(self, name: str, seeds: int) -> None:
-        self._name, self._seeds = name, seeds
-        self._shown_s = 0.0
-        self._is_seen = sys.stderr.isatty()
-
-    def __call__(self, done: int, failed: int) -> None:
-        """So many seeds are done."""
-        now_s = time.monotonic()
-        if self._is_seen and (now_s - self._shown_s >= _SHOWN_EVERY_S or done == self._seeds):
-            self._shown_s = now_s
-            end = "\r" if done == self._seeds else ""
-            sys.stderr.write(f"\r{self._name}: {done:,} of {self._seeds:,} seeds, {failed} failed {end}")
-            sys.stderr.flush()
-
-
-def main(arguments: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) -> int:
+@benchmark()
+@seeds_option(10_000)
+@click.option("--first-seed", default=0, help="which comes first")
+@click.option("--only", multiple=True, help="A check by its name; may be repeated.")
+def main(options: Options, checks: Sequence[Check] = CHECKS) -> int:
     """Runs the checks; 1 where one failed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.node", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many (default %(default)s)")
-    parser.add_argument("--first-seed", type=int, default=0, help="which comes first (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("bench-out"), help="for summary.csv (default %(default)s)")
-    parser.add_argument("--only", choices=[check.name for check in checks], action="append", help="may be repeated")
-    options = parser.parse_args(arguments)
     if options.seeds < 1 or options.first_seed < 0:
-        parser.error("--seeds is 1 at least, and --first-seed 0")
-    chosen = [check for check in checks if options.only is None or check.name in options.only]
-    options.out.mkdir(parents=True, exist_ok=True)
+        raise click.UsageError("--seeds is 1 at least, and --first-seed 0")
+    only = split_names(",".join(options.only) or "all", [check.name for check in checks])
+    chosen = [check for check in checks if check.name in only]
     outcomes = []
-    with (options.out / "summary.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(("check", "cases", "failures", "seconds"))
-        for check in chosen:
-            # Whoever asks for one check means its seeds and no share of them.
-            seeds = options.seeds if options.only and check.most is None else check.seeds(options.seeds)
-            outcome = run_check(check, first=options.first_seed, seeds=seeds, progress=_Progress(check.name, seeds))
-            outcomes.append(outcome)
-            table.writerow((outcome.check, outcome.cases, outcome.failures, f"{outcome.seconds:.1f}"))
-            file.flush()
-            _report(outcome, seeds)
+    for check in chosen:
+        # Whoever asks for one check means its seeds and no share of them.
+        seeds = options.seeds if options.only and check.most is None else check.seeds(options.seeds)
+        outcome = run_check(check, first=options.first_seed, seeds=seeds, progress=Progress(f"seeds of {check.name}"))
+        outcomes.append(outcome)
+        rows = [(one.check, one.cases, one.failures, f"{one.seconds:.1f}") for one in outcomes]
+        write_csv(options.out / "summary.csv", ("check", "cases", "failures", "seconds"), rows)
+        _report(outcome, seeds)
     return 1 if any(outcome.failures for outcome in outcomes) else 0
 
 

@@ -11,11 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.mig_device import Crash, Fault, Hook, MemoryJournal, MigDevice
+from bench.fault_world import NEVER, Crash, CrashPoints, MemoryJournal, Tally
+from bench.mig_device import Fault, MigDevice
 from bench.naive_partitioner import Instance, State, fits, moves
-from bench.node_transitions import Tally, random_state
+from bench.node_transitions import random_state
 from bench.simulated_mig import SimulatedMig, simulated_geometries
 from eelgrid_agent.devices.port import DeviceInUse, DeviceTimeout, InsufficientResources, NoPermission
+from eelgrid_agent.enforce.mig.journal import MigRecord
 from eelgrid_agent.enforce.mig.layout import MigLayout, build_layout, read_layout
 from eelgrid_agent.enforce.mig.mig_service import LayoutReconciler
 from eelgrid_protos.catalogue.loader import load_catalogue
@@ -72,8 +74,8 @@ class Rig:
     """A device, a journal that outlives the agent, and the agent of now."""
 
     device: AnyDevice
-    journal: MemoryJournal
-    hook: Hook
+    journal: MemoryJournal[MigRecord]
+    hook: CrashPoints
     boots: int = 1
     executor: LayoutReconciler = field(init=False)
 
@@ -83,7 +85,7 @@ class Rig:
     @classmethod
     def of(cls, geometry: MigGeometry, *, mig_enabled: bool = True, device: Maker = MigDevice) -> "Rig":
         """An empty device."""
-        hook = Hook()
+        hook = CrashPoints()
         return cls(device(geometry, hook, mig_enabled=mig_enabled), MemoryJournal(hook), hook)
 
     def start_agent(self) -> None:
@@ -204,9 +206,9 @@ def _prepared(scenario: Scenario, device: Maker) -> Rig:
 
 
 def run(
-    scenario: Scenario, *, crash_at: int, death: str = "agent", again_at: int = -1, on: Maker = MigDevice
+    scenario: Scenario, *, crash_at: int, death: str = "agent", again_at: int = NEVER, on: Maker = MigDevice
 ) -> tuple[str, int]:
-    """What went wrong, or nothing, and how many moments there were; a crash at -1 never comes."""
+    """What went wrong, or nothing, and how many moments there were; a crash at NEVER does not come."""
     rig = _prepared(scenario, on)
     device, before = rig.device, rig.layout()
     told, serials = rig.generations(), device.serials()
@@ -236,9 +238,9 @@ def run(
             rig.executor.check_layouts()
         except Crash:
             lives = 0
-            rig.hook.at = -1
+            rig.hook.disarm()
         device.sleep(1.0)
-    rig.hook.at = -1
+    rig.hook.disarm()
     gone = crash_at >= 0 and death != "agent"
     problem = _verdict(scenario, rig, before, gone=gone) or _kept(rig, {} if gone else strangers | in_use)
     problem = problem or _generations(rig, told, in_use={} if gone else in_use)
@@ -326,10 +328,10 @@ def check_crashes(seed: int, count: int, *, on: Maker = MigDevice) -> Tally:
     geometries = simulated_geometries() if on is SimulatedMig else list(load_catalogue().geometries.values())
     for number in range(seed, seed + count):
         scenario, chance = draw(number, geometries), random.Random(f"death/{number}")
-        problem, moments = run(scenario, crash_at=-1, on=on)
+        problem, moments = run(scenario, crash_at=NEVER, on=on)
         tally.count(problem and f"seed {number}, no crash: {problem}")
         for moment in range(moments):
-            death, again = chance.choice(_DEATHS), chance.choice((-1, chance.randrange(20)))
+            death, again = chance.choice(_DEATHS), chance.choice((NEVER, chance.randrange(20)))
             problem, _ = run(scenario, crash_at=moment, death=death, again_at=again, on=on)
             tally.count(problem and f"seed {number}, {death} dies at {moment}, then {again}: {problem}")
     return tally

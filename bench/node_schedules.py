@@ -15,7 +15,7 @@ any two of its calls. What holds after every act, and once all is quiet:
 import random
 from dataclasses import replace
 
-from bench.node_transitions import Tally
+from bench.fault_world import Tally, tally_seeds
 from bench.schedule_agent import LIMITS, UNASKED_MOST, Agent, KeeperMaker, among, geometry_of, keeper_over
 from bench.schedule_world import Dangers, World
 from eelgrid_agent.devices.port import DeviceError
@@ -304,8 +304,4 @@ def _cleared(agent: Agent) -> str:
 
 def check_schedules(seed: int, count: int) -> Tally:
     """So many schedules from a seed on."""
-    tally = Tally()
-    for number in range(seed, seed + count):
-        problem = run_schedule(number)
-        tally.count(problem and f"seed {number}: {problem}")
-    return tally
+    return tally_seeds(run_schedule, seed, count)

@@ -7,9 +7,10 @@ again.
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 
+from bench.fault_world import Tally
 from bench.naive_partitioner import Graph, Instance, State, fewest, fits, maximal, moves
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout, build_layout, read_layout
 from eelgrid_agent.enforce.mig.partitioner import (
@@ -29,7 +30,6 @@ from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 
 __all__ = [
     "CHECKS",
-    "Tally",
     "base_graph",
     "check_maximal",
     "check_sampled",
@@ -42,25 +42,7 @@ __all__ = [
 ]
 
 _BASE = ("1g", "2g", "3g", "4g", "7g")
-_FAILURES_KEPT = 5
 _CALLS_MOST = 6
-
-
-@dataclass
-class Tally:
-    """What a check found."""
-
-    cases: int = 0
-    failures: int = 0
-    first: list[str] = field(default_factory=list)
-
-    def count(self, problem: str) -> None:
-        """One case, and what was wrong with it."""
-        self.cases += 1
-        if problem:
-            self.failures += 1
-            if len(self.first) < _FAILURES_KEPT:
-                self.first.append(problem)
 
 
 def gpu_of(geometry: MigGeometry, instances: Iterable[Instance], *, mig_enabled: bool = True, **changes: object) -> Gpu:

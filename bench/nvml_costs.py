@@ -9,7 +9,6 @@ sees it. `nvml_costs.json` is the record; it names no device and no machine.
 `--simulate PRODUCT` runs it on the simulated library. No promise is made.
 """
 
-import argparse
 import json
 import math
 import platform
@@ -23,11 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+import click
 import pynvml
 
+from bench.runner import Options, benchmark
 from eelgrid_agent.devices.nvml.device import NvmlDevice
 from eelgrid_agent.devices.port import DeviceError, Missing, RawReadings
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
@@ -225,7 +225,7 @@ def _load(command: str, node: SimulatedNode | None) -> Iterator[None]:
         child.wait(30)
 
 
-def record(options: argparse.Namespace, node: SimulatedNode | None) -> dict[str, Any]:
+def record(options: Options, node: SimulatedNode | None) -> dict[str, Any]:
     """The whole record; raises DeviceError where there is no GPU."""
     meter, device = Meter(), NvmlDevice()
     gpus = device.gpus()
@@ -271,16 +271,13 @@ def record(options: argparse.Namespace, node: SimulatedNode | None) -> dict[str,
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark()
+@click.option("--rounds", default=200)
+@click.option("--seconds", default=20.0, help="length of each phase")
+@click.option("--load", default="", help="a command that loads the first GPU; it is ended when it was seen")
+@click.option("--simulate", default="", metavar="PRODUCT", help="eight simulated devices of this product")
+def main(options: Options) -> int:
     """Writes the record and says the dearest calls."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of each phase")
-    parser.add_argument("--load", default="", help="a command that loads the first GPU; it is ended when it was seen")
-    parser.add_argument("--simulate", default="", metavar="PRODUCT", help="eight simulated devices of this product")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
     node = None
     with ExitStack() as stack:
         if options.simulate:
@@ -305,4 +302,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -15,9 +15,7 @@ the browser's own process of the page took for all of it, which other programs o
 reports each second: processor time of the page's process for each, the time between frames, and the longest task.
 """
 
-import argparse
 import asyncio
-import csv
 import resource
 import statistics
 import subprocess
@@ -27,7 +25,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
+
 from bench.page_fleet import PageFleet
+from bench.runner import Options, benchmark
+from bench.tables import write_csv
 
 _CLIENT = """
 import http.client, sys, time, threading, zlib
@@ -220,34 +222,29 @@ async def _renderer_s(tab: Any) -> float:
     return float(next(one["value"] for one in told if one["name"] == "ProcessTime"))
 
 
-def main() -> None:
+@benchmark(out="bench-out/page")
+@click.option("--nodes", default=1250)
+@click.option("--viewers", default=10)
+@click.option("--seconds", default=20.0)
+@click.option("--loads", default=7)
+def main(options: Options) -> None:
     """Runs the rounds, and writes DIR/summary.csv (round, measure, value, bound)."""
-    parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--nodes", type=int, default=1250)
-    parser.add_argument("--viewers", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--loads", type=int, default=7)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     rounds = {"nobody": (0.2, 0), "agents": (0.2, options.viewers), "all": (1.0, options.viewers)}
-    with (options.out / "summary.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("round", "measure", "value", "bound"))
-        for name in ("paint", "hands", *rounds):
-            if name == "paint":
-                told = asyncio.run(_paint(options.nodes, options.loads))
-            elif name == "hands":
-                told = asyncio.run(_hands(options.nodes))
-            else:
-                told = asyncio.run(_round(options.nodes, *rounds[name], options.seconds))
-            for measure, value in told:
-                bound = {"core_percent": "5", "whole_ms": "1000", "shell_ms": "1000", "map_ms": "1000"}.get(
-                    measure, "-"
-                )
-                writer.writerow((name, measure, f"{value:.4g}", bound))
-                print(f"{name:8} {measure:16} {value:10.4g} {bound:>6}", flush=True)
+    bounds = {"core_percent": "5", "whole_ms": "1000", "shell_ms": "1000", "map_ms": "1000"}
+    rows = []
+    for name in ("paint", "hands", *rounds):
+        if name == "paint":
+            found = asyncio.run(_paint(options.nodes, options.loads))
+        elif name == "hands":
+            found = asyncio.run(_hands(options.nodes))
+        else:
+            found = asyncio.run(_round(options.nodes, *rounds[name], options.seconds))
+        for measure, value in found:
+            bound = bounds.get(measure, "-")
+            rows.append((name, measure, f"{value:.4g}", bound))
+            print(f"{name:8} {measure:16} {value:10.4g} {bound:>6}", flush=True)
+        write_csv(options.out / "summary.csv", ("round", "measure", "value", "bound"), rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bench.power_world import NAME, Agent, Crash, World
+from bench.fault_world import Crash
+from bench.power_world import NAME, Agent, World
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy, RefusalRule
 from eelgrid_agent.simulation.gpu import SimHealth
 from eelgrid_agent.simulation.spec import GpuLoad
@@ -106,7 +107,7 @@ class Schedule:
                 self.agent = Agent(self.world, self.local)
             except Crash:
                 self.did["died at the start"] += 1
-                self.world.moments_left = None
+                self.world.crashes.disarm()
                 continue
             break
         self.budget = Budget(local_w=self.local.power_budget_w if self.may_enforce else None)
@@ -133,13 +134,13 @@ class Schedule:
 
     def _restart(self) -> None:
         """Another process, maybe later, maybe after something else happened, maybe one that dies too."""
-        self.world.moments_left = None
+        self.world.crashes.disarm()
         if self.chance.random() < 0.3:
             self._between()
         if self.chance.random() < 0.3:
-            self.world.moments_left = self.chance.randint(0, 6)
+            self.world.crashes.arm(self.chance.randint(0, 6))
         self._begin()
-        self.world.moments_left = None
+        self.world.crashes.disarm()
 
     def _between(self) -> None:
         match self.chance.choice(("reload", "reboot", "change", "wait")):
@@ -310,9 +311,9 @@ class Schedule:
     def _crash(self) -> None:
         """Somewhere in what it does next, if it does that much."""
         self.chance.choice((self._offer, self._offer, self._load, self._change_limit))()
-        self.world.moments_left = self.chance.randint(0, 8)
+        self.world.crashes.arm(self.chance.randint(0, 8))
         self._steps(4)
-        if self.world.moments_left is not None:
+        if self.world.crashes.is_armed:
             self._restart()
 
     def _stop(self) -> None:
@@ -348,7 +349,7 @@ class Schedule:
 
     def _end(self, how: str) -> None:
         self.past.append(f"end by {how}")
-        self.world.moments_left = None
+        self.world.crashes.disarm()
         self.world.heal()
         match how:
             case "stop":

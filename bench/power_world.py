@@ -8,6 +8,7 @@ Must not decide what happens (the schedule does).
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bench.fault_world import CrashPoints
 from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import PowerSettings
 from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
@@ -23,15 +24,11 @@ from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.messages import AccessLevel, ConnectResponse, NodeEvent, NodePlan, PlanApplied
 
-__all__ = ["NAME", "Agent", "Crash", "Ground", "World"]
+__all__ = ["NAME", "Agent", "Ground", "World"]
 
 NAME = "node"
 _TICKS_KEPT = 30
 _PULLS_MOST = 500
-
-
-class Crash(BaseException):
-    """The agent's process ends here."""
 
 
 @dataclass
@@ -70,8 +67,7 @@ class World:
         self.is_full = False
         self.is_observing = True
         self.writes = 0
-        # After so many more moments the agent dies; None is never.
-        self.moments_left: int | None = None
+        self.crashes = CrashPoints()
 
     # Clocks, the boot and the journal
 
@@ -93,12 +89,12 @@ class World:
 
     def store(self, records: tuple[DeviceRecord, ...]) -> None:
         """Puts it on the disk."""
-        self._moment()
+        self.crashes()
         if self.is_full:
             raise StateUnwritable("the disk is full; make room")
         assert not (self.is_observing and records), f"a journal of changes in a life that observes: {records}"
         self.content = records
-        self._moment()
+        self.crashes()
 
     # The control port
 
@@ -115,7 +111,7 @@ class World:
         assert limit_w in (*record.limits_w, record.found_w), f"{limit_w:g} W is not in the journal: {record}"
         self._write()
         self.node.set_power_limit(uuid, limit_w)
-        self._moment()
+        self.crashes()
 
     def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
         """Journalled and on the part's steps, or it is a fault."""
@@ -123,14 +119,14 @@ class World:
         assert {min_mhz, max_mhz} <= set(self.node.get_device(uuid).sm_clocks_mhz), "no clocks of this part"
         self._write()
         self.node.lock_sm_clocks(uuid, min_mhz, max_mhz)
-        self._moment()
+        self.crashes()
 
     def unlock_sm_clocks(self, uuid: str) -> None:
         """Only what the journal says that we locked."""
         assert self._record(uuid).clocks is not None, "somebody else's lock is let go"
         self._write()
         self.node.unlock_sm_clocks(uuid)
-        self._moment()
+        self.crashes()
 
     def set_power_profile(self, uuid: str, profile: int | None) -> None:
         """Journalled, or it is a fault."""
@@ -138,7 +134,7 @@ class World:
         assert profile in (*record.profiles, record.found_profile), f"profile {profile} is not in the journal: {record}"
         self._write()
         self.node.set_power_profile(uuid, profile)
-        self._moment()
+        self.crashes()
 
     def __getattr__(self, name: str) -> object:
         """The MIG half of the port, which power never asks for."""
@@ -202,14 +198,8 @@ class World:
         return record
 
     def _write(self) -> None:
-        self._moment()
+        self.crashes()
         self.writes += 1
-
-    def _moment(self) -> None:
-        if self.moments_left is not None:
-            if self.moments_left == 0:
-                raise Crash
-            self.moments_left -= 1
 
 
 class Agent:

@@ -4,14 +4,17 @@ Owns the scene and its clock: one controller, one fleet process, SIGKILL, the sa
 until each share of the fleet is there, so that a queue that starves its tail shows.
 """
 
-import argparse
-import csv
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import click
+
 from bench.processes import cores, cpu_s, fleet_file, free_port, metric, running
+from bench.runner import Options, benchmark
+from bench.tables import write_csv
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 
@@ -28,16 +31,13 @@ def _climb(port: int, name: str, nodes: int, within_s: float) -> tuple[dict[floa
     return found, value
 
 
-def main() -> int:
+@benchmark()
+@click.option("--nodes", default=2000)
+@click.option("--gpus", default=8)
+@click.option("--kills", default=1)
+@click.option("--within", default=300.0)
+def main(options: Options) -> int:
     """Measures both climbs and writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=2000)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--kills", type=int, default=1)
-    parser.add_argument("--within", type=float, default=300.0)
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     address, metrics = f"127.0.0.1:{free_port()}", free_port()
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -61,14 +61,10 @@ def main() -> int:
                         flush=True,
                     )
                     controller.send_signal(signal.SIGKILL)
-    with (options.out / "reconnects.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ["kills", "connected", *(f"s_{share:g}" for share in SHARES), "controller_cpu_s", "fleet_cpu_s"]
-        )
-        writer.writerows(rows)
+    columns = ("kills", "connected", *(f"s_{share:g}" for share in SHARES), "controller_cpu_s", "fleet_cpu_s")
+    write_csv(options.out / "reconnects.csv", columns, rows)
     return 0 if all(row[1] >= options.nodes for row in rows) else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -4,8 +4,6 @@ Promises: 8,152 tasks replayed through gRPC in at most 20 s; the whole demo
 under 60 s. How long one submission takes is bench.latency.
 """
 
-import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -13,7 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import click
+
 from bench.processes import spread
+from bench.runner import Options, benchmark, report_promise
+from bench.tables import write_csv
 
 REPLAY_S_MOST, DEMO_S_MOST = 20.0, 60.0
 THROUGHPUT = ("demo_s", "submit_s", "decision_p50_s", "decision_p99_s", "allocated_gpu_share", "samples_lost")
@@ -30,33 +32,25 @@ def _demo() -> dict[str, float]:
 
 def _tell(title: str, rows: list[dict[str, float]], names: tuple[str, ...], path: Path) -> dict[str, float]:
     """Prints and writes the figures; returns their medians."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, names, rows)
     print(title)
     for name in names:
         print(f"  {name:20} {spread([float(row[name]) for row in rows])}")
     return {name: sorted(float(row[name]) for row in rows)[len(rows) // 2] for name in names}
 
 
-def main() -> int:
+@benchmark()
+@click.option("--runs", default=3)
+def main(options: Options) -> int:
     """Runs the demo and gathers its summaries."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     whole = [_demo() for _ in range(options.runs)]
     middle = _tell("the whole trace, 8 submissions under way", whole, THROUGHPUT, options.out / "replay.csv")
     promises = {
         "replay in 20 s": middle["submit_s"] <= REPLAY_S_MOST,
         "demo in 60 s": middle["demo_s"] <= DEMO_S_MOST,
     }
-    for promise, kept in promises.items():
-        print(f"promise ({promise}): {'kept' if kept else 'NOT KEPT'}")
-    return 0 if all(promises.values()) else 1
+    return max(report_promise(promise, kept=kept) for promise, kept in promises.items())
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -6,15 +6,18 @@ fill them to a share of their GPUs, then leave and come at that share. The core 
 comparison as a restart would make it at the end of the same course, from the state alone.
 """
 
-import argparse
 import random
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.text_tables import aligned, write_csv
+import click
+
+from bench.runner import Options, benchmark, data_option
+from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
 from eelgrid_controller.placement.gpu_power import PriorPowerModel
@@ -153,26 +156,22 @@ def run(folder: Path, share: float, churn: int, seed: int) -> Row:
     )
 
 
-def main() -> None:
+@benchmark()
+@data_option()
+@click.option("--churn", default=8152, help="arrivals after the fleet is filled")
+@click.option("--shares", type=float, help="Of the fleet's GPUs that tasks ask for; several with spaces between.")
+@click.argument("more_shares", metavar="", type=float, nargs=-1)
+@click.option("--seed", default=0)
+def main(options: Options) -> None:
     """A course for each share."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    parser.add_argument("--churn", type=int, default=8152, help="arrivals after the fleet is filled")
-    parser.add_argument(
-        "--shares", type=float, nargs="+", default=_SHARES, help="of the fleet's GPUs that tasks ask for"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     folder = csv_folder(options.data)
     rows = []
-    for share in options.shares:
+    for share in _SHARES if options.shares is None else (options.shares, *options.more_shares):
         rows.append(run(folder, share, options.churn, options.seed))
         print(rows[-1], flush=True)
     write_csv(options.out / "savings.csv", Row._fields, rows)
-    print(aligned(Row._fields, [[f"{value:.4g}" for value in row] for row in rows], 0))
+    print(format_table(Row._fields, [[f"{value:.4g}" for value in row] for row in rows], 0))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,17 +15,19 @@ less to catch up then, and the whole costs more.
 """
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 
-import argparse
-import csv
 import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 from numba import njit
 
 from bench.kernel_clock import THREAD, WALL, now_ns
+from bench.runner import Options, benchmark, data_option
+from bench.tables import write_csv
 from eelgrid_controller.replay.openb_protocol import TraceArrays, csv_folder, load_trace
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_task
 from eelgrid_kernels.arrays import Floats, Ints
@@ -175,64 +177,57 @@ def measured(trace: TraceArrays, gpus: int, name: str, steps: tuple[int, int, in
 
 def plot(rows: list[Row], path: Path) -> None:
     """Median and 99th percentile of a decision against the GPUs of the fleet, with and without the index."""
-    import matplotlib as mpl
+    from bench.plotting import draw_figure  # a second to import
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for way, colour in (("index", "tab:blue"), ("tended", "tab:green"), ("scan", "tab:gray")):
-        mine = [row for row in rows if row.way == way]
-        for quantile, style in (("p50_us", "-o"), ("p99_us", "--s")):
-            values = [getattr(row, quantile) for row in mine]
-            axes.plot([row.gpus for row in mine], values, style, color=colour, label=f"{way}, {quantile[:3]}")
-    axes.axhline(1000.0, color="tab:red", linewidth=0.8, label="1 ms")
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="GPUs of the fleet",
-        ylabel="µs a decision",
-        title="A decision with its commit, fleet 80 % full, tasks come and go",
-    )
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    with draw_figure(path, size=(7, 4.5)) as (axes,):
+        for way, colour in (("index", "tab:blue"), ("tended", "tab:green"), ("scan", "tab:gray")):
+            mine = [row for row in rows if row.way == way]
+            for quantile, style in (("p50_us", "-o"), ("p99_us", "--s")):
+                values = [getattr(row, quantile) for row in mine]
+                axes.plot([row.gpus for row in mine], values, style, color=colour, label=f"{way}, {quantile[:3]}")
+        axes.axhline(1000.0, color="tab:red", linewidth=0.8, label="1 ms")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="GPUs of the fleet",
+            ylabel="µs a decision",
+            title="A decision with its commit, fleet 80 % full, tasks come and go",
+        )
+        axes.legend()
 
 
-def main() -> None:
+@benchmark(out="bench-out/scale")
+@data_option()
+@click.option("--trace", default="default", help="task list to draw from")
+@click.option("--policy", default="eelgrid", help="one of the engine's policies")
+@click.option("--sizes", default=",".join(map(str, _SIZES)), help="GPUs, separated by commas")
+@click.option("--steps", default="20000,20000,100", help="to settle, to time, to time by scanning")
+@click.option(
+    "--clock",
+    type=click.Choice(_CLOCKS),
+    default="wall",
+    help="thread: CPU time, for a shared machine",
+)
+def main(options: Options) -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scale", description="Decision cost against fleet size.")
-    parser.add_argument("--data", type=Path, required=True, help="folder with the openb CSV files")
-    parser.add_argument("--out", type=Path, required=True, help="folder for scale.csv and scale.png")
-    parser.add_argument("--trace", default="default", help="task list to draw from")
-    parser.add_argument("--policy", default="eelgrid", help="one of the engine's policies")
-    parser.add_argument("--sizes", default=",".join(map(str, _SIZES)), help="GPUs, separated by commas")
-    parser.add_argument("--steps", default="20000,20000,100", help="to settle, to time, to time by scanning")
-    parser.add_argument("--clock", choices=_CLOCKS, default="wall", help="thread: CPU time, for a shared machine")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    trace = load_trace(csv_folder(given.data), given.trace)
-    settle, timed, scanned = map(int, given.steps.split(","))
-    measured(trace, 100, given.policy, (1, 1, 1), _CLOCKS[given.clock])  # compiles
+    trace = load_trace(csv_folder(options.data), options.trace)
+    settle, timed, scanned = map(int, options.steps.split(","))
+    measured(trace, 100, options.policy, (1, 1, 1), _CLOCKS[options.clock])  # compiles
     rows: list[Row] = []
-    with (given.out / "scale.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
-        for gpus in map(int, given.sizes.split(",")):
-            begun = time.monotonic()
-            for row in measured(trace, gpus, given.policy, (settle, timed, scanned), _CLOCKS[given.clock]):
-                rows.append(row)
-                writer.writerow([f"{value:.2f}" if isinstance(value, float) else value for value in row])
-                print(
-                    f"{row.gpus:>9} GPUs {row.states:>7} states {row.way:<6} p50 {row.p50_us:9.1f} p90 "
-                    f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, idle {row.idle_mean_us:.0f} µs, "
-                    f"{row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s",
-                    flush=True,
-                )
-            file.flush()
-    plot(rows, given.out / "scale.png")
+    for gpus in map(int, options.sizes.split(",")):
+        begun = time.monotonic()
+        for row in measured(trace, gpus, options.policy, (settle, timed, scanned), _CLOCKS[options.clock]):
+            rows.append(row)
+            print(
+                f"{row.gpus:>9} GPUs {row.states:>7} states {row.way:<6} p50 {row.p50_us:9.1f} p90 "
+                f"{row.p90_us:9.1f} p99 {row.p99_us:9.1f} µs, departure p99 {row.departure_p99_us:.1f} µs, "
+                f"idle {row.idle_mean_us:.0f} µs, {row.resident_mib:.0f} MiB, {time.monotonic() - begun:.0f} s",
+                flush=True,
+            )
+        cells = ([f"{value:.2f}" if isinstance(value, float) else value for value in row] for row in rows)
+        write_csv(options.out / "scale.csv", Row._fields, cells)
+    plot(rows, options.out / "scale.png")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

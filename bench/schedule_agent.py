@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
-from bench.mig_device import Crash
+from bench.fault_world import Crash
 from bench.schedule_world import World
 from eelgrid_agent.enforce.mig.journal import InstanceOrigin
 from eelgrid_agent.enforce.mig.layout import MigLayout, build_layout, read_layout, read_part, resolve_layout

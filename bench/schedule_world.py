@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bench.mig_device import Crash
+from bench.fault_world import Crash
 from eelgrid_agent.devices.port import DeviceTimeout, GpuProcess, ModeChange
 from eelgrid_agent.enforce.mig.journal import (
     MIG_JOURNAL,

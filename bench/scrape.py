@@ -14,9 +14,7 @@ is not timed), the agent under 5 ms. Wall time, median and extremes; CPU time be
 machine is shared.
 """
 
-import argparse
 import asyncio
-import os
 import statistics
 import sys
 import time
@@ -27,10 +25,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import click
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from bench.text_tables import aligned, write_csv
+from bench.runner import Options, benchmark, data_option
+from bench.tables import format_table, write_csv
 from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.accounts import (
@@ -418,15 +418,12 @@ def _agent(sharers: int, rounds: int) -> list[Row]:
     return [*rows, _row("agent_peak_mb", [peak_mb]), _row("agent_series", [_series(whole)])]
 
 
-def main() -> int:
+@benchmark(out="bench-out/scrape")
+@data_option()
+@click.option("--rounds", default=50)
+@click.option("--sharers", default=30)
+def main(options: Options) -> int:
     """Measures, prints and writes DIR/summary.csv."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scrape", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--sharers", type=int, default=30)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     world = _filled(options.data)
     state = world.core.state
     rows = [
@@ -438,7 +435,7 @@ def main() -> int:
         rows += asyncio.run(_controller(world, promised, options.rounds))
     rows += _agent(options.sharers, options.rounds)
     write_csv(options.out / "summary.csv", Row._fields, rows)
-    sys.stdout.write(aligned(Row._fields, [tuple(map(str, row)) for row in rows], 1) + "\n")
+    print(format_table(Row._fields, rows, 1))
     return 0
 
 

@@ -4,18 +4,21 @@ Promise: 1,213 agents sampling and streaming at 1 Hz cost the controller at most
 40 % of one core and 300 MB; the fleet process is reported beside it.
 """
 
-import argparse
-import csv
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import click
+
 from bench.processes import Usage, cores, fleet_file, free_port, measure, metric, running, spread
+from bench.runner import Options, benchmark, report_promise
+from bench.tables import write_csv
 
 CPU_RATIO_MOST, RSS_BYTES_MOST = 0.40, 300_000_000
 
 
-def _run(options: argparse.Namespace, interval_s: float, folder: Path) -> tuple[list[Usage], list[Usage], float, float]:
+def _run(options: Options, interval_s: float, folder: Path) -> tuple[list[Usage], list[Usage], float, float]:
     from eelgrid_protos import messages, rpc, transport
 
     address, metrics = f"127.0.0.1:{free_port()}", free_port()
@@ -51,25 +54,23 @@ def _run(options: argparse.Namespace, interval_s: float, folder: Path) -> tuple[
     return [row[0] for row in rows], [row[1] for row in rows], received, lost
 
 
-def main() -> int:
+@benchmark()
+@click.option("--nodes", default=1213)
+@click.option("--gpus", default=5)
+@click.option("--windows", default=5)
+@click.option("--seconds", default=10.0)
+@click.option("--intervals", default="1,5")
+def main(options: Options) -> int:
     """Measures both send intervals and writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=1213)
-    parser.add_argument("--gpus", type=int, default=5)
-    parser.add_argument("--windows", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--intervals", default="1,5")
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     kept = True
-    with (options.out / "streams.csv").open("w", newline="") as file, tempfile.TemporaryDirectory() as scratch:
-        writer = csv.writer(file)
-        writer.writerow(["send_interval_s", "window", "controller_cpu", "controller_rss", "fleet_cpu", "fleet_rss"])
+    columns = ("send_interval_s", "window", "controller_cpu", "controller_rss", "fleet_cpu", "fleet_rss")
+    rows: list[tuple[float, ...]] = []
+    with tempfile.TemporaryDirectory() as scratch:
         for interval_s in map(float, options.intervals.split(",")):
             master, fleet, received, lost = _run(options, interval_s, Path(scratch))
             for index, (one, two) in enumerate(zip(master, fleet, strict=True)):
-                writer.writerow([interval_s, index, one.cpu_ratio, one.rss_bytes, two.cpu_ratio, two.rss_bytes])
+                rows.append((interval_s, index, one.cpu_ratio, one.rss_bytes, two.cpu_ratio, two.rss_bytes))
+            write_csv(options.out / "streams.csv", columns, rows)
             cpu = [usage.cpu_ratio for usage in master]
             rss = [usage.rss_bytes / 1e6 for usage in master]
             print(f"{options.nodes} agents x {options.gpus} GPUs at 1 Hz, sent every {interval_s:g} s, {cores()} cores")
@@ -80,9 +81,8 @@ def main() -> int:
             )
             print(f"  ticks received {received:.0f}, lost {lost:.0f}")
             kept &= sorted(cpu)[len(cpu) // 2] <= CPU_RATIO_MOST and max(rss) * 1e6 <= RSS_BYTES_MOST and not lost
-    print(f"promise (40 % of a core, 300 MB, nothing lost): {'kept' if kept else 'NOT KEPT'}")
-    return 0 if kept else 1
+    return report_promise("40 % of a core, 300 MB, nothing lost", kept=kept)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

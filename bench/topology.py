@@ -7,18 +7,19 @@ divide at all, as with the largest gangs. The best of all is found by
 trying every choice of GPUs on every node and every division among nodes.
 """
 
-import argparse
-import csv
 import random
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 
+import click
 import numpy as np
 
 from bench.processes import spread
+from bench.runner import Options, benchmark
+from bench.tables import write_csv
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.gang import WORK_MOST
 from eelgrid_controller.placement.planner import PlacementDecision, Planner
@@ -200,30 +201,27 @@ def wiring_times(runs: int) -> Iterator[tuple[str, list[float]]]:
         yield f"{count} of {size} GPUs", taken[1:]
 
 
-def main() -> int:
+@benchmark()
+@click.option("--cases", default=500)
+@click.option("--runs", default=20)
+@click.option("--nodes", default=1213)
+@click.option("--seed", default=1)
+def main(options: Options) -> int:
     """Prints and writes shares and times; fails where a division that claims to be exact is not."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--nodes", type=int, default=1213)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     kept = True
-    with (options.out / "topology.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["kind", "how", "cases", "optimal_share", "worst_gap_w", "mean_gap_w", "mean_best_w"])
-        for kind in ("whole", "cpu", "shared", "mixed"):
-            every = gaps(kind, options.cases, options.seed)
-            for how in WAYS:
-                mine = [gap for gap in every if gap.how == how]
-                share = sum(gap.extra_w < NEAR_W for gap in mine) / len(mine)
-                worst, mean = max(gap.extra_w for gap in mine), sum(gap.extra_w for gap in mine) / len(mine)
-                best = sum(gap.best_w for gap in mine) / len(mine)
-                writer.writerow([kind, how, len(mine), share, worst, mean, best])
-                print(f"{kind:7} {how:11} optimal {share:6.1%}  worst {worst:7.1f} W  mean {mean:6.2f} of {best:.0f} W")
-                kept &= share == 1.0 or how != "exact" or kind in {"shared", "mixed"}
+    rows = []
+    for kind in ("whole", "cpu", "shared", "mixed"):
+        every = gaps(kind, options.cases, options.seed)
+        for how in WAYS:
+            mine = [gap for gap in every if gap.how == how]
+            share = sum(gap.extra_w < NEAR_W for gap in mine) / len(mine)
+            worst, mean = max(gap.extra_w for gap in mine), sum(gap.extra_w for gap in mine) / len(mine)
+            best = sum(gap.best_w for gap in mine) / len(mine)
+            rows.append((kind, how, len(mine), share, worst, mean, best))
+            print(f"{kind:7} {how:11} optimal {share:6.1%}  worst {worst:7.1f} W  mean {mean:6.2f} of {best:.0f} W")
+            kept &= share == 1.0 or how != "exact" or kind in {"shared", "mixed"}
+    columns = ("kind", "how", "cases", "optimal_share", "worst_gap_w", "mean_gap_w", "mean_best_w")
+    write_csv(options.out / "topology.csv", columns, rows)
     for what, taken in (*wiring_times(200), *gang_times(options.nodes, options.runs)):
         print(f"{what:44} {spread([1000 * one for one in taken])} ms")
     print("divisions among nodes: " + ("the best of all" if kept else "NOT the best of all"))
@@ -231,4 +229,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -7,9 +7,9 @@ plans are applied and its spans sent; what the process uses when nobody asks is 
 round is a fresh pair of controllers; its figure is the ratio of the medians of its blocks.
 """
 
-import argparse
 import contextlib
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 import psutil
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from bench.processes import cores, cpu_s, fleet_file, free_port, metric, running, spread
-from bench.text_tables import write_csv
+from bench.runner import Options, benchmark
+from bench.tables import write_csv
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import ResourceRequest, SubmitWorkloadRequest, WorkloadSpec
 
@@ -123,15 +125,12 @@ def _round(blocks: int, submissions: int, out: Path) -> tuple[float, float, floa
         return used[0], used[1], used[1] / used[0], *(statistics.median(one.latency_ms) for one in (off, on))
 
 
-def main() -> int:
+@benchmark()
+@click.option("--rounds", default=5)
+@click.option("--blocks", default=8)
+@click.option("--submissions", default=60)
+def main(options: Options) -> int:
     """Measures several rounds and writes a CSV."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--submissions", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     names = ("off_cpu_us", "on_cpu_us", "cpu_ratio", "off_p50_ms", "on_p50_ms")
     rows = []
     for _ in range(options.rounds):
@@ -145,4 +144,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

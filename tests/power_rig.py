@@ -7,6 +7,8 @@ disk stay.
 
 from dataclasses import replace
 
+from bench.fault_world import CrashPoints, MemoryJournal
+
 from eelgrid_agent.devices.port import Missing
 from eelgrid_agent.enforce.guard.events import (
     CommandOutcome,
@@ -22,6 +24,7 @@ from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.node.enforcement_loop import MAX_ROUNDS
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_agent.state_files import StateUnwritable
 from eelgrid_protos.messages import (
     AccessLevel,
     ApplyStatus,
@@ -33,7 +36,7 @@ from eelgrid_protos.messages import (
     PlanApplied,
     Reading,
 )
-from tests.fakes.power_device import FakeMachine, FakePart, Fuse, MemoryJournal
+from tests.fakes.power_device import FakeMachine, FakePart
 
 __all__ = ["Rig", "SimulatedMachine", "fake", "plan_of", "setting", "settled", "simulated"]
 
@@ -43,9 +46,9 @@ LIMITS = GuardLimits()
 class SimulatedMachine:
     """A simulated node as a machine of the rig."""
 
-    def __init__(self, products: tuple[str, ...], fuse: Fuse, *, driver_version: str = "580.95.05") -> None:
+    def __init__(self, products: tuple[str, ...], crashes: CrashPoints, *, driver_version: str = "580.95.05") -> None:
         self.now_ns = 1_000_000_000
-        self.fuse = fuse
+        self.crashes = crashes
         spec = NodeSpec(
             node_name="n",
             cpu_milli=1000,
@@ -56,7 +59,7 @@ class SimulatedMachine:
         self.node = SimulatedNode(spec, monotonic_ns=lambda: self.now_ns, seed=7)
         self.uuids = tuple(gpu.uuid for gpu in self.node.gpus())
         self.boots = self.loads = 1
-        self.control = _Burning(self.node, fuse)
+        self.control = _Burning(self.node, crashes)
 
     def origin(self) -> DriverOrigin:
         return DriverOrigin(boot_id=f"boot-{self.boots}", driver_start=f"{self.boots}.{self.loads}")
@@ -115,11 +118,11 @@ class SimulatedMachine:
 
 
 class _Burning:
-    """The node's control port, with a fuse on both sides of every write."""
+    """The node's control port, with a crash point on both sides of every write."""
 
-    def __init__(self, node: SimulatedNode, fuse: Fuse) -> None:
+    def __init__(self, node: SimulatedNode, crashes: CrashPoints) -> None:
         self._node = node
-        self._fuse = fuse
+        self._crashes = crashes
 
     def __getattr__(self, name: str):
         call = getattr(self._node, name)
@@ -127,9 +130,9 @@ class _Burning:
             return call
 
         def burning(*arguments):
-            self._fuse.burn()
+            self._crashes()
             result = call(*arguments)
-            self._fuse.burn()
+            self._crashes()
             return result
 
         return burning
@@ -137,12 +140,12 @@ class _Burning:
 
 def fake(count: int = 4, **changes) -> FakeMachine:
     """Equal devices GPU-0, GPU-1, ..."""
-    return FakeMachine({f"GPU-{number}": FakePart(**changes) for number in range(count)}, Fuse())
+    return FakeMachine({f"GPU-{number}": FakePart(**changes) for number in range(count)}, CrashPoints())
 
 
 def simulated(count: int = 4, product: str = "h100-sxm5-80gb") -> SimulatedMachine:
     """Equal simulated devices."""
-    return SimulatedMachine((product,) * count, Fuse())
+    return SimulatedMachine((product,) * count, CrashPoints())
 
 
 class Rig:
@@ -152,7 +155,7 @@ class Rig:
         self.machine = machine
         self.local = local or LocalPolicy()
         self.limits = limits
-        self.journal = MemoryJournal(machine.fuse)
+        self.journal = MemoryJournal(machine.crashes, unwritable=StateUnwritable)
         self.found = {uuid: machine.shown(uuid) for uuid in machine.uuids}
         self.events: list[NodeEvent] = []
         self.commands: list[GuardCommand] = []
@@ -172,7 +175,7 @@ class Rig:
 
     def crash(self) -> None:
         """The process is gone and another begins; nothing was put back."""
-        self.machine.fuse.units = None
+        self.machine.crashes.disarm()
         self.start()
 
     def offer(self, plan: NodePlan) -> PlanApplied:

@@ -4,14 +4,13 @@ The baseline of a rate is kube-scheduler alone in the same run, in turns with ou
 a count is what must be; that of a time its bound, where there is one.
 """
 
-import argparse
 import asyncio
-import csv
 import logging
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+
+import click
 
 from bench.kubernetes.burst import Burst, burst
 from bench.kubernetes.claims import claims_rows
@@ -20,29 +19,14 @@ from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig
 from bench.kubernetes.takeovers import takeover_rows
 from bench.kubernetes.trials import Row, api_restart, gang_stolen, gang_waits, leaders_killed
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.kubernetes", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--nodes", type=int, default=500)
-    parser.add_argument("--pods", type=int, default=2000)
-    parser.add_argument("--pairs", type=int, default=3, help="bursts of each kind, in turns")
-    parser.add_argument("--kills", type=int, default=20, help="leaders killed")
-    parser.add_argument("--lease", type=float, default=15.0, help="seconds, while leaders are killed")
-    parser.add_argument("--takeovers", type=int, default=50, help="leaders that end in a burst, and others after them")
-    parser.add_argument("--takeover-lease", type=float, default=3.0, help="seconds, in these")
-    parser.add_argument("--only", default="", help="of burst,claims,gangs,leaders,restart,takeovers; all by default")
-    parser.add_argument("--claims", type=int, default=1000, help="pods with claims")
-    parser.add_argument("--claims-alone", type=int, default=80, help="pods for kube-scheduler's own search of devices")
-    return parser.parse_args()
-
+from bench.runner import Options, benchmark
+from bench.tables import write_csv
 
 _SETTLE_S = 5.0
 
 
 class _Run:
-    def __init__(self, options: argparse.Namespace, plane: ControlPlane, rig: Rig) -> None:
+    def __init__(self, options: Options, plane: ControlPlane, rig: Rig) -> None:
         self.options = options
         self.plane = plane
         self.rig = rig
@@ -67,10 +51,7 @@ class _Run:
         for row in await work:
             print(*row, flush=True)
             self.rows.append(row)
-        with (self.options.out / "summary.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("measure", "value", "baseline"))
-            writer.writerows(self.rows)
+        write_csv(self.options.out / "summary.csv", ("measure", "value", "baseline"), self.rows)
 
     async def bursts(self) -> list[Row]:
         alone: list[Burst] = []
@@ -184,7 +165,7 @@ def _median(values: list[float]) -> float:
     return round(statistics.median(values), 3)
 
 
-async def _main(options: argparse.Namespace, plane: ControlPlane) -> None:
+async def _main(options: Options, plane: ControlPlane) -> None:
     parts = set(filter(None, options.only.split(","))) or {
         "burst",
         "claims",
@@ -215,17 +196,22 @@ async def _main(options: argparse.Namespace, plane: ControlPlane) -> None:
             await run.close()
 
 
-def main() -> int:
+@benchmark(out="bench-out/kubernetes", refused=(NoControlPlane,))
+@click.option("--nodes", default=500)
+@click.option("--pods", default=2000)
+@click.option("--pairs", default=3, help="bursts of each kind, in turns")
+@click.option("--kills", default=20, help="leaders killed")
+@click.option("--lease", default=15.0, help="seconds, while leaders are killed")
+@click.option("--takeovers", type=int, default=50, help="leaders that end in a burst, and others after them")
+@click.option("--takeover-lease", default=3.0, help="seconds, in these")
+@click.option("--only", default="", help="of burst,claims,gangs,leaders,restart,takeovers; all by default")
+@click.option("--claims", default=1000, help="pods with claims")
+@click.option("--claims-alone", type=int, default=80, help="pods for kube-scheduler's own search of devices")
+def main(options: Options) -> int:
     """Run it; 2 without a control plane."""
-    options = _options()
-    options.out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level="ERROR")
-    try:
-        with at_hand() as plane:
-            asyncio.run(_main(options, plane))
-    except NoControlPlane as error:
-        print(f"bench.kubernetes: {error}", file=sys.stderr)
-        return 2
+    with at_hand() as plane:
+        asyncio.run(_main(options, plane))
     return 0
 
 

@@ -7,65 +7,30 @@ pictures. The data has no time to first token and no sweep of clocks or power li
 neither is part of any number here.
 """
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+import click
 
 from bench.llm import report
 from bench.llm.data import GPU_MODELS, TRACES, Missing, Service, demands, own_trace, services
 from bench.llm.policies import POLICIES
 from bench.llm.runs import Job, Outcome, everything, fleets, penalties
+from bench.runner import (
+    Options,
+    Progress,
+    Unusable,
+    benchmark,
+    data_option,
+    plots_option,
+    processes_option,
+    split_names,
+    split_numbers,
+)
 from eelgrid_protos.catalogue.loader import load_catalogue
 
 _START_S = 30.0  # at the least measured watts: a start of a minute or two is bound by CPU and disk (arXiv 2606.07362)
 _PICTURED = "meta-llama/Llama-3.1-70B-Instruct"
-
-
-class Unusable(ValueError):
-    """What was asked for cannot be done; the message says what can."""
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise Unusable(f"{text!r} is no list of numbers") from None
-    if not found or min(found) <= 0.0:
-        raise Unusable(f"{text!r}: write numbers above 0, with commas")
-    return found
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.llm", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--out", type=Path, default=Path("bench-out/llm"))
-    parser.add_argument("--rates", default="1,10", help="multiples of the traces, with commas")
-    parser.add_argument("--objectives-ms", default="20,50,100", help="of the p95 inter-token latency, with commas")
-    parser.add_argument("--traces", default=",".join(TRACES))
-    parser.add_argument("--models", default="", help="only models with this in their name")
-    parser.add_argument("--policies", default=",".join(POLICIES))
-    parser.add_argument("--windows", type=int, default=0, help="only the first of each trace; 0 for all")
-    parser.add_argument("--start-seconds", type=float, default=_START_S, help="at the least measured watts")
-    parser.add_argument("--unused", choices=("idle", "off"), default="idle", help="what GPUs that serve nothing draw")
-    parser.add_argument(
-        "--part-load",
-        choices=("measured", "proportional"),
-        default="measured",
-        help="below its least measured watts an instance may not go, or may idle within a window",
-    )
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--no-plots", action="store_true")
-    return parser
-
-
-def _asked(text: str, known: Sequence[str]) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [part for part in found if part not in known]
-    if unknown or not found:
-        raise Unusable(f"{', '.join(unknown) or 'nothing'}: take some of {', '.join(known)}")
-    return found
 
 
 def _named(part: str, every: Sequence[Service]) -> list[Service]:
@@ -75,10 +40,10 @@ def _named(part: str, every: Sequence[Service]) -> list[Service]:
     return found
 
 
-def _jobs(options: argparse.Namespace, some: Sequence[Service]) -> list[Job]:
+def _jobs(options: Options, some: Sequence[Service]) -> list[Job]:
     products = load_catalogue().products
     idle_w = {model: products[model].idle_w if options.unused == "idle" else 0.0 for model in GPU_MODELS.values()}
-    traces = {trace: demands(options.data, trace) for trace in _asked(options.traces, TRACES)}
+    traces = {trace: demands(options.data, trace) for trace in split_names(options.traces, TRACES)}
     if options.windows < 0 or options.start_seconds < 0.0 or options.processes < 1:
         raise Unusable("no negative numbers, and at least one process")
     return [
@@ -92,24 +57,17 @@ def _jobs(options: argparse.Namespace, some: Sequence[Service]) -> list[Job]:
             idle_w,
             options.part_load == "proportional",
         )
-        for rate in _numbers(options.rates)
-        for objective_ms in _numbers(options.objectives_ms)
+        for rate in split_numbers(options.rates)
+        for objective_ms in split_numbers(options.objectives_ms)
         for trace, demand_hz in traces.items()
         for service in some
     ]
 
 
-def _tell(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{done}/{total}\033[K", end="\n" if done == total else "", file=sys.stderr, flush=True)
-    elif done == total or done % 100 == 0:
-        print(f"{done}/{total}", file=sys.stderr, flush=True)
-
-
-def _draw(options: argparse.Namespace, jobs: Sequence[Job], runs: Sequence[Outcome], sums: Sequence[Outcome]) -> None:
+def _draw(options: Options, jobs: Sequence[Job], runs: Sequence[Outcome], sums: Sequence[Outcome]) -> None:
     from bench.llm import plots  # a second to import
 
-    policies = _asked(options.policies, tuple(POLICIES))
+    policies = split_names(options.policies, tuple(POLICIES))
     own = [run for run in sums if run.trace == "own"]
     if own:
         plots.draw_fleet(options.out / "fleet.png", own, policies)
@@ -141,22 +99,39 @@ def _promises(sums: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/llm", refused=(Missing, OSError))
+@data_option()
+@click.option("--rates", default="1,10", help="multiples of the traces, with commas")
+@click.option("--objectives-ms", default="20,50,100", help="of the p95 inter-token latency, with commas")
+@click.option("--traces", default=",".join(TRACES))
+@click.option("--models", default="", help="only models with this in their name")
+@click.option("--policies", default=",".join(POLICIES))
+@click.option("--windows", default=0, help="only the first of each trace; 0 for all")
+@click.option("--start-seconds", default=_START_S, help="at the least measured watts")
+@click.option(
+    "--unused",
+    type=click.Choice(("idle", "off")),
+    default="idle",
+    help="what GPUs that serve nothing draw",
+)
+@click.option(
+    "--part-load",
+    type=click.Choice(("measured", "proportional")),
+    default="measured",
+    help="below its least measured watts an instance may not go, or may idle within a window",
+)
+@processes_option
+@plots_option
+def main(options: Options) -> int:
     """Runs the comparison; 2 if what was asked for is not there."""
-    options = _parser().parse_args(arguments)
-    try:
-        every, read = services(options.data)
-        some = _named(options.models, every)
-        policies = _asked(options.policies, tuple(POLICIES))
-        jobs = _jobs(options, some)
-        options.out.mkdir(parents=True, exist_ok=True)
-    except (Missing, Unusable, OSError) as error:
-        print(f"bench.llm: {error}", file=sys.stderr)
-        return 2
+    every, read = services(options.data)
+    some = _named(options.models, every)
+    policies = split_names(options.policies, tuple(POLICIES))
+    jobs = _jobs(options, some)
     print(
         f"{read} configurations, {sum(len(s.points) for s in every)} with inter-token latency, of {len(every)} services"
     )
-    runs = everything(jobs, policies, options.processes, _tell)
+    runs = everything(jobs, policies, options.processes, Progress("services").show)
     sums = fleets(runs)
     costs = penalties(every, sorted({job.objective_s for job in jobs}))
     report.write_summary(options.out / "summary.csv", [*sums, *runs])

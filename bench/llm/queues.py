@@ -4,14 +4,15 @@ Owns the grid and its table. The error that the model states must hold 95 of 100
 points of it: that is checked here, and the exit status says so.
 """
 
-import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+import click
 import numpy as np
 
 from bench.llm.queue_simulation import Queue, simulate
+from bench.runner import Options, benchmark
 from eelgrid_controller.profiles.queueing_model import MODEL_ERROR, ArrivalProcess, ServiceStation, latency_quantile
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -52,12 +53,11 @@ def missed(queue: Queue, customers: int, seed: int, shape: str) -> np.ndarray:
     return np.array([latency_quantile(station, arrivals, level).value_s for level in QUANTILES]) / played - 1.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out=None)
+@click.option("--customers", default=400000)
+@click.option("--seed", default=1)
+def main(options: Options) -> int:
     """Prints the errors of each kind; 1 if a stated error does not hold 95 of 100 points."""
-    parser = argparse.ArgumentParser(prog="python -m bench.llm.queues", description=__doc__)
-    parser.add_argument("--customers", type=int, default=400_000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
     broken = 0
     print(f"{'kind':8} points  stated  " + "  ".join(f"p{round(100 * level)} 50/95/100 %" for level in QUANTILES))
     for kind, stated in zip(("exact", "simple", "batched"), MODEL_ERROR, strict=True):

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bench.llm.runs import Outcome, Penalty
-from bench.text_tables import aligned, write_csv
+from bench.tables import format_table, write_csv
 
 __all__ = ["COLUMNS", "fleet_table", "penalty_table", "service_table", "write_penalties", "write_summary"]
 
@@ -97,44 +97,27 @@ def write_penalties(path: Path, found: Iterable[Penalty]) -> None:
 
 def fleet_table(found: Iterable[Outcome]) -> str:
     """Every fleet: energy against the bound, and windows violated."""
-    header = (
-        "trace",
-        "policy",
-        "rate",
-        "ms",
-        "services",
-        "violated",
-        "bound",
-        "MJ",
-        "LP MJ",
-        "gap %",
-        "above idle %",
-        "over whole %",
-        "J/token",
-        "starts %",
-        "ms/window",
-    )
     lines = [
-        (
-            run.trace,
-            run.policy,
-            f"{run.rate:g}",
-            f"{run.objective_ms:g}",
-            str(run.services),
-            str(run.violated),
-            str(run.bound_violated),
-            f"{run.energy_j / 1e6:.1f}",
-            f"{(run.pool_idle_j + run.bound_j) / 1e6:.1f}",
-            f"{run.gap_pct:.2f}",
-            f"{run.gap_above_idle_pct:.2f}",
-            f"{run.gap_whole_pct:.2f}",
-            f"{run.serving_j / run.tokens:.4f}",
-            f"{100.0 * run.start_j / run.serving_j:.2f}",
-            f"{1e3 * run.decision_s:.2f}",
-        )
+        {
+            "trace": run.trace,
+            "policy": run.policy,
+            "rate": f"{run.rate:g}",
+            "ms": f"{run.objective_ms:g}",
+            "services": str(run.services),
+            "violated": str(run.violated),
+            "bound": str(run.bound_violated),
+            "MJ": f"{run.energy_j / 1e6:.1f}",
+            "LP MJ": f"{(run.pool_idle_j + run.bound_j) / 1e6:.1f}",
+            "gap %": f"{run.gap_pct:.2f}",
+            "above idle %": f"{run.gap_above_idle_pct:.2f}",
+            "over whole %": f"{run.gap_whole_pct:.2f}",
+            "J/token": f"{run.serving_j / run.tokens:.4f}",
+            "starts %": f"{100.0 * run.start_j / run.serving_j:.2f}",
+            "ms/window": f"{1e3 * run.decision_s:.2f}",
+        }
         for run in found
     ]
-    return aligned(header, lines, 2)
+    return format_table(None, lines, 2)
 
 
 def service_table(runs: Iterable[Outcome], policy: str) -> str:
@@ -160,7 +143,7 @@ def service_table(runs: Iterable[Outcome], policy: str) -> str:
                 f"{statistics.median(100.0 * (run.whole_j / run.bound_j - 1.0) for run in group):.2f}",
             )
         )
-    return aligned(header, lines, 1)
+    return format_table(header, lines, 1)
 
 
 def penalty_table(found: Iterable[Penalty]) -> str:

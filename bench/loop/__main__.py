@@ -6,17 +6,26 @@ under the real Core and Steering and under what is run today. Writes summary.csv
 in report.py), day.png, policies.png and front.png.
 """
 
-import argparse
-import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+
+import click
 
 from bench.llm.data import Missing
 from bench.loop import report
 from bench.loop.runs import COMPARED, POLICIES, differences, everything
 from bench.loop.scene import Size
 from bench.powercap.zeus import NotThere
+from bench.runner import (
+    Options,
+    Progress,
+    Unusable,
+    benchmark,
+    data_option,
+    plots_option,
+    processes_option,
+    seeds_option,
+    split_names,
+)
 
 __all__ = ["SMALL", "main"]
 
@@ -31,54 +40,28 @@ SMALL = Size(
 _HOURS_LEAST = 1.0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.loop", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--out", type=Path, default=Path("bench-out/loop"))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--hours", type=float, default=None, help="24, or 4 with --small")
-    parser.add_argument("--small", action="store_true", help="a small cluster, for a look")
-    parser.add_argument("--policies", default=",".join(COMPARED))
-    parser.add_argument("--services", type=int, default=None, help="22, or 5 with --small; few for training alone")
-    parser.add_argument("--rack-share", type=float, default=Size().rack_share, help="budget of a rack for training")
-    parser.add_argument("--cluster-share", type=float, default=Size().cluster_share, help="of all training together")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--no-plots", action="store_true")
-    return parser
-
-
-def _tell(done: int, total: int) -> None:
-    print(f"{done}/{total}", file=sys.stderr, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/loop", refused=(Missing, NotThere, OSError))
+@data_option()
+@seeds_option(5)
+@click.option("--hours", type=float, help="24, or 4 with --small")
+@click.option("--small", is_flag=True, help="a small cluster, for a look")
+@click.option("--policies", default=",".join(COMPARED))
+@click.option("--services", type=int, help="22, or 5 with --small; few for training alone")
+@click.option("--rack-share", type=float, default=Size().rack_share, help="budget of a rack for training")
+@click.option("--cluster-share", type=float, default=Size().cluster_share, help="of all training together")
+@processes_option
+@plots_option
+def main(options: Options) -> int:
     """Runs the comparison; 2 if what was asked for is not there."""
-    options = _parser().parse_args(arguments)
     size = SMALL if options.small else Size()
     size = size if options.hours is None else size._replace(hours=options.hours)
     size = size if options.services is None else size._replace(services=options.services)
     size = size._replace(rack_share=options.rack_share, cluster_share=options.cluster_share)
-    policies = [one.strip() for one in options.policies.split(",") if one.strip()]
-    unknown = [one for one in policies if one not in POLICIES]
-    if (
-        unknown
-        or not policies
-        or options.seeds < 1
-        or options.processes < 1
-        or size.services < 1
-        or size.hours < _HOURS_LEAST
-    ):
-        print(
-            f"bench.loop: take policies of {', '.join(POLICIES)}, a seed or more, {_HOURS_LEAST:g} hours or more",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        runs = everything(options.data, policies, options.seeds, size, processes=options.processes, tell=_tell)
-    except (Missing, NotThere, OSError) as error:
-        print(f"bench.loop: {error}", file=sys.stderr)
-        return 2
+    policies = split_names(options.policies, POLICIES)
+    if options.seeds < 1 or options.processes < 1 or size.services < 1 or size.hours < _HOURS_LEAST:
+        raise Unusable(f"take a seed, a process and a service or more, and {_HOURS_LEAST:g} hours or more")
+    tell = Progress("days").show
+    runs = everything(options.data, policies, options.seeds, size, processes=options.processes, tell=tell)
     found = differences(runs)
     report.write_summary(options.out / "summary.csv", runs)
     print(f"{report.policy_table(runs)}\n\n{report.difference_table(found)}")

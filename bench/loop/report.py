@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.loop.accounts import JOULES_PER_KWH, Outcome
 from bench.loop.runs import Difference, Run
-from bench.text_tables import aligned, write_csv
+from bench.tables import format_table, write_csv
 
 __all__ = ["COLUMNS", "difference_table", "policy_table", "shortfalls", "write_summary"]
 
@@ -100,7 +100,7 @@ def policy_table(runs: Sequence[Run]) -> str:
         "s over budget",
         "replica h",
     ]
-    return aligned(heads, rows, 1)
+    return format_table(heads, rows, 1)
 
 
 def difference_table(found: Sequence[Difference]) -> str:
@@ -114,7 +114,7 @@ def difference_table(found: Sequence[Difference]) -> str:
         ]
         for one in found
     ]
-    return aligned(["against ours", "energy", "money", "seeds"], rows, 1)
+    return format_table(["against ours", "energy", "money", "seeds"], rows, 1)
 
 
 def shortfalls(runs: Sequence[Run], found: Sequence[Difference]) -> list[str]:

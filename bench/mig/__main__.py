@@ -6,35 +6,21 @@ peers.csv, plans.csv (our plans, a line a replica) and mig.png; with --random N
 random.csv and random.png; with --fleet fleet.csv.
 """
 
-import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
 from bench.mig import fleet, report, scenes
 from bench.mig.runs import Result, run
 from bench.mig.tables import Scenario, TableError, folders, points, scenarios
+from bench.runner import Options, Progress, benchmark, data_option, plots_option
 from eelgrid_controller.partition.problem import PartitionError
 from eelgrid_controller.profiles.points import Point
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.mig", description=__doc__)
-    shared = Path(os.environ.get("EELGRID_DATA", "../shared/data"))
-    parser.add_argument("--data", type=Path, default=shared / "parvagpu", help="the scenarios")
-    parser.add_argument("--prof", type=Path, default=None, help="the profile tables, if they lie elsewhere")
-    parser.add_argument("--out", type=Path, default=Path("bench-out/mig"))
-    parser.add_argument("--random", type=int, default=0, metavar="N", help="draw N scenarios, too")
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
-    parser.add_argument("--fleet", action="store_true", help="plan a whole fleet, too")
-    parser.add_argument("--services", type=int, default=2000, help="of the fleet")
-    parser.add_argument("--gpus", type=int, default=10_000, help="of the fleet")
-    parser.add_argument("--no-plots", action="store_true")
-    return parser
-
-
-def _published(options: argparse.Namespace, found: Sequence[Point], slo: Path, profiles: Path) -> None:
+def _published(options: Options, found: Sequence[Point], slo: Path, profiles: Path) -> None:
     rows = scenarios(slo, sorted({point.workload for point in found}))
     pairs: list[tuple[Scenario, Result]] = [(scenario, run(scenario, found, profiles)) for scenario in rows]
     results = [result for _, result in pairs]
@@ -52,12 +38,11 @@ def _published(options: argparse.Namespace, found: Sequence[Point], slo: Path, p
         plots.draw(options.out / "mig.png", pairs)
 
 
-def _random(options: argparse.Namespace, found: Sequence[Point], profiles: Path) -> None:
-    results = []
+def _random(options: Options, found: Sequence[Point], profiles: Path) -> None:
+    results, progress = [], Progress("scenarios")
     for scenario in scenes.drawn(found, options.random, options.seed):
         results.append(run(scenario, found, profiles))
-        if sys.stderr.isatty():
-            print(f"\r{len(results)} of {options.random} scenarios\033[K", end="", file=sys.stderr, flush=True)
+        progress.show(len(results), options.random)
     report.write_random(options.out / "random.csv", results)
     print(f"\n{options.random} scenarios drawn with seed {options.seed}:\n{report.random_table(results)}")
     if not options.no_plots:
@@ -66,27 +51,30 @@ def _random(options: argparse.Namespace, found: Sequence[Point], profiles: Path)
         plots.draw_random(options.out / "random.png", results)
 
 
-def _fleet(options: argparse.Namespace, found: Sequence[Point]) -> None:
+def _fleet(options: Options, found: Sequence[Point]) -> None:
     rows = list(fleet.measured(found, options.services, options.gpus, options.seed))
     report.write_fleet(options.out / "fleet.csv", rows)
     print(f"\nfleets drawn with seed {options.seed}:\n{report.fleet_table(rows)}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/mig", refused=(TableError, PartitionError, OSError))
+@data_option("parvagpu")
+@click.option("--prof", type=click.Path(path_type=Path), help="the profile tables, if they lie elsewhere")
+@click.option("--random", default=0, metavar="N", help="draw N scenarios, too")
+@click.option("--seed", default=1, help="of what is drawn")
+@click.option("--fleet", is_flag=True, help="plan a whole fleet, too")
+@click.option("--services", default=2000, help="of the fleet")
+@click.option("--gpus", default=10000, help="of the fleet")
+@plots_option
+def main(options: Options) -> int:
     """Runs the comparison; 2 if what was asked for is not there."""
-    options = _parser().parse_args(arguments)
-    try:
-        slo, profiles = folders(options.data, options.prof)
-        found = points(profiles)
-        options.out.mkdir(parents=True, exist_ok=True)
-        _published(options, found, slo, profiles)
-        if options.random > 0:
-            _random(options, found, profiles)
-        if options.fleet:
-            _fleet(options, found)
-    except (TableError, PartitionError, OSError) as error:
-        print(f"bench.mig: {error}", file=sys.stderr)
-        return 2
+    slo, profiles = folders(options.data, options.prof)
+    found = points(profiles)
+    _published(options, found, slo, profiles)
+    if options.random > 0:
+        _random(options, found, profiles)
+    if options.fleet:
+        _fleet(options, found)
     print(f"\nwritten to {options.out}")
     return 0
 

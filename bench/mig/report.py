@@ -13,7 +13,7 @@ from bench.mig.fleet import Row as FleetRow
 from bench.mig.peers import PEERS
 from bench.mig.runs import Result
 from bench.mig.tables import Scenario
-from bench.text_tables import aligned, write_csv
+from bench.tables import format_table, write_csv
 
 __all__ = [
     "SUMMARY_COLUMNS",
@@ -118,7 +118,7 @@ def table(pairs: Sequence[tuple[Scenario, Result]]) -> str:
                 *(f"{one.peers[name].gpus} / {one.peers[name].slices}" for name in PEERS),
             )
         )
-    return aligned(header, lines, 1)
+    return format_table(header, lines, 1)
 
 
 def write_random(path: Path, results: Iterable[Result]) -> None:
@@ -176,7 +176,7 @@ def random_table(results: Sequence[Result]) -> str:
                 *(f"{sum(one.peers[name].gpus for one in here) / bound:.3f}" for name in PEERS),
             )
         )
-    return aligned(header, lines, 1)
+    return format_table(header, lines, 1)
 
 
 def write_fleet(path: Path, rows: Sequence[FleetRow]) -> None:
@@ -187,20 +187,19 @@ def write_fleet(path: Path, rows: Sequence[FleetRow]) -> None:
 def fleet_table(rows: Sequence[FleetRow]) -> str:
     """The same, to read."""
     lines = [
-        (
-            row.fleet,
-            row.what,
-            str(row.services),
-            str(row.gpus),
-            f"{row.value:g}",
-            f"{row.bound:.1f}",
-            f"{100.0 * row.gap:.3f} %",
-            str(row.faults),
-            f"{row.seconds:.2f}",
-            f"{row.cpu_seconds:.2f}",
-            row.note,
-        )
+        {
+            "fleet": row.fleet,
+            "what": row.what,
+            "services": str(row.services),
+            "GPUs": str(row.gpus),
+            "cost": f"{row.value:g}",
+            "bound": f"{row.bound:.1f}",
+            "gap": f"{100.0 * row.gap:.3f} %",
+            "faults": str(row.faults),
+            "seconds": f"{row.seconds:.2f}",
+            "CPU s": f"{row.cpu_seconds:.2f}",
+            "": row.note,
+        }
         for row in rows
     ]
-    header = ("fleet", "what", "services", "GPUs", "cost", "bound", "gap", "faults", "seconds", "CPU s", "")
-    return aligned(header, lines, 1)
+    return format_table(None, lines, 1)

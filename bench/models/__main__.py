@@ -8,8 +8,6 @@ What has a target runs first, then its peers, then whole workloads and GPU model
 nothing more begins: what is left out is told, and the column `runs` says what each line rests on.
 """
 
-import argparse
-import os
 import resource
 import sys
 import time
@@ -17,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 from joblib import Parallel, delayed
 
 from bench.models import costs, drifts, report
@@ -24,30 +23,14 @@ from bench.models.peers import PEERS
 from bench.models.runs import OURS, Job, Result, run
 from bench.models.splits import GIVEN, by_configuration, by_gpu, by_workload
 from bench.models.tables import DATA_SETS, DataSet, Unreadable, load
-from bench.text_tables import aligned, write_csv
+from bench.runner import Options, Progress, benchmark, data_option, plots_option, processes_option, seeds_option
+from bench.tables import format_table, write_csv
 
 _SEEDS_MOST = 100
 _SMALL = 300  # points; smaller data sets get more seeds: the coverage of 29 held-out points scatters by 6 %
 _MORE = 10
 _USUAL = ("nearest", "linear", "gbm")  # peers of a run of minutes; the others take an hour
 _GIVEN_BACK = ("nearest", "linear", "gp")  # peers that also see whole workloads held out
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--sets", default="all", help=f"with commas: {', '.join(DATA_SETS)}")
-    parser.add_argument("--seeds", type=int, default=5, help="folds of configurations held out")
-    parser.add_argument("--peers", default=",".join(_USUAL), help=f"with commas: {', '.join(PEERS)}; all, or none")
-    parser.add_argument("--peer-seeds", type=int, default=1)
-    parser.add_argument("--held-out", default="0.2,0.8", help="shares of configurations, with commas")
-    parser.add_argument("--only-configurations", action="store_true", help="no whole workloads, no GPU models")
-    parser.add_argument("--no-costs", action="store_true", help="neither drift.csv nor costs.csv")
-    parser.add_argument("--minutes", type=float, default=60.0, help="after which nothing more begins")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, default=Path("bench-out/models"))
-    parser.add_argument("--no-plots", action="store_true")
-    return parser
 
 
 def _chosen(asked: str, known: Sequence[str], flag: str) -> list[str]:
@@ -68,7 +51,7 @@ def _shares(asked: str) -> list[float]:
     return found
 
 
-def _jobs(data_set: DataSet, options: argparse.Namespace, peers: Sequence[str], shares: Sequence[float]) -> list[Job]:
+def _jobs(data_set: DataSet, options: Options, peers: Sequence[str], shares: Sequence[float]) -> list[Job]:
     more = _MORE if len(data_set.cells) < _SMALL else 1
     jobs = []
     for share in shares:
@@ -108,7 +91,7 @@ def _one_thread(job: Job) -> _Done:
         return _Done(run(job), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
 
 
-def _run(options: argparse.Namespace) -> tuple[list[DataSet], list[Result]]:
+def _run(options: Options) -> tuple[list[DataSet], list[Result]]:
     peers = _chosen(options.peers, list(PEERS), "--peers")
     shares = _shares(options.held_out)
     if not 1 <= options.seeds <= _SEEDS_MOST or not 1 <= options.peer_seeds <= _SEEDS_MOST:
@@ -121,12 +104,11 @@ def _run(options: argparse.Namespace) -> tuple[list[DataSet], list[Result]]:
     until_s = begin_s + 60.0 * options.minutes
     started = (delayed(_one_thread)(job) for job in jobs if time.monotonic() < until_s)
     done = Parallel(n_jobs=max(1, options.processes), return_as="generator", pre_dispatch="n_jobs")(started)
-    count = 0
+    count, progress = 0, Progress("runs")
     for count, found in enumerate(done, 1):
         results += found.results
         resident_bytes = max(resident_bytes, found.resident_bytes)
-        if sys.stderr.isatty() or count % 20 == 0:
-            print(f"{count} of {len(jobs)} runs", file=sys.stderr, flush=True)
+        progress.show(count, len(jobs))
     if not results:
         raise Unreadable(f"--minutes {options.minutes:g}: nothing ran in so little time; give it an hour")
     spent_s = time.monotonic() - begin_s
@@ -147,29 +129,33 @@ def _told_costs(sets: Sequence[DataSet], out: Path) -> None:
             for row in rows
         ]
         write_csv(out / name, columns, text)
-        print(f"\n{aligned(columns, text, 1)}")
+        print(f"\n{format_table(columns, text, 1)}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/models", refused=(Unreadable, OSError))
+@data_option()
+@click.option("--sets", default="all", help=f"with commas: {', '.join(DATA_SETS)}")
+@seeds_option(5, "folds of configurations held out")
+@click.option("--peers", default=",".join(_USUAL), help=f"with commas: {', '.join(PEERS)}; all, or none")
+@click.option("--peer-seeds", default=1)
+@click.option("--held-out", default="0.2,0.8", help="shares of configurations, with commas")
+@click.option("--only-configurations", is_flag=True, help="no whole workloads, no GPU models")
+@click.option("--no-costs", is_flag=True, help="neither drift.csv nor costs.csv")
+@click.option("--minutes", default=60.0, help="after which nothing more begins")
+@processes_option
+@plots_option
+def main(options: Options) -> int:
     """Runs the comparison; 2 if what was asked for is not there."""
-    options = _parser().parse_args(arguments)
-    try:
-        sets, results = _run(options)
-        options.out.mkdir(parents=True, exist_ok=True)
-        order = {one.name: index for index, one in enumerate(sets)}
-        rows = sorted(report.rows(results), key=lambda row: (row.split, order[row.data_set]))
-        write_csv(options.out / "summary.csv", report.COLUMNS, report.csv_rows(rows))
-        print(report.table(rows))
-        for one in sets:
-            if one.refused:
-                print(
-                    f"{one.name}: {one.refused} rows say that a configuration did not run; they are not in the figures"
-                )
-        if not options.no_costs:
-            _told_costs(sets, options.out)
-    except (Unreadable, OSError) as error:
-        print(f"bench.models: {error}", file=sys.stderr)
-        return 2
+    sets, results = _run(options)
+    order = {one.name: index for index, one in enumerate(sets)}
+    rows = sorted(report.rows(results), key=lambda row: (row.split, order[row.data_set]))
+    write_csv(options.out / "summary.csv", report.COLUMNS, report.csv_rows(rows))
+    print(report.table(rows))
+    for one in sets:
+        if one.refused:
+            print(f"{one.name}: {one.refused} rows say that a configuration did not run; they are not in the figures")
+    if not options.no_costs:
+        _told_costs(sets, options.out)
     if not options.no_plots:
         from bench.models import plots  # a second to import
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.models.runs import OURS, Predicted, Result
-from bench.text_tables import aligned
+from bench.tables import format_table
 
 CONFIDENCE_PCT = 90.0
 COVERED_PCT = (88.0, 92.0)
@@ -177,4 +177,4 @@ def table(found: Sequence[Row]) -> str:
                 ", ".join(others),
             )
         )
-    return aligned(header, lines, 3)
+    return format_table(header, lines, 3)

@@ -10,9 +10,6 @@ placed   tasks have arrived up to x, and none has left
 thinned  tasks have arrived up to 1.0, then random ones have left, down to x
 """
 
-import argparse
-import csv
-import os
 import random
 import sys
 import time
@@ -20,9 +17,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib as mpl
+import click
 from joblib import Parallel, delayed
 
+from bench.runner import Options, benchmark, data_option, processes_option, seeds_option
+from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.replay.openb import openb_product_key
@@ -40,8 +39,6 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from eelgrid_protos.quantities import MIB
-
-mpl.use("Agg")  # before pyplot, which else looks for a screen
 
 LOADS = (0.5, 0.8, 1.0)
 BUDGETS = (0.01, 0.05, 0.10)
@@ -180,59 +177,60 @@ def _means(rows: Sequence[Row]) -> list[Row]:
 
 
 def _table(means: Sequence[Row]) -> str:
-    lines = [
-        "scene     x  budget  running  moved   GPUs     before      saved    saved  typical tasks fit  GPUs in blocks  largest fit  search"
-    ]
-    lines.extend(
-        f"{r.scene:<8}{r.load:>3.1f}{r.budget_pct:>6.0f} %{r.running:>9.0f}{r.moved:>7.0f}{r.moved_gpu:>7.1f}"
-        f"{r.power_before_kw:>8.1f} kW{r.saved_w:>9.0f} W{r.saved_pct:>7.2f} %"
-        f"{r.typical_before:>9.0f} {r.typical_after - r.typical_before:>+8.0f}"
-        f"{r.block_before:>9.0f} {r.block_after - r.block_before:>+6.0f}"
-        f"{r.gpu8_before:>8.0f} {r.gpu8_after - r.gpu8_before:>+4.0f}{r.search_s:>6.1f} s"
-        for r in means
+    return format_table(
+        None,
+        [
+            {
+                "scene": r.scene,
+                "x": f"{r.load:.1f}",
+                "budget": f"{r.budget_pct:.0f} %",
+                "running": f"{r.running:.0f}",
+                "moved": f"{r.moved:.0f}",
+                "GPUs": f"{r.moved_gpu:.1f}",
+                "before": f"{r.power_before_kw:.1f} kW",
+                "saved": f"{r.saved_w:.0f} W",
+                "saved %": f"{r.saved_pct:.2f}",
+                "typical tasks fit": f"{r.typical_before:.0f} {r.typical_after - r.typical_before:+.0f}",
+                "GPUs in blocks": f"{r.block_before:.0f} {r.block_after - r.block_before:+.0f}",
+                "largest fit": f"{r.gpu8_before:.0f} {r.gpu8_after - r.gpu8_before:+.0f}",
+                "search": f"{r.search_s:.1f} s",
+            }
+            for r in means
+        ],
+        words=1,
     )
-    return "\n".join(lines)
 
 
 def _draw(path: Path, means: Sequence[Row]) -> None:
-    from matplotlib import pyplot as plt
+    from bench.plotting import draw_figure  # a second to import
 
-    figure, (watts, room) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for index, (scene, load_) in enumerate(dict.fromkeys((row.scene, row.load) for row in means)):
-        same = [row for row in means if (row.scene, row.load) == (scene, load_)]
-        style = {
-            "label": f"{scene}, x = {load_}",
-            "color": f"C{index}",
-            "linestyle": "-" if scene == "placed" else "--",
-        }
-        budgets = [0.0, *(row.budget_pct for row in same)]
-        watts.plot(budgets, [0.0, *(row.saved_pct for row in same)], marker="o", **style)
-        room.plot(budgets, [0.0, *(row.typical_after - row.typical_before for row in same)], marker="o", **style)
-    for axes, title, unit in (
-        (watts, "watts saved", "% of the cluster's modelled power"),
-        (room, "acceptable future work", "more typical tasks that fit"),
-    ):
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("budget, % of the running tasks")
-        axes.set_ylabel(unit)
-        axes.grid(alpha=0.3)
-    watts.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with draw_figure(path, columns=2, size=(11, 4.5)) as (watts, room):
+        for index, (scene, load_) in enumerate(dict.fromkeys((row.scene, row.load) for row in means)):
+            same = [row for row in means if (row.scene, row.load) == (scene, load_)]
+            style = {
+                "label": f"{scene}, x = {load_}",
+                "color": f"C{index}",
+                "linestyle": "-" if scene == "placed" else "--",
+            }
+            budgets = [0.0, *(row.budget_pct for row in same)]
+            watts.plot(budgets, [0.0, *(row.saved_pct for row in same)], marker="o", **style)
+            room.plot(budgets, [0.0, *(row.typical_after - row.typical_before for row in same)], marker="o", **style)
+        watts.set(title="watts saved", ylabel="% of the cluster's modelled power")
+        room.set(title="acceptable future work", ylabel="more typical tasks that fit")
+        for axes in (watts, room):
+            axes.set_xlabel("budget, % of the running tasks")
+        watts.legend()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/moves")
+@data_option()
+@click.option("--trace", default="default")
+@click.option("--goal", type=click.Choice([goal.name.lower() for goal in MoveGoal if goal]), default="balanced")
+@seeds_option(2)
+@processes_option
+def main(options: Options) -> int:
     """Runs the bench."""
-    parser = argparse.ArgumentParser(prog="python -m bench.moves", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--trace", default="default")
-    parser.add_argument("--goal", choices=[goal.name.lower() for goal in MoveGoal if goal], default="balanced")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, default=Path("bench-out/moves"))
-    options = parser.parse_args(arguments)
     trace = load_trace(options.data, options.trace)
-    options.out.mkdir(parents=True, exist_ok=True)
     work = Parallel(n_jobs=max(1, min(options.processes, options.seeds)))
     rows = [
         row
@@ -241,10 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for row in found
     ]
-    with (options.out / "moves.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
-        writer.writerows(rows)
+    write_csv(options.out / "moves.csv", Row._fields, rows)
     means = _means(rows)
     _draw(options.out / "moves.png", means)
     print(f"{_table(means)}\n\nwritten to {options.out}")

@@ -5,19 +5,28 @@ and, where published results lie beside the lists, published.csv; pictures too.
 FGD is what savings are measured against: it runs even if it was not asked for.
 """
 
-import argparse
-import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import numpy as np
 
 from bench.openb import report
 from bench.openb.measure import Bounds, figures, mean_bounds
 from bench.openb.published import distances, plain_policy, results_folder
-from bench.openb.runs import BoundJob, BoundResult, Job, Progress, Result, everything
+from bench.openb.runs import BoundJob, BoundResult, Job, Result, everything
+from bench.runner import (
+    Options,
+    Progress,
+    Unusable,
+    benchmark,
+    data_option,
+    plots_option,
+    processes_option,
+    seeds_option,
+)
 from eelgrid_controller.replay.csv_reader import TraceError
 from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order, load_trace, trace_names
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, mean_curves
@@ -46,10 +55,6 @@ class Outcome(NamedTuple):
         return mean_bounds([one.bounds for one in found]) if found else None
 
 
-class Unusable(ValueError):
-    """What was asked for cannot be done; the message says what can."""
-
-
 def _chosen(asked: str, every: Sequence[str]) -> tuple[str, ...]:
     """The names in a list with commas, each once; every one there is for `all`."""
     wanted = tuple(dict.fromkeys(name.strip() for name in asked.split(",") if name.strip()))
@@ -69,20 +74,7 @@ def chosen_policies(asked: str) -> tuple[str, ...]:
     return chosen
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.openb", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--traces", default="all", help="suffixes of the task lists, with commas")
-    parser.add_argument("--policies", default="all", help="names of policies, with commas")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help=f"how many, from {SEEDS[0]} up")
-    parser.add_argument("--bound-seeds", type=int, default=2, help="how many of them get bounds; 0 for none")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, default=Path("bench-out/openb"))
-    parser.add_argument("--no-plots", action="store_true")
-    return parser
-
-
-def _work(options: argparse.Namespace, tell: Callable[[Progress], None]) -> Outcome:
+def _work(options: Options) -> Outcome:
     """Makes every run; all that can be refused is refused before the first."""
     if not 1 <= options.seeds <= _SEEDS_MOST or options.processes < 1 or options.bound_seeds < 0:
         raise Unusable(f"take 1 to {_SEEDS_MOST} seeds, at least one process and no negative number of bounds")
@@ -98,7 +90,7 @@ def _work(options: argparse.Namespace, tell: Callable[[Progress], None]) -> Outc
     ]  # the longest first, so that no process waits for them in the end
     needed = dict.fromkeys((REFERENCE, *policies))
     jobs += [Job(trace, policy, seed) for trace in traces for policy in needed for seed in seeds]
-    runs, bounded = everything(jobs, options.processes, tell)
+    runs, bounded = everything(jobs, options.processes, Progress("jobs").show)
     results: dict[tuple[str, str], list[Result]] = {}
     for one in runs:
         results.setdefault((one.trace, one.policy), []).append(one)
@@ -193,25 +185,19 @@ def _draw(outcome: Outcome, rows: Sequence[report.Row], out: Path) -> None:
     plots.draw_points(out / "saving_and_grar.png", rows)
 
 
-def _tell(progress: Progress) -> None:
-    """One line that renews itself on a terminal; elsewhere a line every twentieth job."""
-    last = progress.done == progress.total
-    if sys.stderr.isatty():
-        print(f"\r{progress}\033[K", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last or progress.done % 20 == 0:
-        print(progress, file=sys.stderr, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/openb", refused=(TraceError, OSError))
+@data_option()
+@click.option("--traces", default="all", help="suffixes of the task lists, with commas")
+@click.option("--policies", default="all", help="names of policies, with commas")
+@seeds_option(len(SEEDS), f"how many, from {SEEDS[0]} up")
+@click.option("--bound-seeds", default=2, help="how many of them get bounds; 0 for none")
+@processes_option
+@plots_option
+def main(options: Options) -> int:
     """Runs the comparison; 2 if what was asked for is not there."""
-    options = _parser().parse_args(arguments)
-    try:
-        outcome = _work(options, _tell)
-        rows = _write(outcome, options.out)
-        print(f"{report.table(rows)}\n\n{_compare(outcome, options.data, options.out)}")
-    except (TraceError, Unusable, OSError) as error:
-        print(f"bench.openb: {error}", file=sys.stderr)
-        return 2
+    outcome = _work(options)
+    rows = _write(outcome, options.out)
+    print(f"{report.table(rows)}\n\n{_compare(outcome, options.data, options.out)}")
     if not options.no_plots:
         _draw(outcome, rows, options.out)
     print(f"\nwritten to {options.out}")

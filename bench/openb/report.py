@@ -4,17 +4,16 @@ Owns the columns of summary.csv, savings.csv, runs.csv, curves.csv and
 published.csv, and the printed tables. Must not know how anything was measured.
 """
 
-import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.openb.measure import DENSE_X, SAVING_X, Bounds, Figures
 from bench.openb.published import Distance
+from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.run_statistics import GRID, ArrivalCurves
 
 __all__ = [
-    "SUMMARY_COLUMNS",
     "Row",
     "RunRow",
     "published_table",
@@ -27,19 +26,6 @@ __all__ = [
     "write_summary",
 ]
 
-SUMMARY_COLUMNS = (
-    "trace",
-    "policy",
-    "seeds",
-    "saving_mean_pct",
-    "grar_1",
-    "alloc_100_pct",
-    "alloc_130_pct",
-    "gap_power_pct",
-    "gap_alloc_pp",
-    "decision_p50_us",
-    "decision_p99_us",
-)
 _SAVINGS_COLUMNS = (
     "trace",
     "policy",
@@ -78,38 +64,33 @@ def _cell(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-
-
-def _summary_cells(row: Row) -> tuple[str, ...]:
-    figures = row.figures
-    return (
-        row.trace,
-        row.policy,
-        str(row.seeds),
-        _cell(figures.saving_mean_pct, 3),
-        _cell(figures.grar_1, 5),
-        _cell(figures.alloc_100_pct, 3),
-        _cell(figures.alloc_130_pct, 3),
-        _cell(figures.gap_power_pct, 3),
-        _cell(figures.gap_alloc_pp, 3),
-        _cell(row.decision_p50_us, 2),
-        _cell(row.decision_p99_us, 2),
-    )
-
-
 def write_summary(path: Path, rows: Iterable[Row]) -> None:
     """One line a policy and trace; the cell of a gap is empty where no bound was computed."""
-    _write(path, SUMMARY_COLUMNS, map(_summary_cells, rows))
+    write_csv(
+        path,
+        None,
+        (
+            {
+                "trace": row.trace,
+                "policy": row.policy,
+                "seeds": row.seeds,
+                "saving_mean_pct": _cell(row.figures.saving_mean_pct, 3),
+                "grar_1": _cell(row.figures.grar_1, 5),
+                "alloc_100_pct": _cell(row.figures.alloc_100_pct, 3),
+                "alloc_130_pct": _cell(row.figures.alloc_130_pct, 3),
+                "gap_power_pct": _cell(row.figures.gap_power_pct, 3),
+                "gap_alloc_pp": _cell(row.figures.gap_alloc_pp, 3),
+                "decision_p50_us": _cell(row.decision_p50_us, 2),
+                "decision_p99_us": _cell(row.decision_p99_us, 2),
+            }
+            for row in rows
+        ),
+    )
 
 
 def write_savings(path: Path, rows: Iterable[Row]) -> None:
     """Saving at each load, and watts per allocated GPU where the fleet is nearly full."""
-    _write(
+    write_csv(
         path,
         _SAVINGS_COLUMNS,
         (
@@ -121,7 +102,7 @@ def write_savings(path: Path, rows: Iterable[Row]) -> None:
 
 def write_runs(path: Path, rows: Iterable[RunRow]) -> None:
     """One line a run, for the spread over seeds."""
-    _write(
+    write_csv(
         path,
         RunRow._fields,
         (
@@ -133,7 +114,7 @@ def write_runs(path: Path, rows: Iterable[RunRow]) -> None:
 
 def write_curves(path: Path, curves: Iterable[tuple[str, str, ArrivalCurves]]) -> None:
     """Watts and allocation at every point of the grid, mean over seeds."""
-    _write(
+    write_csv(
         path,
         ("trace", "policy", "x", "power_w", "allocated_pct"),
         (
@@ -146,7 +127,7 @@ def write_curves(path: Path, curves: Iterable[tuple[str, str, ArrivalCurves]]) -
 
 def write_bounds(path: Path, found: Iterable[tuple[str, int, Bounds]]) -> None:
     """Least watts at each load, infinite where not all can be placed, and the most that can be allocated at 1."""
-    _write(
+    write_csv(
         path,
         ("trace", "seed", "x", "power_w_least", "alloc_100_pct_most"),
         (
@@ -159,7 +140,7 @@ def write_bounds(path: Path, found: Iterable[tuple[str, int, Bounds]]) -> None:
 
 def write_published(path: Path, found: Iterable[Distance]) -> None:
     """Every published number beside ours."""
-    _write(
+    write_csv(
         path,
         ("trace", "policy", "metric", "x", "published", "ours", "difference_pp", "allowed_pp", "near", "source"),
         (
@@ -178,73 +159,44 @@ def write_published(path: Path, found: Iterable[Distance]) -> None:
     )
 
 
-def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> str:
-    """Text in columns; the first `words` columns are words, the others numbers."""
-    widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
-    texts = []
-    for line in (header, *lines):
-        cells = [
-            cell.ljust(width) if column < words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        texts.append("  ".join(cells).rstrip())
-    return "\n".join(texts)
-
-
 def table(rows: Iterable[Row]) -> str:
     """What one wants to see at once: per cent, GRAR, watts a GPU, gaps and microseconds."""
-    header = (
-        "trace",
-        "policy",
-        "seeds",
-        "saving",
-        *(f".{round(10 * x)}" for x in SAVING_X),
-        "GRAR",
-        "at 100",
-        "at 130",
-        *(f"W/GPU {x:g}" for x in DENSE_X),
-        "gap W",
-        "gap GPU",
-        "p50 us",
-        "p99 us",
-    )
     lines = [
-        (
-            row.trace,
-            row.policy,
-            str(row.seeds),
-            _cell(row.figures.saving_mean_pct, 2),
-            *(_cell(value, 1) for value in row.figures.saving_pct),
-            _cell(row.figures.grar_1, 4),
-            _cell(row.figures.alloc_100_pct, 2),
-            _cell(row.figures.alloc_130_pct, 2),
-            *(_cell(value, 1) for value in row.figures.gpu_w),
-            _cell(row.figures.gap_power_pct, 2) or "-",
-            _cell(row.figures.gap_alloc_pp, 2) or "-",
-            _cell(row.decision_p50_us, 1),
-            _cell(row.decision_p99_us, 1),
-        )
+        {
+            "trace": row.trace,
+            "policy": row.policy,
+            "seeds": row.seeds,
+            "saving": _cell(row.figures.saving_mean_pct, 2),
+            **{f".{round(10 * x)}": _cell(value, 1) for x, value in zip(SAVING_X, row.figures.saving_pct, strict=True)},
+            "GRAR": _cell(row.figures.grar_1, 4),
+            "at 100": _cell(row.figures.alloc_100_pct, 2),
+            "at 130": _cell(row.figures.alloc_130_pct, 2),
+            **{f"W/GPU {x:g}": _cell(value, 1) for x, value in zip(DENSE_X, row.figures.gpu_w, strict=True)},
+            "gap W": _cell(row.figures.gap_power_pct, 2) or "-",
+            "gap GPU": _cell(row.figures.gap_alloc_pp, 2) or "-",
+            "p50 us": _cell(row.decision_p50_us, 1),
+            "p99 us": _cell(row.decision_p99_us, 1),
+        }
         for row in rows
     ]
-    return _aligned(header, lines, words=2)
+    return format_table(None, lines, words=2)
 
 
 def published_table(found: Sequence[Distance]) -> str:
     """The distance to every published number, and how many are near enough."""
     lines = [
-        (
-            one.published.trace,
-            one.published.policy,
-            one.published.metric,
-            f"{one.published.x:.2f}",
-            f"{one.published.value:.2f}",
-            f"{one.ours:.2f}",
-            f"{one.pp:+.2f}",
-            f"{one.allowed_pp:g}",
-            "" if one.near else "FAR",
-        )
+        {
+            "trace": one.published.trace,
+            "policy": one.published.policy,
+            "metric": one.published.metric,
+            "x": f"{one.published.x:.2f}",
+            "published": f"{one.published.value:.2f}",
+            "ours": f"{one.ours:.2f}",
+            "pp": f"{one.pp:+.2f}",
+            "allowed": f"{one.allowed_pp:g}",
+            "": "" if one.near else "FAR",
+        }
         for one in found
     ]
-    header = ("trace", "policy", "metric", "x", "published", "ours", "pp", "allowed", "")
     near = sum(one.near for one in found)
-    return f"{_aligned(header, lines, words=3)}\n{near} of {len(found)} published numbers are near enough"
+    return f"{format_table(None, lines, words=3)}\n{near} of {len(found)} published numbers are near enough"

@@ -32,7 +32,7 @@ from eelgrid_kernels.baselines import PlacementPolicy, find_policy
 from eelgrid_kernels.fleet_simulation import build_empty_engine, build_empty_outcomes
 from eelgrid_kernels.opportunity_prices import update_prices
 
-__all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Progress", "Result", "bound", "everything", "run"]
+__all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Result", "bound", "everything", "run"]
 
 BOUND_X = tuple(tenth / 10 for tenth in range(1, 9))
 _TENDED = 2  # kinds that are weighed by new prices between two decisions
@@ -72,19 +72,6 @@ class BoundResult(NamedTuple):
     trace: str
     seed: int
     bounds: Bounds
-
-
-class Progress(NamedTuple):
-    """How far the work is."""
-
-    done: int
-    total: int
-    passed_s: float
-
-    def __str__(self) -> str:
-        """Of all jobs so many, and about how long the rest takes."""
-        left_s = self.passed_s * (self.total - self.done) / self.done
-        return f"{self.done}/{self.total} jobs, {self.passed_s:.0f} s, about {left_s:.0f} s left"
 
 
 @njit
@@ -143,10 +130,9 @@ def _do(job: Job | BoundJob) -> Result | BoundResult:
 
 
 def everything(
-    jobs: Sequence[Job | BoundJob], processes: int, tell: Callable[[Progress], None]
+    jobs: Sequence[Job | BoundJob], processes: int, tell: Callable[[int, int], None]
 ) -> tuple[list[Result], list[BoundResult]]:
     """Does all jobs, telling after each, and gives what came of them, by trace, policy and seed."""
-    begun = time.monotonic()
     results: list[Result] = []
     bounded: list[BoundResult] = []
     work = Parallel(n_jobs=min(processes, len(jobs)) or 1, return_as="generator_unordered")
@@ -155,6 +141,6 @@ def everything(
             results.append(outcome)
         else:
             bounded.append(outcome)
-        tell(Progress(done, len(jobs), time.monotonic() - begun))
+        tell(done, len(jobs))
     # Sums of floats depend on their order, so that it must not depend on who was first.
     return sorted(results, key=lambda r: (r.trace, r.policy, r.seed)), sorted(bounded, key=lambda r: r[:2])

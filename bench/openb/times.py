@@ -7,16 +7,16 @@ is of idle machines: besides all of it, smaller fleets are tried, of nodes taken
 evenly over the list. What placement decides is the energy over idle.
 """
 
-import argparse
-import csv
-import os
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from bench.openb.__main__ import REFERENCE, Unusable, chosen_policies
+import click
+
+from bench.openb.__main__ import REFERENCE, chosen_policies
+from bench.runner import Options, Progress, Unusable, benchmark, data_option, seeds_option
+from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.csv_reader import TraceError
 from eelgrid_controller.replay.openb import read_nodes, read_tasks
 from eelgrid_controller.replay.openb_protocol import SEEDS, build_trace, csv_folder
@@ -49,18 +49,6 @@ class Row(NamedTuple):
     wait_p95_s: float
     unfinished: float
     refused: float
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.openb.times", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--traces", default="default", help="suffixes of the task lists, with commas")
-    parser.add_argument("--policies", default="fgd,pwr,pwr200,bestfit,eelgrid", help="names of policies, with commas")
-    parser.add_argument("--fleets", default="1213,60,15", help="numbers of nodes, with commas")
-    parser.add_argument("--seeds", type=int, default=4, help=f"how many, from {SEEDS[0]} up")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--out", type=Path, default=Path("bench-out/openb"))
-    return parser
 
 
 def _saved_pct(mine: float, reference: float) -> float:
@@ -97,45 +85,50 @@ def _rows(how: TimedScenario, names: Sequence[str], seeds: range, processes: int
     ]
 
 
-def _line(row: Row) -> str:
-    return (
-        f"{row.trace:12} {row.nodes:5,} {row.gpus:6,} {row.policy:13} {row.energy_kwh:10,.0f} {row.saving_pct:7.2f} "
-        f"{row.energy_over_idle_kwh:10,.0f} {row.saving_over_idle_pct:7.1f} {row.wait_mean_s:9.1f} "
-        f"{row.unfinished:10.1f} {row.refused:7.1f}"
-    )
+def _cells(row: Row) -> dict[str, str]:
+    return {
+        "trace": row.trace,
+        "nodes": f"{row.nodes:,}",
+        "GPUs": f"{row.gpus:,}",
+        "policy": row.policy,
+        "kWh": f"{row.energy_kwh:,.0f}",
+        "saved %": f"{row.saving_pct:.2f}",
+        "over idle": f"{row.energy_over_idle_kwh:,.0f}",
+        "of it saved %": f"{row.saving_over_idle_pct:.1f}",
+        "wait s": f"{row.wait_mean_s:.1f}",
+        "unfinished": f"{row.unfinished:.1f}",
+        "refused": f"{row.refused:.1f}",
+    }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/openb", refused=(TraceError, ValueError, OSError))
+@data_option()
+@click.option("--traces", default="default", help="suffixes of the task lists, with commas")
+@click.option("--policies", default="fgd,pwr,pwr200,bestfit,eelgrid", help="names of policies, with commas")
+@click.option("--fleets", default="1213,60,15", help="numbers of nodes, with commas")
+@seeds_option(4, f"how many, from {SEEDS[0]} up")
+@click.option("--processes", type=int)
+def main(options: Options) -> int:
     """Runs the comparison; 2 if what was asked for is not there."""
-    options = _parser().parse_args(arguments)
-    try:
-        names = tuple(dict.fromkeys((REFERENCE, *chosen_policies(options.policies))))
-        fleets = [int(text) for text in options.fleets.split(",")]
-        if min(fleets) < 1 or options.seeds < 1:
-            raise Unusable("take at least one node and one seed")
-        folder = csv_folder(options.data)
-        nodes = read_nodes(folder / NODE_LIST)
-        print(
-            "trace        nodes   GPUs policy               kWh saved %  over idle saved %    wait s unfinished refused"
-        )
-        rows: list[Row] = []
-        for trace in options.traces.split(","):
-            tasks = read_tasks(folder / task_list_name(trace))
-            for fleet in fleets:
-                built = build_trace(trace, sample_nodes_evenly(nodes, fleet), tasks)
-                plan = build_schedule(built, tasks)
-                how = TimedScenario(built, plan, plan.end_s, (), None, 1.0)
-                found = _rows(how, names, range(SEEDS[0], SEEDS[0] + options.seeds), options.processes)
-                print("\n".join(map(_line, found)), flush=True)
-                rows += found
-        options.out.mkdir(parents=True, exist_ok=True)
-    except (TraceError, ValueError, OSError) as error:
-        print(f"bench.openb.times: {error}", file=sys.stderr)
-        return 2
-    with (options.out / "times.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(Row._fields)
-        out.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+    names = tuple(dict.fromkeys((REFERENCE, *chosen_policies(options.policies))))
+    fleets = [int(text) for text in options.fleets.split(",")]
+    if min(fleets) < 1 or options.seeds < 1:
+        raise Unusable("take at least one node and one seed")
+    folder = csv_folder(options.data)
+    nodes = read_nodes(folder / NODE_LIST)
+    rows: list[Row] = []
+    progress = Progress("policies")
+    for trace in options.traces.split(","):
+        tasks = read_tasks(folder / task_list_name(trace))
+        for fleet in fleets:
+            built = build_trace(trace, sample_nodes_evenly(nodes, fleet), tasks)
+            plan = build_schedule(built, tasks)
+            how = TimedScenario(built, plan, plan.end_s, (), None, 1.0)
+            rows += _rows(how, names, range(SEEDS[0], SEEDS[0] + options.seeds), options.processes)
+            progress.show(len(rows), len(options.traces.split(",")) * len(fleets) * len(names))
+    cells = ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+    write_csv(options.out / "times.csv", Row._fields, cells)
+    print(format_table(None, map(_cells, rows), words=1))
     print(f"\nwritten to {options.out / 'times.csv'}")
     return 0
 

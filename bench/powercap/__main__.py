@@ -6,14 +6,13 @@ sweeps.csv, held_out.csv, sensitivity.csv and two pictures. Stops with an error 
 anything is above the oracle: that would be a fault of the bench.
 """
 
-import argparse
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import numpy as np
 from joblib import Parallel, delayed
 
@@ -26,6 +25,7 @@ from bench.powercap.single import NOISE, POLICIES, Noise, Outcome, carried_out, 
 from bench.powercap.sweeps import held_out, scatter
 from bench.powercap.transitions import Counted, lived_through
 from bench.powercap.zeus import MODELS, Data, NotThere, Run, baseline_runs, load, relatives
+from bench.runner import Options, benchmark, data_option, plots_option, processes_option, seeds_option
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, allocate_limits
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -41,19 +41,6 @@ SENSITIVITY = {
 
 class AboveOracle(RuntimeError):
     """A saving that cannot be: a fault of the bench."""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.powercap", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EELGRID_DATA", "../shared/data")))
-    parser.add_argument("--out", type=Path, default=Path("bench-out/powercap"))
-    parser.add_argument("--models", default=",".join(MODELS), help="GPU models, with commas")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--sensitivity-seeds", type=int, default=2, help="for other scatter of windows; 0 for none")
-    parser.add_argument("--nodes", type=int, default=64, help="of eight GPUs, in the cluster version")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--no-plots", action="store_true")
-    return parser
 
 
 def checked(run: Run, policy: str, outcomes: Sequence[Outcome]) -> report.Row:
@@ -166,7 +153,7 @@ class _DayRow(NamedTuple):
     unfinished: int
 
 
-def _single_part(data: Data, options: argparse.Namespace, pool: Parallel) -> list[report.Row]:
+def _single_part(data: Data, options: Options, pool: Parallel) -> list[report.Row]:
     runs = baseline_runs(data)
     rows = single(runs, POLICIES, options.seeds, NOISE, pool)
     mean = report.means(rows)
@@ -206,7 +193,7 @@ def _data_part(data: Data, out: Path) -> None:
         )
 
 
-def _cluster_part(data: Data, options: argparse.Namespace, pool: Parallel) -> list[report.ClusterRow]:
+def _cluster_part(data: Data, options: Options, pool: Parallel) -> list[report.ClusterRow]:
     rows = cluster(data, options.seeds, options.nodes, pool)
     report.write(options.out / "cluster.csv", rows)
     days = _days(data, options.seeds, options.nodes, pool)
@@ -222,7 +209,7 @@ def _cluster_part(data: Data, options: argparse.Namespace, pool: Parallel) -> li
     return rows
 
 
-def _chosen(options: argparse.Namespace) -> Data:
+def _chosen(options: Options) -> Data:
     """The data of the models that were asked for. Raises NotThere."""
     data = load(options.data)
     models = [name.strip() for name in options.models.split(",") if name.strip()]
@@ -234,15 +221,17 @@ def _chosen(options: argparse.Namespace) -> Data:
     return data._replace(curves={name: data.curves[name] for name in models})
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@benchmark(out="bench-out/powercap", refused=(NotThere, OSError))
+@data_option()
+@click.option("--models", default=",".join(MODELS), help="GPU models, with commas")
+@seeds_option(5)
+@click.option("--sensitivity-seeds", type=int, default=2, help="for other scatter of windows; 0 for none")
+@click.option("--nodes", default=64, help="of eight GPUs, in the cluster version")
+@processes_option
+@plots_option
+def main(options: Options) -> int:
     """Runs everything; 2 if what was asked for is not there."""
-    options = _parser().parse_args(arguments)
-    try:
-        data = _chosen(options)
-        options.out.mkdir(parents=True, exist_ok=True)
-    except (NotThere, OSError) as error:
-        print(f"bench.powercap: {error}", file=sys.stderr)
-        return 2
+    data = _chosen(options)
     with Parallel(n_jobs=options.processes) as pool:
         rows = _single_part(data, options, pool)
         _data_part(data, options.out)

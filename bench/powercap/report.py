@@ -3,7 +3,6 @@
 Owns columns, rows and how they print. Must not know how anything was measured.
 """
 
-import csv
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 from bench.powercap.single import Ceiling, Outcome
 from bench.powercap.zeus import Run
-from bench.text_tables import aligned
+from bench.tables import format_table, write_csv
 
 __all__ = ["MEAN", "ClusterRow", "Row", "cluster_table", "means", "models_table", "row", "rows_table", "write"]
 
@@ -126,12 +125,9 @@ def _cell(value: object) -> str:
 
 def write(path: Path, rows: Iterable[NamedTuple]) -> None:
     """A line a row, named by its fields."""
-    rows = list(rows)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if rows:
-            writer.writerow(rows[0]._fields)
-        writer.writerows([_cell(value) for value in one] for one in rows)
+    listed = list(rows)
+    columns = listed[0]._fields if listed else ()
+    write_csv(path, columns, ([_cell(value) for value in one] for one in listed))
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -141,88 +137,62 @@ def _number(value: float | None, digits: int = 1) -> str:
 def rows_table(rows: Iterable[Row], policy: str) -> str:
     """One policy, a line a job."""
     lines = [
-        (
-            one.model,
-            one.workload,
-            one.batch,
-            _number(one.oracle_limit_w, 0),
-            _number(one.main_limit_w, 0),
-            _number(one.saving_pct),
-            _number(one.oracle_pct),
-            _number(one.oracle_share_pct, 0),
-            _number(one.slowdown_pct, 2),
-            _number(one.slowdown_most_pct, 2),
-            one.promise_kept,
-        )
+        {
+            "model": one.model,
+            "workload": one.workload,
+            "batch": one.batch,
+            "oracle W": _number(one.oracle_limit_w, 0),
+            "ours W": _number(one.main_limit_w, 0),
+            "saving %": _number(one.saving_pct),
+            "oracle %": _number(one.oracle_pct),
+            "share %": _number(one.oracle_share_pct, 0),
+            "slower %": _number(one.slowdown_pct, 2),
+            "most %": _number(one.slowdown_most_pct, 2),
+            "kept": one.promise_kept,
+        }
         for one in rows
         if one.policy == policy
     ]
-    header = (
-        "model",
-        "workload",
-        "batch",
-        "oracle W",
-        "ours W",
-        "saving %",
-        "oracle %",
-        "share %",
-        "slower %",
-        "most %",
-        "kept",
-    )
-    return aligned(header, lines, words=2)
+    return format_table(None, lines, words=2)
 
 
 def models_table(rows: Iterable[Row]) -> str:
     """All policies, a line a GPU model."""
     lines = [
-        (
-            one.model,
-            one.policy,
-            _number(one.saving_pct, 2),
-            _number(one.oracle_pct, 2),
-            _number(one.oracle_share_pct),
-            _number(one.drawn_pct, 2),
-            _number(one.in_turn_bound_pct, 2),
-            _number(one.slowdown_pct, 2),
-            _number(one.slowdown_most_pct, 2),
-            one.promise_kept,
-        )
+        {
+            "model": one.model,
+            "policy": one.policy,
+            "saving %": _number(one.saving_pct, 2),
+            "oracle %": _number(one.oracle_pct, 2),
+            "share %": _number(one.oracle_share_pct),
+            "drawn %": _number(one.drawn_pct, 2),
+            "in turn %": _number(one.in_turn_bound_pct, 2),
+            "slower %": _number(one.slowdown_pct, 2),
+            "most %": _number(one.slowdown_most_pct, 2),
+            "kept": one.promise_kept,
+        }
         for one in rows
     ]
-    header = (
-        "model",
-        "policy",
-        "saving %",
-        "oracle %",
-        "share %",
-        "drawn %",
-        "in turn %",
-        "slower %",
-        "most %",
-        "kept",
-    )
-    return aligned(header, lines, words=2)
+    return format_table(None, lines, words=2)
 
 
 def cluster_table(rows: Iterable[ClusterRow]) -> str:
     """All policies at all levels."""
     lines = [
-        (
-            one.budgets,
-            _number(one.level_pct, 0),
-            one.policy,
-            _number(one.throughput_pct, 2),
-            _number(one.bound_pct, 2),
-            _number(one.gap_pct, 3),
-            _number(one.gap_most_pct, 3),
-            str(one.violations),
-            _number(one.seconds, 3),
-        )
+        {
+            "budgets": one.budgets,
+            "level %": _number(one.level_pct, 0),
+            "policy": one.policy,
+            "throughput %": _number(one.throughput_pct, 2),
+            "bound %": _number(one.bound_pct, 2),
+            "gap %": _number(one.gap_pct, 3),
+            "most %": _number(one.gap_most_pct, 3),
+            "exceeded": str(one.violations),
+            "s": _number(one.seconds, 3),
+        }
         for one in rows
     ]
-    header = ("budgets", "level %", "policy", "throughput %", "bound %", "gap %", "most %", "exceeded", "s")
-    return aligned(header, lines, words=3)
+    return format_table(None, lines, words=3)
 
 
 def sensitivity(rows: Mapping[str, Sequence[Row]], policy: str) -> str:
@@ -239,4 +209,4 @@ def sensitivity(rows: Mapping[str, Sequence[Row]], policy: str) -> str:
                 " ".join(mean[model].promise_kept for model in models if model in mean),
             )
         )
-    return aligned(("scatter of a window", *models, "slowest %", "kept"), lines, words=1)
+    return format_table(("scatter of a window", *models, "slowest %", "kept"), lines, words=1)

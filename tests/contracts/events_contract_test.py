@@ -1,9 +1,7 @@
 """What a driver announces and refuses, both ways over the same devices: events, rights, silence, a closed port."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.device_rig import A100, BRANCHES, H100, P100, T4, V100, WAYS, Rig, open_rig
+from tests.device_rig import A100, H100, P100, T4, V100, Rig, open_rig
 from tests.driver_latency import make_call_latency
 
 from eelgrid_agent.devices.port import (
@@ -20,18 +18,6 @@ from eelgrid_protos.messages import AbsenceReason, AccessLevel, Reading
 
 NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
 NOT_SAMPLED = Missing(AbsenceReason.NOT_SAMPLED)
-
-
-@pytest.fixture(params=[f"{way} {branch}" for branch in BRANCHES for way in WAYS])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    way, branch = request.param.split()
-    with open_rig(way, driver_version=branch) as rig:
-        yield rig
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def test_announcements_are_taken_once_and_from_the_first_call_on(rig: Rig) -> None:

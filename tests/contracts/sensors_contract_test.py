@@ -1,9 +1,7 @@
 """The dear half of the device port, both ways over the same devices, on several products and driver branches."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.device_rig import A30, A100, B200, BRANCHES, DEVICES, H100, T4, V100, WAYS, Rig, assert_in_range, open_rig
+from tests.device_rig import A30, A100, B200, DEVICES, H100, T4, V100, Rig, assert_in_range, open_rig
 
 from eelgrid_agent.devices.port import INSTANCE_READINGS, SLOW_READINGS, GpuProcess, Missing, NoPermission, ProcessKind
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
@@ -12,18 +10,6 @@ from eelgrid_protos.messages import AbsenceReason, AccessLevel, Reading
 NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
 NOT_SAMPLED = Missing(AbsenceReason.NOT_SAMPLED)
 MIB = 2**20
-
-
-@pytest.fixture(params=[f"{way} {branch}" for branch in BRANCHES for way in WAYS])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    way, branch = request.param.split()
-    with open_rig(way, driver_version=branch) as rig:
-        yield rig
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def branch_of(rig: Rig) -> int:

@@ -1,6 +1,7 @@
 """The fixture of the end-to-end tests, and the children's last words in the report of a failure."""
 
 import pytest
+from tests.certificates_rig import Authority
 from tests.e2e import installed
 from tests.e2e.processes import Cluster
 
@@ -10,6 +11,18 @@ def cluster(tmp_path):
     """An empty cluster; whatever the test starts in it ends with the test."""
     with Cluster(tmp_path) as found:
         yield found
+
+
+@pytest.fixture
+def parties(cluster):
+    """An authority, and a way to write a party's certificate of it; the cluster asks as an administrator."""
+    authority = Authority()
+
+    def party(who, *subject, **options):
+        return authority.write(cluster.folder / who, *subject, **options)
+
+    cluster.tls = party("admin", ("O", "eelgrid:admin"), ("CN", "root"))
+    return party
 
 
 @pytest.fixture(scope="session")

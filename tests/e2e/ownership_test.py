@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tests.certificates_rig import Authority
 from tests.e2e.processes import fleet_of, metric
 
 from eelgrid_protos import rpc, transport
@@ -12,18 +11,6 @@ from eelgrid_protos.messages import GetInventoryRequest, ReportProgressRequest
 
 NODE = {"cpu_milli": 64_000, "memory_bytes": 2**38, "gpus": [{"product": "a10", "count": 4}]}
 SUBMIT = ("submit", "--name", "job", "--gpus", "1", "--cpu", "1", "--memory", "1GiB")
-
-
-@pytest.fixture
-def parties(cluster):
-    """An authority, and a way to write a party's certificate of it; the cluster asks as an administrator."""
-    authority = Authority()
-
-    def party(who, *subject, **options):
-        return authority.write(cluster.folder / who, *subject, **options)
-
-    cluster.tls = party("admin", ("O", "eelgrid:admin"), ("CN", "root"))
-    return party
 
 
 def submitter(parties, name, *rights, **options):

@@ -7,7 +7,6 @@ import urllib.error
 import urllib.request
 
 import pytest
-from tests.certificates_rig import Authority
 from tests.e2e.processes import fleet_of, metric
 
 from eelgrid_protos import rpc, transport
@@ -17,18 +16,6 @@ from eelgrid_protos.messages import ListNodesRequest
 NODE = {"cpu_milli": 8000, "memory_bytes": 2**35, "gpus": [{"product": "a10", "count": 1}]}
 SUBMIT = ("submit", "--name", "job", "--gpus", "1", "--cpu", "1", "--memory", "1GiB")
 ROTATED_S = 60.0
-
-
-@pytest.fixture
-def parties(cluster):
-    """An authority, and a way to write a party's certificate of it; the cluster asks as an administrator."""
-    authority = Authority()
-
-    def party(who, *subject, **options):
-        return authority.write(cluster.folder / who, *subject, **options)
-
-    cluster.tls = party("admin", ("O", "eelgrid:admin"), ("CN", "root"))
-    return party
 
 
 def names(cluster, files):

@@ -1,13 +1,15 @@
 """A machine with the power half of the control port, a journal in memory, and everything that befalls them.
 
 A first-class fake: it refuses what a driver refuses, rounds as one rounds, and
-forgets with the driver what a driver forgets. `Fuse` ends the process of the
-agent between any two things that it does to the world.
+forgets with the driver what a driver forgets. Its crash points end the
+process of the agent between any two things that it does to the world.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from bench.fault_world import CrashPoints
 
 from eelgrid_agent.devices.port import (
     DeviceTimeout,
@@ -20,49 +22,10 @@ from eelgrid_agent.devices.port import (
     PowerSettings,
     UnknownGpu,
 )
-from eelgrid_agent.enforce.guard.events import DeviceRecord, DriverOrigin
-from eelgrid_agent.state_files import StateUnwritable
+from eelgrid_agent.enforce.guard.events import DriverOrigin
 from eelgrid_protos.catalogue.products import MigGeometry
 
-__all__ = ["Crash", "FakeMachine", "FakePart", "Fuse", "MemoryJournal"]
-
-
-class Crash(BaseException):
-    """The agent's process ends here."""
-
-
-class Fuse:
-    """Burns one unit at every point where a process may die; None never blows."""
-
-    def __init__(self, units: int | None = None) -> None:
-        self.units = units
-        self.burned = 0
-
-    def burn(self) -> None:
-        self.burned += 1
-        if self.units is not None and self.burned > self.units:
-            raise Crash
-
-
-class MemoryJournal:
-    """What is on the disk; `is_full` is a disk that takes nothing."""
-
-    def __init__(self, fuse: Fuse) -> None:
-        self.fuse = fuse
-        self.content: tuple[DeviceRecord, ...] = ()
-        self.is_full = False
-        self.stores = 0
-
-    def load(self) -> tuple[DeviceRecord, ...]:
-        return self.content
-
-    def store(self, records: tuple[DeviceRecord, ...]) -> None:
-        self.fuse.burn()
-        if self.is_full:
-            raise StateUnwritable("the disk is full; make room")
-        self.stores += 1
-        self.content = records
-        self.fuse.burn()
+__all__ = ["FakeMachine", "FakePart"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,9 +67,9 @@ class FakePart:
 class FakeMachine:
     """A node's devices as Control, and its world."""
 
-    def __init__(self, parts: dict[str, FakePart], fuse: Fuse) -> None:
+    def __init__(self, parts: dict[str, FakePart], crashes: CrashPoints) -> None:
         self.parts = parts
-        self.fuse = fuse
+        self.crashes = crashes
         self.now_ns = 1_000_000_000
         self.boots = 1
         self.loads = 1
@@ -266,7 +229,7 @@ class FakeMachine:
         part = self._answering(uuid)
         if self.is_forbidden:
             raise NoPermission(f"{uuid}: not as this user")
-        self.fuse.burn()
+        self.crashes()
         yield part
         part.writes.append((what, value))
-        self.fuse.burn()
+        self.crashes()

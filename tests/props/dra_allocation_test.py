@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.claims_rig import slices
 
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER as AGENT_DRIVER
-from eelgrid_agent.kubelet.resource_slices import build_resource_slices
 from eelgrid_controller.engines.kubernetes.claims.allocation import (
     BundleAllocation,
     ClaimBundle,
@@ -21,28 +21,9 @@ from eelgrid_controller.engines.kubernetes.claims.allocation import (
 from eelgrid_controller.engines.kubernetes.claims.cel import compile_selector
 from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAME, DevicePools, allocation_results
 from eelgrid_protos.catalogue.loader import load_catalogue
-from eelgrid_protos.messages import Gpu
 
 CATALOGUE = load_catalogue()
 PROFILES = ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", ""]
-
-
-def slices(node, gpus=2, *, generation=1, **changes):
-    product = CATALOGUE.products["h100-sxm5-80gb"]
-    found = [
-        Gpu(
-            uuid=f"GPU-{node}-{i}",
-            index=i,
-            product="H100",
-            model="H100",
-            catalogue_key=product.key,
-            mig_capable=True,
-            memory_bytes=product.memory_bytes,
-            **changes,
-        )
-        for i in range(gpus)
-    ]
-    return list(build_resource_slices(node, found, CATALOGUE, conditions={}, is_changeable=True, generation=generation))
 
 
 def want(profile="1g.10gb", count=1, *, request="r", devices=()):

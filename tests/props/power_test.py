@@ -9,9 +9,9 @@ crash and a new start every device that nobody else changed is as it was found.
 from collections import Counter
 
 import pytest
+from bench.fault_world import Crash
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.fakes.power_device import Crash
 from tests.power_rig import LIMITS, Rig, fake, plan_of, setting, simulated
 
 from eelgrid_agent.enforce.guard.events import CommandFailure, RestoreDevice, SetDeviceLimit, WriteCause
@@ -148,7 +148,7 @@ class Life:
             assert (lock, profile) == (None, None), uuid
             if uuid not in self.foreign:
                 assert limit_w == self.default[uuid][0], uuid
-        assert self.rig.journal.content == ()
+        assert self.rig.journal.records == ()
         self.check_repairs()
 
     def check_repairs(self) -> None:
@@ -282,7 +282,7 @@ def points(make) -> int:
         "RestoreDevice",
     }
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
-    return rig.machine.fuse.burned
+    return rig.machine.crashes.passed
 
 
 @pytest.mark.parametrize("make", [fake, simulated])
@@ -291,14 +291,14 @@ def test_a_crash_anywhere_leaves_nothing_behind(make):
     assert total > 60
     for units in range(total):
         rig = Rig(make(DEVICES))
-        rig.machine.fuse.units = units
+        rig.machine.crashes.at = units
         with pytest.raises(Crash):
             script(rig)
         changed["with"] += any(rig.machine.shown(uuid) != rig.found[uuid] for uuid in rig.machine.uuids)
         foreign = {event.gpu_uuid for event in rig.events if event.kind is NodeEventKind.SETTING_DRIFT}
         # Putting back may be cut short as well, at any of its own points.
         for again in (units % 5, units % 3):
-            rig.machine.fuse.units = rig.machine.fuse.burned + again
+            rig.machine.crashes.arm(again)
             try:
                 rig.start()
             except Crash:
@@ -311,14 +311,14 @@ def test_a_crash_anywhere_leaves_nothing_behind(make):
             assert (lock, profile) == (None, None), units
             # Between the foreign write and its repair the limit is somebody else's.
             assert limit_w == rig.found[uuid][0] or (uuid == one and limit_w in {350.0, 420.0}), (units, foreign)
-        assert rig.journal.content == (), units
+        assert rig.journal.records == (), units
     assert changed["with"] > 30
 
 
 @pytest.mark.parametrize("units", range(0, 40, 3))
 def test_a_crash_after_which_the_machine_boots_restores_nothing(units):
     rig = Rig(fake(DEVICES))
-    rig.machine.fuse.units = units
+    rig.machine.crashes.at = units
     with pytest.raises(Crash):
         script(rig)
     rig.machine.reboot()
@@ -326,7 +326,7 @@ def test_a_crash_after_which_the_machine_boots_restores_nothing(units):
     rig.crash()
     assert not [c for c in rig.commands[before:] if not isinstance(c, RestoreDevice) and hasattr(c, "gpu_uuid")]
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
 
 
 def test_the_status_of_a_setting_is_never_applied_before_it_is():

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from tests.access_rig import READS
 from tests.controller_rig import MemoryJournal, inventory, running, wanted
 from tests.unit.loop_test import looping
 
@@ -46,19 +47,6 @@ from eelgrid_protos.rpc import OPERATOR_SERVICE
 LOG = logging.getLogger("test.audit")
 ALICE = Caller("O=eelgrid:submitter,CN=alice", frozenset({Role.SUBMITTER}), user="alice")
 PATH = "/eelgrid.v1.OperatorService/"
-READS = (
-    "Get",
-    "List",
-    "Watch",
-    "Explain",
-    "Export",
-    "Query",
-    "Recommend",
-    "Imagine",
-    "WhatIf",
-    "PlanCapacity",
-    "WhoAmI",
-)
 
 
 def entry(number=0, **changes):

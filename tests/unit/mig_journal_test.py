@@ -1,7 +1,7 @@
 """The MIG journal's file: whole or not there, and never guessed from."""
 
 import pytest
-from bench.mig_device import Crash
+from bench.fault_world import Crash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

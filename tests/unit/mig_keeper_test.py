@@ -1,7 +1,8 @@
 """The keeper of layouts: an answer every time, adoption, leases, and what a boot, a driver and a reset take."""
 
 import pytest
-from bench.mig_device import Hook, MemoryJournal, MigDevice
+from bench.fault_world import CrashPoints, MemoryJournal
+from bench.mig_device import MigDevice
 from bench.naive_partitioner import State
 from bench.node_crashes import spelled
 from tests.mig_rig import FOUR, G3, G4, H100, ONE, THREE, applied, refused
@@ -18,7 +19,7 @@ class Machine:
     """One GPU on which these stand, and what its agent has for a keeper."""
 
     def __init__(self, *instances, mig_enabled=True, journal=None):
-        self.device = MigDevice(H100, Hook(), mig_enabled=mig_enabled)
+        self.device = MigDevice(H100, CrashPoints(), mig_enabled=mig_enabled)
         self.journal = journal or MemoryJournal(lambda _: None)
         self.boot = "boot-1/7"
         for instance in instances:

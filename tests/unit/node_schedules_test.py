@@ -4,9 +4,9 @@ import csv
 from dataclasses import replace
 
 import pytest
+from bench.fault_world import Tally
 from bench.node import CHECKS, Check, main
 from bench.node_schedules import check_schedules, run_schedule
-from bench.node_transitions import Tally
 from bench.schedule_agent import keeper_over
 from bench.schedule_world import World
 

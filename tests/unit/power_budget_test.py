@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.fakes.power_device import FakeMachine, FakePart, Fuse
+from bench.fault_world import CrashPoints
+from tests.fakes.power_device import FakeMachine, FakePart
 from tests.power_rig import Rig, SimulatedMachine, fake, plan_of, setting, simulated
 
 from eelgrid_agent.enforce.guard.power_budget import BudgetState, DeviceDraw, step_budget
@@ -61,7 +62,7 @@ def test_a_sudden_full_load_is_under_the_budget_within_a_second(make, budget_w):
     load_all(rig, 0.0)
     watch.run(60.0)
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -93,7 +94,7 @@ def test_it_is_kept_after_the_lease_too():
 
 
 def test_a_sensor_that_shows_the_last_second_s_mean_does_not_wind_it_down():
-    machine = SimulatedMachine(("h100-sxm5-80gb",) * 8, Fuse(), driver_version="515.105.01")
+    machine = SimulatedMachine(("h100-sxm5-80gb",) * 8, CrashPoints(), driver_version="515.105.01")
     rig = Rig(machine, local=LocalPolicy(power_budget_w=3000.0, enforce=True))
     watch = Watch(rig, 3000.0)
     load_all(rig, 700.0)
@@ -119,7 +120,7 @@ def test_a_part_that_draws_more_than_its_limit_is_lowered_by_what_it_overdraws()
         def power_w(self):
             return max(self.idle_w, min(self.demand_w, self.enforced_w + 30.0))
 
-    machine = FakeMachine({f"GPU-{number}": Overdrawing() for number in range(4)}, Fuse())
+    machine = FakeMachine({f"GPU-{number}": Overdrawing() for number in range(4)}, CrashPoints())
     rig = Rig(machine, local=LocalPolicy(power_budget_w=1600.0, enforce=True))
     load_all(rig, 700.0)
     rig.cycle(40)
@@ -239,7 +240,7 @@ def rangeless(count=4):
     """Devices of which the first does not tell between what its limit may be."""
     parts = {f"GPU-{number}": FakePart() for number in range(count)}
     parts["GPU-0"] = FakePart(min_w=None, max_w=None)
-    return FakeMachine(parts, Fuse())
+    return FakeMachine(parts, CrashPoints())
 
 
 def test_a_part_that_tells_no_range_is_told_once_counted_and_made_up_for_by_the_others():

@@ -1,7 +1,8 @@
 """Power settings on a device: each rule of the guard, carried out on the fake and on the simulated node."""
 
 import pytest
-from tests.fakes.power_device import Crash, FakeMachine, FakePart, Fuse
+from bench.fault_world import Crash, CrashPoints
+from tests.fakes.power_device import FakeMachine, FakePart
 from tests.power_rig import Rig, fake, plan_of, setting, settled, simulated
 
 from eelgrid_agent.devices.port import PowerSettings
@@ -31,7 +32,7 @@ def test_a_setting_is_applied_when_it_was_read_back_and_put_back_when_the_lease_
     assert rig.guard.pop_answer() is None
     rig.cycle(60)
     assert {uuid: rig.machine.shown(uuid) for uuid in rig.machine.uuids} == rig.found
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
     assert rig.status(one) == (REFUSED, "lease")
     assert rig.kinds() == [NodeEventKind.LEASE_EXPIRED, NodeEventKind.SETTING_RESTORED]
 
@@ -39,10 +40,10 @@ def test_a_setting_is_applied_when_it_was_read_back_and_put_back_when_the_lease_
 def test_nothing_is_written_before_the_journal_holds_what_was_there(rig):
     one = rig.machine.uuids[0]
     rig.offer(plan_of(setting(one, 650.0)))
-    rig.machine.fuse.units = rig.machine.fuse.burned + 2  # the journal is on the disk, the write is not made
+    rig.machine.crashes.arm(2)  # the journal is on the disk, the write is not made
     with pytest.raises(Crash):
         rig.cycle()
-    (record,) = rig.journal.content
+    (record,) = rig.journal.records
     assert (record.gpu_uuid, record.found_w, record.limits_w) == (one, 700.0, (650.0,))
     assert record.origin == rig.machine.origin()
     assert rig.limit_w(one) == 700.0
@@ -101,7 +102,7 @@ def test_a_gang_gets_the_lowest_limit_asked_for_any_of_it(rig):
 
 def test_a_gang_whose_members_have_no_common_limit_is_refused():
     parts = {"GPU-0": FakePart(), "GPU-1": FakePart(default_w=150.0, min_w=100.0, max_w=150.0)}
-    rig = Rig(FakeMachine(parts, Fuse()))
+    rig = Rig(FakeMachine(parts, CrashPoints()))
     settled(rig, setting("GPU-0", 120.0), gangs=(("GPU-0", "GPU-1"),))
     assert rig.status("GPU-0") == rig.status("GPU-1") == (REFUSED, "gang")
     assert [part.writes for part in parts.values()] == [[], []]
@@ -120,7 +121,7 @@ def test_a_change_by_somebody_else_is_repaired_and_at_last_given_up(rig):
     assert rig.status(one) == (REFUSED, "drift")
     assert rig.kinds().count(NodeEventKind.ENFORCEMENT_SUSPENDED) == 1
     assert rig.guard.repairs_total == {"limit": 3}
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
     rig.offer(plan_of(setting(one, 300.0)))
     rig.cycle(3)
     assert rig.limit_w(one) == 450.0
@@ -148,7 +149,7 @@ def test_a_reload_is_no_drift_and_everything_is_set_again(rig):
         rig.cycle(4)
         assert rig.machine.shown(one) == (500.0, (600, 1500), None)
     assert not rig.guard.repairs_total
-    (record,) = rig.journal.content
+    (record,) = rig.journal.records
     assert record.origin == rig.machine.origin()
     rig.cycle(80)
     assert rig.machine.shown(one) == rig.found[one]
@@ -195,12 +196,12 @@ def test_without_permission_it_is_refused_by_name_and_not_tried_for_ever(rig):
     assert len(rig.written(one)) == 1
     rig.machine.forbid(is_forbidden=False)
     rig.cycle(60)
-    assert (rig.machine.shown(one), rig.journal.content) == (rig.found[one], ())
+    assert (rig.machine.shown(one), rig.journal.records) == (rig.found[one], ())
 
 
 def test_a_part_that_locks_no_clocks_and_one_that_tells_no_limits():
     parts = {"GPU-0": FakePart(can_lock=False), "GPU-1": FakePart(min_w=None, max_w=None)}
-    rig = Rig(FakeMachine(parts, Fuse()))
+    rig = Rig(FakeMachine(parts, CrashPoints()))
     settled(rig, setting("GPU-0", 500.0, sm_clock_min_mhz=600, sm_clock_max_mhz=900), setting("GPU-1", 500.0))
     assert rig.status("GPU-0") == rig.status("GPU-1") == (REFUSED, "not-supported")
     assert rig.limit_w("GPU-0") == 500.0
@@ -211,7 +212,7 @@ def test_a_part_that_locks_no_clocks_and_one_that_tells_no_limits():
 
 def test_a_power_profile_is_set_and_the_one_before_comes_back():
     parts = {"GPU-0": FakePart(profiles=(0, 1, 7), profile=None), "GPU-1": FakePart()}
-    machine = FakeMachine(parts, Fuse())
+    machine = FakeMachine(parts, CrashPoints())
     parts["GPU-0"].profile = 1
     rig = Rig(machine)
     settled(rig, setting("GPU-0", power_profile=7), setting("GPU-1", power_profile=7))

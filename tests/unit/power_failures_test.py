@@ -70,10 +70,10 @@ def test_a_restore_that_fails_is_tried_again_and_kept_for_the_next_start(rig):
     rig.cycle(400)
     assert rig.limit_w(one) == 500.0
     assert rig.kinds().count(NodeEventKind.ENFORCEMENT_SUSPENDED) == 1
-    assert len(rig.journal.content) == 1
+    assert len(rig.journal.records) == 1
     rig.machine.forbid(is_forbidden=False)
     rig.crash()
-    assert (rig.machine.shown(one), rig.journal.content) == (rig.found[one], ())
+    assert (rig.machine.shown(one), rig.journal.records) == (rig.found[one], ())
 
 
 def test_a_clean_stop_puts_everything_back_at_once_from_the_journal(rig):
@@ -86,7 +86,7 @@ def test_a_clean_stop_puts_everything_back_at_once_from_the_journal(rig):
     rig.stop()
     assert rig.machine.shown(one) == rig.found[one]
     assert rig.limit_w(other) == 333.0
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
 
 
 def test_the_guard_s_own_stop_orders_the_same_and_nothing_afterwards(rig):
@@ -95,7 +95,7 @@ def test_the_guard_s_own_stop_orders_the_same_and_nothing_afterwards(rig):
     assert rig.machine.shown(one) == rig.found[one]
     rig.cycle(3)
     assert rig.machine.shown(one) == rig.found[one]
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
 
 
 def test_after_a_crash_a_device_that_shows_another_value_is_left_alone_and_told(rig):
@@ -104,8 +104,8 @@ def test_after_a_crash_a_device_that_shows_another_value_is_left_alone_and_told(
     rig.crash()
     assert (rig.limit_w(one), rig.limit_w(other)) == (444.0, 700.0)
     assert NodeEventKind.SETTING_DRIFT in rig.kinds()
-    assert "set by another program, left alone" in next(e.detail for e in rig.events if e.gpu_uuid == one)
-    assert rig.journal.content == ()
+    assert "set else's, left alone" in next(e.detail for e in rig.events if e.gpu_uuid == one)
+    assert rig.journal.records == ()
 
 
 @pytest.mark.parametrize("befalls", ["reload", "reboot"])
@@ -117,7 +117,7 @@ def test_after_a_reload_or_a_reboot_there_is_nothing_to_put_back(rig, befalls):
     rig.crash()
     assert rig.limit_w(one) == 500.0
     assert not [c for c in rig.commands[before:] if isinstance(c, SetDeviceLimit | UnlockClocks)]
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
 
 
 def test_a_device_that_is_silent_at_the_start_is_put_back_when_it_answers(rig):
@@ -125,10 +125,10 @@ def test_a_device_that_is_silent_at_the_start_is_put_back_when_it_answers(rig):
     rig.machine.hang(one)
     rig.crash()
     rig.cycle(100)
-    assert len(rig.journal.content) == 1
+    assert len(rig.journal.records) == 1
     rig.machine.restore(one)
     rig.cycle(3)
-    assert (rig.machine.shown(one), rig.journal.content) == (rig.found[one], ())
+    assert (rig.machine.shown(one), rig.journal.records) == (rig.found[one], ())
 
 
 def test_a_write_that_timed_out_and_was_made_is_known_for_ours():
@@ -154,7 +154,7 @@ def test_a_stop_puts_back_what_a_batch_under_way_may_have_changed(rig):
     last = rig.guard.stop()
     rig.carry_out((*under_way, *last))
     rig.carry_out(())
-    assert (rig.machine.shown(one), rig.journal.content) == (rig.found[one], ())
+    assert (rig.machine.shown(one), rig.journal.records) == (rig.found[one], ())
 
 
 def test_what_could_not_be_journalled_was_not_found_either(rig):
@@ -190,11 +190,11 @@ def test_a_journal_that_could_not_be_emptied_is_emptied_when_the_disk_has_room(r
     rig.journal.is_full = True
     rig.offer(plan_of())
     rig.cycle(4)
-    assert (rig.machine.shown(one), len(rig.journal.content)) == (rig.found[one], 1)
+    assert (rig.machine.shown(one), len(rig.journal.records)) == (rig.found[one], 1)
     assert rig.guard.has_work
     rig.journal.is_full = False
     rig.cycle()
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
     assert not rig.guard.has_work
 
 
@@ -205,7 +205,7 @@ def test_so_it_is_at_a_stop(rig):
     rig.cycle(2)
     rig.journal.is_full = False
     rig.carry_out(rig.guard.stop())
-    assert rig.journal.content == ()
+    assert rig.journal.records == ()
 
 
 def test_a_restore_is_tried_for_as_long_as_it_takes(rig):
@@ -215,7 +215,7 @@ def test_a_restore_is_tried_for_as_long_as_it_takes(rig):
     assert rig.limit_w(one) == 500.0
     rig.machine.forbid(is_forbidden=False)
     rig.cycle(61)
-    assert (rig.machine.shown(one), rig.journal.content) == (rig.found[one], ())
+    assert (rig.machine.shown(one), rig.journal.records) == (rig.found[one], ())
 
 
 def test_a_reset_that_leaves_our_limit_because_it_is_the_default_too_is_known_by_the_energy_counter(rig):
@@ -228,7 +228,7 @@ def test_a_reset_that_leaves_our_limit_because_it_is_the_default_too_is_known_by
     rig.cycle()
     rig.machine.restore(one)
     rig.cycle(60)
-    assert (rig.limit_w(one), rig.journal.content) == (700.0, ())
+    assert (rig.limit_w(one), rig.journal.records) == (700.0, ())
 
 
 def test_a_profile_that_cannot_be_read_any_more_is_neither_drift_nor_forgotten():
@@ -236,11 +236,11 @@ def test_a_profile_that_cannot_be_read_any_more_is_neither_drift_nor_forgotten()
     one = settled(rig, setting(rig.machine.uuids[0], power_profile=5))[0]
     rig.machine.forbid()
     rig.cycle(80)
-    assert (rig.machine.shown(one)[2], len(rig.journal.content)) == (5, 1)
+    assert (rig.machine.shown(one)[2], len(rig.journal.records)) == (5, 1)
     assert not rig.guard.repairs_total
     rig.machine.forbid(is_forbidden=False)
     rig.cycle(61)
-    assert (rig.machine.shown(one), rig.journal.content) == (rig.found[one], ())
+    assert (rig.machine.shown(one), rig.journal.records) == (rig.found[one], ())
 
 
 def test_a_budget_does_not_wait_once_the_disk_has_room():

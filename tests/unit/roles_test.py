@@ -5,6 +5,7 @@ import datetime as dt
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from tests.access_rig import READS
 from tests.certificates_rig import Authority
 
 from eelgrid_agent.node.node_service import METHOD_ROLES as NODE_NEEDS
@@ -15,19 +16,6 @@ from eelgrid_protos.certificate import SUBJECT_SHOWN_MOST, read_certificate
 from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, build_caller, check_node
 from eelgrid_protos.rpc import AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE
 
-READS = (
-    "Get",
-    "List",
-    "Watch",
-    "Explain",
-    "Export",
-    "Query",
-    "Recommend",
-    "Imagine",
-    "WhatIf",
-    "PlanCapacity",
-    "WhoAmI",
-)
 PERMIT, REQUIRE = RoleRules(), RoleRules(demanded=True)
 LADDER = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
 SUBMIT = "/eelgrid.v1.OperatorService/SubmitWorkload"
