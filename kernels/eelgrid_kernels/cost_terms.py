@@ -65,7 +65,7 @@ class ModelGpus(NamedTuple):
     open_w: float  # the least that waking one adds, rounded
 
 
-class GpuChange(NamedTuple):
+class FreeShareChange(NamedTuple):
     """So many GPUs of a model go from one free amount to another, in milli."""
 
     model: int
@@ -74,7 +74,7 @@ class GpuChange(NamedTuple):
     becomes: int
 
 
-NO_CHANGE = GpuChange(0, 0, 0, 0)
+NO_CHANGE = FreeShareChange(0, 0, 0, 0)
 
 
 @kernel_sum
@@ -199,7 +199,7 @@ def gain_after(run: EngineArrays, row: int, cpu_free: int, slot: int, kind: int)
 
 
 @inlined_kernel
-def _served_milli(run: EngineArrays, row: int, cpu_free: int, change: GpuChange) -> int:
+def _served_milli(run: EngineArrays, row: int, cpu_free: int, change: FreeShareChange) -> int:
     """Weighted milli-GPU that the mix can use with so much free CPU after a change of GPUs."""
     groups, family = run.groups, run.shapes[run.states[row].shape_row].family
     level = served_level(groups, cpu_free)
@@ -327,7 +327,7 @@ def compute_added_terms(
         if several:
             served = _served_after_several(run, kind, row)
         else:
-            served = _served_milli(run, row, cpu_left, GpuChange(model, count, was, was - milli))
+            served = _served_milli(run, row, cpu_left, FreeShareChange(model, count, was, was - milli))
         fragments = -gpu_asked * scalars.mix_weight - (served - state.served)
     if scalars.weights[LOOKAHEAD] != 0.0:
         if exact:
