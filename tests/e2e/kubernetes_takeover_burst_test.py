@@ -27,8 +27,8 @@ def planned(pods):
     return [one for one in pods if ANNOTATION_PLAN in (one["metadata"].get("annotations") or {})]
 
 
-async def burst(cluster):
-    for index in range(BURST):
+async def burst(cluster, pods=range(BURST)):
+    for index in pods:
         await cluster.create(PODS, pod(f"p{index:02d}"))
 
 
@@ -70,11 +70,12 @@ async def in_a_burst(fake, tmp_path, *, agents=False, journal="empty"):
             await rig.join(*(inventory(name, gpus=GPUS, agent_version="1") for name in NODE_NAMES))
         if journal == "older":
             shutil.copytree(tmp_path / "first", tmp_path / "second", ignore=shutil.ignore_patterns("*lock*"))
-        making = asyncio.create_task(burst(cluster))
+        making = asyncio.create_task(burst(cluster, range(BURST // 2)))
         await until(cluster, lambda pods: len(planned(pods)) >= BURST // 3)
         frozen(rig)
         async with running(tmp_path / "second", kubernetes=config(fake, tmp_path)) as second:
             await making
+            await burst(cluster, range(BURST // 2, BURST))
             if agents:
                 # They reach the new leader when it leads, as by a Service: what it planned by then was by index.
                 await until(cluster, lambda pods: len(planned(pods)) > BURST // 2)
