@@ -87,7 +87,7 @@ def split_names(text: str, known: Sequence[str]) -> tuple[str, ...]:
         return tuple(known)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise Unusable(f"{', '.join(unknown) or 'nothing'}: take some of {', '.join(known)}")
+        raise Unusable(f"unknown: {', '.join(unknown) or 'nothing given'}; choose from {', '.join(known)}")
     return names
 
 
