@@ -28,7 +28,7 @@ async def two_pods():
             LeaderLabelReconciler(
                 ClusterContext(
                     cluster=cluster,
-                    elector=SimpleNamespace(term=lambda: None, holder="", hear=lambda _: None),
+                    elector=SimpleNamespace(term=lambda: None, holder="", add_listener=lambda _: None),
                     identity="test",
                     clock=Clock(),
                     rng=random.Random(1),

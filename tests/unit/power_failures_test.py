@@ -104,7 +104,7 @@ def test_after_a_crash_a_device_that_shows_another_value_is_left_alone_and_told(
     rig.crash()
     assert (rig.limit_w(one), rig.limit_w(other)) == (444.0, 700.0)
     assert NodeEventKind.SETTING_DRIFT in rig.kinds()
-    assert "set else's, left alone" in next(e.detail for e in rig.events if e.gpu_uuid == one)
+    assert "set by another program, left alone" in next(e.detail for e in rig.events if e.gpu_uuid == one)
     assert rig.journal.records == ()
 
 

@@ -23,7 +23,7 @@ class LeaderLabelReconciler(Reconciler[str]):
         super().__init__(context, "label")
         self._name, self._namespace = name, namespace
         self._leads = False
-        context.elector.add_listener(self.turned)
+        context.elector.add_listener(self.on_term)
 
     def is_ready(self) -> bool:
         """Also while another leads: the label is to be removed then."""
@@ -33,7 +33,7 @@ class LeaderLabelReconciler(Reconciler[str]):
         """A container that restarts in its pod may find the label of the process before it."""
         self.queue.add(self._name)
 
-    def turned(self, term: LeadershipTerm | None) -> None:
+    def on_term(self, term: LeadershipTerm | None) -> None:
         """A term begins, or ends."""
         self._leads = term is not None
         self.queue.add(self._name)
