@@ -100,7 +100,7 @@ def alike(savings, twin):
     """Every place, every count and the watts of both plans."""
     figures = savings.figures()
     for key, replica in twin.here.keys() | twin.there.keys():
-        place = savings._best_fit.place(key, replica)
+        place = savings._best_fit.get_place(key, replica)
         assert (place and place[:2]) == twin.there.get((key, replica)), (key, replica)
     both = twin.here.keys() & twin.there.keys()
     alone = {EELGRID: twin.here.keys() - both, BEST_FIT: twin.there.keys() - both, BOTH: both}

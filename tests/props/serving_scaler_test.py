@@ -44,12 +44,12 @@ def play(scaler, state, rates, *, began_s=0.0, ready=True, **facts):
     targets, at_s = [], began_s
     for rate_hz in rates:
         at_s += EVERY_S
-        state, decision = scaler.step(state, LoadObserved(at_s, rate_hz, **facts))
+        state, decision = scaler.scale_replicas(state, LoadObserved(at_s, rate_hz, **facts))
         assert decision.replicas == state.target
         assert decision.reason
         targets.append(state.target)
         if ready:
-            state, _ = scaler.step(state, ReplicasReady(at_s, state.target))
+            state, _ = scaler.scale_replicas(state, ReplicasReady(at_s, state.target))
     return state, targets, at_s
 
 

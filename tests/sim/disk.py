@@ -127,7 +127,7 @@ class Unreliable:
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keeps it where there is room."""
         self.probe()
-        self.inner.checkpoint(checkpoint)
+        self.inner.write_checkpoint(checkpoint)
 
     def check_files(self) -> None:
         """As it stands."""

@@ -115,7 +115,7 @@ def test_it_forwards_asks_and_leaves_nothing(run):
 def test_what_kubectl_says_is_told(run):
     done, _ = run("nodes", REFUSES="1")
     assert done.returncode == 1
-    assert "no way to service/eelgrid-controller" in done.stderr
+    assert "cannot forward a port to service/eelgrid-controller" in done.stderr
     assert "services not found" in done.stderr
     done, _ = run("nodes", SECRET=json.dumps({"data": {"tls.crt": ""}}))
     assert "lacks ca.crt, tls.key" in done.stderr

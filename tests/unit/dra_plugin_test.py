@@ -124,7 +124,7 @@ def test_who_is_not_there_and_who_is_somebody_else_is_not_talked_to(objects, tmp
         with pytest.raises(ApiUnreachable, match=r"(?i)certificate"):
             client(objects, url, waits).get("/api")
         assert waits == []
-    with pytest.raises(ApiUnreachable, match="no address"):
+    with pytest.raises(ApiUnreachable, match="is not the address of an API server"):
         client(objects, "http://localhost:1")
     (objects.folder / "token").unlink()
     with objects.serving() as url, pytest.raises(ApiUnreachable, match="token"):

@@ -57,7 +57,7 @@ def revision(store):
 
 
 def forget(store, age_s):
-    while store.forget(now_s=BEGIN_S + age_s):
+    while store.prune_rows(now_s=BEGIN_S + age_s):
         pass
 
 

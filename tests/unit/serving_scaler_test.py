@@ -34,19 +34,19 @@ def _scaler(**limits):
 def _steady(scaler, rate_hz, windows=40, *, begun=None, **facts):
     state = scaler.initial_state(math.ceil(rate_hz / 10.0) if begun is None else begun)
     for number in range(windows):
-        state, _ = scaler.step(state, LoadObserved(15.0 * (number + 1), rate_hz, **facts))
-        state, _ = scaler.step(state, ReplicasReady(15.0 * (number + 1), state.target))
+        state, _ = scaler.scale_replicas(state, LoadObserved(15.0 * (number + 1), rate_hz, **facts))
+        state, _ = scaler.scale_replicas(state, ReplicasReady(15.0 * (number + 1), state.target))
     return state, 15.0 * windows
 
 
 def test_it_rises_at_once_and_says_why():
     scaler = _scaler()
     state, at_s = _steady(scaler, 40.0)
-    state, decision = scaler.step(state, LoadObserved(at_s + 15.0, 80.0))
+    state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 15.0, 80.0))
     assert decision.replicas >= 8
     assert decision.reason.startswith("up: ")
     assert state.phase is ScalerPhase.RISING
-    state, decision = scaler.step(state, ReplicasReady(at_s + 60.0, state.target))
+    state, decision = scaler.scale_replicas(state, ReplicasReady(at_s + 60.0, state.target))
     assert state.phase is ScalerPhase.STEADY
     assert "serve" in decision.reason
 
@@ -57,10 +57,10 @@ def test_a_rise_is_bounded_within_one_start():
     first = state.target
     most = 2 * first + 2
     for number in range(1, 5):
-        state, decision = scaler.step(state, LoadObserved(at_s + 15.0 * number, 2000.0))
+        state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 15.0 * number, 2000.0))
         assert state.target <= most
         assert f"{most} at most for now" in decision.reason
-    state, _ = scaler.step(state, LoadObserved(at_s + 90.0, 2000.0))
+    state, _ = scaler.scale_replicas(state, LoadObserved(at_s + 90.0, 2000.0))
     assert state.target == min(64, 2 * most + 2)
 
 
@@ -68,7 +68,7 @@ def test_what_waits_is_served_beside_what_comes():
     scaler = _scaler(drain_s=30.0)
     state, at_s = _steady(scaler, 40.0)
     # The output has stalled at what four replicas give; arrivals are counted, and 1500 wait.
-    state, decision = scaler.step(state, LoadObserved(at_s + 15.0, 40.0, waiting=1500.0, waiting_growth=600.0))
+    state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 15.0, 40.0, waiting=1500.0, waiting_growth=600.0))
     assert state.target == 4 + 5
     assert "1500 wait" in decision.reason
 
@@ -78,7 +78,7 @@ def test_a_broken_promise_asks_for_one_more_a_start():
     state, at_s = _steady(scaler, 40.0)
     targets = []
     for number in range(1, 9):
-        state, decision = scaler.step(state, LoadObserved(at_s + 15.0 * number, 40.0, is_promise_broken=True))
+        state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 15.0 * number, 40.0, is_promise_broken=True))
         targets.append(state.target)
         assert "the promise is broken" in decision.reason or number not in {1, 5}
     assert targets == [5] * 4 + [6] * 4
@@ -90,14 +90,14 @@ def test_it_falls_late_little_and_never_in_the_dark():
     high = state.target
     falls = []
     for number in range(1, 41):
-        state, decision = scaler.step(state, LoadObserved(at_s + 15.0 * number, 50.0))
+        state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 15.0 * number, 50.0))
         falls.append((state.target, decision.reason))
     assert falls[2][0] == high  # still within the look-back
     dropped = [a - b for (a, _), (b, _) in itertools.pairwise(falls) if b < a]
     assert max(dropped) <= high // 4
     assert any(reason.startswith("down: ") for _, reason in falls)
     assert any("cooling" in reason for _, reason in falls)
-    state, decision = scaler.step(state, ScalerTick(at_s + 3000.0))
+    state, decision = scaler.scale_replicas(state, ScalerTick(at_s + 3000.0))
     assert state.phase is ScalerPhase.BLIND
     assert "blind" in decision.reason
 
@@ -114,7 +114,7 @@ def test_a_young_scaler_takes_nothing_away():
 def test_a_window_that_is_none_changes_nothing(event):
     scaler = _scaler()
     state, _ = _steady(scaler, 40.0, windows=1)
-    after, decision = scaler.step(state, event)
+    after, decision = scaler.scale_replicas(state, event)
     assert after == state
     assert "nothing changes" in decision.reason
 
@@ -122,9 +122,9 @@ def test_a_window_that_is_none_changes_nothing(event):
 def test_a_tick_in_time_is_nothing():
     scaler = _scaler()
     state, at_s = _steady(scaler, 40.0)
-    assert scaler.step(state, ScalerTick(at_s + 59.0))[0] is state
+    assert scaler.scale_replicas(state, ScalerTick(at_s + 59.0))[0] is state
     fresh = scaler.initial_state(3)
-    assert scaler.step(fresh, ScalerTick(1e9))[0] is fresh  # nothing was ever known: nothing is stale
+    assert scaler.scale_replicas(fresh, ScalerTick(1e9))[0] is fresh  # nothing was ever known: nothing is stale
 
 
 def test_with_the_queueing_model_the_promise_is_kept():
