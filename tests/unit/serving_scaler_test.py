@@ -68,7 +68,9 @@ def test_what_waits_is_served_beside_what_comes():
     scaler = _scaler(drain_s=30.0)
     state, at_s = _steady(scaler, 40.0)
     # The output has stalled at what four replicas give; arrivals are counted, and 1500 wait.
-    state, decision = scaler.scale_replicas(state, LoadObserved(at_s + 15.0, 40.0, waiting=1500.0, waiting_growth=600.0))
+    state, decision = scaler.scale_replicas(
+        state, LoadObserved(at_s + 15.0, 40.0, waiting=1500.0, waiting_growth=600.0)
+    )
     assert state.target == 4 + 5
     assert "1500 wait" in decision.reason
 

@@ -47,7 +47,7 @@ def _pods(units: Iterable[PlacementUnit]) -> tuple[dict[str, float], int]:
     """Pods behind our gate by the reason, and pods that are pinned and not bound yet."""
     waiting, pinned = Counter(dict.fromkeys(WAIT_REASONS, 0)), 0
     for unit in units:
-        is_whole = len(unit.alive) >= unit.size
+        is_whole = len(unit.active_members) >= unit.size
         for member in unit.members.values():
             if member.is_waiting:
                 waiting[_reason(unit, member, is_whole=is_whole)] += 1

@@ -341,7 +341,7 @@ class ClaimAllocator:
             # The server has judged: it was not written.
             self.book.revert_decision(uid)
             wait_s = max(wait_s, self.settings.busy_s)
-            for member in unit.alive:
+            for member in unit.active_members:
                 self.room.reserve_pod(member.pod, "")
             for member in unit.alive_by_name[:1]:
                 self._record_event(member, f"cannot be given its devices: {why}", is_warning=True)

@@ -85,7 +85,7 @@ class ClaimUnit(PodGroup[ClaimMember]):
     @property
     def alive_by_name(self) -> list[ClaimMember]:
         """Members that have not ended, by name."""
-        return sorted(self.alive, key=lambda one: (one.key, one.pod.uid))
+        return sorted(self.active_members, key=lambda one: (one.key, one.pod.uid))
 
 
 class ClaimDecision(NamedTuple):
@@ -414,7 +414,7 @@ def evaluate_unit(
             todo.append(member)
     if gated and not unit.is_complete:
         yield from _event_if_new(
-            gated[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present"
+            gated[0], f"waits for its gang: {len(unit.present_members)} of {unit.size} members are present"
         )
     elif not is_blocked:
         todo += gated

@@ -352,7 +352,7 @@ class GroupMember:
         return not self.is_over and well_known.GATE in self.pod.gates
 
     @property
-    def target(self) -> str:
+    def target_node(self) -> str:
         """The node that it is on or can only go to; empty while it is gated, free or over."""
         pod = self.pod
         if pod.is_terminal or self.is_waiting:
@@ -376,16 +376,16 @@ class PodGroup(Generic[MemberT]):
         return max((member.min_members for member in self.members.values()), default=1)
 
     @property
-    def alive(self) -> list[MemberT]:
+    def active_members(self) -> list[MemberT]:
         """Members that have not ended."""
         return [member for member in self.members.values() if not member.is_over]
 
     @property
-    def present(self) -> list[MemberT]:
+    def present_members(self) -> list[MemberT]:
         """Members that have not ended and are not about to."""
-        return [member for member in self.alive if not member.pod.is_deleting]
+        return [member for member in self.active_members if not member.pod.is_deleting]
 
     @property
     def is_complete(self) -> bool:
         """Whether as many members are present as are to be."""
-        return len(self.present) >= self.size
+        return len(self.present_members) >= self.size

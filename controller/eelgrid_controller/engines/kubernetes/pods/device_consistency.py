@@ -156,12 +156,12 @@ def find_obstacle(
 def planned_pod(member: UnitMember, held: ReplicaPlace | None) -> PlannedPod | None:
     """What a pod holds, or may hold by what was sent; `held` is its place where the core counts it there."""
     pod, sent = member.sight.pod, member.sent
-    node_name = member.target or (sent.node_name if sent is not None else "")
+    node_name = member.target_node or (sent.node_name if sent is not None else "")
     count = pod.requested.count(RESOURCE_GPU)
     if not node_name or not count:
         return None
     devices, epoch = _planned_devices(member, node_name), 0 if member.sight.plan is None else member.sight.plan.epoch
-    if not member.target and sent is not None:
+    if not member.target_node and sent is not None:
         devices = member.devices_of(sent)
     known = held.devices if held is not None else ()
     is_held = bool(devices) and set(known).issuperset(devices)

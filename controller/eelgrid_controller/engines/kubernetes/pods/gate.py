@@ -277,7 +277,7 @@ class Gate:
             member.has_trait = bool(self._traits[member.uid])
         elif member.uid in self._traits:
             self.others.release_demand(self._traits.pop(member.uid))
-        if self.settings.moves and member.target:
+        if self.settings.moves and member.target_node:
             self.others.register_mobile_pod(member.sight.pod)
 
     def _watch_pinned(self, member: UnitMember, at_s: float) -> None:
@@ -297,7 +297,7 @@ class Gate:
 
     def _put(self, unit: PlacementUnit, member: UnitMember) -> None:
         sent = "" if member.sent is None or member.is_over else member.sent.node_name
-        where = "" if unit.holds_member(member) else member.target or sent
+        where = "" if unit.holds_member(member) else member.target_node or sent
         self.others.put_pod(member.sight.pod, where, self.others.planned.planned_devices_of(member.uid))
 
     def _plan(self, uid: str, planned: PlannedPod | None) -> None:
@@ -312,7 +312,7 @@ class Gate:
     def _count_for_rules(self, unit: PlacementUnit, member: UnitMember) -> None:
         """Where a pod is, was planned, or may be by a pin that was sent counts for the rules of other pods."""
         place = (unit.place_of(member) or member.sent) if member.is_waiting else None
-        self.others.rules.put_pod(member.sight.pod, member.target if place is None else place.node_name)
+        self.others.rules.put_pod(member.sight.pod, member.target_node if place is None else place.node_name)
 
     def _account_all(self, unit: PlacementUnit) -> None:
         for member in unit.members.values():
@@ -446,7 +446,9 @@ class Gate:
         """The core knows a node now: what it refused of pods that stand there is asked for at once."""
         for name in self._resting:
             unit = self.units[name]
-            if unit.stand is PlacementPhase.REFUSED and any(one.target == node_name for one in unit.members.values()):
+            if unit.stand is PlacementPhase.REFUSED and any(
+                one.target_node == node_name for one in unit.members.values()
+            ):
                 unit.retry_s = at_s
 
     # Time

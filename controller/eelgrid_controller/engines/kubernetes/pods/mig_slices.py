@@ -187,7 +187,7 @@ class SlicePodScheduler:
         for uid, given in self._given.items():
             name = given.choice.node_name
             if uid in pods and name in open_:
-                open_[name] = _less(open_[name], pods[uid].pod, given, pods[uid].target)
+                open_[name] = _less(open_[name], pods[uid].pod, given, pods[uid].target_node)
         right: dict[object, list[str]] = {}
         told = list(self._overdue(pods, epoch, at_s))
         waiting = [one for one in pods.values() if one.is_waiting and one.pod.uid not in self._given]
@@ -261,7 +261,7 @@ class SlicePodScheduler:
             if one is None or one.pod.is_terminal:
                 list(self.flights.record_end(uid))
                 del self._given[uid]
-            elif one.target == given.choice.node_name:
+            elif one.target_node == given.choice.node_name:
                 given.stands_s = at_s if given.stands_s is None else given.stands_s
                 # Its slices are its own until its node has said which it has.
                 if at_s - given.stands_s >= max(_RESERVED_S, self.flights.most_s):

@@ -210,7 +210,7 @@ class PlacementUnit(PodGroup[UnitMember]):
     def held_place(self, member: UnitMember) -> ReplicaPlace | None:
         """The place at which the core counts a member where it is, or where it was sent; None where it does not."""
         place = self.place_of(member)
-        target = member.target or (member.sent.node_name if member.sent is not None else "")
+        target = member.target_node or (member.sent.node_name if member.sent is not None else "")
         return place if place is not None and place.node_name == target else None
 
     def holds_member(self, member: UnitMember) -> bool:
@@ -232,15 +232,15 @@ class PlacementUnit(PodGroup[UnitMember]):
         for member in self.members.values():
             before = self.place_of(member)
             replica = self.replica_of(member.uid)
-            if before is not None and replica is not None and before.node_name == member.target:
-                if replica in places and places[replica].node_name != member.target:
+            if before is not None and replica is not None and before.node_name == member.target_node:
+                if replica in places and places[replica].node_name != member.target_node:
                     del self.slots[replica]
                     self.moving[replica] = member.uid
             elif (
                 note := parse_move_note(member.sight.pod.annotations)
             ) is not None and note.workload == self.workload_id:
                 place = places.get(note.replica)
-                if place is not None and place.node_name == note.to != member.target and not member.is_over:
+                if place is not None and place.node_name == note.to != member.target_node and not member.is_over:
                     self.moving[note.replica] = member.uid
 
     def cancel_move(self, uid: str) -> None:
@@ -291,7 +291,7 @@ class PlacementUnit(PodGroup[UnitMember]):
             is_there = member is not None and not member.is_over
             if not is_there or member is None:
                 del self.slots[replica]
-            elif place is None or (member.target and member.target != place.node_name):
+            elif place is None or (member.target_node and member.target_node != place.node_name):
                 del self.slots[replica]
                 elastic.let_go[uid] = None
                 if place is not None:
@@ -303,7 +303,7 @@ class PlacementUnit(PodGroup[UnitMember]):
         for replica in sorted(self.places.keys() - self.slots.keys()):
             free.setdefault(self.places[replica].node_name, []).append(replica)
         for member in self.members.values() if free else ():
-            fits = free.get(member.target, [])
+            fits = free.get(member.target_node, [])
             if not fits or member.is_over or member.uid in held or member.uid in elastic.let_go:
                 continue
             if not member.fits_into(elastic.spec):
@@ -317,7 +317,7 @@ class PlacementUnit(PodGroup[UnitMember]):
     def _adopt_member(self, member: UnitMember, replica: int) -> None:
         place = self.places.get(replica)
         # Another leader's core may have used the same name for other replicas: who has a place here keeps it.
-        if place is not None and place.node_name == member.target and not self._is_held(replica):
+        if place is not None and place.node_name == member.target_node and not self._is_held(replica):
             before = self.replica_of(member.uid)
             if before is not None:
                 del self.slots[before]
@@ -328,11 +328,11 @@ class PlacementUnit(PodGroup[UnitMember]):
 
         Only where there is a place for each member and none waits for one: otherwise some were never asked for.
         """
-        alive = self.alive
+        alive = self.active_members
         if len(alive) != len(self.places) or any(member.is_waiting for member in alive):
             return free
         held = set(self.slots.values())
-        standing = {member.uid: member.target for member in alive if member.uid not in held}
+        standing = {member.uid: member.target_node for member in alive if member.uid not in held}
         left: list[int] = []
         for replica in free:
             node = self.places[replica].node_name
@@ -575,7 +575,7 @@ def placement_condition(
     if gates := foreign_gates(member):
         return _condition(WAITS_FOR_GATES, f"waits for other scheduling gates: {', '.join(gates)}")
     if not is_whole and len(pod.gates) > 0:
-        return _condition(WAITS_FOR_GANG, f"{len(unit.present)} of {unit.size} members of its gang are here")
+        return _condition(WAITS_FOR_GANG, f"{len(unit.present_members)} of {unit.size} members of its gang are here")
     if unit.stand is PlacementPhase.REFUSED:
         return _condition(NOT_ACCEPTED, unit.why)
     if unit.stand is PlacementPhase.WAITING:
@@ -611,7 +611,7 @@ def recreate_unit(
     unit: PlacementUnit, member: UnitMember, watchdog: UnboundPodWatchdog, epoch: int, *, waited_s: float, at_s: float
 ) -> Iterator[RecreatePod | RecordEvent]:
     """A pinned pod cannot be scheduled: it and its gang are made anew, or people hear of it."""
-    gang = unit.alive if unit.size > 1 else [member]
+    gang = unit.active_members if unit.size > 1 else [member]
     pod = member.sight.pod
     why = f"pinned to {member.sight.pinned}, where kube-scheduler cannot put it: {pod.unscheduled_message}"
     if any(one.sight.pod.owner is None for one in gang):

@@ -89,7 +89,7 @@ def external_usage_of(member: UnitMember, others: ExternalUsageTracker, gpu_coun
     """
     pod, devices = member.sight.pod, others.planned.planned_devices_of(member.uid)
     return RunningReplica(
-        node_name=member.target,
+        node_name=member.target_node,
         gpu_indexes=devices,
         is_exact=bool(devices) and len(devices) == gpu_count,
         counted=engine_reports.ExternalUsage(
@@ -159,7 +159,7 @@ def _reconcile_new_service(
         return told
     standing = _adoptable_members(unit, spec)
     if standing:
-        known = [member for member in standing if others.is_reported(member.target)]
+        known = [member for member in standing if others.is_reported(member.target_node)]
         if not known:
             unit.stand, unit.retry_s = PlacementPhase.REFUSED, at_s + UNREPORTED_GRACE_S
             return told
@@ -220,7 +220,7 @@ def _adoptable_members(unit: PlacementUnit, spec: WorkloadSpec | None) -> list[U
     found = [
         member
         for member in unit.members.values()
-        if member.target
+        if member.target_node
         and not (member.is_over or member.denied or member.sight.pod.is_deleting)
         and member.fits_into(spec)
     ]
@@ -279,7 +279,7 @@ def _disagreeing(unit: PlacementUnit, others: ExternalUsageTracker) -> list[int]
     found = []
     for replica, uid in list(unit.slots.items()):
         member, place = unit.members.get(uid), unit.places.get(replica)
-        if member is None or place is None or member.is_waiting or member.target != place.node_name:
+        if member is None or place is None or member.is_waiting or member.target_node != place.node_name:
             continue
         if compare_plan(member, place, others) is PlanAgreement.PLACE_IS_OLD:
             del unit.slots[replica]
@@ -302,7 +302,7 @@ def _pins(unit: PlacementUnit, others: ExternalUsageTracker, epoch: int) -> list
                 told.append(pin_member(unit, replica, member, epoch))
                 going[place.node_name] = beside + len(place.devices)
             continue
-        is_there = plan is not None and member.target == place.node_name and not member.is_noting
+        is_there = plan is not None and member.target_node == place.node_name and not member.is_noting
         if plan is not None and is_there and compare_plan(member, place, others) is PlanAgreement.PLAN_IS_OLD:
             told.append(rewrite_plan(member, plan, place, epoch))
     return told
@@ -319,7 +319,7 @@ def _newcomers(unit: PlacementUnit, elastic: ServiceUnitState, others: ExternalU
     """Pods that run and never had a place here."""
     held = {*unit.slots.values(), *elastic.let_go}
     found = [] if elastic.service is None else _adoptable_members(unit, elastic.spec)
-    return [member for member in found if member.uid not in held and others.is_reported(member.target)]
+    return [member for member in found if member.uid not in held and others.is_reported(member.target_node)]
 
 
 def _overdue(unit: PlacementUnit, elastic: ServiceUnitState, at_s: float, *, newcomers: int) -> list[int]:
@@ -327,7 +327,7 @@ def _overdue(unit: PlacementUnit, elastic: ServiceUnitState, at_s: float, *, new
     service, spare = elastic.service, newcomers
     wanted = None if service is None else service.wanted
     released = [replica for replica, since_s in elastic.vacant.items() if at_s - since_s >= VACANT_S]
-    if service is not None and wanted is not None and len(unit.present) <= wanted:
+    if service is not None and wanted is not None and len(unit.present_members) <= wanted:
         # The rollover is over: what was for its time alone goes at once.
         beyond = len(unit.places) - service.most if service.mode is ServiceMode.ENFORCE else 0
         spare = max(spare, elastic.extra, beyond)
@@ -389,7 +389,11 @@ def _reconcile_new_unit(unit: PlacementUnit, others: ExternalUsageTracker, epoch
         if member.sight.is_released:
             return [] if member.is_patching else [ungate_member(member, epoch)]
     if not unit.is_complete:
-        return [record_event(waiting[0], f"waits for its gang: {len(unit.present)} of {unit.size} members are present")]
+        return [
+            record_event(
+                waiting[0], f"waits for its gang: {len(unit.present_members)} of {unit.size} members are present"
+            )
+        ]
     for member in waiting:
         if foreign_gates(member):
             return [report_foreign_gates(member)]
@@ -510,7 +514,7 @@ def _rewritten(
 
 def _fits(member: UnitMember, place: ReplicaPlace, others: ExternalUsageTracker) -> bool:
     if not member.is_waiting:
-        is_there = member.target == place.node_name
+        is_there = member.target_node == place.node_name
         return is_there and compare_plan(member, place, others) is not PlanAgreement.PLACE_IS_OLD
     return (
         not member.denied

@@ -68,7 +68,7 @@ def count_replicas(unit: PlacementUnit | None) -> ReplicaCounts:
     """What a unit's pods and places are now."""
     if unit is None or unit.elastic is None:
         return ReplicaCounts()
-    elastic, present = unit.elastic, unit.present
+    elastic, present = unit.elastic, unit.present_members
     held = set(unit.slots.values())
     let_go = sorted(
         (one.sight.key, one.uid, one.sight.pod.annotations.get(DELETION_COST, ""))

@@ -174,8 +174,8 @@ class SlicePodReconciler(Reconciler[str]):
     def _offers(self, nodes: Mapping[str, KubeNode]) -> Iterator[SliceOffer]:
         held: dict[str, dict[str, int]] = {}
         for one in self._pods.values():
-            if one.target in nodes:
-                counts = held.setdefault(one.target, {})
+            if one.target_node in nodes:
+                counts = held.setdefault(one.target_node, {})
                 for resource, count in requested_slices(one.pod):
                     counts[resource] = counts.get(resource, 0) + count
         records = self._around.loop.core.state.nodes

@@ -106,7 +106,9 @@ class MoveOrders:
                 MoveMethod.EVICT
             )  # how many there are is the service's, and one more would be taken for another's word
         gang = (
-            [member] if moves_alone(unit.name, manner) or unit.size == 1 else [one for one in unit.alive if one.target]
+            [member]
+            if moves_alone(unit.name, manner) or unit.size == 1
+            else [one for one in unit.active_members if one.target_node]
         )
         goes = tuple(self._going(unit, one, workload_id) for one in gang)
         grace_s = max(_grace_s(one.sight.pod.annotations) for one in gang)
@@ -118,8 +120,8 @@ class MoveOrders:
         key, uid = member.sight.key, member.uid
         replica = next((replica for replica, found in unit.moving.items() if found == uid), None)
         if replica is None or not workload_id:
-            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target)
-        return MovingPod(uid, key, replica, member.target, unit.places[replica].node_name)
+            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target_node)
+        return MovingPod(uid, key, replica, member.target_node, unit.places[replica].node_name)
 
     # Without a place that is kept
 
@@ -141,13 +143,13 @@ class MoveOrders:
         staying: dict[str, list[str]] = {name: [] for name in drained}
         for unit in self._engine.gate.units.values():
             for member in unit.members.values():
-                if member.target not in drained or member.is_over:
+                if member.target_node not in drained or member.is_over:
                     continue
                 order = self._leaving(core, unit, member)
                 if isinstance(order, str):
-                    staying[member.target].append(f"{member.sight.key} ({order})")
+                    staying[member.target_node].append(f"{member.sight.key} ({order})")
                     continue
-                leaving[member.target] += 1
+                leaving[member.target_node] += 1
                 orders[order.name] = order
         found = {
             name: DrainProgress(leaving[name], tuple(sorted(staying[name])), self._foreign(name))
@@ -156,7 +158,7 @@ class MoveOrders:
         return list(orders.values()), found
 
     def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
-        if not self.is_enforced(core, member.target):
+        if not self.is_enforced(core, member.target_node):
             return "its pool is observe-only"
         order = self._make_order(core, unit, member, "", "its node is drained")
         if order is None:
@@ -171,7 +173,7 @@ class MoveOrders:
             member.sight.pod.requested.count("nvidia.com/gpu")
             for unit in self._engine.gate.units.values()
             for member in unit.members.values()
-            if member.target == node_name and not unit.holds_member(member)
+            if member.target_node == node_name and not unit.holds_member(member)
         )
         return max(0, self._engine.gate.others.used_gpus(node_name) - sum(managed))
 
@@ -185,7 +187,7 @@ class MoveOrders:
                 if unit is None or unit.workload_id != workload_id or not record.lost_gpus & set(held.gpu_uuids):
                     continue
                 member = unit.members.get(unit.slots.get(replica, ""))
-                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target):
+                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target_node):
                     order = self._make_order(core, unit, member, "", "its GPU is lost")
                     if order is not None:
                         yield order
