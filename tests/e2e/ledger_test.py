@@ -137,4 +137,4 @@ def test_a_question_that_cannot_be_asked_says_what_can(tmp_path, words):
     with Cluster(tmp_path) as cluster:
         cluster.controller()
         refused = cluster.eelctl("energy", *words, code=2 if words[0] == "--since" else 5)
-        assert ("give some of" in refused.stderr) or ("such as" in refused.stderr)
+        assert ("give some of" in refused.stderr) or ("write for example" in refused.stderr)
