@@ -3,7 +3,7 @@
 Owns which replicas are compared, the watts of both plans and their joules. Must not know threads, metrics or
 what time it is; events carry theirs.
 
-Theory (docs/savings.md). Both plans are weighed by the planner's model, so that its error is in both and mostly
+Theory (docs/explanation/savings.md). Both plans are weighed by the planner's model, so that its error is in both and mostly
 cancels. Only replicas that run in both plans are weighed: work that one plan has no room for draws nothing
 there, and would appear as saved. Replicas that run in one plan alone are counted separately. The model takes a
 GPU in use at its default limit in both plans; what lowered limits save is reported apart, since limited work
