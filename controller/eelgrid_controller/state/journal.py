@@ -1,9 +1,9 @@
 """The journal port, and how values are encoded in journal entries and checkpoints.
 
-`Journal` is what the event loop needs of durable storage. Entry number n is the event that took the state from
-revision n - 1 to n, so the journal's last number and the state's revision are one number, and a gap, a repetition
-or a lost tail is detected. Explanations are stored as compact rows. `JournalSanitizer` brings values that an older
-version accepted inside the rules of this one, and records what it changed.
+`Journal` is the durable storage that the event loop needs. Entry number n is the event that led from revision n - 1
+of the state to n, so the journal's last number and the state's revision are one number, and a gap, a repetition or a
+lost tail is detected. Explanations are stored as compact rows. `JournalSanitizer` brings values that an older version
+accepted inside the rules of this one, and records what it changed. Must not know files or SQLite.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class JournalCounters:
 
 
 class Journal(Protocol):
-    """A durable, ordered journal with one writer; a method has completed when it returns, and left no trace when it raises."""
+    """A durable, ordered journal with one writer; a method that raises has changed nothing."""
 
     @property
     def path(self) -> Path:
