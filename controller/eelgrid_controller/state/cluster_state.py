@@ -453,7 +453,7 @@ class ClusterState:
         return frozenset((name,))
 
     def _apply_doubt(self) -> frozenset[str]:
-        """For each node with an agent, limits the trusted plan epoch to the one known when its agent last connected."""
+        """Records, for each node with an agent, its plan epoch as the highest known until the agent reports again."""
         names = frozenset(name for name, record in self.nodes.items() if record.inventory.agent_version)
         for record in (self.nodes[name] for name in names):
             if record.doubted_epoch is None:
