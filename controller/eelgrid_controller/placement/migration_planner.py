@@ -192,7 +192,7 @@ def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Ite
 
 
 def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> bool:
-    """Returns whether every schedulable node with suitable GPUs has these traits: the search does not know traits."""
+    """Returns whether every schedulable node with suitable devices has these traits: the search does not know traits."""
     return not traits or all(
         set(traits) <= set(record.others.traits)
         for record in state.nodes.values()
@@ -309,7 +309,7 @@ def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
     inside = set(rows.tolist())
     chosen = [
         number for number, unit in enumerate(problem.units) if unit.manner != STAYS and unit.row in inside
-    ]  # replicas that stay need no number: their amounts are not free
+    ]  # units that stay need no number: they are subtracted from what is free
     requests, kinds = _requests(problem, chosen)
     common = [place for place, kind in enumerate(kinds) if kind >= 0]
     chosen, kinds = [chosen[place] for place in common], [kinds[place] for place in common]
