@@ -181,7 +181,7 @@ class Planner:
                 placements.append(self._placement(trial.snapshot, found[0], replica))
                 if replica < EXPLAINED_REPLICAS_MOST:
                     explanation.append(self._explain_replica(trial.snapshot, call, replica, found, counts))
-            # The last replica did not fit; the rows of the others are restored.
+            # The index has every replica but the last; their rows are restored from the snapshot.
             self._update(candidates, snapshot, sorted(set(trial.snapshot.changes)))
         return PlacementDecision(placements=tuple(placements), explanation=tuple(explanation), room=room)
 
