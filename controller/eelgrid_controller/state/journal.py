@@ -98,12 +98,12 @@ class Journal(Protocol):
 
 def checkpoint_removal_command(path: Path, seq: int) -> str:
     """Returns the shell command that removes one checkpoint."""
-    return f"sqlite3 {path} 'DELETE FROM checkpoints WHERE seq={seq}'"  # noqa: S608  # told, never run
+    return f"sqlite3 {path} 'DELETE FROM checkpoints WHERE seq={seq}'"  # noqa: S608  # shown, never run
 
 
 def entry_removal_command(path: Path, seq: int) -> str:
     """Returns the shell command that removes an entry and all after it."""
-    return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # told, never run
+    return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # shown, never run
 
 
 def digest_of(state: Mapping[str, Any]) -> str:
