@@ -72,7 +72,7 @@ def make_profile_point(point: MeasuredPoint) -> Point:
 
 
 class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
-    """Measured points by profile, as planners use them; `listed` yields the original messages."""
+    """Measured points by profile, as planners use them; `list_points` yields the original messages."""
 
     def __init__(self, points: Iterable[MeasuredPoint] = (), *, most: int = POINTS_MOST) -> None:
         self.most = most
