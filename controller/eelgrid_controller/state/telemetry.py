@@ -78,7 +78,7 @@ class NewestPower:
         self._model = np.zeros(_LEAST, np.int64)
         self._power_w = np.zeros(_LEAST)
         self._gpus = np.zeros(_LEAST, np.int64)
-        # By row: the cell of each model; and the free cells.
+        # By row: the cell of each model, and the cells that are free.
         self._at: list[dict[str, int]] = []
         self._spare: list[list[int]] = []
 
