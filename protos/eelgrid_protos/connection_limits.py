@@ -326,7 +326,7 @@ class PeerGuard:
         await self._relieve(now_s)
 
     async def _relieve(self, now_s: float) -> None:
-        """Ends connections without a call when descriptors run short, since nobody else gets in then."""
+        """Ends connections without a call when descriptors run short, since no new peer could connect then."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if len(list_descriptors()) < _CROWDED_RATIO * most:
             self._seen_s.clear()
