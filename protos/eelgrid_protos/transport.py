@@ -117,7 +117,7 @@ _SERVER_SIZES = (
 # Bounds of one connection. The peers, and the number of their connections, are bounded by `connection_limits`.
 _CONNECTION_BOUNDS = (
     # Calls of one connection, including those reset and not yet cleaned up: gRPC itself refuses more (REFUSED_STREAM).
-    # Without it 20,000 resets filled the server's queue and everybody's calls were cancelled; each admitted call delays
+    # Without it 20,000 resets filled the server's queue and all calls were cancelled; each admitted call delays
     # others in the event loop by some 0.3 ms.
     ("grpc.max_concurrent_streams", 64),
     # Bytes of a call's metadata: ours are a trace and a deadline, 300 at most. Compressed by HPACK, 4 bytes can stand
