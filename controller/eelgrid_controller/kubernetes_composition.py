@@ -75,7 +75,7 @@ class KubernetesRuntime:
         awaits_agent: Callable[[str], bool] = lambda _: False,
         promises: Callable[[], ListPromisesResponse] = ListPromisesResponse,
     ) -> None:
-        """Builds the engine; raises ConfigError if the cluster's credentials cannot be read."""
+        """Builds the engine; raises ControllerConfigError if the cluster's credentials cannot be read."""
         access = find_access(os.environ, kubeconfig=config.kubeconfig, context=config.context)
         identity = config.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         share = config.lease_s / 15.0
