@@ -9,7 +9,7 @@ over the tree of a function, in watts, of the number of replicas in a place, sin
 not depend on other nodes. The cheapest division is therefore found exactly (eelgrid_kernels.gang), and it exists
 whenever all replicas fit. Beyond WORK_MOST, packing considers only the most promising racks, and spreading, or
 packing what these racks cannot hold, places replicas one by one on the node that is cheapest with the term;
-docs/topology.md measures both.
+docs/explanation/topology.md measures both.
 """
 
 from typing import NamedTuple
