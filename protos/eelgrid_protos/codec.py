@@ -43,7 +43,7 @@ from eelgrid_protos.wire import (
     workload_pb2,
 )
 
-# Bound of an answer; the request of each call has a bound of its own (rpc.Method).
+# Bound of an answer; the request of each call has a bound of its own (rpc.RpcMethod).
 MESSAGE_BYTES_MOST = 16 * 1024 * 1024
 # Protobuf parses anything smaller in 10 ms and 6 MB (measured on elements of 2 bytes): walking it would cost more.
 _COUNTED_FROM_BYTES = 64 * 1024
