@@ -36,7 +36,7 @@ from eelgrid_protos.rpc import Context, abort_call
 from eelgrid_protos.sockets import PeerAddress, end_accepted, list_accepted, list_descriptors, parse_peer
 
 _CALL, _WATCH, _TWO_WAY = "call", "watch", "two_way"
-# What `peer_of` returns for a Unix socket, which has no port to identify it.
+# What `parse_peer` returns for a Unix socket, which has no port to identify it.
 _NOWHERE: PeerAddress = ("", 0)
 _LOOK_S = 1.0
 _CERTIFICATE = "x509_pem_cert"
