@@ -111,7 +111,7 @@ class OptionalParts:
         self.stack.push_async_callback(tracing.stop)
 
     def count_savings(self, loop: ControllerLoop, products: Catalogue) -> SavingsMonitor | None:
-        """Starts the monitor of what placement saves compared with best fit."""
+        """Starts the monitor of what placement saves compared with best fit; None if it is not configured."""
         if not self.config.savings:
             return None
         desk = SavingsMonitor(loop=loop, catalogue=products, clock=self.clock, log=self.log.getChild("savings"))
@@ -481,7 +481,7 @@ class Controller:
         return register
 
     def _begin_energy(self) -> LedgerWriter:
-        """Starts the energy ledger."""
+        """Starts the energy ledger; returns its writer."""
         loop = self.loop
         desk = LedgerWriter(
             self.config.data,
@@ -515,7 +515,7 @@ class Controller:
         self._stack.callback(asyncio.create_task(desk.run()).cancel)
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> ObjectiveMetrics:
-        """Starts the objectives loop."""
+        """Starts the objectives loop; returns its metrics."""
         config, log = self.config, self._log.getChild("steward")
         # A page must be complete before the next one is due.
         bounds = FetchLimits(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
