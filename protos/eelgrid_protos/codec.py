@@ -250,7 +250,7 @@ class _ElementCount:
                 self.walk(field.inner, (begin, min(at, end)), inner, where)
 
     def _next(self, at: int) -> tuple[int, int, int]:
-        """Returns a field's number, the start of its body (0 for a number) and its end; IndexError if there is none."""
+        """Returns a field's number, start (0 unless length-delimited) and end; raises IndexError if there is none."""
         tag, at = _varint(self.data, at)
         match tag & 7:
             case 0:
