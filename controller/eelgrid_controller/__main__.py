@@ -1,7 +1,7 @@
 """eelgrid-controller: the command line of the controller daemon, its signals and its exit codes.
 
-Owns the options and the life of the process. Knows only how a controller is started
-and stopped (composition.py).
+Owns the options and the life of the process. Must not know more of a controller than how it is started and stopped
+(composition.py).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from eelgrid_protos.transport import ListenError, TlsFiles
 
 
 async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bool) -> None:
-    # numba takes a second to import; --help and a wrong flag should not wait for it.
+    # Importing numba takes a second; --help and an invalid flag should not wait for it.
     from eelgrid_controller.composition import Controller
 
     log = logging.getLogger("eelgrid.controller")
@@ -47,7 +47,7 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
         await asyncio.wait((starting,))
         return
     line = await starting
-    # The one line on standard output; programs that start a controller wait for it.
+    # The only line on standard output; programs that start a controller wait for it.
     click.echo(line)
     failed = controller.loop.failed
     await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -434,13 +434,13 @@ def main(
     if not logging.getLogger().handlers:
         log_to_stderr(logging.getLogger(), log_level.upper(), _LOG_LINE)
     raise_descriptor_limit()
-    # Journal, ledger and all else that we write are for our user and group alone.
+    # Journal, ledger and all other files that we write are for our user and group alone.
     os.umask(_UMASK)
     tls = _tls(tls_certificate, tls_key, tls_authority)
     try:
         config = ControllerConfig(
             kubernetes=kubernetes,
-            # Addresses and limits, as they were given.
+            # Addresses and limits, as given.
             **plain,
             roles=roles,
             data=data,
@@ -465,7 +465,7 @@ def main(
         _fail(error, 1)
 
 
-# Option by setting: an error of the configuration begins with the setting.
+# Option of each setting: a configuration error begins with the setting.
 _OPTIONS = {
     "abilities": "--kubernetes-abilities",
     "away_grace_s": "--away-grace",

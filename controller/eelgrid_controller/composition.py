@@ -1,6 +1,7 @@
 """Composition of the controller: builds its parts from the configuration and connects them.
 
-Optional parts (Kubernetes, the energy ledger, the live page, tracing) are imported only where they are configured.
+Owns the order of start and stop. Optional parts (Kubernetes, the energy ledger, the live page, tracing) are imported
+only if they are configured. Must not contain behaviour of its own.
 """
 
 import asyncio
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OptionalParts:
-    """Begins what `config` asks for; whatever began is stopped by `stack`."""
+    """Starts the optional parts that `config` enables; `stack` stops whatever was started."""
 
     config: ControllerConfig
     metrics: ControllerMetrics
@@ -92,7 +93,7 @@ class OptionalParts:
         agents: AgentService,
         instance: str,
     ) -> None:
-        """Trace placements to a collector; without an endpoint nothing."""
+        """Exports traces of placements to a collector; does nothing without an endpoint."""
         if endpoint is None:
             return
         watches.tracing = tracing = Tracing(
@@ -110,7 +111,7 @@ class OptionalParts:
         self.stack.push_async_callback(tracing.stop)
 
     def count_savings(self, loop: ControllerLoop, products: Catalogue) -> SavingsMonitor | None:
-        """Tell what placement saves against best fit."""
+        """Starts the monitor of what placement saves compared with best fit; None if it is not configured."""
         if not self.config.savings:
             return None
         desk = SavingsMonitor(loop=loop, catalogue=products, clock=self.clock, log=self.log.getChild("savings"))
@@ -128,7 +129,7 @@ class OptionalParts:
         steward: ControlLoop,
         ledger: LedgerWriter,
     ) -> "KubernetesRuntime | None":
-        """Place a cluster's pods."""
+        """Starts the placement of a cluster's pods."""
         if self.config.kubernetes is None:
             return None
         from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
@@ -160,7 +161,7 @@ class OptionalParts:
         return placing
 
     async def gate_pods(self) -> "AdmissionWebhook | None":
-        """Answer the API server's admission reviews at once: that needs nothing of what else there is."""
+        """Starts answering admission reviews of the API server; needs no other part."""
         if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
             return None
         from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
@@ -182,7 +183,7 @@ class OptionalParts:
         insecure: bool,
         admit: Callable[[bytes | None], None] | None,
     ) -> int | None:
-        """Serve the live page; its port."""
+        """Serves the live page; returns its port."""
         if not self.config.page:
             return None
         from eelgrid_controller.server.http.live_hub import LiveHub, LoopSource
@@ -198,13 +199,13 @@ class OptionalParts:
         return port
 
 
-# A turn takes two seconds at most; what is longer must not keep the process from its last checkpoint.
+# A cycle takes two seconds at most; a longer one must not keep the process from its last checkpoint.
 _STEERING_STOP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Gives the metrics what they ask for."""
+    """Provides the metrics with what they read."""
 
     loop: ControllerLoop
     views: ResourceViews
@@ -243,7 +244,7 @@ class _Sources:
 
 
 class Controller:
-    """One controller: start it, wait for it, stop it."""
+    """Runs one controller: start it, wait for it, stop it."""
 
     def __init__(
         self, config: ControllerConfig, *, tls: TlsFiles | None, insecure: bool, clock: Clock, log: logging.Logger
@@ -268,7 +269,7 @@ class Controller:
         yield build_family("eelgrid_clock_jump_seconds", self._wall.jump_s)
 
     def _begin_keeping(self) -> Authorizer:
-        """Let callers in by the roles of their certificates."""
+        """Starts authorization of callers by the roles of their certificates."""
         rules, log = self.config.roles, self._log.getChild("roles")
         if not rules.demanded:
             log.warning(
@@ -280,7 +281,7 @@ class Controller:
         return keeper
 
     async def start(self) -> str:
-        """Serve; returns the line that says where. Raises ControllerError or ListenError."""
+        """Starts serving; returns the line that says where. Raises ControllerError or ListenError."""
         try:
             return await self._start()
         except BaseException:
@@ -302,7 +303,7 @@ class Controller:
         )
         self._stack.callback(asyncio.create_task(self.guard.run()).cancel)
         self._answer_probes()
-        # From here on probes hear that this process lives and is not ready yet.
+        # From here on probes see that this process is live but not ready yet.
         metrics_port = await self._open_metrics()
         self.webhook = await self._optional.gate_pods()
         start_s = self._clock.perf_s()
@@ -336,7 +337,7 @@ class Controller:
         return line
 
     def _report_loss(self, journal: SqliteJournal) -> None:
-        """Say what was lost; the loop puts it into the journal before anything else."""
+        """Logs the lost journal entries; the loop records them before any other change."""
         if journal.lost is not None:
             self._log.critical(
                 "journal=rolled_back first=%d last=%s action=accepted remedy='nodes that hold more than the journal "
@@ -350,7 +351,7 @@ class Controller:
             )
 
     async def _adopt_placement(self) -> None:
-        """Go over to the placement policy that was asked for, in the journal like any other change."""
+        """Puts the configured placement policy in force, journaled like any other change."""
         wanted = self.config.placement
         current = await self.loop.read(lambda core: core.state.policy)
         if wanted is not None and wanted != current.placement:
@@ -361,7 +362,7 @@ class Controller:
                 raise ControllerConfigError(f"--policy: {found.problem}", found.remedy) from None
 
     async def _compose(self, journal: SqliteJournal) -> RecoveredState:
-        """Make everything inside, and bring the state back."""
+        """Builds all internal parts, and recovers the state."""
         products, is_engine_run = catalogue.load_catalogue(), self.config.kubernetes is not None
         self.loop = ControllerLoop(
             journal=journal,
@@ -378,7 +379,7 @@ class Controller:
         self._stack.push_async_callback(self.loop.stop)
         self._begin_audit(journal)
         if is_engine_run:
-            # What a journal says of others is as old as the journal.
+            # The external usage in a journal is as old as the journal.
             await self.loop.expect_reports()
         await self._adopt_placement()
         self.telemetry = telemetry = Telemetry()
@@ -429,7 +430,7 @@ class Controller:
         return recovered
 
     def _begin_audit(self, journal: SqliteJournal) -> None:
-        """Keep account of operators' calls, from now until the stop."""
+        """Starts the audit log of operators' calls."""
         keeper = self._keeper
         self.trail = AuditTrail(
             loop=self.loop,
@@ -441,12 +442,12 @@ class Controller:
         journal.audit_table.rows_most = self.config.audit_rows_most
         self.audit = AuditService(journal=journal, trail=self.trail)
         self.metrics.add(self.trail.families)
-        # What gathered in the last second is written before the loop ends.
+        # Entries of the last second are written before the loop ends.
         self._stack.push_async_callback(self.trail.write)
         self._stack.callback(asyncio.create_task(self.trail.run()).cancel)
 
     def _serve_agents(self, telemetry: Telemetry) -> None:
-        """Speak with agents once the door opens, and keep the energy ledger that they fill."""
+        """Creates the service for agents, and feeds the energy ledger from it."""
         self.agents = AgentService(
             loop=self.loop,
             telemetry=telemetry,
@@ -459,7 +460,7 @@ class Controller:
         self.nodes = NodeService(loop=self.loop, agents=self.agents, call_of=self.trail.describe_call)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
-        """Bound how many new nodes one certificate, or address, may register."""
+        """Returns the limiter of how many new nodes one certificate, or address, may register."""
         clock, keeper = self._clock, self._keeper
         limits = RegistrationLimiter(self.config.registrations_most, now_s=clock.monotonic_s())
         refused = Counter(peer=0, all=0)
@@ -468,7 +469,7 @@ class Controller:
         def register(node_name: str, context: Any) -> None:
             caller = None if keeper is None else keeper.identify_caller(context)
             if caller is not None and caller.nodes:
-                # It can name no others than its certificate does.
+                # Such a certificate can register only the nodes that it names.
                 return
             peer = peer_address(context).rpartition(":")[0] if caller is None else caller.subject or "(no name)"
             try:
@@ -480,7 +481,7 @@ class Controller:
         return register
 
     def _begin_energy(self) -> LedgerWriter:
-        """Keep the energy ledger, from now until the stop."""
+        """Starts the energy ledger; returns its writer."""
         loop = self.loop
         desk = LedgerWriter(
             self.config.data,
@@ -501,7 +502,7 @@ class Controller:
         return desk
 
     def _begin_spending(self) -> None:
-        """Look after spending limits, from now until the stop."""
+        """Starts monitoring spending limits."""
         desk = SpendingMonitor(
             loop=self.loop,
             ledger=self.ledger,
@@ -514,9 +515,9 @@ class Controller:
         self._stack.callback(asyncio.create_task(desk.run()).cancel)
 
     def _begin_steering(self, telemetry: Telemetry, products: Catalogue) -> ObjectiveMetrics:
-        """Look after promises, from now until the stop."""
+        """Starts the objectives loop; returns its metrics."""
         config, log = self.config, self._log.getChild("steward")
-        # A page must be there before the next is due.
+        # A page must be complete before the next one is due.
         bounds = FetchLimits(whole_s=min(5.0, config.scrape_s), connect_s=min(2.0, config.scrape_s))
         is_allowed = is_loopback(config.listen) if config.scrape_loopback is None else config.scrape_loopback
         get = HttpFetcher(bounds, allows_loopback=is_allowed).get
@@ -553,7 +554,7 @@ class Controller:
         return ObjectiveMetrics(self.steward, scraper)
 
     def _answer_probes(self) -> None:
-        """Probes in a thread of their own, where they are wanted."""
+        """Starts the probe server in a thread of its own, if configured."""
         beat = Heartbeat(self._clock.monotonic_s)
         beating = asyncio.create_task(beat.run())
         self._stack.callback(beating.cancel)
@@ -624,20 +625,20 @@ class Controller:
         self._stack.push_async_callback(close)
 
     async def stop(self) -> None:
-        """Close the door, finish what was begun, checkpoint."""
+        """Stops accepting calls, finishes those in progress and writes a checkpoint."""
         await self._stack.aclose()
 
 
 def _settle_interpreter() -> None:
-    """Tune collection and turns for a process that has everything loaded."""
-    # What was loaded stays, so the collector need not look at it again, and a full collection of what
-    # comes later is rare: it takes some 40 ms at a thousand nodes (measured), which is eight promises of
-    # 5 ms. Nothing long-lived here is in a cycle; counting references frees it.
+    """Tunes garbage collection and thread switching for a process that has everything loaded."""
+    # Objects loaded so far stay, so the collector need not scan them again, and a full collection of later objects is
+    # rare: it takes some 40 ms at a thousand nodes (measured), which is eight times an objective of 5 ms. Nothing
+    # long-lived here is in a cycle; reference counting frees it.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 50)
-    # The journal's thread comes back from the disk to a busy loop: Python's 5 ms turns would be its
-    # latency (measured over 3,000 submissions: median 2.3 ms from arrival to answer, 1.7 ms with this).
+    # The journal's thread returns from the disk to a busy loop: Python's switch interval of 5 ms would be its latency
+    # (measured over 3,000 submissions: median 2.3 ms from arrival to answer, 1.7 ms with this).
     sys.setswitchinterval(0.0005)
 
 

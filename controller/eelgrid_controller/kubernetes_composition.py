@@ -1,4 +1,7 @@
-"""Composition of the Kubernetes engine: its API client, informers, leader election and reconcilers."""
+"""Composition of the Kubernetes engine: its API client, informers, leader election and reconcilers.
+
+Owns which parts run and in which order they start. Must not contain behaviour of its own.
+"""
 
 import asyncio
 import contextlib
@@ -41,7 +44,7 @@ from eelgrid_protos.messages import ListPromisesResponse
 from eelgrid_protos.openmetrics import MetricFamily
 
 _STOP_S = 3.0
-# By the names that `--kubernetes-abilities` knows.
+# By the names that `--kubernetes-abilities` accepts.
 _ABILITIES: dict[str, Callable[[ReconcilerContext], Reconciler[str]]] = {
     "claims": ClaimReconciler,
     "devices": HeldDeviceReconciler,
@@ -55,7 +58,7 @@ _ABILITIES: dict[str, Callable[[ReconcilerContext], Reconciler[str]]] = {
 
 
 class KubernetesRuntime:
-    """Places the pods of one cluster."""
+    """Runs the Kubernetes engine, which places the pods of one cluster."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class KubernetesRuntime:
         awaits_agent: Callable[[str], bool] = lambda _: False,
         promises: Callable[[], ListPromisesResponse] = ListPromisesResponse,
     ) -> None:
-        """Raises ConfigError where the cluster's access cannot be read."""
+        """Builds the engine; raises ControllerConfigError if the cluster's credentials cannot be read."""
         access = find_access(os.environ, kubeconfig=config.kubeconfig, context=config.context)
         identity = config.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         share = config.lease_s / 15.0
@@ -86,7 +89,7 @@ class KubernetesRuntime:
             log=log.getChild("lease"),
             timing=Timing(lease_s=config.lease_s, renew_s=10.0 * share, retry_s=2.0 * share),
         )
-        # Jitter needs no secret.
+        # Jitter needs no cryptographic randomness.
         rng = random.Random()  # noqa: S311
         context = ClusterContext(
             cluster=self._clients[1], elector=self.elector, identity=identity, clock=clock, rng=rng, log=log
@@ -120,7 +123,7 @@ class KubernetesRuntime:
         self._label: LeaderLabelReconciler | None = None
         pod, namespace = os.environ.get("POD_NAME", ""), os.environ.get("POD_NAMESPACE", "")
         if pod and namespace:
-            # By the client of the Lease: the label is not to wait for the pods' writes.
+            # Uses the client of the Lease, so that the label does not wait for the writes of pods.
             self._label = LeaderLabelReconciler(
                 replace(context, cluster=self._clients[0]), name=pod, namespace=namespace
             )
@@ -128,14 +131,14 @@ class KubernetesRuntime:
         log.info("server=%s lease=%s identity=%s", access.server, config.lease_name, identity)
 
     def families(self) -> Iterator[MetricFamily]:
-        """Metric families of the engine, as of now."""
+        """Current metric families of the engine."""
         yield from cluster_families(self.engine, self.elector)
         devices = self._parts.get("devices")
         if isinstance(devices, HeldDeviceReconciler):
             yield from device_families(devices)
 
     async def start(self) -> None:
-        """Follow the cluster, and lead once the Lease is acquired."""
+        """Starts watching the cluster, and leads once the Lease is acquired."""
         for client in self._clients:
             self._stack.push_async_callback(client.close)
         electing = asyncio.create_task(self.elector.run())
@@ -159,5 +162,5 @@ class KubernetesRuntime:
         self._stack.push_async_callback(stop)
 
     async def stop(self) -> None:
-        """Stop writing, and release the Lease."""
+        """Stops writing, and releases the Lease."""
         await self._stack.aclose()

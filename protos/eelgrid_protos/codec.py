@@ -1,15 +1,14 @@
 """The codec: messages to bytes and back, validated both ways.
 
-Owns the only contact with generated code: a message class of ours and the
-protobuf message of the same name hold fields of the same names, and each class
-gets one pair of functions, built when it is first used. Unknown fields,
-unknown enumeration values and unknown variants of a one-of are passed over, so
-that a newer minor version can be read. Knows no socket.
+Owns the only contact with generated code: a message class of ours and the protobuf message of the same name hold
+fields of the same names, and each class gets one pair of functions, built when it is first used. Unknown fields,
+unknown enumeration values and unknown variants of a one-of are ignored, so that a newer minor version can be read.
+Must not know sockets.
 
-Sizes are judged before they cost anything: the bytes first, then, in a large request, how
-many elements each list has, by walking tags and lengths until one has too many; and again on
-the parsed message, before objects are made of its elements. Two bytes can say "one more
-element", which protobuf keeps in some 180 bytes and Python in two thousand (measured on Gpu).
+Sizes are checked before they cost anything: the bytes first, then, in a large request, how many elements each list
+has, by walking tags and lengths until one has too many; and again on the parsed message, before objects are made of
+its elements. Two bytes can encode one more element, which takes some 180 bytes in protobuf and two thousand in Python
+(measured on Gpu).
 """
 
 import hashlib
@@ -44,9 +43,9 @@ from eelgrid_protos.wire import (
     workload_pb2,
 )
 
-# Of an answer; a call's request has a bound of its own (rpc.Method).
+# Bound of an answer; the request of each call has a bound of its own (rpc.RpcMethod).
 MESSAGE_BYTES_MOST = 16 * 1024 * 1024
-# Below, protobuf parses whatever it is in 10 ms and 6 MB (measured on elements of 2 bytes): walking would cost more.
+# Protobuf parses anything smaller in 10 ms and 6 MB (measured on elements of 2 bytes): walking it would cost more.
 _COUNTED_FROM_BYTES = 64 * 1024
 
 _MODULES: tuple[ModuleType, ...] = (
@@ -71,7 +70,7 @@ _Message = TypeVar("_Message")
 
 
 def file_descriptors() -> tuple[FileDescriptor, ...]:
-    """Descriptors of every file of the contract, for tests and reflection."""
+    """Returns the descriptors of every file of the contract, for tests and reflection."""
     return tuple(module.DESCRIPTOR for module in _MODULES)
 
 
@@ -86,12 +85,12 @@ def _wire_class(cls: type) -> Any:
 
 @cache
 def _variants(owner: type, oneof: str) -> dict[str, str]:
-    """Message name to field name, for one one-of."""
+    """Returns the field name of each message name in a one-of."""
     return {entry.message_type.name: entry.name for entry in _wire_class(owner).DESCRIPTOR.oneofs_by_name[oneof].fields}
 
 
 def _encoder(shape: ValueShape) -> Callable[[Any], Any] | None:
-    """None where the value goes to protobuf as it is."""
+    """Returns the function that encodes a value of this shape; None if protobuf accepts the value as it is."""
     match shape.kind:
         case "message":
             return _to_wire
@@ -130,10 +129,10 @@ def _encoders(cls: type) -> tuple[tuple[str, Callable[[Any], Any] | None, bool],
 
 @cache
 def _reader(cls: Any) -> Callable[[Any], Any]:
-    """A function from the wire message to ours, written out field by field as dataclasses writes __init__.
+    """Returns a function from the protobuf message to ours, generated field by field as dataclasses generates __init__.
 
-    Thousands of messages a second pass here; a loop over fields costs twice as
-    much (measured on a batch of 11 columns: 65 against 30 us).
+    Thousands of messages a second are read by it; a loop over fields costs twice as much (measured on a batch of 11
+    columns: 65 against 30 us).
     """
     descriptor = _wire_class(cls).DESCRIPTOR
     scope: dict[str, Any] = {"cls": cls}
@@ -159,7 +158,7 @@ def _reader(cls: Any) -> Callable[[Any], Any]:
 
 
 def _most(shape: ValueShape) -> int | None:
-    """How many elements a list or a mapping may have."""
+    """Returns the maximum number of elements of a list or a mapping; None for other shapes."""
     return shape.rule.most if shape.kind in ("many", "mapping") and isinstance(shape.rule, Many) else None
 
 
@@ -178,7 +177,7 @@ def _refuse_count(cls: Any, name: str, most: int) -> Callable[[Any], NoReturn]:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """A field whose elements are counted, or in whose message there may be such."""
+    """A field whose elements are counted, or whose message may contain such fields."""
 
     name: str
     most: int | None
@@ -188,7 +187,7 @@ class _Counted:
 
 @cache
 def _counted_fields(cls: Any) -> dict[int, _Counted]:
-    """By field number."""
+    """Returns the fields to count of a message class, by field number."""
     numbers = _wire_class(cls).DESCRIPTOR.fields_by_name
     found: dict[int, _Counted] = {}
     for entry in fields_of(cls):
@@ -207,7 +206,7 @@ def _counted_fields(cls: Any) -> dict[int, _Counted]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number there and where it ends; raises IndexError at the end of the data."""
+    """Reads a varint; returns the number and the offset after it. Raises IndexError at the end of the data."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -220,19 +219,19 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _ElementCount:
-    """One message's bytes being walked; raises InvalidMessage at the first list with too many elements.
+    """Walks the bytes of one message; raises InvalidMessage at the first list with too many elements.
 
-    What is no message is left to protobuf to refuse.
+    Bytes that are not a message are left to protobuf to refuse.
     """
 
     root: Any
     data: bytes
 
     def walk(self, cls: Any, span: tuple[int, int], counts: dict[int, Any], path: str = "") -> None:
-        """Counts in one message, and in the messages inside it.
+        """Counts elements in one message, and in the messages inside it.
 
-        `counts` has elements by field number, and for a message that is no element the counts inside it, since bytes
-        may hold it in several pieces, which protobuf merges.
+        `counts` has elements by field number, and for a message that is not an element the counts inside it, since
+        bytes may hold it in several pieces, which protobuf merges.
         """
         at, end = span
         known = _counted_fields(cls)
@@ -251,7 +250,7 @@ class _ElementCount:
                 self.walk(field.inner, (begin, min(at, end)), inner, where)
 
     def _next(self, at: int) -> tuple[int, int, int]:
-        """A field's number, where its body begins, 0 for a number, and where it ends; IndexError where no field is."""
+        """Returns a field's number, start (0 unless length-delimited) and end; raises IndexError if there is none."""
         tag, at = _varint(self.data, at)
         match tag & 7:
             case 0:
@@ -271,18 +270,18 @@ def _check_counts(cls: Any, data: bytes) -> None:
     try:
         _ElementCount(cls, data).walk(cls, (0, len(data)), {})
     except IndexError:
-        # Cut short, or of a kind that we never wrote: protobuf says so in its own words.
+        # Truncated, or of a wire type that we never write: protobuf reports it in its own words.
         return
 
 
 def _default(cls: Any, name: str) -> Any:
-    """What a field is where the wire says nothing."""
+    """Returns the value of a field that is absent on the wire."""
     entry = next(entry for entry in fields(cls) if entry.name == name)
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
 
 def _chooser(entry: SchemaField) -> Callable[[Any], Any]:
-    """Reads the variant that is set; None for one that this version does not know."""
+    """Returns a reader of the variant that is set; it returns None for one that this version does not know."""
     classes = {cls.__name__: cls for cls in entry.shape.choices}
     name = entry.name
 
@@ -312,23 +311,23 @@ def _to_wire(message: Any) -> Any:
 
 
 def encode_message(message: object) -> bytes:
-    """The bytes of a message; raises InvalidMessage where it breaks a rule."""
+    """Encodes a message; raises InvalidMessage if it breaks a rule."""
     check_message(message)
     data: bytes = _to_wire(message).SerializeToString()
     return data
 
 
 def digest_message(message: object) -> str:
-    """A fingerprint of a message: the same for equal messages of equal versions, on both sides."""
-    # Maps have no order on the wire unless asked for one.
+    """Computes a SHA-256 digest of a message: equal for equal messages of equal versions, on both sides."""
+    # The order of maps on the wire is undefined otherwise.
     return hashlib.sha256(_to_wire(message).SerializeToString(deterministic=True)).hexdigest()
 
 
 def encode_element(owner: type, field: str, element: object) -> bytes:
-    """The bytes of one element within a list of its owner; raises InvalidMessage where it breaks a rule.
+    """Encodes one element of a list of its owner; raises InvalidMessage if it breaks a rule.
 
-    Behind the bytes of an owner with that list empty, the bytes of its elements make the whole message: protobuf
-    merges what it finds in several pieces. So a listing is encoded once, while its size is watched.
+    The bytes of an owner with that list empty, followed by the bytes of its elements, are the complete message, since
+    protobuf merges pieces. So a listing is encoded once, while its size is tracked.
     """
     check_message(element)
     data: bytes = _wire_class(owner)(**{field: [_to_wire(element)]}).SerializeToString()
@@ -336,7 +335,7 @@ def encode_element(owner: type, field: str, element: object) -> bytes:
 
 
 def check_size(name: str, data: bytes, bytes_most: int) -> None:
-    """Raises MalformedMessage for bytes that are more than a message may have."""
+    """Raises MalformedMessage if the bytes are more than a message may have."""
     if len(data) > bytes_most:
         violation = Violation("", f"{len(data)} bytes long", f"send at most {bytes_most} bytes")
         raise MalformedMessage(f"{name} is too large", (violation,))
@@ -345,9 +344,9 @@ def check_size(name: str, data: bytes, bytes_most: int) -> None:
 def decode_message(
     cls: type[_Message], data: bytes, *, bytes_most: int = MESSAGE_BYTES_MOST, is_counted: bool = False
 ) -> _Message:
-    """The message in the bytes; raises MalformedMessage or InvalidMessage, each naming what and why.
+    """Decodes a message; raises MalformedMessage or InvalidMessage, which name the field and the reason.
 
-    `is_counted` is for what others send: elements are counted before anything is made of them.
+    `is_counted` is for messages of other processes: elements are counted before any object is made of them.
     """
     check_size(cls.__name__, data, bytes_most)
     kind: Any = cls
@@ -362,7 +361,7 @@ def decode_message(
     try:
         message: _Message = _reader(kind)(wire)
     except InvalidMessage:
-        # Says the whole path; the reader knows but the name of the field.
+        # Reports the complete path; the reader knows only the name of the field.
         _check_counts(kind, data)
         raise
     check_message(message)

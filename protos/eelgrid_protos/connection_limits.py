@@ -1,18 +1,18 @@
 """Connection limits of a gRPC server: per-peer call accounts and termination of abusive connections.
 
-Owns the accounts of who calls, the limits of each, and the end of connections that may not go on. Must not know
-what a call means nor which role may make it: that is `admit`'s, which comes after.
+Owns the accounts of peers, the limits of each, and the termination of connections. Must not know what a call means
+nor which role may make it: that is decided by `admit`, which runs later.
 
-Theory. gRPC bounds what one connection has under way (`transport.server_options`); it knows nothing of whose
-connections those are, so that whoever opens more gets more. Here everybody has an account: by certificate, and where
-there is none by address. An account has so many calls and watches at once, so that no client takes the places of
-another. Calls that are refused or reset as soon as they are made are strikes: their bucket never runs full for a
-client with a fault, at once for a flood, and then the connection is ended, since each refusal costs us more than it
-costs the flood.
+Theory. gRPC bounds the calls in progress on one connection (`transport.server_options`), but not per peer, so that a
+peer with more connections gets more. Here every peer has an account: by certificate, or by address without one. An
+account has a bounded number of calls and watches at once, so that no client displaces those of another. Calls that
+are refused, or reset as soon as they are made, are strikes in a leaky bucket: it never overflows for a faulty client,
+at once for a flood, and then the connection is ended, since each refusal costs us more than it costs the flood.
 
-A connection outlives the handshake that let it in. So once a second those are ended whose certificate has run out,
-all of them when a certificate left the authority's file (who is still trusted comes back at once), those where a
-message has waited too long for its reader, and, when descriptors run short, those that ask nothing.
+A connection outlives the handshake that admitted it. So once a second these connections are ended: those whose
+certificate has expired, all of them when a certificate was removed from the authority's file (peers that are still
+trusted reconnect at once), those on which a message has waited too long for its reader, and, when descriptors run
+short, those without a call.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ from eelgrid_protos.rpc import Context, abort_call
 from eelgrid_protos.sockets import PeerAddress, end_accepted, list_accepted, list_descriptors, parse_peer
 
 _CALL, _WATCH, _TWO_WAY = "call", "watch", "two_way"
-# What `peer_of` makes of a socket of this machine's files, which has no port to know it by.
+# What `parse_peer` returns for a Unix socket, which has no port to identify it.
 _NOWHERE: PeerAddress = ("", 0)
 _LOOK_S = 1.0
 _CERTIFICATE = "x509_pem_cert"
-# Accounts and connections, each, that are remembered without anything under way.
+# Accounts, and connections, that are remembered without a call in progress.
 _REMEMBERED_MOST = 8192
 _SAID_EVERY_S = 10.0
-# Share of our descriptors from which on connections that ask nothing are ended.
+# Share of our descriptors above which connections without a call are ended.
 _CROWDED_RATIO = 0.75
-# A handshake and the first call take that long at most, so a connection older than this without a call is idle.
+# The handshake and the first call take at most this long, so a connection older than this without a call is idle.
 _IDLE_S = 5.0
 _ENDING_S = 5.0
-# So many calls in one look that are reset before their handler begins have somebody behind them; to learn who it is,
-# handlers begin before the request comes for this long, which costs each call a little more.
+# More calls per check that are reset before their handler begins are a flood; to identify its peer, handlers begin
+# before the request arrives for this long, which costs each call a little more.
 _VANISHED_MOST = 100
 _WARY_S = 30.0
-# A context's code is a number in some kinds of calls.
+# A context's code is an integer in some kinds of calls.
 _STRIKES = frozenset(
     code
     for status in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
@@ -62,24 +62,24 @@ _STRIKES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """What one account, or one connection, may have."""
+    """Limits of one account, or of one connection."""
 
-    # Calls at once of one account; a program that submits in parallel uses some tens.
+    # Concurrent calls of one account; a program that submits in parallel uses some tens.
     calls_most: int = 256
-    # Watches at once of one account: a person has some, a service of dashboards some more, and all of them fit on one
-    # connection with room for calls.
+    # Concurrent watches of one account: a person has a few, a dashboard service some more, and all of them fit on one
+    # connection and leave room for calls.
     watches_most: int = 48
-    # Strikes at once, and a second: an agent whose role is not given yet makes one in 15 s.
+    # Capacity of the bucket of strikes, and its leak per second: an agent that has no role yet makes one in 15 s.
     strikes_most: float = 100.0
     strikes_per_s: float = 10.0
-    # A reset counts when its call was younger than this: a deadline that passed is no flood.
+    # A reset is a strike if its call was younger than this: an expired deadline is no flood.
     reset_within_s: float = 1.0
-    # A message that waits so long for its reader: keep-alive finds the dead within 40 s, this finds those that stall.
+    # How long a message may wait for its reader: keep-alive detects dead peers within 40 s, this those that stall.
     unread_s: float = 60.0
 
 
 class _Bucket:
-    """Strikes, which run out with time."""
+    """Leaky bucket of strikes."""
 
     __slots__ = ("_filled_s", "_level")
 
@@ -87,7 +87,7 @@ class _Bucket:
         self._level = self._filled_s = 0.0
 
     def add(self, now_s: float, *, most: float, per_s: float) -> bool:
-        """One more; False where it is full."""
+        """Adds a strike; returns False if the bucket is full."""
         self._level = min(most, max(0.0, self._level - (now_s - self._filled_s) * per_s)) + 1.0
         self._filled_s = now_s
         return self._level <= most
@@ -111,7 +111,7 @@ class _Connection:
     key: PeerAddress
     account: _Account
     open: int = 0
-    # When it was ended; calls that were under way then still come to their end.
+    # When it was ended; calls in progress at that time still end normally.
     ended_s: float = float("inf")
     bucket: _Bucket = field(default_factory=_Bucket)
 
@@ -120,7 +120,7 @@ _One = TypeVar("_One", _Account, _Connection)
 
 
 class _Table(Generic[_One]):
-    """Those with something under way, and the newest of the others: a flood of strangers displaces only strangers."""
+    """Remembers peers with calls in progress and the newest of the others, so that a flood displaces only idle ones."""
 
     def __init__(self) -> None:
         self._busy: dict[Any, _One] = {}
@@ -130,7 +130,7 @@ class _Table(Generic[_One]):
         return self._busy.get(key) or self._idle.get(key)
 
     def update_peer(self, one: _One) -> None:
-        """After its `open` changed."""
+        """Updates the table after a peer's `open` changed."""
         if one.open:
             self._idle.pop(one.key, None)
             self._busy[one.key] = one
@@ -144,7 +144,7 @@ class _Table(Generic[_One]):
 
 
 class _Entry:
-    """One call under way; a context manager around its handler."""
+    """One call in progress; a context manager around its handler."""
 
     __slots__ = ("began_s", "connection", "context", "guard", "kind", "writing_s")
 
@@ -164,12 +164,12 @@ class _Entry:
 
 
 class PeerGuard:
-    """The accounts of one server. `families` of metrics are made of `refused` and `ended`, by reason."""
+    """Guards one server by accounts. `families` of metrics are made of `refused` and `ended`, by reason."""
 
     def __init__(
         self, limits: PeerLimits | None = None, *, log: logging.Logger, now_s: Callable[[], float] = time.time
     ) -> None:
-        """`now_s` are seconds since 1970, by which certificates run out."""
+        """Creates a guard; `now_s` returns seconds since 1970, for the expiry of certificates."""
         self.limits = limits or PeerLimits()
         self.refused: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
@@ -182,7 +182,7 @@ class PeerGuard:
         self._entries: set[_Entry] = set()
         self._condemned: dict[PeerAddress, str] = {}
         self._seen_s: dict[PeerAddress, float] = {}
-        # Handlers given out, and those that were called: a call that is reset before its request is here has none.
+        # Handlers looked up, and those begun: a call that is reset before its request arrives begins none.
         self.found = self._begun = 0
         self.is_wary = False
         self._wary_until_s = 0.0
@@ -191,19 +191,19 @@ class PeerGuard:
         self._wake = asyncio.Event()
 
     def attach_port(self, port: int, lost_authority: Callable[[], bool] | None = None) -> None:
-        """Of which port; `lost_authority` tells, once, that a certificate left the authority's file."""
+        """Sets the server's port; `lost_authority` reports, once each, certificates removed from the authority's file."""
         self._port = port
         if lost_authority is not None:
             self._lost_authority = lost_authority
 
     def wrap_handlers(self, *handlers: grpc.GenericRpcHandler) -> "GuardedHandlers":
-        """The same handlers behind this guard, and an answer for what none of them knows."""
+        """Returns the handlers behind this guard, with an answer for unknown methods."""
         return GuardedHandlers(self, handlers)
 
     # Calls
 
     def begin_call(self, kind: str, context: Context) -> _Entry:
-        """Counts a call in; raises ResourceExhausted."""
+        """Counts the begin of a call; raises ResourceExhausted."""
         connection = self._connection(context)
         account, limits, why = connection.account, self.limits, ""
         if kind == _WATCH and account.watches >= limits.watches_most:
@@ -222,7 +222,7 @@ class PeerGuard:
         return entry
 
     def end_call(self, entry: _Entry, *, is_cancelled: bool) -> None:
-        """Counts it out; a reset or a refusal is a strike."""
+        """Counts the end of a call; a reset or a refusal is a strike."""
         self._entries.discard(entry)
         self._count(entry, -1)
         is_reset = is_cancelled and time.monotonic() - entry.began_s < self.limits.reset_within_s
@@ -230,14 +230,14 @@ class PeerGuard:
             self._strike(entry.connection)
 
     def on_call_reset(self, entry: _Entry) -> None:
-        """The call was reset before its request came."""
+        """Counts a call that was reset before its request arrived."""
         self._strike(entry.connection)
 
     def _count(self, entry: _Entry, by: int) -> None:
         connection, account = entry.connection, entry.connection.account
         connection.open += by
         account.open += by
-        # Agents' streams are counted by node, where their Hello is known; a connection has so many streams anyway.
+        # Agents' streams are limited by node, once their Hello is known; a connection bounds its streams anyway.
         account.watches += by * (entry.kind == _WATCH)
         account.calls += by * (entry.kind == _CALL)
         self._connections.update_peer(connection)
@@ -254,14 +254,14 @@ class PeerGuard:
         connection = self._connections.find_peer(peer)
         is_over = connection is not None and time.monotonic() - connection.ended_s > _ENDING_S
         if connection is None or connection.account is not account or is_over:
-            # New, or a port that is used again.
+            # A new connection, or a reused port.
             connection = _Connection(peer, account)
         return connection
 
     def _strike(self, connection: _Connection) -> None:
         limits, account, now_s = self.limits, connection.account, time.monotonic()
         self._connections.update_peer(connection)
-        # Without a certificate an address may be a whole site's: each of its connections has a bucket of its own.
+        # Without a certificate an address may be shared by a site: each of its connections has a bucket of its own.
         bucket = account.bucket if account.name else connection.bucket
         is_full = not bucket.add(now_s, most=limits.strikes_most, per_s=limits.strikes_per_s)
         if is_full and self._condemn(connection, "flood"):
@@ -303,7 +303,7 @@ class PeerGuard:
                     condemned, self._condemned = self._condemned, {}
                     await asyncio.to_thread(end_accepted, self._port, condemned.__contains__)
                     self.ended.update(condemned.values())
-            except Exception:  # noqa: BLE001  # the guard must outlive a fault in one look
+            except Exception:  # noqa: BLE001  # the guard must outlive a fault in one check
                 self._log.exception("guard=failed")
 
     async def _watch_peers(self, now_s: float) -> None:
@@ -326,7 +326,7 @@ class PeerGuard:
         await self._relieve(now_s)
 
     async def _relieve(self, now_s: float) -> None:
-        """Ends connections without a call when descriptors run short, since nobody else gets in then."""
+        """Ends connections without a call when descriptors run short, since no new peer could connect then."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if len(list_descriptors()) < _CROWDED_RATIO * most:
             self._seen_s.clear()
@@ -363,21 +363,21 @@ async def _unknown(_requests: object, context: Context) -> AsyncIterator[bytes]:
 
 
 class GuardedHandlers(grpc.GenericRpcHandler):
-    """Handlers behind a guard; generated code takes it for a server to register with."""
+    """Handlers behind a guard; also accepted by generated code as a server to register with."""
 
     def __init__(self, guard: PeerGuard, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._guard = guard
         self._handlers = list(handlers)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """These, too."""
+        """Adds handlers of a generated registration."""
         self._handlers.extend(handlers)
 
     def add_registered_method_handlers(self, _service: str, _handlers: object) -> None:
-        """The same once more, which gRPC would ask before us."""
+        """Ignores the same handlers in their second form, which gRPC would look up before ours."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a call by its path."""
+        """Returns the guarded handler of a call by its path."""
         for one in self._handlers:
             found = one.service(handler_call_details)
             if found is not None:
@@ -419,7 +419,7 @@ def _around_stream(guard: PeerGuard, kind: str, inner: Callable[..., Any]) -> Ca
 
 
 def _read_first(guard: PeerGuard, kind: str, inner: Callable[..., Any], decode: Any) -> Callable[..., Any]:
-    """A handler that has an entry before its request is there."""
+    """Wraps a unary-request handler so that its call is counted before its request arrives."""
 
     async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
         with await _enter_call(guard, kind, context) as entry:
@@ -429,7 +429,7 @@ def _read_first(guard: PeerGuard, kind: str, inner: Callable[..., Any], decode: 
                 return
             message = request if decode is None else decode(request)
             if not inspect.isasyncgenfunction(inner):
-                # None of those that write to their context themselves, as the health service's watch does.
+                # No handler here writes to its context itself, as the health service's watch does.
                 answer = await inner(message, context)
                 if answer is not None:
                     yield answer

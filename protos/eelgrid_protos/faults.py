@@ -1,18 +1,18 @@
 """Faults: how a call fails, the same value on both sides of the wire.
 
-Fault                     a call failed; `code` is the gRPC status
-├── InvalidArgument       the caller's message breaks a rule; each field is named
-├── NotFound              nothing has this name
-├── AlreadyExists         the name is taken by something else
-├── FailedPrecondition    the state must change first
-├── Aborted               somebody else changed it in between
-├── ResourceExhausted     a limit is reached; try later or raise it
-├── PermissionDenied      the caller may not
-├── Unavailable           nobody answers now; the call can be repeated
-├── DeadlineExceeded      no answer in time
-└── Internal              a fault of ours
+    Fault                     a call failed; `code` is the gRPC status
+    ├── InvalidArgument       the caller's message breaks a rule; each field is named
+    ├── NotFound              no object has this name
+    ├── AlreadyExists         another object has this name
+    ├── FailedPrecondition    the state must change first
+    ├── Aborted               the object was changed concurrently
+    ├── ResourceExhausted     a limit is reached; try later or raise it
+    ├── PermissionDenied      the caller lacks permission
+    ├── Unavailable           the server cannot be reached now; the call can be repeated
+    ├── DeadlineExceeded      no answer in time
+    └── Internal              a bug of the server
 
-The first seven and the message are the caller's business; Internal is ours.
+The first seven and the message are for the caller to act on; Internal is for us. Must not know what a call means.
 """
 
 from typing import Any, ClassVar
@@ -45,13 +45,13 @@ class InvalidArgument(Fault):
 
 
 class NotFound(Fault):
-    """Nothing has this name."""
+    """No object has this name."""
 
     code = grpc.StatusCode.NOT_FOUND
 
 
 class AlreadyExists(Fault):
-    """The name is taken by something else."""
+    """Another object has this name."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
 
@@ -63,7 +63,7 @@ class FailedPrecondition(Fault):
 
 
 class Aborted(Fault):
-    """Somebody else changed it in between."""
+    """The object was changed concurrently."""
 
     code = grpc.StatusCode.ABORTED
 
@@ -75,13 +75,13 @@ class ResourceExhausted(Fault):
 
 
 class PermissionDenied(Fault):
-    """The caller may not."""
+    """The caller lacks permission."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class Unavailable(Fault):
-    """Nobody answers now."""
+    """The server cannot be reached now; the call can be repeated."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -93,7 +93,7 @@ class DeadlineExceeded(Fault):
 
 
 class Internal(Fault):
-    """A fault of ours."""
+    """A bug of the server."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -116,12 +116,12 @@ _BY_CODE: dict[grpc.StatusCode, type[Fault]] = {
 
 
 def fault_of_contract(error: ContractError) -> InvalidArgument:
-    """A broken contract, as the caller should hear of it."""
+    """Converts a broken contract into the fault that the caller gets."""
     return InvalidArgument(error.message, error.violations)
 
 
 def status_details(fault: Fault) -> bytes:
-    """google.rpc.Status with a BadRequest detail, as gRPC carries it in trailing metadata."""
+    """Encodes google.rpc.Status with a BadRequest detail, as gRPC carries it in trailing metadata."""
     status = status_pb2.Status(code=code_pb2.Code.Value(fault.code.name), message=fault.message)
     if fault.violations:
         bad_request = error_details_pb2.BadRequest(
@@ -155,11 +155,11 @@ def _violations(details: bytes) -> tuple[Violation, ...]:
 
 
 def fault_from(error: grpc.RpcError) -> Fault:
-    """The fault behind a failed call, with its field violations where the server sent them."""
+    """Returns the fault behind a failed call, with its field violations if the server sent them."""
     code: grpc.StatusCode = error.code()
     trailing: Any = error.trailing_metadata() or ()
     details = next((value for key, value in trailing if key == DETAILS_KEY), b"")
-    # A server that stops cancels what is open; who cancels on this side never gets here.
+    # A stopping server cancels open calls; cancellation on this side never gets here.
     cls = Unavailable if code is grpc.StatusCode.CANCELLED else _BY_CODE.get(code)
     message = error.details() or code.name
     if cls is None:

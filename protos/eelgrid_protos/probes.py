@@ -1,12 +1,12 @@
 """Probes of a daemon: /livez and /readyz on an address, in a thread and within limits of their own.
 
-Owns a small HTTP server for them. Must not know what makes a daemon live or ready: it asks.
+Owns a small HTTP server for them. Must not know what makes a daemon live or ready: it calls functions for that.
 
-Theory. A kubelet that hears nothing from /livez for a while ends the daemon. Whoever can make a daemon's other
-doors wait, by a page that takes long or by connections that say nothing, must not be able to do that. So probes have
-a listener that serves nothing else, a thread that waits for nobody else, and of the connections that say nothing
-the oldest goes when another comes: a probe says all that it has to say at once. An event loop that hangs is a reason
-to end a daemon, one that is slow is not: `Heartbeat` tells them apart by a minute.
+Theory. A kubelet that gets no answer from /livez for a while restarts the daemon. A client that can block a daemon's
+other ports, by a slow page or by idle connections, must not be able to cause that. So probes have a listener that
+serves nothing else, a thread that waits for nobody else, and when there are too many connections without a request
+the oldest is closed: a probe sends its request at once. An event loop that hangs is a reason to end a daemon, one
+that is slow is not: `Heartbeat` distinguishes them by a minute.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from functools import partial
 
 from eelgrid_protos.sockets import split_address
 
-# Kubelet has two or three open; the rest are others'.
+# Kubelet has two or three open; the rest are for other clients.
 CONNECTIONS_MOST = 64
 REQUEST_WITHIN_S = 2.0
 HEAD_BYTES_MOST = 4096
-# A recovery of a large journal takes the loop for some seconds, a whole look at 10,000 nodes for some more.
+# Recovering a large journal blocks the loop for some seconds, a scan of 10,000 nodes for some more.
 SILENCE_S_MOST = 60.0
 _BEAT_S = 1.0
 _STOP_WITHIN_S = 2.0
@@ -54,17 +54,17 @@ class PendingConnections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # When each came, by its loop's clock; the oldest first.
+        # When each connected, by its loop's clock; the oldest first.
         self._waiting: dict[asyncio.BaseTransport, float] = {}
 
     def add_connection(self, transport: asyncio.BaseTransport) -> None:
-        """One more."""
+        """Adds a connection, and closes the oldest if there are too many."""
         self._waiting[transport] = asyncio.get_running_loop().time()
         if len(self._waiting) > self._most:
             self._end_oldest()
 
     def end_older(self, seconds: float) -> float | None:
-        """Ends those that came so long ago; how long until the next has, None where nobody waits."""
+        """Closes connections older than `seconds`; returns the seconds until the next is due, None if there is none."""
         now_s = asyncio.get_running_loop().time()
         while self._waiting:
             left_s = next(iter(self._waiting.values())) + seconds - now_s
@@ -74,7 +74,7 @@ class PendingConnections:
         return None
 
     def end_all(self) -> None:
-        """Nobody waits any more."""
+        """Closes all connections."""
         while self._waiting:
             self._end_oldest()
 
@@ -85,7 +85,7 @@ class PendingConnections:
             oldest.abort()
 
     def discard_connection(self, transport: asyncio.BaseTransport) -> None:
-        """It said what it wants, or went."""
+        """Removes a connection that sent its request or was closed."""
         self._waiting.pop(transport, None)
 
 
@@ -158,7 +158,7 @@ class ProbeServer:
         return bound
 
     def close(self) -> None:
-        """Frees the port."""
+        """Stops the server and frees the port."""
         if self._thread.is_alive():
             with contextlib.suppress(TimeoutError):
                 asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_STOP_WITHIN_S)
@@ -171,7 +171,7 @@ class ProbeServer:
         if self._server is not None:
             self._server.close()
         self._waiting.end_all()
-        # Connections are closed by the loop's next turn.
+        # The loop closes connections in its next iteration.
         await asyncio.sleep(0)
 
     def _answer_path(self, path: str) -> tuple[http.HTTPStatus, str]:
@@ -180,7 +180,7 @@ class ProbeServer:
             return http.HTTPStatus.NOT_FOUND, "ask for /livez or /readyz"
         try:
             reason = ask()
-        except Exception:  # noqa: BLE001  # a probe of a daemon that cannot tell is no reason to end it
+        except Exception:  # noqa: BLE001  # a failing check is no reason to end the daemon
             self._log.exception("probe=failed path=%s", path)
             reason = ""
         return (http.HTTPStatus.SERVICE_UNAVAILABLE, reason) if reason else (http.HTTPStatus.OK, "ok")

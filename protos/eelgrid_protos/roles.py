@@ -1,10 +1,10 @@
-"""Roles: what a certificate is for, whose it is, and the refusal of a caller whose role does not allow a call.
+"""Roles: the roles and rights of a client certificate, and the refusal of calls that they do not allow.
 
 Owns the roles, how a certificate gets its roles, its user and its rights to namespaces, queues and labels, and the
 check of a role against the one that a call needs. Both daemons build on it; each has a table of its own calls. Must
 not know connections: a caller comes as the certificate that TLS has verified, the time as an argument.
 
-Theory. As Kubernetes takes a user from the common name of the client certificate and the user's groups from its
+Theory. As Kubernetes derives a user from the common name of the client certificate and the user's groups from its
 organizations, a certificate has the roles that its organizations name: `O=eelgrid:viewer`. Its user is its common
 name, and it may submit to the namespaces, queues and labels that it names, `eelgrid:namespace:NAME`, as organization
 or as URI. A certificate whose authority cannot write such names is granted a role (`grants`) or bound to a right
@@ -23,15 +23,15 @@ from eelgrid_protos.faults import PermissionDenied
 
 
 class Role(Enum):
-    """What a certificate is for."""
+    """What the holder of a certificate may do."""
 
-    # Speaks for nodes; asks nothing.
+    # Reports for nodes; makes no operators' calls.
     AGENT = "agent"
-    # Sees everything, changes nothing.
+    # Reads everything, changes nothing.
     VIEWER = "viewer"
-    # A viewer who submits, scales and ends its own work, and tells what it did.
+    # A viewer who also submits, scales and ends its own work, and reports its progress.
     SUBMITTER = "submitter"
-    # A submitter who says what the cluster aims for and what is enforced on it.
+    # A submitter who also sets the policy and what is enforced on the cluster.
     ADMIN = "admin"
 
 
@@ -45,12 +45,12 @@ _MARK, _NODE_MARK = "eelgrid:", "eelgrid:node:"
 _BY_NAME = {role.value: role for role in Role}
 _GRANT_KINDS = ("CN", "O", "OU", "DNS", "URI", "EMAIL")
 _RIGHT_KINDS = ("namespace", "queue", "label", "user")
-# A flag for each is no way to keep more; certificates that name their rights need none.
+# More than this many command-line flags are impractical; certificates that name their rights need none.
 _GRANTS_MOST = 256
 _BINDS_MOST = 1024
-# Of one certificate; what is beyond is no right, which is the safe side.
+# Per certificate; rights beyond are ignored, which is the safe direction.
 _RIGHTS_MOST = 256
-# The longest name that the contract has for a user, a namespace or a queue.
+# Maximum length of a user, a namespace or a queue in the contract.
 _NAME_MOST = 253
 _SHOWN_MOST = 3
 _BIND = re.compile(rf"({'|'.join(_RIGHT_KINDS)}):(.+?)=({'|'.join(_GRANT_KINDS)}):(.+)", re.DOTALL)
@@ -64,7 +64,7 @@ Right = tuple[str, str]
 
 
 class BadGrant(ValueError):
-    """A grant or a bind that cannot be understood."""
+    """A grant or a bind cannot be parsed."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         self.problem = problem
@@ -74,7 +74,7 @@ class BadGrant(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """What the operator chose: whether a certificate without a role is refused, and who has more than it names."""
+    """The operator's rules: whether certificates without a role are refused, and additional grants and binds."""
 
     demanded: bool = False
     grants: Mapping[Name, Role] = field(default_factory=dict)
@@ -83,32 +83,32 @@ class RoleRules:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever holds a certificate: `unknown` are words after `eelgrid:` that are no role, `ends_s` is since 1970."""
+    """The holder of a certificate: `unknown` are `eelgrid:` names that are no role, `ends_s` is seconds since 1970."""
 
     subject: str
     roles: frozenset[Role] = frozenset()
-    # An agent's certificate that names nodes speaks for no others; without, for any.
+    # An agent's certificate that names nodes speaks for no others; one that names none for any.
     nodes: frozenset[str] = frozenset()
     unknown: tuple[str, ...] = ()
     ends_s: float = float("inf")
-    # Whom its work belongs to; empty where the certificate names nobody.
+    # Owner of the work that it submits; empty if the certificate names no user.
     user: str = ""
     rights: frozenset[Right] = frozenset()
 
     @property
     def predates_roles(self) -> bool:
-        """Whether it says nothing of roles, well or badly."""
+        """Returns whether the certificate names no role, valid or not."""
         return not self.roles and not self.unknown
 
     @property
     def greatest_role(self) -> str:
-        """One word for its roles, of few: for metrics."""
+        """Returns the greatest of its roles as one word, for metrics."""
         order = (Role.ADMIN, Role.SUBMITTER, Role.VIEWER, Role.AGENT)
         return next((role.value for role in order if role in self.roles), "unknown" if self.unknown else "none")
 
     @property
     def description(self) -> str:
-        """Its roles for people."""
+        """Returns its roles as text for people."""
         if self.roles:
             named = sorted(role.value for role in self.roles)
             return f"has the role {named[0]}" if len(named) == 1 else f"has the roles {', '.join(named)}"
@@ -117,16 +117,16 @@ class Caller:
         return "has no role"
 
     def has_role(self, role: Role) -> bool:
-        """Whether one of its roles includes this one."""
+        """Returns whether one of its roles includes this one."""
         return any(role in _HELD[one] for one in self.roles)
 
     def rights_of_kind(self, kind: str) -> tuple[str, ...]:
-        """The names of one kind that it may use, in order."""
+        """Returns the names of one kind of right, sorted."""
         return tuple(sorted(name for one, name in self.rights if one == kind))
 
 
 class RoleRefused(PermissionDenied):
-    """The caller may not do this; `needs` is one word of few, for metrics: a role's name, `node`, `date`, `owner`."""
+    """The caller may not do this; `needs` is, for metrics, a role's name, `node`, `date` or `owner`."""
 
     def __init__(self, caller: Caller, method: str, needs: str, *, words: str, problem: str, remedy: str) -> None:
         self.caller = caller
@@ -137,7 +137,7 @@ class RoleRefused(PermissionDenied):
 
 
 def parse_grants(texts: Iterable[str]) -> Mapping[Name, Role]:
-    """Grants as people write them, ROLE=KIND:NAME, for example viewer=DNS:grafana.example; raises BadGrant."""
+    """Parses grants of the form ROLE=KIND:NAME, for example viewer=DNS:grafana.example; raises BadGrant."""
     found: dict[Name, Role] = {}
     for text in texts:
         role, equals, name = text.partition("=")
@@ -156,7 +156,7 @@ def parse_grants(texts: Iterable[str]) -> Mapping[Name, Role]:
 
 
 def parse_binds(texts: Iterable[str]) -> Mapping[Name, tuple[Right, ...]]:
-    """Rights as people write them, KIND:NAME=KIND:NAME, as in namespace:research=CN:alice; raises BadGrant."""
+    """Parses binds of the form KIND:NAME=KIND:NAME, as in namespace:research=CN:alice; raises BadGrant."""
     found: dict[Name, tuple[Right, ...]] = {}
     texts = tuple(texts)
     for text in texts:
@@ -182,7 +182,7 @@ def _name(kind: str, value: str) -> Name:
 
 
 def _right(text: str) -> Right | None:
-    """The right that `text`, which follows `eelgrid:`, names; None where it names none."""
+    """Parses the right that `text`, which follows `eelgrid:`, names; None if it names none."""
     kind, colon, name = text.partition(":")
     if not colon or kind not in _RIGHT_KINDS or not _is_name(name) or (kind == "user" and name == ANY):
         return None
@@ -200,7 +200,7 @@ def build_caller(
     grants: Mapping[Name, Role],
     binds: Mapping[Name, tuple[Right, ...]] | None = None,
 ) -> Caller:
-    """Whose it is, what roles it has and what rights."""
+    """Builds the caller of a certificate: its user, its roles and its rights."""
     roles, nodes, unknown, rights = set(), set(), [], dict[Right, None]()
     for kind, value in (*certificate.subject, *certificate.alternatives):
         name = _name(kind, value)
@@ -231,7 +231,7 @@ def build_caller(
 
 
 def _users(certificate: Certificate, rights: Iterable[Right]) -> Iterator[str]:
-    """The names that its user may have, the first of which holds."""
+    """Yields the possible names of its user; the first is used."""
     yield from (name for kind, name in rights if kind == "user")
     for wanted, names in (
         ("CN", certificate.subject),
@@ -244,14 +244,15 @@ def _users(certificate: Certificate, rights: Iterable[Right]) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """The text, or where it holds what no terminal should get, one that is no name of anything."""
+    """Returns the text; if it is not printable, an escaped form that is never a valid name."""
     return text if text.isprintable() else ascii(text)
 
 
 def check_role(caller: Caller, method: str, needs: Role | None, rules: RoleRules, *, now_s: float) -> bool:
-    """Whether it may for its role; False where it may only since roles are not demanded. Raises RoleRefused.
+    """Checks that the caller's role allows a call; raises RoleRefused.
 
-    `needs` is the least role, None for whoever comes with a certificate of the authority.
+    Returns False if the call is allowed only because roles are not demanded. `needs` is the least role, None if any
+    certificate of the authority will do.
     """
     if now_s >= caller.ends_s:
         # TLS refuses it at the next connection; a connection that stays open must not outlive its certificate.
@@ -268,7 +269,7 @@ def check_role(caller: Caller, method: str, needs: Role | None, rules: RoleRules
 
 
 def check_node(caller: Caller, node_name: str) -> None:
-    """Whether it may speak for the node; raises RoleRefused."""
+    """Checks that the caller may speak for the node; raises RoleRefused."""
     if caller.nodes and node_name not in caller.nodes:
         names = sorted(caller.nodes)
         problem = f"is of {', '.join(names[:_SHOWN_MOST])}{', ...' if len(names) > _SHOWN_MOST else ''}"

@@ -1,12 +1,10 @@
-"""Calls: the table of every method, server handlers and clients made from it.
+"""RPC: the table of every method, and the server handlers and clients made from it.
 
-Owns how a message gets into and out of gRPC: handlers receive bytes and decode
-them here, so that a message that breaks the contract is answered with
-INVALID_ARGUMENT and its field violations, and never reaches the code behind.
-Before that whoever guards the server is asked, for every call alike. An answer
-of ours that breaks the contract goes without the elements that do, and they are counted:
-one bad element never costs the others. Knows nothing of what a call means, nor who
-may call it. No generated stubs: a service is data.
+Owns how messages enter and leave gRPC: handlers receive bytes and decode them here, so that a message that breaks the
+contract is answered with INVALID_ARGUMENT and its field violations, and never reaches the implementation. Before
+that, `admit` may refuse the call, for every call alike. An answer of ours that breaks the contract is sent without
+the elements that do, and they are counted: one bad element never costs the others. Must not know what a call means,
+nor who may call it. There are no generated stubs: a service is data.
 """
 
 import asyncio
@@ -36,18 +34,18 @@ from eelgrid_protos.schema import omit_broken
 
 # The stubs' ServicerContext is generic over messages, which are bytes here.
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-# Asked before a call's first message is read, by the call's path; raises the Fault that the caller gets.
+# Called before a call's first message is read, with the call's path; raises the Fault that the caller gets.
 Admit: TypeAlias = Callable[[str, Context], None]
-# Told when elements were left out of an answer: the call's name, how many, and the first reasons.
+# Called when elements were left out of an answer: the call's name, how many, and the first reasons.
 Omitted: TypeAlias = Callable[[str, int, tuple[Violation, ...]], None]
-# Told how a call ended, before its answer goes out: its path, its request where it was read, and the fault if any.
+# Called when a call has ended, before its answer is sent: its path, its request if it was read, and the fault if any.
 Settled: TypeAlias = Callable[[str, Context, object | None, Exception | None], Awaitable[None]]
 
 
 _LOG = logging.getLogger("eelgrid.rpc")
 _FIRST_WITHIN_S = 2.0
-# Of a request, unless its call needs more. The longest spec that its rules allow has some 100 kB; a what-if that drains
-# 10,000 nodes by names of 60 characters 620 kB.
+# Bound of a request, unless its call needs more. The longest spec that its rules allow has some 100 kB; a what-if that
+# drains 10,000 nodes by names of 60 characters 620 kB.
 REQUEST_BYTES_MOST = 1024 * 1024
 _REQUEST_BYTES_MOST: Mapping[str, int] = {
     # 100,000 budgets at 40 bytes each.
@@ -60,31 +58,31 @@ _REQUEST_BYTES_MOST: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class RpcMethod:
-    """One call."""
+    """One method of a service."""
 
     name: str
     request: type
     response: type
     request_streaming: bool = False
     response_streaming: bool = False
-    # Of each message that the client sends; judged on both sides, before it is parsed.
+    # Of each message that the client sends; checked on both sides, before it is parsed.
     request_bytes_most: int = REQUEST_BYTES_MOST
 
     @property
     def attribute(self) -> str:
-        """The Python name: GetSummary is get_summary."""
+        """The method's name in Python: get_summary for GetSummary."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
 
 
 @dataclass(frozen=True, slots=True)
 class RpcService:
-    """A service and its calls."""
+    """A service and its methods."""
 
     name: str
     methods: tuple[RpcMethod, ...]
 
     def path(self, method: RpcMethod) -> str:
-        """The path that gRPC sends."""
+        """Returns the path of a method in gRPC."""
         return f"/{self.name}/{method.name}"
 
 
@@ -120,16 +118,16 @@ OPERATOR_SERVICE = _service(
 
 
 def request_bytes_most() -> int:
-    """The longest request of any call: nothing longer needs to be received."""
+    """Returns the bound of the longest request of any method: a server need not receive anything longer."""
     services = (AGENT_SERVICE, NODE_SERVICE, OPERATOR_SERVICE)
     return max(method.request_bytes_most for service in services for method in service.methods)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An answer that is bytes already: a listing encodes its elements while it counts their bytes.
+    """An answer that is encoded already: a listing encodes its elements while it counts their bytes.
 
-    `omitted` elements were left out of it, for reasons of which these are the first.
+    `omitted` elements were left out of it; `reasons` are the first of their violations.
     """
 
     data: bytes
@@ -138,12 +136,12 @@ class Encoded:
 
 
 def note_omitted(method: str, count: int, reasons: tuple[Violation, ...]) -> None:
-    """Writes a line; a server that makes many answers gives `handler` something that bounds the lines."""
+    """Logs omitted elements of an answer; busy servers pass `build_handler` a rate-limited function instead."""
     _LOG.error("call=%s omitted=%d reason=%r", method, count, str(reasons[0]) if reasons else "")
 
 
 async def abort_call(context: Context, error: Exception, method: str) -> None:
-    """Ends a call with the status of the fault that an error is; always raises."""
+    """Aborts a call with the status of the fault that an error represents; always raises."""
     if isinstance(error, ContractError):
         fault: Fault = fault_of_contract(error)
     elif isinstance(error, Fault):
@@ -155,7 +153,7 @@ async def abort_call(context: Context, error: Exception, method: str) -> None:
 
 
 def _encode_answer(message: Any, method: str, omitted: Omitted) -> bytes:
-    """An answer, without those of its elements that break the contract; raises where nothing is left of it."""
+    """Encodes an answer without those of its elements that break the contract; raises if nothing of it remains."""
     if isinstance(message, Encoded):
         if message.omitted:
             omitted(method, message.omitted, message.reasons)
@@ -163,7 +161,7 @@ def _encode_answer(message: Any, method: str, omitted: Omitted) -> bytes:
     try:
         data = codec.encode_message(message)
     except ContractError as error:
-        # The server's own fault, not the caller's.
+        # A bug of the server, not of the caller.
         salvaged = omit_broken(message)
         omitted(method, salvaged.omitted, salvaged.reasons)
         if salvaged.message is None:
@@ -177,13 +175,13 @@ def _encode_answer(message: Any, method: str, omitted: Omitted) -> bytes:
 
 
 def _counting(answer: Any, count: int) -> Any:
-    """The answer, saying how much was left out of it, if it has words for that."""
+    """Returns the answer with the number of omitted elements, if it has a field for that."""
     is_told = any(entry.name == "omitted" for entry in fields(answer))
     return replace(answer, omitted=answer.omitted + count) if is_told else answer
 
 
 def _encode_element(message: Any, method: str, omitted: Omitted) -> bytes | None:
-    """One message of a stream; None for one of which nothing is left: the stream goes on without it."""
+    """Encodes one message of a stream; None if nothing of it remains: the stream continues without it."""
     try:
         return _encode_answer(message, method, omitted)
     except RuntimeError:
@@ -192,7 +190,7 @@ def _encode_element(message: Any, method: str, omitted: Omitted) -> bytes | None
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What goes on around every call of a server."""
+    """Hooks that run around every call of a server."""
 
     admit: Admit
     omitted: Omitted
@@ -200,7 +198,7 @@ class _Around:
 
 
 def _request(method: RpcMethod, data: bytes) -> Any:
-    """What the caller sent; raises ContractError."""
+    """Decodes a request; raises ContractError."""
     return codec.decode_message(method.request, data, bytes_most=method.request_bytes_most, is_counted=True)
 
 
@@ -242,12 +240,12 @@ async def _decode_stream(method: RpcMethod, stream: AsyncIterator[bytes]) -> Asy
 
 
 async def _admit_stream(admit: Admit, path: str, context: Context, stream: AsyncIterator[bytes]) -> None:
-    """Raises the fault of a refusal once the client's first message is here, unread."""
+    """Raises the fault of a refusal once the client's first message has arrived, unread."""
     try:
         admit(path, context)
     except Fault:
-        # A client of grpc.aio whose first write is under way when the stream ends hears of an "Internal error from
-        # Core" instead of the reason (seen in 2 of 150 refusals).
+        # A client of grpc.aio whose first write is in progress when the stream ends gets an "Internal error from Core"
+        # instead of the reason (seen in 2 of 150 refusals).
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_WITHIN_S):
                 await anext(aiter(stream), None)
@@ -270,11 +268,11 @@ def _two_way(method: RpcMethod, call: Callable[..., Any], path: str, around: _Ar
 
 
 def admit_everybody(_path: str, _context: Context) -> None:
-    """Lets in whoever the transport let in."""
+    """Admits every call that the transport accepted."""
 
 
 async def ignore_outcome(_path: str, _context: Context, _request: object | None, _error: Exception | None) -> None:
-    """Tells nobody how calls end."""
+    """Ignores how calls end."""
 
 
 def build_handler(
@@ -284,7 +282,7 @@ def build_handler(
     omitted: Omitted = note_omitted,
     settled: Settled = ignore_outcome,
 ) -> grpc.GenericRpcHandler:
-    """A handler for grpc.aio servers; one of `implementations` has each call as a snake_case coroutine or generator."""
+    """Builds a handler for grpc.aio servers; each call is a snake_case method of one of `implementations`."""
     handlers = {}
     around = _Around(admit, omitted, settled)
     for method in service.methods:
@@ -295,7 +293,7 @@ def build_handler(
 
 
 def _encode_sized(method: RpcMethod, request: object) -> bytes:
-    """The bytes of a request; raises ContractError where no server would take them."""
+    """Encodes a request; raises ContractError if no server would accept it."""
     data = codec.encode_message(request)
     codec.check_size(method.request.__name__, data, method.request_bytes_most)
     return data
@@ -303,7 +301,7 @@ def _encode_sized(method: RpcMethod, request: object) -> bytes:
 
 def _blocking_call(service: RpcService, method: RpcMethod, channel: grpc.Channel) -> Callable[..., Any]:
     kind: Any = channel.unary_stream if method.response_streaming else channel.unary_unary
-    # Encoded before the call: grpc's own hook for it swallows the reason of a failure.
+    # Encoded before the call: gRPC's own serializer hook hides the reason of a failure.
     raw = kind(service.path(method), None, lambda data: codec.decode_message(method.response, data))
 
     def unary(request: object, timeout: float | None = None) -> Any:
@@ -356,6 +354,6 @@ def _async_call(service: RpcService, method: RpcMethod, channel: grpc.aio.Channe
 
 
 def build_client(service: RpcService, channel: grpc.Channel | grpc.aio.Channel) -> Any:
-    """The calls of a service on a channel, by snake_case name; blocking or async as the channel is."""
+    """Builds a client of a service; its calls have snake_case names, and block or are async as the channel is."""
     build: Callable[..., Callable[..., Any]] = _async_call if isinstance(channel, grpc.aio.Channel) else _blocking_call
     return SimpleNamespace(**{method.attribute: build(service, method, channel) for method in service.methods})

@@ -1,14 +1,13 @@
-"""Transport: how a connection is opened, secured and kept.
+"""Transport: how a connection is opened, secured and kept alive.
 
-Owns bind rules (loopback unless told; elsewhere mutual TLS, or `insecure` said
-aloud and logged), the certificates of gRPC servers and channels (reloaded as
-`file_reloader` says), keep-alive and flow-control options, and the standard
-health and reflection services. Knows nothing of messages.
+Owns bind rules (loopback by default; elsewhere mutual TLS, or explicitly `insecure`, which is logged), the
+certificates of gRPC servers and channels (reloaded as `file_reloader` describes), keep-alive and flow-control
+options, and the standard health and reflection services. Must not know messages.
 
-ListenError                a server cannot listen
-├── BindRefused            the address is not loopback and there is no mutual TLS
-├── AddressInUse           another program listens there, or the address is not ours
-└── CertificateUnusable    a file of TlsFiles cannot be read or does not fit
+    ListenError                a server cannot listen
+    ├── BindRefused            the address is not loopback and there is no mutual TLS
+    ├── AddressInUse           another program listens there, or the address is not ours
+    └── CertificateUnusable    a file of TlsFiles cannot be read or does not match the others
 """
 
 import ipaddress
@@ -46,12 +45,12 @@ class AddressInUse(ListenError):
 
 
 class CertificateUnusable(ListenError):
-    """A certificate file cannot be read or does not fit."""
+    """A certificate file cannot be read or does not match the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsContents:
-    """The bytes of TlsFiles, in PEM."""
+    """Contents of TlsFiles, in PEM."""
 
     key: bytes
     chain: bytes
@@ -68,7 +67,7 @@ class KeyPairFiles:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles(KeyPairFiles):
-    """Paths in PEM: our certificate chain, its key, and the authority that the other side must come from."""
+    """Paths in PEM: our certificate chain, its key, and the authority that must have signed the peer's certificate."""
 
     authority: Path
 
@@ -80,13 +79,14 @@ class TlsFiles(KeyPairFiles):
             raise CertificateUnusable(f"{error.filename}: {error.strerror}; name a readable PEM file") from error
 
     def load_contents(self, watch: WatchFile) -> TlsContents:
-        """Reads them for a FileReloader; raises CertificateUnusable, also where they do not fit each other."""
+        """Reads them for a FileReloader; raises CertificateUnusable, also if they do not match each other."""
         for path in (self.certificate, self.key, self.authority):
             watch(path)
         contents = self.read_contents()
-        # gRPC takes any bytes, and each handshake would fail: OpenSSL says at once whether the key is the certificate's.
+        # gRPC accepts any bytes, and each handshake would fail: OpenSSL checks at once whether the key is the
+        # certificate's.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # How long a key must be is for the handshake to judge.
+        # The required length of a key is checked in the handshake.
         context.set_ciphers("DEFAULT:@SECLEVEL=0")
         try:
             load_key_pair(context, self.certificate, self.key)
@@ -99,43 +99,44 @@ class TlsFiles(KeyPairFiles):
         return contents
 
 
-# Pings every 30 s find a dead peer within a minute; the server must allow them,
-# or it answers ENHANCE_YOUR_CALM. A small flow-control window, without probing,
-# makes a reader that stands still visible to the sender after some 64 KiB
-# rather than 4 MiB (measured: an hour of samples).
+# Pings every 30 s find a dead peer within a minute; the server must allow them, or it answers ENHANCE_YOUR_CALM. A
+# small flow-control window, without probing, makes a stalled reader visible to the sender after some 64 KiB rather than
+# 4 MiB (measured: an hour of samples).
 _KEEPALIVE = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
 _SIZES = (
     ("grpc.max_receive_message_length", codec.MESSAGE_BYTES_MOST),
     ("grpc.max_send_message_length", codec.MESSAGE_BYTES_MOST),
 )
-# gRPC knows one bound for all calls; each call's own is judged in rpc.py, before a message is parsed.
+# gRPC has one bound for all calls; that of each call is checked in rpc.py, before a message is parsed.
 _SERVER_SIZES = (
     ("grpc.max_receive_message_length", request_bytes_most()),
     ("grpc.max_send_message_length", codec.MESSAGE_BYTES_MOST),
 )
 
 
-# What one connection may cost. Whose connections there are, and how many, is the guard's (`peers`).
+# Bounds of one connection. The peers, and the number of their connections, are bounded by `connection_limits`.
 _CONNECTION_BOUNDS = (
-    # Calls of one connection, those included that it reset and that we have not cleared away yet: gRPC refuses more
-    # itself (REFUSED_STREAM). Without it 20,000 resets filled the server's queue and everybody's calls were cancelled;
-    # each that is let in costs others its turn in the event loop, some 0.3 ms.
+    # Calls of one connection, including those reset and not yet cleaned up: gRPC itself refuses more (REFUSED_STREAM).
+    # Without it 20,000 resets filled the server's queue and all calls were cancelled; each admitted call delays
+    # others in the event loop by some 0.3 ms.
     ("grpc.max_concurrent_streams", 64),
-    # Bytes of a call's metadata: ours send a trace and a deadline, 300 at most. HPACK makes 16 KiB of 4 bytes.
+    # Bytes of a call's metadata: ours are a trace and a deadline, 300 at most. Compressed by HPACK, 4 bytes can stand
+    # for 16 KiB.
     ("grpc.max_metadata_size", 4 * 1024),
     ("grpc.absolute_max_metadata_size", 8 * 1024),
-    # Calls of all connections that wait for the event loop: beyond, gRPC cancels whatever comes, whosever it is. A
-    # fleet of 10,000 agents comes at once; the bound before this one is that of streams.
+    # Calls of all connections that wait for the event loop: beyond, gRPC cancels any call of any peer. A fleet of
+    # 10,000 agents connects at once; the bound on streams takes effect before this one.
     ("grpc.server.max_pending_requests", 30_000),
     ("grpc.server.max_pending_requests_hard_limit", 60_000),
-    # While the loop is busy, calls wait this long before gRPC cancels them; 30 s is its default, as a busy start takes.
+    # While the loop is busy, calls wait this long before gRPC cancels them; its default of 30 s is as long as a busy
+    # start takes.
     ("grpc.server_max_unrequested_time_in_server", 120),
     # From accept to the end of TLS, and from there to the first frames.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.settings_timeout", 10_000),
-    # A connection that asks nothing is closed in good order, and opened again when there is something to ask.
+    # An idle connection is closed gracefully, and opened again for the next call.
     ("grpc.max_connection_idle_ms", 10 * 60_000),
-    # Nobody's connection outlives a day, whatever was overlooked; streams get a minute to end.
+    # No connection lives longer than a day, whatever was overlooked; streams get a minute to end.
     ("grpc.max_connection_age_ms", 24 * 3600_000),
     ("grpc.max_connection_age_grace_ms", 60_000),
     ("grpc.http2.max_ping_strikes", 2),
@@ -143,7 +144,7 @@ _CONNECTION_BOUNDS = (
 
 
 def server_options() -> list[tuple[str, int]]:
-    """Options of every server of ours."""
+    """Returns the options of all our servers."""
     return [
         *_KEEPALIVE,
         *_SERVER_SIZES,
@@ -152,19 +153,19 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.http2.bdp_probe", 0),
         *_CONNECTION_BOUNDS,
         ("grpc.max_allowed_incoming_connections", count_connections_most()),
-        # Two servers on one port would answer each other's clients at random.
+        # Two servers on one port would randomly answer each other's clients.
         ("grpc.so_reuseport", 0),
     ]
 
 
 def channel_options() -> list[tuple[str, int]]:
-    """Options of every channel of ours."""
+    """Returns the options of all our channels."""
     return [
         *_KEEPALIVE,
         *_SIZES,
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # Reconnecting is ours to pace; gRPC's own back-off grows to two minutes.
+        # We pace reconnection ourselves; gRPC's own back-off grows to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.enable_http_proxy", 0),
@@ -179,7 +180,7 @@ def _split(address: str) -> tuple[str, str]:
 
 
 def is_loopback(address: str) -> bool:
-    """True where only this machine can reach the address."""
+    """Returns whether only this machine can reach the address."""
     if address.startswith("unix:"):
         return True
     host, _ = _split(address)
@@ -192,7 +193,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _probe(address: str) -> None:
-    """Names the failure: gRPC reports every failure to bind alike; the socket says which it is."""
+    """Raises the specific ListenError: gRPC reports every failure to bind alike; a socket tells which it is."""
     host, port = _split(address)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
@@ -211,17 +212,17 @@ class _LoadedTls(Generic[T]):
 
 
 class MutualTlsReloader(FileReloader[_LoadedTls[T]]):
-    """What a server under mutual TLS shows, and whom it trusts, of the newest TlsFiles; used from any thread.
+    """The certificate and the trusted authority of a server under mutual TLS, from the newest TlsFiles; for any thread.
 
-    `build` makes a TLS library's form of the files, such as an `ssl.SSLContext`; what it raises for unusable files is
+    `build` converts the files for a TLS library, for example to an `ssl.SSLContext`; for unusable files it raises
     OSError, ValueError or CertificateUnusable.
     """
 
     def __init__(
         self, files: TlsFiles, build: Callable[[TlsFiles, TlsContents], T], *, name: str, log: logging.Logger
     ) -> None:
-        """Raises CertificateUnusable, and OSError."""
-        # How often a certificate has left the authority's file.
+        """Loads the files; raises CertificateUnusable, and OSError."""
+        # How often a certificate was removed from the authority's file.
         self.authority_losses = 0
 
         def load(watch: WatchFile) -> _LoadedTls[T]:
@@ -231,29 +232,29 @@ class MutualTlsReloader(FileReloader[_LoadedTls[T]]):
         super().__init__(load, name=name, log=log, errors=(CertificateUnusable,))
 
     def refresh_configuration(self) -> T:
-        """What `build` made of the newest files."""
+        """Returns what `build` made of the newest files."""
         return self.refresh().configuration
 
     def on_reload(self, previous: _LoadedTls[T]) -> None:
-        """Counts a certificate that left the authority's file."""
+        """Counts the reload if a certificate was removed from the authority's file."""
         self.authority_losses += not previous.trusted <= self.current.trusted
 
 
 class ServerCertificates:
     """The certificates of one gRPC server; used from any thread.
 
-    gRPC asks for them at each handshake. A change makes a new TLS context there, so session tickets of before are
-    not accepted any more.
+    gRPC calls `fetch` at each handshake. A change makes a new TLS context there, so that earlier session tickets are
+    no longer accepted.
     """
 
     def __init__(self, tls: TlsFiles, log: logging.Logger) -> None:
-        """Raises CertificateUnusable."""
+        """Loads the files; raises CertificateUnusable."""
         self._reloader: MutualTlsReloader[Any] = MutualTlsReloader(tls, _build_configuration, name="tls", log=log)
         self.initial = self._given = self._reloader.current.configuration
         self._losses_told = 0
 
     def fetch(self) -> Any:
-        """The certificates for a handshake; None keeps those of before, and an exception would end them."""
+        """Returns the certificates for a handshake, None to keep the previous ones; an exception would end handshakes."""
         newest = self._reloader.refresh_configuration()
         if newest is self._given:
             return None
@@ -261,7 +262,7 @@ class ServerCertificates:
         return newest
 
     def lost_authority(self) -> bool:
-        """Whether a certificate left the authority's file since this was asked last; new handshakes know it already."""
+        """Returns whether a certificate left the authority's file since the last call; new handshakes know it already."""
         self._reloader.refresh()
         told, self._losses_told = self._losses_told, self._reloader.authority_losses
         return self._losses_told > told
@@ -277,7 +278,7 @@ _PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.*?)-----END", re.
 
 
 def trusted_certificates(authority: bytes) -> frozenset[bytes]:
-    """The certificates of an authority's file, however it is wrapped."""
+    """Returns the certificates of an authority's file, independent of the line lengths of its PEM."""
     return frozenset(b"".join(body.split()) for body in _PEM.findall(authority))
 
 
@@ -336,7 +337,7 @@ def open_channel(
     insecure: bool = False,
     options: list[tuple[str, int]] | None = None,
 ) -> grpc.aio.Channel:
-    """A channel for asyncio; raises ListenError where the connection would be open to others."""
+    """Opens a channel for asyncio; raises ListenError if the connection would be unprotected."""
     _check_target(address, tls, insecure=insecure)
     chosen = [*channel_options(), *(options or [])]
     if tls is not None:
@@ -345,7 +346,7 @@ def open_channel(
 
 
 def open_blocking_channel(address: str, *, tls: TlsFiles | None, insecure: bool = False) -> grpc.Channel:
-    """A channel for programs without an event loop."""
+    """Opens a channel for programs without an event loop."""
     _check_target(address, tls, insecure=insecure)
     if tls is not None:
         return grpc.secure_channel(address, _channel_credentials(tls), options=channel_options())
@@ -360,7 +361,7 @@ class HealthService:
         self._names = names
 
     async def set_serving(self, serving: bool) -> None:
-        """Answers SERVING or NOT_SERVING from now on, for the server and for each service."""
+        """Sets the answer to SERVING or NOT_SERVING, for the server and for each service."""
         from grpc_health.v1 import health_pb2
 
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -371,7 +372,7 @@ class HealthService:
 async def standard_services(
     server: grpc.aio.Server | GuardedHandlers, services: tuple[RpcService, ...]
 ) -> HealthService:
-    """Adds grpc.health.v1 and reflection, not serving until told."""
+    """Adds grpc.health.v1 and reflection; NOT_SERVING until `set_serving`."""
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
@@ -381,7 +382,7 @@ async def standard_services(
     health_pb2_grpc.add_HealthServicer_to_server(servicer, place)
     names = tuple(service.name for service in services)
     reflected = (*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-    # By name: reflection's own helper takes the threads of the other API for anything that is no server of grpc.aio.
+    # By name: reflection's own helper uses the threads of the synchronous API for anything that is no grpc.aio server.
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(reflected), place)
     answer = HealthService(servicer, names)
     await answer.set_serving(False)

@@ -1,19 +1,18 @@
-"""Admission: whether a submission is accepted, and taking over work that an engine runs already.
+"""Admission: whether a submission is accepted, and adoption of work that an engine runs already.
 
-Owns the refusals of what repeats another submission, contradicts itself or could never run, and the check of
-adopted replicas against the node allocations. Must not know where work goes or which engine found it, and
-applies nothing: the core does.
+Owns the refusal of submissions that repeat another id, contradict themselves or could never run, and the check of
+adopted replicas against the node allocations. Must not know where work goes or which engine found it, and applies
+nothing: the core does.
 
-Theory. Work that an engine runs and that the journal does not know is part of the external usage of its
-nodes. To adopt it is to allocate its places in its own name and to subtract what it counted for there, in one
-step: in between, its room would look free. A node that accepts nothing new keeps what runs on it, and which
-devices are used externally is a guess from their number; so neither is checked while places are allocated,
-and the external usage is reported again at the end of the step. A place whose devices are named is allocated on
-these and no others; where none are named, any free device that no external user names will do. All places are
-adopted or none, or, for work whose replicas are independent, each for itself. Places are numbered by the caller:
-numbers that are no longer the next ones mean that something came in between, and nothing is done. Everything is
-tried on copies first: a step that is impossible changes nothing. Replicas that hold other devices than planned
-are corrected instead (core.nodes).
+Theory. Work that an engine runs and that the journal does not know is part of the external usage of its nodes.
+Adopting it allocates its places under its own id and subtracts what it counted for there, in one step: in between,
+its capacity would appear free. A node that accepts nothing new keeps what runs on it, and which devices are used
+externally is a guess from their number; so neither is checked while places are allocated, and the external usage is
+reported again at the end of the step. A place whose devices are named is allocated on exactly these; where none are
+named, any free device that no external user names will do. All places are adopted or none, or, for work whose
+replicas are independent, each for itself. Places are numbered by the caller: numbers that are no longer the next ones
+mean that something came in between, and nothing is done. Everything is tried on copies first: a step that is
+impossible changes nothing. Replicas that hold other devices than planned are corrected instead (core.nodes).
 """
 
 from dataclasses import replace
@@ -60,7 +59,7 @@ def check_feasibility(state: ClusterState, chooser: WorkloadPlacer, spec: Worklo
 
 
 class AdoptionRefused(FailedPrecondition):
-    """A place that cannot be taken over or released; `replica` runs there."""
+    """A place cannot be adopted or released; `replica` runs there."""
 
     def __init__(self, workload_id: str, replica: int, problem: str) -> None:
         self.replica = replica
@@ -73,9 +72,10 @@ class AdoptionRefused(FailedPrecondition):
 def plan_adoption(
     state: ClusterState, request: SubmitWorkloadRequest, adoption: Adoption, *, now_ns: int
 ) -> tuple[Event, ...]:
-    """Returns the events that take over running replicas; none if they are known. A new workload has one replica for each.
+    """Returns the events that adopt running replicas; none if they are known. A new workload has one replica for each.
 
-    Raises AdoptionRefused, AlreadyExists where another has its id, InvalidArgument for nonsense; then nothing changed.
+    Raises AdoptionRefused, AlreadyExists if another workload has its id, InvalidArgument for an invalid request; then
+    nothing has changed.
     """
     workload = _workload(state, request, adoption, now_ns)
     if workload is None:
@@ -118,7 +118,7 @@ def _workload(state: ClusterState, request: SubmitWorkloadRequest, adoption: Ado
             raise AdoptionRefused(request.workload_id, adoption.first, "the workload does not run")
         return before if adoption.first == 1 + max(item.replica for item in before.placements) else None
     if before is not None:
-        # With as many replicas as it was begun with: what could not be held was left out then.
+        # Checked with its original number of replicas: those that could not be allocated were left out then.
         begun = replace(request.spec, replicas=before.replicas_begun or before.spec.replicas)
         find_existing_workload(state, replace(request, spec=begun))
         return None
@@ -143,7 +143,7 @@ class _Trial:
         return self._records[name]
 
     def allocate_replica(self, workload: Workload, replica: int, one: RunningReplica) -> Placement | str:
-        """Holds a place; returns why that is impossible, and then nothing has changed."""
+        """Allocates a place; returns why that is impossible, in which case nothing has changed."""
         name, count = one.node_name, workload.spec.request.gpu_count
         if name not in self._nodes or not self._nodes[name].is_ready:
             return f"node {name} is not there"
@@ -171,7 +171,7 @@ class _Trial:
         return placement
 
     def wrap_events(self, events: tuple[Event, ...], now_ns: int) -> tuple[Event, ...]:
-        """Returns the events, and the external usage during and after them."""
+        """Returns the events framed by the external usage during and after them."""
         return (
             *(NodeOccupied(time_ns=now_ns, node_name=name, others=NO_EXTERNAL_USAGE) for name in self._left),
             *events,

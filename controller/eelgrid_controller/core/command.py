@@ -1,7 +1,7 @@
 """A command in the loop's queue: the change to apply to the core, its outcome and the caller that waits for it.
 
-Owns the answer, which is given once, and not to a caller that has gone. Must not know when a command runs or
-when its answer may be given: the loop decides both.
+Owns the answer, which is given once, and only to a caller that still waits. Must not know when a command runs or when
+its answer may be given: the loop decides both.
 """
 
 import asyncio
@@ -39,16 +39,16 @@ class CoreCommand:
     apply: Callable[[Core, int], CoreStep[Any]]
     answer: asyncio.Future[Any]
     is_decision: bool = False
-    # On the monotonic clock.
+    # When it was queued, on the monotonic clock.
     asked_s: float = 0.0
     origin: CommandOrigin | None = None
-    # The operator's call behind it, for the audit log; None for what this process asks of itself.
+    # The operator's call behind it, for the audit log; None for commands of this process itself.
     call: AuditedCall | None = None
-    # Further entries of the audit log that are to be on disk with it.
+    # Further audit entries that are written to disk with it.
     entries: tuple[AuditEntry, ...] = ()
     outcome: Any = None
     fault: Exception | None = None
-    # When its turn came.
+    # Wall time when it was applied.
     turn_ns: int = 0
 
     def audit_entries(self, revision: int) -> tuple[AuditEntry, ...]:
@@ -60,7 +60,7 @@ class CoreCommand:
         return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
 
     def resolve(self, result: Any = None, *, fault: Exception | None = None) -> None:
-        """Answers the caller, unless it has gone."""
+        """Answers the caller, unless it no longer waits."""
         if self.answer.done():
             return
         if fault is None:

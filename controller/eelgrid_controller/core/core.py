@@ -1,14 +1,14 @@
 """The core: turns every call and every message of the cluster into events and applies them at once.
 
-Owns the ClusterState, the order of one step (validate, decide, apply) and the plan of each node, which is
-derived from its allocations and the policy. Must not know of journals, sockets or clocks: `now_ns` is an
-argument, and the events go back to the caller, who makes them durable before anybody sees the result.
+Owns the ClusterState, the order of one step (validate, decide, apply) and the plan of each node, which is derived
+from its allocations and the policy. Must not know of journals, sockets or clocks: `now_ns` is an argument, and the
+events are returned to the caller, who makes them durable before anybody sees the result.
 
-Theory: each method returns a `CoreStep` whose events are already applied. Replaying them on the state before
-gives the state after; the same calls to a new core give the same events. Pending work is tried when capacity
-appears, the highest priority first, up to a bound for each step; `retry` continues from there. Plan epochs
-belong to the state: they rise in `ClusterState.apply`. A replica in a MIG slice enters a plan only when its
-slice exists, with the device to open.
+Theory: each method returns a `CoreStep` whose events are already applied. Replaying them on the state before gives
+the state after; the same calls to a new core give the same events. Pending work is tried when capacity appears, the
+highest priority first, up to a bound for each step; `retry` continues from there. Plan epochs belong to the state:
+they rise in `ClusterState.apply`. A replica in a MIG slice enters a plan only when its slice exists, with the device
+to open.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ _NODE_MOST_W = 1e6
 
 
 def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, Workload]) -> NodePlan:
-    """Builds the desired state of a node; equal records, policies and limits give equal plans, whatever the order of placement."""
+    """Builds the desired state of a node; equal inputs give equal plans, in whatever order work was placed."""
     assignments = tuple(_assignments(record))
     known = {gpu.uuid for gpu in record.inventory.gpus}
     limits_w = {
@@ -121,7 +121,7 @@ def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, 
 
 
 def _budget_w(limit_w: float | None) -> float | None:
-    """Returns a node's budget as a plan can express it: one above what any node draws binds nothing."""
+    """Returns a node's budget as a plan can express it; a budget above the draw of any node counts as none."""
     return None if limit_w is None else min(limit_w, _NODE_MOST_W)
 
 
@@ -149,7 +149,7 @@ class CoreStep(Generic[_Result]):
 
 
 LIVE_WORKLOADS_MOST = 1_000_000
-# A thousand plans a second for nine thousand years: what an agent says it holds and we never gave is no higher.
+# A thousand plans a second for nine thousand years: an agent cannot hold a higher epoch than this from any controller.
 REPORTED_EPOCH_MOST = 2**48
 NODES_MOST = 100_000
 
@@ -166,7 +166,7 @@ class Core:
         nodes_most: int = NODES_MOST,
         joins_closed: bool = False,
     ) -> None:
-        """Creates a core. If a node `joins_closed`, an engine runs work there: nothing is placed before `occupied` reports its usage."""
+        """Creates a core; if a node `joins_closed`, nothing is placed there before an engine reports its usage."""
         self.state = state
         self._nodes_most = nodes_most
         self._joins_closed = joins_closed
@@ -221,7 +221,7 @@ class Core:
             return CoreStep((), before, frozenset())
         validate_spec(spec)
         self._refuse_too_many()
-        # Numbers only rise, past every id of this form that was ever used.
+        # Numbers only rise, past every generated id that was ever used.
         key = request.workload_id or f"w-{self.state.next_number}"
         waiting = Workload(workload_id=key, spec=spec, phase=WorkloadPhase.PENDING, submitted_ns=now_ns, owner=owner)
         if is_sliced(waiting):
@@ -277,7 +277,7 @@ class Core:
     def _decide_placement(
         self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()
     ) -> PlacementDecision:
-        """Decides the placement of a workload, with quotes that are about to be in force."""
+        """Decides the placement of a workload, with `quoted` prices that are not yet in force."""
         return self._chooser.decide_placement(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
 
     def cancel(self, workload_id: str, *, now_ns: int) -> CoreStep[Workload]:
@@ -287,7 +287,7 @@ class Core:
             return CoreStep((), workload, frozenset())
         event = WorkloadCancelled(time_ns=now_ns, workload_id=workload_id)
         nodes = self._apply(event)
-        # The list of ended workloads may be of length 0: then it is gone already.
+        # The ended workload may be gone already, if the number of ended workloads that are kept is 0.
         fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
         ended = self.state.workloads.get(workload_id, fallback)
         if not workload.placements:
@@ -295,7 +295,7 @@ class Core:
         return self._with_retry(event, ended, nodes, now_ns)
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
-        """Scales a running workload to a number of replicas, or as near as there is capacity for (scaling.py)."""
+        """Scales a running workload to a number of replicas, or as close as capacity allows (scaling.py)."""
         workload = self.workload(workload_id)
         quoted: tuple[PricesQuoted, ...] = ()
 
@@ -321,7 +321,7 @@ class Core:
                 f"workload {workload_id} does not run on whole GPUs; a power limit is of a GPU, so place it on whole ones"
             )
         event = WorkloadLimited(time_ns=now_ns, workload_id=workload_id, power_limit_w=power_limit_w)
-        # Lowered or raised: until it is read from the GPUs, what was before may be in force.
+        # Lowered or raised: until the new limit is read back from the GPUs, the previous one may be in force.
         self._chooser.allowance.record_lowered_limit(workload_id, workload.power_limit_w)
         return self._finish_step((event,), workload_id, now_ns)
 
@@ -343,10 +343,9 @@ class Core:
     ) -> CoreStep[None]:
         """Registers a node that is new, changed or back; then pending work is tried again.
 
-        A node that is ready and sends what it sent before changes nothing. Plans
-        go on above `plan_epoch`, the one that its agent holds. What it holds by that
-        plan is its `claim`, where that must be compared with the journal.
-        Raises InvalidArgument for an epoch that is nobody's.
+        A node that is ready and reports the same inventory changes nothing. Later plans have epochs above
+        `plan_epoch`, which its agent holds. `claim` is what it holds under that plan, if that must be compared with
+        the journal. Raises InvalidArgument for an epoch that no controller can have sent.
         """
         self.check_plan_epoch(inventory.node_name, plan_epoch)
         record = self.state.nodes.get(inventory.node_name)
@@ -365,7 +364,8 @@ class Core:
             if not isinstance(event, NodeJoined):
                 nodes |= self._apply(event)
         if all(isinstance(event, NodeHeard) for event in events):
-            # After a start every agent says Hello: what waits is tried in its turn, and Hello is answered at once.
+            # After a start every agent sends Hello: pending work is tried in later steps, so that Hello is answered at
+            # once.
             if events:
                 self._retrying.on_capacity_freed()
             return CoreStep(tuple(events), None, frozenset())
@@ -373,7 +373,7 @@ class Core:
         return CoreStep((*gone, *events, *more), None, nodes | touched)
 
     def _node_joined_events(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
-        """Returns the events that go with a node's joining, so that nothing is placed there in between."""
+        """Returns the events that accompany a node's joining, so that nothing is placed there in between."""
         if before is None:
             closed = NodeOccupied(time_ns=now_ns, node_name=node_name, others=UNREPORTED_USAGE)
             return [closed] if self._joins_closed else []
@@ -381,7 +381,7 @@ class Core:
         return [] if renamed is None else [renamed]
 
     def expect_reports(self, *, now_ns: int) -> CoreStep[None]:
-        """Places nothing on any node until its engine has reported again what runs there."""
+        """Blocks placement on every node until its engine has reported again what runs there."""
         events = [
             NodeOccupied(time_ns=now_ns, node_name=name, others=replace(record.others, closed=UNREPORTED_USAGE.closed))
             for name, record in self.state.nodes.items()
@@ -390,7 +390,7 @@ class Core:
         return CoreStep(tuple(events), None, frozenset[str]().union(*map(self._apply, events)))
 
     def reconcile_node(self, node_name: str, *, now_ns: int) -> CoreStep[NodeRecord]:
-        """Releases what a node holds beyond the journal: its next plan leaves it out; then pending work is tried."""
+        """Releases what a node holds beyond the journal: its next plan omits it; then pending work is tried."""
         record = self._node(node_name)
         if record.ahead is None:
             return CoreStep((), record, frozenset())
@@ -446,7 +446,7 @@ class Core:
         return plan_node_removal(self.state, record, force=force, is_connected=is_connected, now_ns=now_ns)
 
     def forget_lost_nodes(self, expired: Sequence[str], *, now_ns: int) -> CoreStep[tuple[str, ...]]:
-        """Removes those of the nodes that are lost and hold nothing, some at a time; returns their names."""
+        """Removes expired nodes that are lost and empty, a bounded number per step; returns their names."""
         names = select_forgettable_nodes(self.state, expired)
         if not names:
             return CoreStep((), (), frozenset())
@@ -480,7 +480,7 @@ class Core:
             return CoreStep((), None, frozenset())
         event = GpuLost(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
         self._apply(event)
-        # What it drew is left to others.
+        # The watts of a lost device become available to others.
         binds = self._chooser.allowance.has_budgets
         return self._with_retry(event, None, frozenset(), now_ns) if binds else CoreStep((event,), None, frozenset())
 
@@ -521,7 +521,7 @@ class Core:
     def report_limits(self, highest_w: Mapping[str, float], *, now_ns: int) -> CoreStep[None]:
         """Sets the highest power limits read back from GPUs, by workload, where above the journal's; makes no event.
 
-        Watts that come free may let waiting work begin.
+        Watts that become available may let pending work start.
         """
         if self._chooser.allowance.report_limits(highest_w) and len(self.state.pending):
             self._retrying.on_capacity_freed()
@@ -552,14 +552,14 @@ class Core:
     def apply_partitions(self, change: PartitionStage | Sequence[SurveyedGpu], *, now_ns: int) -> CoreStep[None]:
         """Changes MIG layouts and moves services to other slices, all or nothing; raises PartitionsRefused.
 
-        Of GPUs alone: their agents are to try again what is wanted and does not stand.
+        If `change` is GPUs alone, their agents try desired layouts again that were not applied.
         """
         event = partition_event(self.state, change, now_ns=now_ns)
         nodes = self._apply(event)
         return self._with_retry(event, None, nodes, now_ns) if event.services else CoreStep((event,), None, nodes)
 
     def set_eligibility(self, eligibility: Eligibility) -> None:
-        """Uses the eligibility rules of an engine for the work that they cover, from now on."""
+        """Uses the eligibility rules of an engine from now on, for the work that they cover."""
         self._chooser.eligibility = eligibility
 
     def retry_waiting(self, *, now_ns: int) -> CoreStep[None]:
@@ -583,12 +583,12 @@ class Core:
         return touched
 
     def _apply_outcome(self, event: WorkloadPlaced | WorkloadDeferred) -> tuple[Event, frozenset[str]]:
-        """Applies an outcome; where the ledger refuses the place that the planner found, the workload waits."""
+        """Applies an outcome; if the state refuses the planner's place, the workload is deferred instead."""
         check_readable(event)
         try:
             return event, self._apply_event(event)
         except ContradictoryEvent:
-            # A fault of ours, and nothing has changed: it must not cost anybody else anything.
+            # This is a bug of ours, and nothing has changed: it must not affect other work.
             waits = WorkloadDeferred(time_ns=event.time_ns, workload_id=event.workload_id, reason=CONTRADICTED_REASON)
             return waits, self._apply_event(waits)
 
@@ -601,9 +601,9 @@ class Core:
         frees: bool = False,
         last: WorkloadPlaced | WorkloadDeferred | None = None,
     ) -> CoreStep[Workload]:
-        """Applies events of one workload, and what was decided on it; where they free room, what waits is tried."""
+        """Applies the events of one workload and its outcome; tries pending work if they free capacity."""
         for event in events if last is None else (*events, last):
-            # All before the first: one that may not happen leaves no half of a step behind.
+            # All are checked before the first is applied, so that a failure leaves no half of a step behind.
             check_readable(event)
         nodes = frozenset[str]().union(*map(self._apply_event, events))
         if last is not None:

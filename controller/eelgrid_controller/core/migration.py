@@ -1,15 +1,15 @@
 """Migration: checks recommended moves against the current state and turns them into events.
 
-Owns the check and the order of the events. Must not know how moves were found (placement.migration_planner),
-and applies nothing: the core does.
+Owns the check and the order of the events. Must not know how moves were found (placement.migration_planner), and
+applies nothing: the core does.
 
-Theory: a recommendation is made from one revision and executed at a later one. So every move is tried, in
-order, on copies of the allocations of the nodes that it touches, with both places held where the workload
-asks for that. The first move that no longer holds refuses all of them, by number and name, and nothing has
-changed. Each move becomes one event, so that wherever a journal ends, every replica has one place. Replicas
-that an engine runs leave their old place only when that engine moves them; until it reports so, what they use
-there counts as external usage, from the same step as the move. A move that the engine could not make is taken
-back (`is_back`): that count is subtracted first.
+Theory: a recommendation is made from one revision and executed at a later one. So every move is tried, in order, on
+copies of the allocations of the nodes that it touches, with both places held where the workload asks for that. The
+first move that is no longer possible refuses all of them, by number and name, and nothing has changed. Each move
+becomes one event, so that wherever a journal ends, every replica has one place. Replicas that an engine runs leave
+their old place only when that engine moves them; until it reports so, what they use there counts as external usage,
+from the same step as the move. If the engine could not make a move, it is undone (`is_back`): that count is
+subtracted first.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def plan_migration(
 
 
 def _lingering(state: ClusterState, moves: Sequence[Move], now_ns: int, *, is_back: bool) -> list[NodeOccupied]:
-    """What others hold on each node where replicas stand on, though their places are elsewhere now, or no more."""
+    """Returns the external usage of each node on which an engine still runs replicas whose places have moved."""
     found: dict[str, ExternalUsage] = {}
     for move in moves:
         workload = state.workloads.get(move.workload_id)
@@ -85,7 +85,7 @@ def _lingering(state: ClusterState, moves: Sequence[Move], now_ns: int, *, is_ba
 
 
 def _standing_problem(state: ClusterState, move: Move, seen: set[tuple[str, int]]) -> str:
-    """Whether the replicas stand where the move takes them from."""
+    """Returns why the replicas cannot be moved from their recorded places; empty if they can."""
     workload = state.workloads.get(move.workload_id)
     if workload is None or workload.phase is not WorkloadPhase.PLACED:
         return "the workload does not run"
@@ -104,7 +104,7 @@ def _standing_problem(state: ClusterState, move: Move, seen: set[tuple[str, int]
 
 
 def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Move) -> str:
-    """Tries the move on the ledgers, which go on with it."""
+    """Tries the move on the copies in `ledgers` and updates them; returns why it is impossible, empty if it is not."""
     workload = state.workloads[move.workload_id]
     is_released_first = workload.spec.mobility is Mobility.RESTARTABLE
     names = {place.node_name for item in move.replicas for place in (item.source, item.target)}
@@ -118,7 +118,7 @@ def _room_problem(state: ClusterState, ledgers: dict[str, NodeRecord], move: Mov
         for item in move.replicas:
             ledgers[item.source.node_name].release(move.workload_id, item.source.replica)
 
-    # Under a name that nothing has, since both places of a replica may be on one node.
+    # Under a temporary key, since both places of a replica may be on one node.
     beside = [
         (item.target.node_name, replace(make_assignment(workload, item.target), workload_id=f" {move.workload_id}"))
         for item in move.replicas

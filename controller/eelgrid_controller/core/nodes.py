@@ -1,19 +1,19 @@
-"""Changes to a node as events: removal, device correction, and an agent's claim to hold more than the journal knows.
+"""Changes to a node as events: removal, device correction, and comparison of an agent's claim with the journal.
 
-Each `plan_*` function checks a request against the node allocations and returns the event or events; the core
-applies them.
+Each `plan_*` function checks a request against the node allocations and returns the event or events; the core applies
+them. Must not know agents' streams or engines.
 
-Removal. A node that is lost may come back, and its work may still run; so it is kept, and its replicas stay
-placed. Only an operator can know that it never returns, and says so by force: services go on with the
-replicas that they have elsewhere, and any other workload with a replica there ends, since a gang without a
-member does not run. A lost node that holds nothing is forgotten after a while, and where the number of nodes
-is exhausted the one that has been lost for longest makes room.
+Removal. A node that is lost may come back, and its work may still run; so it is kept, and its replicas stay placed.
+Only an operator can know that it never returns, and says so by force: services continue with the replicas that they
+have elsewhere, and any other workload with a replica there ends, since a gang without a member does not run. A lost
+node that holds nothing is removed after a while, and where the number of nodes is exhausted the one that has been
+lost for longest makes room.
 
-Device correction. On a node whose devices a kubelet assigns, a plan is a wish. What a replica really holds counts:
-for its power limit, its energy and for what may be placed next. So a report is accepted as a whole, since two
-replicas may have swapped devices; it is refused only where it contradicts other allocations. A node that was
-described by its engine alone has device names made up from their indexes; when its agent joins, replicas are
-renamed to the real devices at the same indexes in the same step: in between, the real ones would look free.
+Device correction. On a node whose devices a kubelet assigns, a plan is only a request. The devices that a replica
+really holds count: for its power limit, its energy and for what may be placed next. So a report is accepted as a
+whole, since two replicas may have swapped devices; it is refused only where it contradicts other allocations. A node
+that was described by its engine alone has device names made up from their indexes; when its agent joins, replicas are
+renamed to the real devices at the same indexes in the same step: in between, the real ones would appear free.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -88,7 +88,7 @@ def plan_node_removal(
 
 
 def _without(workload: Workload, node_name: str, now_ns: int) -> Event:
-    """Returns the event after which a workload has nothing on a node."""
+    """Returns the event after which a workload holds nothing on a node."""
     key = workload.workload_id
     left = tuple(item for item in workload.placements if item.node_name != node_name)
     if not left or workload.spec.kind is not WorkloadKind.INFERENCE_SERVICE:

@@ -1,7 +1,7 @@
 """Recovery: rebuilds the state from the newest checkpoint and the journal entries after it.
 
-Owns the order: newest checkpoint, then every entry after it, with none missing, through `ClusterState.apply`
-alone; nothing is decided anew. Must not know how entries are stored.
+Owns the order: newest checkpoint, then every entry after it, with none missing, through `ClusterState.apply` alone;
+no decision is repeated. Must not know how entries are stored.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ from eelgrid_controller.state.journal import (
 )
 from eelgrid_protos.errors import ContractError
 
-# What reading plain values that are none of ours can raise; a CRC has already ruled out a damaged disk.
+# Errors of reading invalid plain values; a CRC has already ruled out a damaged disk.
 _UNREADABLE = (ContractError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
@@ -33,7 +33,7 @@ class RecoveredState:
     state: ClusterState
     checkpoint_seq: int
     replayed: int
-    # What an older version let in and is other now: lines for the log, and how many there would be.
+    # Log lines about values of older versions that were changed, and the total number of such values.
     healed: tuple[str, ...] = ()
     healed_count: int = 0
 
@@ -74,7 +74,7 @@ def recover_state(journal: Journal, fresh: Callable[[], ClusterState]) -> Recove
 
 
 def _holds(now: Any, then: Any) -> bool:
-    """Whether a dump has all that an earlier one had; a newer version may have more."""
+    """Returns whether a dump contains all of an earlier one; a newer version may add more."""
     if isinstance(then, Mapping):
         return isinstance(now, Mapping) and all(key in now and _holds(now[key], value) for key, value in then.items())
     if isinstance(then, list):
@@ -83,12 +83,12 @@ def _holds(now: Any, then: Any) -> bool:
 
 
 def _state_of(journal: Journal, checkpoint: Checkpoint, healer: JournalSanitizer) -> ClusterState:
-    """The state in a checkpoint, if it is the one that was put there."""
+    """Loads the state of a checkpoint, and checks that it is the one that was written."""
     problem = "does not give back the state that it was made from"
     try:
         state = ClusterState.load(checkpoint.state, healer)
         is_as_written = digest_of(checkpoint.state) == checkpoint.digest
-        # What was healed is not given back as it was; its digest says that it is what was written.
+        # Values that were healed differ from those written; for them the digest proves that the checkpoint is intact.
         is_whole = healer.count > 0 or _holds(state.dump(), checkpoint.state)
         if is_as_written and state.revision == checkpoint.seq and is_whole:
             return state

@@ -1,4 +1,7 @@
-"""Retry rounds: placement attempts over all pending work, some in each step, from where the last step stopped."""
+"""Retry rounds: placement attempts over all pending work, a bounded number per step, until all was tried.
+
+Owns the position of the round and its bounds. Must not know how a place is found, nor when a step runs.
+"""
 
 from collections.abc import Callable
 
@@ -10,15 +13,15 @@ from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.spending import spending_reason
 from eelgrid_protos.messages import ResourceRequest
 
-# A try costs 10 to 300 µs, so that a step with a full round stays under a tenth of a second.
+# An attempt costs 10 to 300 µs, so that a step with a full round stays under a tenth of a second.
 _TRIES_MOST = 256
-# A search with closed nodes (placer.py) takes milliseconds: it counts as so many tries.
+# A search with closed nodes (placer.py) takes milliseconds: it counts as this many attempts.
 _SEARCH_TRIES = 32
-# Tickets passed over because their kind has just failed.
+# Tickets skipped because an equal request has just failed.
 _SCANNED_MOST = 4096
 
 ApplyEvent = Callable[[Event], frozenset[str]]
-# Applies an outcome, or in its stead that the workload waits; which of them.
+# Applies an outcome, or defers the workload instead; returns the event that was applied.
 SettleDecision = Callable[[WorkloadPlaced | WorkloadDeferred], tuple[Event, frozenset[str]]]
 QuotePrices = Callable[[int], tuple[PricesQuoted, ...]]
 
@@ -28,10 +31,10 @@ class RetryRounds:
 
     def __init__(self, state: ClusterState, chooser: WorkloadPlacer) -> None:
         self._state, self._chooser = state, chooser
-        # Where the round of tries goes on; None between rounds.
+        # Where the round continues; None between rounds.
         self._resume: PendingTicket | None = None
-        # Capacity appeared in the middle of a round: another round follows. A core that
-        # begins cannot know whether the last round was cut short.
+        # Capacity was freed in the middle of a round: another round follows. A new core cannot know whether the last
+        # round was cut short.
         self._again = len(state.pending) > 0
 
     @property
@@ -49,10 +52,10 @@ class RetryRounds:
         """Continues the round, up to the bounds; returns the events, already applied, and their nodes."""
         events: list[Event] = []
         nodes: frozenset[str] = frozenset()
-        # Fewest replicas that found no room and why, by request and traits.
+        # By request and traits: the smallest number of replicas that did not fit, and why.
         failed: dict[tuple[ResourceRequest, tuple[str, ...]], tuple[int, str]] = {}
         tries = 0
-        # After a start everything waits for agents, for some seconds: that is no news for each workload.
+        # After a start all work waits some seconds for agents: that is not written as a new reason of each workload.
         has_news = all(record.is_reported or not record.is_ready for record in self._state.nodes.values())
         if self._resume is None:
             self._again = False
@@ -65,11 +68,11 @@ class RetryRounds:
                 continue
             kind = spec.request, spec.required_traits
             hold = self._state.spending.blocking_limit(spec)
-            # Who waits for money says nothing of room, and costs no try.
+            # Work held by a spending limit says nothing about capacity, and costs no attempt.
             why = failed.get(kind) if hold is None else (0, spending_reason(hold))
             is_judged = self._chooser.uses_engine_rules(ticket[2])
             if is_judged and hold is None:
-                # What its engine answers is of this workload alone.
+                # An engine's rules apply to this workload only.
                 why = None
             if why is None or spec.replicas < why[0]:
                 if tries >= _TRIES_MOST:
@@ -90,7 +93,7 @@ class RetryRounds:
                 if not is_judged:
                     failed[kind] = why
             if has_news and workload.reason != why[1] and len(events) < 2 * _TRIES_MOST:
-                # What stood in the way is no longer what stands in the way.
+                # The reason for waiting has changed.
                 deferred = WorkloadDeferred(time_ns=now_ns, workload_id=ticket[2], reason=why[1])
                 apply(deferred)
                 events.append(deferred)

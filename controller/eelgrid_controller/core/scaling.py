@@ -1,13 +1,13 @@
 """Scaling: which replicas of a running workload to remove, and where to place new ones.
 
-Owns the choice of the replicas that go, and the event. Must not know why a number is wanted, and applies
-nothing: the core does.
+Owns the choice of the replicas to remove, and the event. Must not know why a number is wanted, and applies nothing:
+the core does.
 
-Theory: a replica counts if its node is there and none of its GPUs is lost. New replicas are placed like those
-of a new workload, as many as there is room for. Of those that count, the ones go that save the most modelled
-watts, one after another on a copy; of equals the youngest. The first replica of a training job stays, since
-the others meet there. Replicas on lost nodes may still run and come back: they are released once enough
-others run, or where they would exceed the objective's maximum, so that a node that returns is told to stop them.
+Theory: a replica counts if its node is ready and none of its GPUs is lost. New replicas are placed like those of a
+new workload, as many as fit. Of those that count, the ones are removed that save the most modelled watts, one after
+another on a copy; of equals the youngest. The first replica of a training job stays, since the others rendezvous
+there. Replicas on lost nodes may still run and come back: they are released once enough others run, or where they
+would exceed the objective's maximum, so that a node that returns is told to stop them.
 """
 
 import heapq
@@ -26,7 +26,7 @@ from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 from eelgrid_protos.messages import Placement, ReplicaExplanation, Workload, WorkloadKind, WorkloadPhase, WorkloadSpec
 
-# The bound of quantities.Count: a workload that is scaled up and down for long runs out of numbers.
+# The bound of quantities.Count: a workload that is scaled up and down for a long time exhausts its numbers.
 _NUMBER_MOST = 1_000_000
 DecideReplicas = Callable[[WorkloadSpec], PlacementDecision]
 
@@ -44,19 +44,20 @@ def _is_healthy(record: NodeRecord, placement: Placement) -> bool:
 
 
 class _Row:
-    """The replicas on one node, by the GPUs that they hold: those of one kind save alike, the youngest goes first."""
+    """The replicas on one node by the GPUs held: those of one kind save alike, the youngest is removed first."""
 
     def __init__(self, row: int) -> None:
         self.row = row
         self.kinds: dict[tuple[int, ...], list[Placement]] = {}
-        # Rises with each change, so that what was weighed before it is known to be stale.
+        # Rises with each change, so that savings computed before it are known to be stale.
         self.era = 0
 
 
 def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement], count: int) -> list[Placement]:
-    """So many replicas, each of them the one that then saves the most modelled watts.
+    """Selects `count` replicas, each of them the one that saves the most modelled watts after the previous ones.
 
-    What a replica saves depends on its own node alone, so only that node's are weighed again when one has gone.
+    What a replica saves depends on its own node alone, so only that node's savings are computed again after a
+    removal.
     """
     trial, request = snapshot.copy(), workload.spec.request
     task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
@@ -100,17 +101,17 @@ def _dearest(snapshot: Snapshot, workload: Workload, among: Sequence[Placement],
 
 
 def _bounds(spec: WorkloadSpec) -> tuple[int, int]:
-    """The fewest and the most replicas that were promised."""
+    """Returns the minimum and maximum number of replicas of the workload's objective."""
     if spec.service is not None:
         return spec.service.replicas_least, spec.service.replicas_most
     if spec.training is not None:
-        # A gang that was not called elastic has the size that it was submitted with.
+        # A gang that is not elastic keeps the size that it was submitted with.
         return spec.training.replicas_least or spec.replicas, spec.training.replicas_most or spec.replicas
     return 1, 10_000
 
 
 def _numbers(workload: Workload, count: int) -> list[int]:
-    """Numbers of new replicas: the next ones, or, where a plan could not carry these, the lowest that are free."""
+    """Returns numbers of new replicas: the next ones, or the lowest unused if a plan cannot express these."""
     used = {item.replica for item in workload.placements}
     first = 1 + max(used)
     if first + count <= _NUMBER_MOST:
@@ -121,9 +122,9 @@ def _numbers(workload: Workload, count: int) -> list[int]:
 def plan_scaling(
     state: ClusterState, snapshot: Snapshot, workload: Workload, replicas: int, decide: DecideReplicas, *, now_ns: int
 ) -> WorkloadScaled | None:
-    """The event that brings a workload to so many standing replicas, or as near as there is room; None if none is due.
+    """Returns the event that scales a workload to `replicas`, or as close as capacity allows; None if nothing changes.
 
-    Raises FailedPrecondition for a workload that does not run, InvalidArgument for a number outside its promise.
+    Raises FailedPrecondition for a workload that does not run, InvalidArgument for a number outside its objective.
     """
     if workload.phase is not WorkloadPhase.PLACED:
         raise FailedPrecondition(
@@ -160,7 +161,7 @@ def plan_scaling(
         is_job = workload.spec.kind is WorkloadKind.TRAINING_JOB
         among = [item for item in stand if not (is_job and item is stand[0])]
         gone = _dearest(snapshot, workload, among, len(stand) - replicas)
-    # Enough others stand, or so many that those on lost nodes would be more than was promised.
+    # Enough others are healthy, or so many that those on lost nodes would exceed the maximum.
     over = len(stand) + len(new) + len(fallen) - most
     gone += fallen if len(stand) + len(new) >= replicas else fallen[: max(0, over)]
     if not gone and not new:

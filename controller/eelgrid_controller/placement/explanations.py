@@ -1,8 +1,8 @@
 """Explanations: why work is pending, what would help, what can never run, and the event of each decision.
 
-Owns every sentence that a user reads about placement. Must not decide: it describes a `PlacementDecision`, or
-the counts of nodes that each constraint removed. A reason is short and the same for like cases, so that
-reasons can be counted; the numbers are in the explanation.
+Owns every sentence about placement that users read. Must not decide: it describes a `PlacementDecision`, or the
+counts of nodes that each constraint removed. A reason is short and identical for similar cases, so that reasons can
+be counted; the numbers are in the explanation.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from eelgrid_protos.quantities import MIB
 SLICES_REASON = "partitions: waits for the partition planner"
 CONTRADICTED_REASON = "unavailable: the node that was chosen refuses it, which is a fault of the controller: report it"
 
-# By constraint: the reason, and what would help.
+# By constraint: the reason, and the remedy.
 _WORDS: Mapping[str, tuple[str, str]] = {
     "no_nodes": ("no node has joined yet", "start eelgrid-agent on a node; the workload is tried as soon as it joins"),
     "unavailable": (
@@ -69,12 +69,12 @@ _WORDS: Mapping[str, tuple[str, str]] = {
         "ask for fewer replicas, or submit them as workloads of their own",
     ),
 }
-# Where the nearest node says it all; elsewhere the other ways are told, too.
+# Constraints for which the nearest node is remedy enough; for others the general remedy is added.
 _SAID = frozenset({"unavailable", "gpu_model", "gpu_mig", "cpu", "memory"})
 
 
 def describe_pending_reason(decision: PlacementDecision) -> str:
-    """Why a workload waits: the constraint's name, a colon and a sentence that holds no numbers."""
+    """Returns why a workload is pending: the constraint's name, a colon and a sentence without numbers."""
     if decision.hold is not None:
         return spending_reason(decision.hold)
     if decision.lack is not None:
@@ -84,7 +84,7 @@ def describe_pending_reason(decision: PlacementDecision) -> str:
 
 
 def explain_workload(state: ClusterState, workload_id: str, chooser: WorkloadPlacer) -> Explanation:
-    """What was weighed when it was placed; for work that waits, what stands in its way now."""
+    """Explains a workload: the candidates of its placement, or, if it is pending, what currently prevents one."""
     workload = state.workloads[workload_id]
     if workload.phase is not WorkloadPhase.PENDING:
         return Explanation(workload=workload, replicas=state.explanations.get(workload_id))
@@ -130,7 +130,7 @@ def _slices_remedy(state: ClusterState) -> str:
 
 
 def _watts_remedy(lack: ExceededBudget) -> str:
-    """Watts of a budget are what is missing."""
+    """Returns the remedy for an exceeded power budget."""
     where, least_w = describe_budget(lack.budget), lack.limit_w - lack.left_w + lack.more_w
     found = (
         f"There is room, but {where} has {max(0.0, lack.left_w):,.0f} of its {lack.limit_w:,.0f} W left, and this "
@@ -144,7 +144,7 @@ def _watts_remedy(lack: ExceededBudget) -> str:
 def describe_infeasibility(
     spec: WorkloadSpec, inventories: Iterable[Inventory], removals: Iterable[Removal], room: int
 ) -> Violation:
-    """What makes a workload impossible on these nodes even if nothing else ran, by field."""
+    """Returns the violation by which a workload could not run on these nodes even if they were empty, by field."""
     request = spec.request
     nodes = list(inventories)
     allowed = set(request.gpu_models)
@@ -168,7 +168,7 @@ def describe_infeasibility(
 
 
 def _beyond(constraint: str, request: ResourceRequest, nodes: list[Inventory]) -> tuple[str, str]:
-    """The problem and the remedy, with the most that any one node offers."""
+    """Returns the problem and the remedy, with the largest capacity of any one node."""
 
     def usable(node: Inventory) -> int:
         return sum(not request.gpu_models or gpu.model in request.gpu_models for gpu in node.gpus)
@@ -196,7 +196,7 @@ def _beyond(constraint: str, request: ResourceRequest, nodes: list[Inventory]) -
 
 
 def make_outcome_event(workload_id: str, decision: PlacementDecision, now_ns: int) -> WorkloadPlaced | WorkloadDeferred:
-    """The event of a workload that was tried."""
+    """Builds the event of a placement attempt."""
     if not decision.placements:
         return WorkloadDeferred(time_ns=now_ns, workload_id=workload_id, reason=describe_pending_reason(decision))
     return WorkloadPlaced(
@@ -208,7 +208,7 @@ def make_outcome_event(workload_id: str, decision: PlacementDecision, now_ns: in
 
 
 def preview_workload(workload_id: str, spec: WorkloadSpec, decision: PlacementDecision, now_ns: int) -> Workload:
-    """The workload as it would be accepted now."""
+    """Returns the workload as it would be accepted now."""
     placed = bool(decision.placements)
     return Workload(
         workload_id=workload_id,

@@ -1,15 +1,15 @@
-"""Gang placement: how near or how far apart the replicas of one workload are placed.
+"""Gang placement: how close together or how far apart the replicas of one workload are placed.
 
-Owns the `topology` term of the cost and the division of a gang among nodes. Must not know events, sentences or
-the other terms: what one or several replicas cost on a node is computed by eelgrid_kernels.candidates.
+Owns the `topology` term of the cost and the division of a gang among nodes. Must not know events, sentences or the
+other terms: what one or several replicas cost on a node is computed by eelgrid_kernels.candidates.
 
-Theory. Zones, switches, racks and nodes are a tree. To pack costs locality_w for each place used beyond the
-first, at every level. To spread costs locality_w for each pair of replicas that share a place, at every level.
-Both are sums over the tree of a price of how many replicas a place holds, in watts, since what replicas cost on
-one node does not depend on other nodes. The cheapest division is therefore found exactly
-(eelgrid_kernels.gang), and it exists whenever there is room for all. Past WORK_MOST, packing looks among the
-most promising racks alone, and spreading, or packing what these racks cannot hold, sends replicas one by one to
-the node that is cheapest with the term; docs/topology.md measures both.
+Theory. Zones, switches, racks and nodes form a tree. Packing costs locality_w for each place used beyond the first,
+at every level. Spreading costs locality_w for each pair of replicas that share a place, at every level. Both are sums
+over the tree of a function, in watts, of the number of replicas in a place, since what replicas cost on one node does
+not depend on other nodes. The cheapest division is therefore found exactly (eelgrid_kernels.gang), and it exists
+whenever all replicas fit. Beyond WORK_MOST, packing considers only the most promising racks, and spreading, or
+packing what these racks cannot hold, places replicas one by one on the node that is cheapest with the term;
+docs/explanation/topology.md measures both.
 """
 
 from typing import NamedTuple
@@ -26,26 +26,26 @@ from eelgrid_protos.messages import Locality, Weights, WorkloadSpec
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-# Steps of dividing, 0.3 ns each: a gang of 64 on 1,213 empty nodes of 8 GPUs takes 4 million.
+# Steps of the division, 0.3 ns each: a gang of 64 on 1,213 empty nodes of 8 GPUs takes 4 million.
 WORK_MOST = 50_000_000
-# Counted besides: a cell of the table of divisions, which is 8 bytes; a replica weighed in a state, 1 to 2 us.
+# Also counted: a cell of the table of divisions, of 8 bytes; and one replica evaluated in a state, 1 to 2 us.
 _STEPS_OF_A_CELL = 5
 _STEPS_OF_A_REPLICA = 5_000
 
 
 def has_locality_preference(spec: WorkloadSpec, weights: Weights) -> bool:
-    """Whether it matters where the replicas stand to each other."""
+    """Returns whether the relative places of the replicas matter."""
     return spec.replicas > 1 and spec.locality is not Locality.UNSPECIFIED and weights.locality_w > 0.0
 
 
 def _boundaries(locality: Locality, replicas: int) -> Floats:
-    """What a place that holds 0 to R replicas counts for: itself, or the pairs that share it."""
+    """Returns what 0 to R replicas in one place count for (R + 1,): the place itself, or the pairs that share it."""
     held = np.arange(replicas + 1, dtype=np.float64)
     return np.minimum(held, 1.0) if locality is Locality.PACK else held * (held - 1.0) / 2.0
 
 
 class GangProblem(NamedTuple):
-    """What is to be placed where, and what a further boundary costs."""
+    """The workload, the nodes to divide it among, and the price of a further boundary."""
 
     snapshot: Snapshot
     spec: WorkloadSpec
@@ -56,7 +56,7 @@ class GangProblem(NamedTuple):
 
 
 def _room(case: GangProblem, rows: Ints) -> tuple[Ints, Ints]:
-    """How many replicas each of these rows can hold, counted no further than asked; first as if memory were plenty."""
+    """Returns how many replicas each of these rows can hold, at most those asked: ignoring memory, and with it."""
     nodes, task = case.snapshot.nodes, case.task
     room = np.full(len(rows), case.spec.replicas, np.int64)
     if task.gpu_count > 0:
@@ -70,16 +70,17 @@ def _room(case: GangProblem, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def _firsts(values: Ints) -> NDArray[np.bool_]:
-    """Whether each value is the first of its like."""
+    """Returns whether each value is the first of its kind."""
     firsts = np.zeros(len(values), np.bool_)
     firsts[np.unique(values, return_index=True)[1]] = True
     return firsts
 
 
 def _divisible(case: GangProblem, candidates: CandidateIndex, costs: Floats, groups: Ints) -> Ints:
-    """The rows to divide a gang among within the bound of work; none where that would not do.
+    """Returns the rows to divide a gang among within the bound of work; none if the bound is too low.
 
-    All that fit, or, to pack, whole racks: first those that can hold most of the gang, of these the cheapest.
+    Returns all rows that fit, or, to pack, those of whole racks: first the racks that can hold most of the gang, of
+    equals the cheapest.
     """
     rows = np.flatnonzero(np.isfinite(costs))
     replicas, levels, states = case.spec.replicas, groups.shape[1] + 1, candidates.state_numbers(rows)
@@ -103,7 +104,7 @@ def _divisible(case: GangProblem, candidates: CandidateIndex, costs: Floats, gro
     cost_w = np.add.reduceat(filled * first_w[order], begins)
     names = rack[order][begins]
     racks = np.lexsort([names, cost_w, -held])
-    # A state is weighed for the first rack that has it.
+    # Nodes in the same state are evaluated once, which counts for the first rack that has one.
     in_turn = np.concatenate([order[begins[one] : begins[one] + sizes[one]] for one in racks])
     work = (dividing + weighing)[in_turn] - np.where(_firsts(states[in_turn]), 0, weighing[in_turn])
     ends = np.cumsum(sizes[racks]) - 1
@@ -112,16 +113,16 @@ def _divisible(case: GangProblem, candidates: CandidateIndex, costs: Floats, gro
 
 
 class Gang:
-    """One workload being placed: how many replicas each node is still to take, and what the next one costs there."""
+    """One workload during placement: replicas that each node is still to receive, and the cost of the next one."""
 
     def __init__(self, case: GangProblem, candidates: CandidateIndex, kind: int) -> None:
-        """The engine has seen the snapshot; whether there is room for all is known."""
+        """Prepares the division; expects `candidates` up to date, and that all replicas are known to fit."""
         snapshot = case.snapshot
         self._case, self._candidates, self._kind = case, candidates, kind
         self._rank = snapshot.nodes.rank
         self._counted = _boundaries(case.spec.locality, case.spec.replicas)
         self._groups = snapshot.places.codes()
-        # Each level of the network, and the nodes themselves as the innermost.
+        # Each level of the network, with the nodes themselves as the innermost.
         self._levels = [*self._groups.T, np.arange(len(snapshot.names))]
         self._tallies = [np.zeros(int(level.max()) + 1, np.int64) for level in self._levels]
         self._left = self._division()
@@ -129,12 +130,12 @@ class Gang:
         self._opened = False
 
     def _division(self) -> Ints | None:
-        """Replicas by row; None where even a part of the nodes would take too long."""
+        """Returns replicas by row; None if dividing even among part of the nodes would take too long."""
         costs = self._candidates.node_costs(self._kind)
         rows = _divisible(self._case, self._candidates, costs, self._groups)
         if not len(rows):
             return None
-        # By place and then by name, so that a group stands together and equal divisions are one.
+        # By place and then by name, so that the nodes of a place are adjacent and ties are resolved alike.
         rows = rows[np.lexsort([self._rank[rows], *self._groups[rows].T[::-1]])]
         counts = np.zeros(len(rows), np.int64)
         table = self._candidates.replica_costs(self._kind, rows, self._case.spec.replicas)
@@ -144,7 +145,7 @@ class Gang:
         return left
 
     def _added_boundaries(self) -> Floats:
-        """Boundaries that the next replica adds on each node (N,)."""
+        """Returns the boundaries that the next replica adds on each node (N,)."""
         added = np.zeros(len(self._rank))
         if self._opened:
             steps = np.diff(self._counted)
@@ -153,7 +154,7 @@ class Gang:
         return added
 
     def _cheapest(self, costs: Floats, most: int) -> list[int]:
-        """So many nodes by finite cost; of equals, that of the lowest rank first."""
+        """Returns the `most` rows of least finite cost; of equals, the lowest rank first."""
         rows = np.flatnonzero(np.isfinite(costs))
         if len(rows) > most:
             rows = rows[costs[rows] <= np.partition(costs[rows], most - 1)[most - 1]]
@@ -161,7 +162,7 @@ class Gang:
         return found
 
     def place_next(self, most: int) -> list[NodeCandidate]:
-        """The node that takes the next replica, then those that cost least; the term is the last of their terms."""
+        """Places the next replica; returns its candidate, then the cheapest others, each with the term as its last."""
         added = self._added_boundaries()
         costs = self._candidates.node_costs(self._kind) + self._case.locality_w * added
         chosen = self._cheapest(costs if self._left is None else np.where(self._left > 0, costs, np.inf), 1)[0]
@@ -172,7 +173,7 @@ class Gang:
         return [one._replace(terms=(*one.terms, boundaries)) for one, boundaries in found]
 
     def _place_replica(self, row: int) -> None:
-        """The next replica goes there."""
+        """Records that the next replica is placed on a row."""
         self._opened = True
         if self._left is not None:
             self._left[row] -= 1

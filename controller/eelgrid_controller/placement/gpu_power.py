@@ -1,7 +1,7 @@
 """GPU power: prior idle and busy watts of each GPU, modelled power of the cluster, and settable limit ranges.
 
-Owns the order of sources: for watts the catalogue by key, the catalogue by name, the device's own limits, a
-stated default; for limits the driver, then the catalogue. Must not know where work goes or which limit is set.
+Owns the order of sources: for watts the catalogue by key, the catalogue by name, the device's own limits, a fixed
+default; for limits the driver, then the catalogue. Must not know where work goes or which limit is set.
 
 Theory: GPUs draw idle watts until any share is allocated, then full watts; CPUs are priced as packages
 (eelgrid_kernels has the formulas). It is a model for comparing choices, not a measurement.
@@ -21,14 +21,14 @@ _STEP_W = 25.0
 
 
 class PowerLimitRange(NamedTuple):
-    """What may be set on a GPU."""
+    """The range of power limits that can be set on a GPU, in watts."""
 
     least_w: float
     default_w: float
 
 
 def find_power_limit_range(gpu: Gpu, catalogue: Catalogue) -> PowerLimitRange | None:
-    """By its driver, else by the catalogue; None where neither tells."""
+    """Returns the range from the driver, else from the catalogue; None if neither has one."""
     product = catalogue.products.get(gpu.catalogue_key)
     default_w = gpu.power_limit_default_w or (product.power_default_w if product else None)
     least_w = gpu.power_limit_min_w or (product.power_min_w if product else None)
@@ -38,10 +38,10 @@ def find_power_limit_range(gpu: Gpu, catalogue: Catalogue) -> PowerLimitRange | 
 
 
 def list_limit_choices(boards: Iterable[PowerLimitRange]) -> tuple[float, ...]:
-    """The limits to choose from, falling; the default alone where the boards take no other.
+    """Returns the limits to choose from, descending, in watts; the default alone if the GPUs accept no other.
 
-    Steps are of 25 W as in Zeus's traces, or the next multiple that makes LIMITS_WANTED of
-    them at most: each limit more has to be tried.
+    Steps are of 25 W as in Zeus's traces, or the smallest multiple of it with at most LIMITS_WANTED choices: each
+    further limit must be tried.
     """
     known = list(boards)
     default_w, least_w = min(board.default_w for board in known), max(board.least_w for board in known)
@@ -50,14 +50,14 @@ def list_limit_choices(boards: Iterable[PowerLimitRange]) -> tuple[float, ...]:
     return tuple(default_w - step_w * number for number in range(count + 1))
 
 
-# A board that nothing is known about: V100, the middle of the catalogue's data-centre boards.
+# For an unknown GPU: V100, the middle of the catalogue's data-centre boards.
 DEFAULT_BUSY_W = 300.0
-# Idle over full watts of the PWR paper's boards lies between 0.10 (P100, V100) and 0.20 (A10, G2).
+# Idle over full watts of the PWR paper's boards is between 0.10 (P100, V100) and 0.20 (A10, G2).
 IDLE_SHARE = 0.1
 
 
 class GpuPowerPrior(NamedTuple):
-    """Watts with no work and with full work; `source` is catalogue, limits or default."""
+    """Idle and full watts of a GPU; `source` is catalogue, limits or default."""
 
     idle_w: float
     busy_w: float
@@ -65,13 +65,13 @@ class GpuPowerPrior(NamedTuple):
 
 
 class PriorPowerModel:
-    """The prior watts of every device."""
+    """Computes the prior watts of devices, and caches them."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
     def gpu(self, gpu: Gpu) -> GpuPowerPrior:
-        """The watts of one device."""
+        """Returns the prior watts of one device."""
         product = self._catalogue.products.get(gpu.catalogue_key) if gpu.catalogue_key else None
         product = product or self._catalogue.find_product(gpu.product, gpu.memory_bytes or None)
         if product is not None:
@@ -83,5 +83,5 @@ class PriorPowerModel:
 
 
 def compute_modelled_power_w(nodes: Nodes) -> float:
-    """Watts of all nodes, those that fell silent too: their work may well run on."""
+    """Computes the modelled watts of all nodes, including lost ones: their work may still run."""
     return float(cluster_power(nodes))

@@ -1,12 +1,12 @@
-"""Headroom: how much more of the expected task mix a placement would hold.
+"""Headroom: how much more of the expected task mix would fit after a placement.
 
-Owns the stream of typical tasks that is let in, and the largest classes, each as if it arrived alone. Must not
-know moves or workloads: nodes and a mix in, counts out. The nodes that it fills are copies.
+Owns the stream of typical tasks that is tried, and the largest classes, each as if it arrived alone. Must not know
+moves or workloads: nodes and a mix in, counts out. The nodes that it fills are copies.
 
-Theory: free GPUs say little, since a share may be too small or its CPU used up. So tasks in the proportions of
-the mix arrive until they have asked for as much GPU as is free, each goes where it is cheapest, and those that
-find a place are counted. The order is fixed (smooth weighted round robin), so that two placements of the same
-work meet the same stream.
+Theory: the number of free GPUs says little, since a share may be too small or its CPU used up. So tasks in the
+proportions of the mix arrive until they have requested as much GPU as is free, each is placed where it is cheapest,
+and those that fit are counted. The order is fixed (smooth weighted round robin), so that two placements of the same
+work are tried with the same stream.
 """
 
 from collections.abc import Mapping
@@ -24,24 +24,24 @@ Ints = NDArray[np.int64]
 STREAM_MOST = 4096
 LARGEST_MOST = 4
 _COUNT_MOST = 1_000_000
-# How the stream is placed, by whatever goal moves were found: so that room is one measure.
+# Prices by which the stream is placed, whatever goal the moves have, so that headroom is always the same measure.
 _ARRIVALS = TermPrices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=0.0)
 
 
 class Headroom(NamedTuple):
-    """Typical tasks that found a place."""
+    """Number of typical tasks that fit, and the GPU share that they hold in thousandths."""
 
     tasks: int
     gpu_milli: int
 
 
 def _own(nodes: Nodes) -> Nodes:
-    """A copy that may be written: what the kernels change, and one type of array for their compiler."""
+    """Returns a writable copy of what the kernels change, in one array type for their compiler."""
     return Nodes._make(np.array(array, order="C") for array in nodes)
 
 
 def copy_mix(mix: Mix) -> Mix:
-    """A copy of one type of array, whoever made the mix."""
+    """Returns a copy of the mix in one array type, whoever created it."""
     return Mix(
         cpu_milli=np.array(mix.cpu_milli, np.int64),
         gpu_count=np.array(mix.gpu_count, np.int64),
@@ -55,7 +55,7 @@ def copy_mix(mix: Mix) -> Mix:
 def build_search_ground(
     nodes: Nodes, mix: Mix, prices: TermPrices, requests: ReplicaRequests, *, replicas: int = 0
 ) -> MoveNodes:
-    """Room for a search on a copy of the nodes, in which that many replicas may move."""
+    """Returns working arrays for a search on a copy of the nodes, in which `replicas` replicas may move."""
     count, width = nodes.gpu_state.shape
     most = int(max(1, width, *requests.gpu_count.tolist()))
     return MoveNodes(
@@ -74,7 +74,7 @@ def build_search_ground(
 
 
 def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
-    """The classes (T,) that arrive, in order: as much GPU as is free on nodes that take work, or STREAM_MOST tasks."""
+    """Returns arriving classes (T,) in order: as much GPU as is free on open nodes, at most STREAM_MOST tasks."""
     placeable = (nodes.gpu_state == GPU_PLACEABLE) & nodes.available[:, None]
     free_milli = int(nodes.gpu_free[placeable].sum())
     asked = mix.gpu_count * mix.gpu_milli
@@ -92,11 +92,11 @@ def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
 
 
 def measure_headroom(nodes: Nodes, mix: Mix, kinds: Ints) -> Headroom:
-    """What of a stream of classes (T,) finds a place on these nodes."""
+    """Measures how much of a stream of classes (T,) fits on these nodes."""
     asked = mix.gpu_count * mix.gpu_milli
     requests = ReplicaRequests(
         cpu_milli=np.array(mix.cpu_milli, np.int64),
-        # The mix leaves memory out.
+        # The mix does not include memory.
         memory_bytes=np.zeros(len(mix.weight), np.int64),
         gpu_count=np.array(mix.gpu_count, np.int64),
         gpu_milli=np.array(mix.gpu_milli, np.int64),
@@ -109,7 +109,7 @@ def measure_headroom(nodes: Nodes, mix: Mix, kinds: Ints) -> Headroom:
 
 
 def select_largest_classes(counts: Mapping[TaskClass, int]) -> tuple[TaskClass, ...]:
-    """For each of the largest sizes that were ever asked for, in GPUs, the most frequent class of that size."""
+    """Returns, for each of the largest sizes in GPUs ever requested, the most frequent class of that size."""
     sizes: dict[int, TaskClass] = {}
     for task, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         size = task.gpu_count * task.gpu_milli
@@ -119,7 +119,7 @@ def select_largest_classes(counts: Mapping[TaskClass, int]) -> tuple[TaskClass, 
 
 
 def count_fitting_tasks(nodes: Nodes, models: Mapping[str, int], task: TaskClass, most: int = _COUNT_MOST) -> int:
-    """How many tasks of one class fit at once, if nothing else comes; counted no further than `most`."""
+    """Returns how many tasks of one class fit at once, counted up to `most`, if nothing else arrives."""
     allowed = [not task.gpu_models or model in task.gpu_models for model in models] or [True]
     wanted = Task(task.cpu_milli, 0, task.gpu_count, task.gpu_milli)
     return int(replica_room(nodes, wanted, np.array(allowed, np.int64), most))

@@ -83,7 +83,7 @@ from eelgrid_protos.messages import (
 )
 
 MIGRATION_COST_TERMS = ("power", "fragmentation", "stranding", "blocks")
-# By what moves are found and judged, whatever the weights of placement are: measured on the openb traces, see
+# Weights by which moves are found and judged, whatever the weights of placement: measured on the openb traces, see
 # docs/how-to/moves.md.
 MIGRATION_GOALS = {
     MoveGoal.POWER: TermPrices(power=1.0, fragmentation_w=20.0, stranding_w=50.0, block_w=0.0),
@@ -107,14 +107,14 @@ class MigrationUnit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationProblem:
-    """A cluster at one moment, and what was asked."""
+    """A copy of the cluster at one moment, and the request."""
 
     revision: int
     goal: MoveGoal
     prices: TermPrices
     nodes: Nodes
     mix: Mix
-    # The classes whose room is told one by one.
+    # The classes whose headroom is listed individually.
     largest: tuple[TaskClass, ...]
     names: tuple[str, ...]
     devices: tuple[GpuSlots, ...]
@@ -127,7 +127,7 @@ class MigrationProblem:
 
 
 def build_migration_problem(state: ClusterState, snapshot: Snapshot, asked: RecommendMovesRequest) -> MigrationProblem:
-    """Copies what a search needs."""
+    """Copies what a search needs from the state; see `MigrationProblem`."""
     goal = asked.goal or MoveGoal.BALANCED
     restart_s = RESTART_S if asked.restart_s is None else asked.restart_s
     horizon_s = HORIZON_S if asked.horizon_s is None else asked.horizon_s
@@ -174,7 +174,7 @@ def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Ite
             slots = tuple(
                 tuple(slot_of[row][uuid] for uuid in placement.gpu_uuids) if known else () for placement in placements
             )
-            # What is lost, cordoned or partitioned is not ours to empty.
+            # Lost, cordoned and partitioned nodes are not to be emptied.
             usable = known and all(
                 snapshot.nodes.gpu_state[row, slot] == GPU_PLACEABLE for held in slots for slot in held
             )
@@ -192,7 +192,7 @@ def _units(state: ClusterState, snapshot: Snapshot, restart_share: float) -> Ite
 
 
 def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> bool:
-    """Whether every open node that has what is asked for at all has these traits: the search does not know who has them."""
+    """Returns whether every schedulable node with suitable devices has these traits: the search does not know traits."""
     return not traits or all(
         set(traits) <= set(record.others.traits)
         for record in state.nodes.values()
@@ -201,42 +201,42 @@ def _are_common(state: ClusterState, on_gpus: bool, traits: tuple[str, ...]) -> 
 
 
 def _held_w(nodes: Nodes, row: int, slots: Sequence[int], request: ResourceRequest) -> float:
-    """Watts of what one replica holds, at full work."""
+    """Returns the watts of what one replica holds, at full work."""
     gpu_w = sum(float(nodes.gpu_busy_w[row, slot]) for slot in slots) * request.gpu_milli / GPU_WHOLE_MILLI
     return gpu_w + CPU_PACKAGE_FULL_W * request.cpu_milli / _CPU_MILLI_PER_PACKAGE
 
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-# Of a larger fleet, the nodes with most to gain; a search over them takes under a minute.
+# Of a larger fleet, the nodes with the most to gain; a search over them takes under a minute.
 SEARCHED_NODES_MOST = 2048
 # Kinds of request that may move; rarer kinds stay.
 REQUEST_KINDS_MOST = 2048
-# (thrift, deep). On small cases each alone finds the best set of moves in 83 to 92 of 100; the best of all, by
-# three guides, in 94 (tests/props/moves_test.py).
+# (thrift, deep). On small cases each alone finds the best set of moves in 83 to 92 of 100; the best of all, by three
+# guides, in 94 (tests/props/moves_test.py).
 _WAYS = ((1.0, False), (0.0, False), (1.0, True), (0.0, True))
 
 
-# Units times nodes up to which every ejection is weighed at least once; and how many are in a larger cluster, where
-# each takes most of a millisecond and some other node has room anyway.
+# Units times nodes up to which every ejection is evaluated at least once; and the number of ejections evaluated in a
+# larger cluster, where each takes most of a millisecond and some other node has space anyway.
 _SMALL, _EJECTIONS = 4096, 256
 
 
 class _Step(NamedTuple):
-    """One unit and the place of each of its replicas: a row of the fleet and slots there."""
+    """One unit and the target of each of its replicas: a row of the fleet and slots there."""
 
     unit: int
     places: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def _rows(problem: MigrationProblem) -> Ints:
-    """The nodes that are searched: all, or those with most to gain, in order of their row."""
+    """Returns the nodes to search, by row: all, or those with the most to gain."""
     nodes = problem.nodes
     count = len(problem.names)
     if count <= SEARCHED_NODES_MOST:
         return np.arange(count)
     held = (nodes.gpu_state == GPU_PLACEABLE) & (nodes.gpu_free < GPU_WHOLE_MILLI)
-    # Watts of GPUs that are on for a part of their capacity, and everything else that the weights price.
+    # Watts of GPUs that are only partly allocated, and all other terms that the weights price.
     spare_w = (held * (nodes.gpu_busy_w - nodes.gpu_idle_w) * nodes.gpu_free / GPU_WHOLE_MILLI).sum(axis=1)
     prices = problem.prices
     waste_w = spare_w * prices.power
@@ -247,7 +247,7 @@ def _rows(problem: MigrationProblem) -> Ints:
 
 
 def _requests(problem: MigrationProblem, units: Sequence[int]) -> tuple[ReplicaRequests, list[int]]:
-    """The kinds of request of these units, and the kind of each; -1 for kinds that are too many."""
+    """Returns the kinds of request of these units, and the kind of each; -1 for kinds beyond the bound."""
     numbers: dict[ResourceRequest, int] = {}
     for unit in units:
         request = problem.units[unit].workload.spec.request
@@ -304,12 +304,12 @@ def _search_of(
 
 
 def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
-    """The best moves that any way of searching finds, and how many nodes were searched."""
+    """Returns the best moves that any search variant finds, and how many nodes were searched."""
     rows = _rows(problem)
     inside = set(rows.tolist())
     chosen = [
         number for number, unit in enumerate(problem.units) if unit.manner != STAYS and unit.row in inside
-    ]  # what stays needs no number: it is already off what is free
+    ]  # units that stay need no number: they are subtracted from what is free
     requests, kinds = _requests(problem, chosen)
     common = [place for place, kind in enumerate(kinds) if kind >= 0]
     chosen, kinds = [chosen[place] for place in common], [kinds[place] for place in common]
@@ -320,7 +320,7 @@ def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
     is_small = len(chosen) * len(rows) <= _SMALL
     best: list[_Step] = []
     best_w = 0.0
-    # A large cluster is searched by its own weights and without ejections, which would see too little of it.
+    # A large cluster is searched by its own weights and without ejections, which would cover too little of it.
     for guide in _guides(problem) if is_small else (problem.prices,):
         begun = build_search_ground(nodes, problem.mix, guide, requests, replicas=replicas)
         weigh_board(begun)
@@ -339,12 +339,12 @@ def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
 
 
 def _guides(problem: MigrationProblem) -> tuple[TermPrices, ...]:
-    """Weights to search by; what is found is judged by the problem's own, whichever led there."""
+    """Returns the weights to search by; every result is judged by the problem's own weights."""
     return tuple(dict.fromkeys((problem.prices, *MIGRATION_GOALS.values())))
 
 
 def _own_ground(begun: MoveNodes) -> MoveNodes:
-    """A copy to change; what is only read is shared."""
+    """Returns a copy of the arrays that a search changes; read-only arrays are shared."""
     nodes = Nodes._make(array.copy() for array in begun.nodes)
     return begun._replace(
         nodes=nodes,
@@ -367,11 +367,11 @@ def _make_step(problem: MigrationProblem, search: MoveSearch, rows: Ints, chosen
     )
 
 
-# What comes of it
+# Result of the search
 
 
 def _terms(problem: MigrationProblem, nodes: Nodes, row: int) -> Floats:
-    """The terms of a node's cost, in watts-equivalent."""
+    """Returns the terms of a node's cost, in watts-equivalent."""
     weighed: Floats = np.array(node_terms(nodes, problem.mix, row, True)) * np.array(problem.prices)
     return weighed
 
@@ -389,7 +389,7 @@ def _candidate(problem: MigrationProblem, row: int, slots: Sequence[int], terms_
 
 
 def _moves(problem: MigrationProblem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], Nodes]:
-    """Each step with what it gains when its turn comes, and the nodes after all of them."""
+    """Returns each step with its gain at its position in the sequence, and the nodes after all of them."""
     nodes = Nodes._make(np.array(array, order="C") for array in problem.nodes)
     return tuple(_move(problem, nodes, step) for step in steps), nodes
 
@@ -402,7 +402,7 @@ def _move(problem: MigrationProblem, nodes: Nodes, step: _Step) -> Move:
     before_w = sum_power_w(nodes, touched)
     gain_w, replicas = -unit.restart_w, []
     for placement, held, (row, slots) in zip(unit.placements, unit.slots, step.places, strict=True):
-        # What the replica costs here and there, each on the cluster without it.
+        # Costs of the replica at source and target, each on the cluster without it.
         here_w = _terms(problem, nodes, unit.row)
         book_replica(nodes, task, unit.row, np.array(held, np.int64), -1)
         without_w = _terms(problem, nodes, unit.row)
@@ -435,7 +435,7 @@ def _move(problem: MigrationProblem, nodes: Nodes, step: _Step) -> Move:
 
 
 def sum_power_w(nodes: Nodes, rows: set[int]) -> float:
-    """Watts of some of the nodes."""
+    """Returns the modelled watts of some of the nodes."""
     picked = np.array(sorted(rows), np.int64)
     return float(cluster_power(Nodes._make(array[picked] for array in nodes)))
 
@@ -466,7 +466,7 @@ def _class_fit(task: TaskClass, tasks: int) -> ClassFit:
 
 
 def recommend_moves(problem: MigrationProblem) -> Recommendation:
-    """Searches; equal problems give equal recommendations."""
+    """Searches for moves; equal problems give equal recommendations."""
     steps, considered = _steps(problem)
     moves, after = _moves(problem, steps)
     kinds = generate_task_stream(problem.nodes, problem.mix)

@@ -1,11 +1,11 @@
-"""Pending diagnosis: the node that is nearest to taking a pending workload, and what is missing there.
+"""Pending diagnosis: the node that is nearest to fitting a pending workload, and what is missing there.
 
-Owns which constraint is named, the search for that node and the sentence about it. Must not decide, nor say
-what is the same for like cases (placement.explanations does).
+Owns which constraint is named, the search for that node and the sentence about it. Must not decide, nor own the
+general reasons of similar cases (placement.explanations does).
 
-Theory: what is missing is whole GPUs, a share of one, CPU and memory, compared in this order, since GPUs cost
-more than CPUs and CPUs more than memory; of nodes that miss as much the first by name is chosen. The workloads
-that hold what is missing are named, too: freeing it is the one remedy that needs no other machine.
+Theory: missing amounts are whole GPUs, a share of one, CPU and memory, compared in this order, since GPUs cost more
+than CPUs and CPUs more than memory; of nodes that miss as much, the first by name is chosen. The workloads that hold
+what is missing are named, too: freeing it is the one remedy that needs no other machine.
 """
 
 from collections.abc import Iterable
@@ -26,14 +26,14 @@ from eelgrid_protos.messages import NodeState, Removal, ResourceRequest, Workloa
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 _NAMED = 3
-# Constraints that no free capacity would lift: they are the reason only where nothing else is.
+# Constraints that no free capacity would lift: they are the reason only if there is no other.
 _STANDING = ("gpu_model", "unavailable", "traits")
 Ints = NDArray[np.int64]
 Marks = NDArray[np.bool_]
 
 
 class PendingCase(NamedTuple):
-    """A workload that waits, and where."""
+    """A pending workload, and the state and snapshot in which it is pending."""
 
     spec: WorkloadSpec
     state: ClusterState
@@ -42,7 +42,7 @@ class PendingCase(NamedTuple):
 
 
 class _NodeGaps(NamedTuple):
-    """What every node lacks of one replica; usable, partitioned, fitting are (N, G), the others (N,)."""
+    """What every node lacks for one replica; usable, partitioned, fitting are (N, G), the others (N,)."""
 
     snapshot: Snapshot
     request: ResourceRequest
@@ -54,7 +54,7 @@ class _NodeGaps(NamedTuple):
     memory_short: Ints
 
     def find_first_row(self, among: Marks, *keys: Ints) -> int | None:
-        """The row among these with the least keys, the first by name of those; None where there is none."""
+        """Returns the row among these with the least keys, of equals the first by name; None if there is none."""
         rows = np.flatnonzero(among)
         if not len(rows):
             return None
@@ -91,7 +91,7 @@ def _format_names(names: Iterable[str]) -> str:
 
 
 def _also(look: _NodeGaps, row: int, record: NodeRecord, freed: Iterable[str]) -> str:
-    """CPU and memory that the node would still lack once `freed` are gone."""
+    """Describes the CPU and memory that the node would still lack without the `freed` workloads."""
     gone = set(freed)
     held = [item for (key, _), item in record.assignments.items() if key in gone]
     cpu_milli = int(look.cpu_short[row]) - sum(item.cpu_milli for item in held)
@@ -115,7 +115,7 @@ def _whole_gpus(look: _NodeGaps, state: ClusterState) -> str:
     name, short = look.snapshot.names[row], int(look.gpus_short[row])
     record = state.nodes[name]
     held = np.flatnonzero(look.usable[row] & ~look.fitting[row])
-    # Those that are held least are freed with the least harm.
+    # Freeing the GPUs with the smallest allocations disturbs the least.
     held = np.sort(held[np.argsort(-look.snapshot.nodes.gpu_free[row, held], kind="stable")][:short])
     devices = look.snapshot.devices[row]
     holders = list(dict.fromkeys(key for slot in held for key in record.holders(devices.uuids[slot])))
@@ -228,7 +228,7 @@ def _unavailable(look: _NodeGaps, state: ClusterState) -> str:
 
 
 def _next_replica(case: PendingCase, room: int) -> str:
-    """What the first replica without room lacks, once as many are placed as there is room for."""
+    """Describes what the first replica that does not fit lacks, once `room` replicas are placed."""
     request, snapshot, weights = case.spec.request, case.snapshot, case.state.policy.weights
     task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
     rows = {name: row for row, name in enumerate(snapshot.names)}
@@ -238,7 +238,7 @@ def _next_replica(case: PendingCase, room: int) -> str:
         uuids = snapshot.devices[row].uuids
         trial.place_task(row, [uuids.index(uuid) for uuid in placement.gpu_uuids], task)
     one = replace(case.spec, replicas=1)
-    # A planner of its own, since the trial's rows are not those of the cluster.
+    # Uses a separate planner, since the trial's rows are not those of the cluster.
     planner = Planner()
     missing = planner.decide_placement(trial.snapshot, one, weights)
     sentence = describe_nearest_fit(
@@ -248,7 +248,7 @@ def _next_replica(case: PendingCase, room: int) -> str:
 
 
 def describe_nearest_fit(case: PendingCase, constraint: str, room: int) -> str:
-    """What would help, with names and amounts, as the middle of a sentence; empty where there is nothing to add."""
+    """Describes what would help, with names and amounts, as the middle of a sentence; empty if nothing can be added."""
     look, state = _compare_nodes(case.snapshot, case.spec.request), case.state
     match constraint:
         case "replicas":
@@ -272,7 +272,7 @@ def describe_nearest_fit(case: PendingCase, constraint: str, room: int) -> str:
 
 
 def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:
-    """The constraint to name: the one that removed most nodes; of equals the later, which is nearer to a fit."""
+    """Returns the constraint to name: the one that removed most nodes; of equals the later, as it is nearer to a fit."""
     if room > 0:
         return "replicas"
     found = list(removals)

@@ -1,13 +1,13 @@
 """The placer: decides where a workload goes on the current state, within node traits and power budgets.
 
-Owns the snapshot that decisions use, the planners by required traits, and the search within budgets. Must not
-know events, or what follows from a decision.
+Owns the snapshot that decisions use, the planners by required traits, and the search within budgets. Must not know
+events, or what follows from a decision.
 
-Theory. What an engine demands of nodes comes as traits; workloads that require the same traits share a planner
-that looks at the nodes with these alone and remembers what it computed. A search knows no watts; its result is
-checked. Where a budget would be exceeded, all nodes below it are closed, with those below budgets that could
-not even take the least, and the search runs again, a few times. So work may wait for watts although a gang
-spread across two racks in another way would fit.
+Theory. What an engine demands of nodes comes as traits; workloads that require the same traits share a planner that
+considers only the nodes with these traits, and its cache. A search does not consider watts; its result is checked. If
+a budget would be exceeded, all nodes below it are closed, with those below budgets that could not even hold the
+smallest draw, and the search runs again, a few times. So work may wait for watts although a gang spread across two
+racks in another way would fit.
 """
 
 from dataclasses import replace
@@ -29,42 +29,42 @@ from eelgrid_protos.messages import Placement, Removal, ReplicaExplanation, Work
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 
 _SEARCHES_MOST = 8
-# Gangs whose engine is asked: how many first places are tried before the gang waits.
+# For gangs under engine rules: how many first places are tried before the gang waits.
 _FIRST_PLACES_MOST = 8
-_VIEWS_MOST = 64  # each holds an engine: some megabytes in a fleet of thousands of nodes
+_VIEWS_MOST = 64  # each holds a candidate index: some megabytes in a fleet of thousands of nodes
 
 
 class _View(NamedTuple):
-    """The nodes that have some traits."""
+    """The nodes that have some traits, and a planner that caches them."""
 
     is_open: NDArray[np.bool_]
     planner: Planner
 
 
 class WorkloadPlacer:
-    """Decides on the state as it is; `refresh` after each change."""
+    """Decides placements on the current state; call `refresh` after each change."""
 
     def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
         self.allowance = PowerAdmission(state, catalogue)
-        self.searches = 0  # with closed nodes or bounded plans, ever
+        self.searches = 0  # total of those with closed nodes or plan limits
         self.eligibility = Eligibility()
         self._state = state
         self._watts = PriorPowerModel(catalogue).gpu
         self._read_all()
 
     def _read_all(self) -> None:
-        """Derives everything from the state anew: its arrays have rows for nodes that come, and none that go."""
+        """Derives everything from the state again; needed after a removal, since the arrays can only add rows."""
         self.planner, self._within = Planner(), Planner()
         self.mirror = SnapshotMirror(self._state, self._watts)
         self._traits = {name: record.others.traits for name, record in self._state.nodes.items()}
         self._views: dict[tuple[str, ...], _View | None] = {}
 
     def snapshot(self) -> Snapshot:
-        """The cluster as arrays, read-only, until the next change."""
+        """Returns the cluster as arrays, read-only, valid until the next change."""
         return self.mirror.snapshot()
 
     def refresh(self, touched: frozenset[str]) -> None:
-        """These nodes, or the policy, have changed."""
+        """Updates what is derived after these nodes, or the policy, have changed."""
         self.allowance.refresh(touched)
         if not touched <= self._state.nodes.keys():
             self._read_all()
@@ -77,14 +77,14 @@ class WorkloadPlacer:
                 self._set_node_traits(self.mirror.row(name), set(traits))
 
     def quote_prices(self) -> OpportunityPrices | None:
-        """New quotes where they are due."""
+        """Returns new quotes if they are due, else None."""
         policy = self._state.policy
         return self.planner.quote_prices(self.snapshot(), policy.weights, policy.placement, self._state.market.shifts)
 
     def decide_placement(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
-        """Where a workload goes, by quotes that are about to be in force, within all budgets."""
+        """Decides where a workload goes, within all budgets; `quotes` are prices that are not yet in force."""
         snapshot, planner = self.snapshot(), self.planner
         if quotes is not None:
             snapshot = replace(snapshot, quotes=quotes)
@@ -109,22 +109,22 @@ class WorkloadPlacer:
     def decide_start(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
     ) -> PlacementDecision:
-        """The same for work that has not begun, which waits while a spending limit of its own is spent."""
+        """Like `decide_placement`, but new work is held while a spending limit that applies to it is exceeded."""
         hold = self._state.spending.blocking_limit(spec)
         if hold is not None:
             return PlacementDecision(placements=(), explanation=(), room=0, hold=hold)
         return self.decide_placement(spec, quotes, workload_id=workload_id)
 
     def uses_engine_rules(self, workload_id: str) -> bool:
-        """Whether an engine is asked where a workload may go."""
+        """Returns whether an engine's rules say where a workload may go."""
         return self.eligibility.rules is not None and self.eligibility.rules.has_rules_for(workload_id)
 
     def has_required_traits(self, spec: WorkloadSpec, node_name: str) -> bool:
-        """Whether a node has every trait that a workload requires."""
+        """Returns whether a node has every trait that a workload requires."""
         return set(spec.required_traits) <= set(self._traits.get(node_name, ()))
 
     def _view(self, required: tuple[str, ...]) -> _View | None:
-        """The nodes with these traits, and a planner that remembers them; None where all nodes have them."""
+        """Returns the nodes with these traits and a planner that caches them; None if all nodes have them."""
         if required not in self._views:
             wanted = set(required)
             names = self.snapshot().names
@@ -135,7 +135,7 @@ class WorkloadPlacer:
         return self._views[required]
 
     def _set_node_traits(self, row: int, traits: set[str]) -> None:
-        """A node has these traits from now on; its row is among the changes, so planners look at it again."""
+        """Sets the traits of a node; its row is added to the changes, so that planners evaluate it again."""
         for required, view in list(self._views.items()):
             has = traits.issuperset(required)
             if view is not None and row < len(view.is_open):
@@ -146,14 +146,14 @@ class WorkloadPlacer:
     def _decide_by_rules(
         self, snapshot: Snapshot, spec: WorkloadSpec, workload_id: str, rules: EligibilityRules
     ) -> PlacementDecision:
-        """The same for work whose engine is asked where it may go."""
+        """Decides a placement by an engine's eligibility rules."""
         closed: frozenset[str] = frozenset()
         for _ in range(_FIRST_PLACES_MOST):
             decision = self._one_by_one(snapshot, spec, workload_id, rules, closed)
             first = decision.explanation[0].candidates if decision.explanation else ()
             if decision.placements or spec.replicas == 1 or not decision.room or not first:
                 break
-            # Where the first went decides where the others may: another beginning may have room for all.
+            # The first place restricts those of the others: another first place may fit all.
             alike = rules.list_equivalent_nodes(workload_id, first[0].node_name) | {first[0].node_name}
             closed |= alike
         if not decision.placements or not self.allowance.has_budgets or not spec.request.gpu_count:
@@ -174,7 +174,7 @@ class WorkloadPlacer:
         rules: EligibilityRules,
         closed: frozenset[str],
     ) -> PlacementDecision:
-        """A place for each replica in turn; the first goes to none of the closed nodes."""
+        """Places each replica in turn; the first on none of the closed nodes."""
         policy, task = self._state.policy, make_task(spec.request)
         one = replace(spec, replicas=1)
         rows = {name: row for row, name in enumerate(snapshot.names)}
@@ -206,7 +206,7 @@ class WorkloadPlacer:
     def _elsewhere(
         self, snapshot: Snapshot, spec: WorkloadSpec, decision: PlacementDecision, lacks: list[ExceededBudget]
     ) -> PlacementDecision:
-        """The same with nodes closed that have no watts left; or the decision that none is left."""
+        """Searches again with the nodes below exhausted budgets closed; returns a pending decision if nothing fits."""
         request, first = spec.request, lacks[0]
         is_whole = request.gpu_milli == GPU_MILLI_WHOLE
         closed = (
@@ -235,12 +235,12 @@ class WorkloadPlacer:
 
 
 def _mask(snapshot: Snapshot, names: frozenset[str]) -> NDArray[np.bool_]:
-    """Which rows these nodes are."""
+    """Returns which rows these nodes have, as a mask (N,)."""
     return np.fromiter((name in names for name in snapshot.names), np.bool_, len(snapshot.names))
 
 
 def _without_traits(decision: PlacementDecision, count: int) -> PlacementDecision:
-    """The decision with nodes that lack traits counted as such, and not among those that are away."""
+    """Returns the decision with nodes that lack traits counted under `traits` instead of `unavailable`."""
     removals = []
     for item in decision.removals:
         left = item.nodes - count if item.constraint == "unavailable" else item.nodes
@@ -252,6 +252,6 @@ def _without_traits(decision: PlacementDecision, count: int) -> PlacementDecisio
 
 
 def _room(replicas: int, lacks: list[ExceededBudget]) -> int:
-    """About how many replicas the budgets would let stand where they were found; fewer than asked."""
+    """Estimates how many replicas the budgets allow at the places found; fewer than requested."""
     over = max(lack.replicas - int(max(0.0, lack.left_w) // (lack.more_w / lack.replicas)) for lack in lacks)
     return max(0, replicas - max(1, over))

@@ -1,13 +1,12 @@
 """The planner: chooses nodes and GPUs for the replicas of one workload on one snapshot.
 
-Owns the sequence of one decision: room for all replicas or none, then the cheapest place for each in turn on a
-copy; and, on the chosen node, which GPUs to take where their links differ. Must not know events or sentences:
-it returns a `PlacementDecision`. The arithmetic is in eelgrid_kernels.
+Owns the sequence of one decision: capacity for all replicas or none, then the cheapest place for each in turn on a
+copy; and, on the chosen node, which GPUs to use if their links differ. Must not know events or sentences: it returns
+a `PlacementDecision`. The arithmetic is in eelgrid_kernels.
 
-Theory: replicas are equal, so how many fit does not depend on the order or on the cost; the count is exact,
-and a workload that is begun can be finished. Nodes in the same state are one candidate, and what a kind of
-task costs in each is cached; only rows that changed since are evaluated again. A planner without that cache
-decides the same.
+Theory: replicas are equal, so how many fit does not depend on the order or on the cost; the count is exact, and a
+workload that is begun can be finished. Nodes in the same state are one candidate, and what a kind of task costs in
+each is cached; only rows that changed since are evaluated again. A planner without that cache decides the same.
 """
 
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ from eelgrid_protos.messages import (
 
 
 def select_best_linked_gpus(snapshot: Snapshot, task: Task, row: int, slots: Sequence[int]) -> Sequence[int]:
-    """These GPUs of a node, or as many alike ones that are better linked; no cost changes."""
+    """Returns these GPUs of a node, or as many equivalent ones with better links; the cost does not change."""
     links = snapshot.devices[row].links
     if links is None or not slots or task.gpu_milli != GPU_WHOLE_MILLI:
         return slots
@@ -55,31 +54,31 @@ def select_best_linked_gpus(snapshot: Snapshot, task: Task, row: int, slots: Seq
 
 Ints = NDArray[np.int64]
 DEFAULT_PLACEMENT_POLICY = "eelgrid"
-# Past this share of stale rows it is as cheap to build anew.
+# Above this share of stale rows, building the index again is as cheap.
 _STALE_SHARE = 2
 _MOMENTS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementDecision:
-    """The outcome for one workload: a place for every replica, or none and what stood in the way."""
+    """The outcome for one workload: a place for every replica, or none and the reason."""
 
     placements: tuple[Placement, ...]
     explanation: tuple[ReplicaExplanation, ...]
-    # How many replicas there is room for, counted no further than asked.
+    # How many replicas fit, counted up to the requested number.
     room: int
-    # Nodes by first failing constraint, for the replica that found no place; empty when placed.
+    # Nodes by first failing constraint, for the replica that did not fit; empty if placed.
     removals: tuple[Removal, ...] = ()
-    # The budget whose watts are waited for, where nothing else is in the way.
+    # The exceeded power budget, if nothing else prevents the placement.
     lack: ExceededBudget | None = None
-    # The spent limit that is waited for, whatever room there is.
+    # The exceeded spending limit for which the workload waits, whatever the capacity.
     hold: OverspentLimit | None = None
-    # Budgets below which no node was looked at, since too few watts were left there.
+    # Budgets below which no node was considered, since too few watts were left there.
     closed: frozenset[str] = frozenset()
 
 
 class _Call(NamedTuple):
-    """What stays the same for all replicas of a decision."""
+    """Arguments that are the same for all replicas of a decision."""
 
     task: Task
     allows: Ints
@@ -90,7 +89,7 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Memory:
-    """The engine, and how far it has read which list of changes."""
+    """The candidate index, and how far it has processed which list of changes."""
 
     candidates: CandidateIndex
     changes: Sequence[int]
@@ -101,13 +100,13 @@ class _Memory:
 
 
 def make_prices(weights: Weights) -> tuple[float, ...]:
-    """The weights in the order of TERMS, and last that of stranding in a full fleet."""
+    """Returns the weights in the order of TERMS, and last that of stranding in a full fleet."""
     full_w = max(weights.stranding_w, weights.stranding_full_w)
     return (weights.power, weights.fragmentation_w, weights.stranding_w, weights.lookahead, weights.scarcity_w, full_w)
 
 
 def make_task(request: ResourceRequest) -> Task:
-    """One replica as the kernels see it."""
+    """Returns one replica as the kernels represent it."""
     return Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
 
 
@@ -123,29 +122,29 @@ def _put(candidates: CandidateIndex, snapshot: Snapshot) -> None:
 
 
 def derive_random_seed(snapshot: Snapshot) -> int:
-    """What RANDOM draws by: a number that follows from what is free, so that a replay draws the same."""
+    """Returns the seed of the RANDOM policy: it is derived from the free capacity, so that a replay draws the same."""
     nodes = snapshot.nodes
     return int(nodes.cpu_free.sum() + 7 * nodes.memory_free.sum() + 11 * nodes.gpu_free.sum()) % _MOMENTS
 
 
 class Planner:
-    """Decides; its memory is a cache and changes no decision."""
+    """Decides placements; its index is a cache and changes no decision."""
 
     def __init__(self, *, gang_work_most: int = WORK_MOST) -> None:
         self._gang_work_most = gang_work_most
-        # Decisions for which an engine was made anew: each takes as long as many others.
+        # Decisions for which the index was rebuilt: each takes as long as many others.
         self.rebuilt = 0
         self._memory: _Memory | None = None
 
     def decide_placement(
         self, snapshot: Snapshot, spec: WorkloadSpec, weights: Weights, placement: str = DEFAULT_PLACEMENT_POLICY
     ) -> PlacementDecision:
-        """All replicas or none, by the placement policy of that name, and on no node more than its plan carries."""
+        """Places all replicas or none by the named policy, and no more on a node than its plan can express."""
         task = make_task(spec.request)
         allows = snapshot.allowed_models(spec.request.gpu_models)
         if spec.replicas == 1 or not snapshot.is_plan_limited(task, allows, spec.replicas):
             return self._place_replicas(snapshot, task, spec, weights, placement)
-        # Rare; by an engine of its own, since what this one remembers is of other nodes.
+        # Rare; uses a planner of its own, since the index of this one covers other nodes.
         self.rebuilt += 1
         limited, task = snapshot.limit_to_plan_size(task)
         return Planner(gang_work_most=self._gang_work_most)._place_replicas(limited, task, spec, weights, placement)  # noqa: SLF001
@@ -182,14 +181,14 @@ class Planner:
                 placements.append(self._placement(trial.snapshot, found[0], replica))
                 if replica < EXPLAINED_REPLICAS_MOST:
                     explanation.append(self._explain_replica(trial.snapshot, call, replica, found, counts))
-            # The last replica was not taken; the others are given back.
+            # The index has every replica but the last; their rows are restored from the snapshot.
             self._update(candidates, snapshot, sorted(set(trial.snapshot.changes)))
         return PlacementDecision(placements=tuple(placements), explanation=tuple(explanation), room=room)
 
     def rank_places(
         self, snapshot: Snapshot, request: ResourceRequest, placement: str, most: int
     ) -> list[NodeCandidate]:
-        """The best places for one replica by a published policy but RANDOM, on different nodes, best first; unexplained."""
+        """Returns the best nodes for one replica by a published policy except RANDOM, best first, without cost terms."""
         candidates = self._candidates(snapshot, placement, ())
         return candidates.best_candidates(
             candidates.register_kind(make_task(request), snapshot.allowed_models(request.gpu_models)), 0, most
@@ -198,14 +197,17 @@ class Planner:
     def quote_prices(
         self, snapshot: Snapshot, weights: Weights, placement: str, shifts: int
     ) -> OpportunityPrices | None:
-        """New quotes where the policy heeds any and so many tasks came or left since the last, or -1; else None."""
+        """Returns new quotes if the policy uses any and they are due after `shifts` starts and ends of tasks; else None.
+
+        `shifts` is -1 if the quotes in force are invalid.
+        """
         if placement != DEFAULT_PLACEMENT_POLICY or not snapshot.names:
             return None
         candidates = self._candidates(snapshot, placement, make_prices(weights))
         if not candidates.is_due(shifts):
             return None
         offers, scarce, load = candidates.compute_prices()
-        # A model that was there once has a code still; a controller that starts now would not know it.
+        # The code of a removed model remains; a controller that starts now would not know it.
         there = set(np.unique(snapshot.nodes.gpu_model).tolist())
         models = sorted(name for name, code in snapshot.models.items() if scarce >> code & 1 and code in there)
         return OpportunityPrices(offers_w=tuple(offers), scarce_models=tuple(models), load_permille=load)
@@ -213,7 +215,7 @@ class Planner:
     def count_room_when_empty(
         self, nodes: Nodes, snapshot: Snapshot, spec: WorkloadSpec
     ) -> tuple[int, tuple[Removal, ...]]:
-        """How many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""
+        """Returns how many replicas `nodes`, an emptied cluster, could hold, and what removes the others."""
         task, allows = make_task(spec.request), snapshot.allowed_models(spec.request.gpu_models)
         if spec.replicas > ASSIGNMENTS_MOST:
             nodes, task = limit_to_plan_size(nodes, task, ASSIGNMENTS_MOST)
@@ -226,7 +228,7 @@ class Planner:
         return candidates.update_nodes(snapshot.nodes, rows, snapshot.sorts)
 
     def _candidates(self, snapshot: Snapshot, placement: str, prices: tuple[float, ...]) -> CandidateIndex:
-        """The engine, brought up to date with the snapshot."""
+        """Returns the candidate index, brought up to date with the snapshot."""
         setting = (placement, prices if placement == DEFAULT_PLACEMENT_POLICY else ())
         memory = self._memory
         if memory and memory.changes is snapshot.changes and (memory.era, memory.setting) == (snapshot.era, setting):
@@ -252,7 +254,7 @@ class Planner:
     def _find_candidates(
         candidates: CandidateIndex, snapshot: Snapshot, call: _Call, gang: Gang | None = None
     ) -> tuple[list[NodeCandidate], list[int]]:
-        """The best candidates, the gang's if there is one, and all nodes by verdict."""
+        """Returns the best candidates, the gang's if there is one, and all nodes by verdict."""
         if gang:
             found = gang.place_next(CANDIDATES_MOST)
         else:

@@ -1,15 +1,15 @@
-"""Power admission: the watts that the policy's power budgets leave for work that is about to begin.
+"""Power admission: the watts that the policy's power budgets leave for work that is about to start.
 
-Owns the draw that the journal allows each node's GPUs, and the sums below each budget. Must not know where
-work goes, nor how limits are chosen (objectives.power).
+Owns the draw that the journal allows each node's GPUs, and the sums below each budget. Must not know where work goes,
+nor how limits are chosen (objectives.power).
 
-Theory. An allocated GPU may draw its power limit, or its default where none is set; an idle one its idle
-watts; a lost one nothing. Work may begin where all that its GPUs may draw in addition, at their defaults, is
-left in every budget above them: its limit is lowered later, when the cost of that is known. So the sum of what
-may be drawn never passes a budget by work that begins. A limit that the journal has lowered counts as before
-until the GPU is read to have it: `report_limits` brings the highest limits that GPUs may still have, by workload.
-These reports are no events: what is decided by them is one. After a restart the journal's limits count until
-the first report. Sums are in whole milliwatts, so that they return to what they were.
+Theory. An allocated GPU may draw its power limit, or its default where none is set; an idle one its idle watts; a
+lost one nothing. Work may start if the additional draw of its GPUs, at their default limits, is left in every budget
+above them: its limit is lowered later, when the cost of that is known. So starting work never makes the sum of
+allowed draws exceed a budget. A limit that the journal has lowered counts as before until it is read back from the
+GPU: `report_limits` brings the highest limits that GPUs may still have, by workload. These reports are no events:
+what is decided by them is one. After a restart the journal's limits count until the first report. Sums are in whole
+milliwatts, so that they return exactly to earlier values.
 """
 
 import math
@@ -27,24 +27,24 @@ _MILLI = 1000
 
 
 class ExceededBudget(NamedTuple):
-    """A budget that some placements would pass."""
+    """A budget that some placements would exceed."""
 
     budget: str
     limit_w: float
-    left_w: float  # less than nothing where it is passed already
-    more_w: float  # what they would draw there in addition
-    replicas: int  # of theirs that stand below it
+    left_w: float  # negative if it is exceeded already
+    more_w: float  # additional draw of the placements below it
+    replicas: int  # number of the placements below it
 
 
 class _Share(NamedTuple):
-    """What a node counts for, and where."""
+    """The draw of a node, and the budgets to which it is added."""
 
     above: tuple[str, ...]
     milliwatts: int
 
 
 class PowerAdmission:
-    """Kept up to date node by node, by the owner of the state; nothing to do while there are no budgets."""
+    """Tracks the allowed draw below each budget; updated node by node by the owner of the state, idle without budgets."""
 
     def __init__(self, state: ClusterState, catalogue: Catalogue) -> None:
         self._state = state
@@ -54,18 +54,18 @@ class PowerAdmission:
         self._places = BudgetHierarchy(Policy())
         self._drawn: dict[str, int] = {}  # by budget
         self._shares: dict[str, _Share] = {}  # by node
-        self._still_w: dict[str, float] = {}  # by workload, where that is above the journal's limit
-        # Least watts that a GPU of a model draws more once it is held.
+        self._still_w: dict[str, float] = {}  # by workload, where it exceeds the journal's limit
+        # By model: the least additional draw of a GPU once it is allocated, in watts.
         self._least_w: dict[str, float] = {}
         self.refresh(())
 
     @property
     def has_budgets(self) -> bool:
-        """Whether there is any budget."""
+        """Returns whether there is any budget."""
         return bool(self._places.limits_w)
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Counts these nodes anew; all of them after other budgets."""
+        """Recounts these nodes; all of them if the budgets have changed."""
         policy = self._state.policy
         if policy is not self._policy:
             is_other = self._policy is None or policy.budgets != self._policy.budgets
@@ -83,15 +83,15 @@ class PowerAdmission:
                     self._remove_node(name)
 
     def record_lowered_limit(self, workload_id: str, before_w: float | None) -> None:
-        """The journal has another limit for a workload: until somebody reads it, the one before may be in force."""
+        """Records a changed limit of a workload; `before_w` may be in force until the new limit is read back."""
         old_w = math.inf if before_w is None else before_w
         self._still_w[workload_id] = max(old_w, self._still_w.get(workload_id, 0.0))
         if len(self._still_w) > len(self._state.workloads):
-            # Where there are no budgets nobody tells what was read, and work that ended would stay here for ever.
+            # Without budgets no limits are reported, so entries of ended workloads would accumulate.
             self._still_w = {key: still_w for key, still_w in self._still_w.items() if key in self._state.workloads}
 
     def report_limits(self, highest_w: Mapping[str, float]) -> bool:
-        """The highest limits of GPUs as read, by workload, where they are above the journal's; whether watts came free."""
+        """Sets the highest limits read back, by workload, where above the journal's; returns whether watts were freed."""
         before = dict(self._drawn)
         changed = self._still_w.keys() | highest_w.keys()
         self._still_w = dict(highest_w)
@@ -100,16 +100,16 @@ class PowerAdmission:
         return any(self._drawn[key] < drawn for key, drawn in before.items())
 
     def left_w(self, budget: str) -> float:
-        """What a budget leaves; less than nothing where it is passed."""
+        """Returns the watts that a budget leaves; negative if it is exceeded."""
         return self._places.limits_w[budget] - self._drawn[budget] / _MILLI
 
     def budgets_above(self, node_name: str) -> tuple[str, ...]:
-        """The budgets that a node draws from, the nearest first."""
+        """Returns the budgets above a node, the nearest first."""
         share = self._shares.get(node_name)
         return () if share is None else share.above
 
     def list_exceeded_budgets(self, placements: Sequence[Placement]) -> list[ExceededBudget]:
-        """The budgets that these placements would pass, the nearest to their nodes first."""
+        """Returns the budgets that these placements would exceed, the nearest to their nodes first."""
         more: dict[str, int] = {}
         below: dict[str, int] = {}
         taken: set[str] = set()
@@ -132,13 +132,13 @@ class PowerAdmission:
         ]
 
     def list_exhausted_budgets(self, gpu_count: int, models: Sequence[str]) -> set[str]:
-        """The budgets that leave less than so many idle GPUs of any of these models would draw more."""
+        """Returns budgets that leave too little for `gpu_count` more idle GPUs of any of these models to be allocated."""
         known = [watts for model, watts in self._least_w.items() if not models or model in models]
         least_w = gpu_count * min(known, default=0.0)
         return {key for key in self._places.limits_w if self.left_w(key) < least_w - 0.5 / _MILLI}
 
     def _remove_node(self, name: str) -> None:
-        """What a node counted for counts no more."""
+        """Subtracts the draw of a node."""
         old = self._shares.pop(name, _Share((), 0))
         for key in old.above:
             self._drawn[key] -= old.milliwatts
@@ -156,7 +156,7 @@ class PowerAdmission:
             self._drawn[key] += share.milliwatts
 
     def _draws(self, record: NodeRecord) -> Iterable[tuple[str, int]]:
-        """What each GPU of the inventory may draw, in milliwatts."""
+        """Yields UUID and allowed draw, in milliwatts, of each GPU of the inventory."""
         limits_w: dict[str, float] = {}
         for item in record.assignments.values():
             limit_w = self._limit_w(item.workload_id)

@@ -1,13 +1,13 @@
 """Snapshots: the cluster state as arrays, updated row by row and lent out read-only for one decision.
 
-Owns the translation from node records to the arrays of eelgrid_kernels, and their growth. Must not know what
-is decided on them. Everything here is derived: it is in no checkpoint, and a mirror built anew from the state
-gives the same decisions.
+Owns the translation from node records to the arrays of eelgrid_kernels, and their growth. Must not know what is
+decided on them. Everything here is derived: it is in no checkpoint, and a mirror rebuilt from the state gives the
+same decisions.
 
-Theory: a placement changes one row, so `refresh` rewrites rows by name instead of building arrays for each
-decision. Node arrays double when full; GPU slots widen to the widest node. A `Snapshot` is a read-only view
-for one decision, and `Snapshot.copy` returns a `Trial` that is used and dropped, never merged. `changes` lists
-the rows that changed, in order, so that a planner can update what it cached.
+Theory: a placement changes one row, so `refresh` rewrites rows by name instead of building arrays for each decision.
+Node arrays double when full; GPU slots widen to the widest node. A `Snapshot` is a read-only view for one decision,
+and `Snapshot.copy` returns a `SnapshotTrial` that is used and dropped, never merged. `changes` lists the rows that
+changed, in order, so that a planner can update its cache.
 """
 
 from bisect import bisect_left
@@ -27,7 +27,7 @@ from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE
 from eelgrid_protos.messages import Gpu, Inventory
 
 Ints = NDArray[np.int64]
-# Idle watts, full watts and where they come from.
+# Idle watts, full watts and their source.
 WattsOf = Callable[[Gpu], tuple[float, float, str]]
 _CHANGES_MOST = 65_536
 _ROWS_LEAST = 64
@@ -52,12 +52,12 @@ class GpuSlots:
 
     uuids: tuple[str, ...]
     indexes: tuple[int, ...]
-    # Bandwidths (G, G), slot by slot; None where they are unknown or all the same.
+    # Bandwidths (G, G), slot by slot; None if they are unknown or all the same.
     links: Ints | None = field(default=None, compare=False)
 
 
 def limit_to_plan_size(nodes: Nodes, task: Task, assignments_left: Ints | int) -> tuple[Nodes, Task]:
-    """Nodes and a task such that memory bounds the tasks of each node by what its plan carries; see `within_plans`."""
+    """Returns nodes and a task whose memory bounds the tasks of each node by what its plan can express."""
     limited = task if task.memory_bytes else task._replace(memory_bytes=1)
     most = np.full(len(nodes.memory_free), assignments_left, np.int64) * limited.memory_bytes
     memory_free = np.minimum(nodes.memory_free, most) if task.memory_bytes else most
@@ -67,12 +67,12 @@ def limit_to_plan_size(nodes: Nodes, task: Task, assignments_left: Ints | int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The cluster for one decision; arrays cannot be written through it."""
+    """The cluster for one decision, as read-only arrays."""
 
     nodes: Nodes
     mix: Mix
     fragments: Ints
-    # Bits of the sorts of GPU task held (N,), as eelgrid_kernels.engine_setup.sort_bit has them.
+    # Bits of the kinds of GPU task held (N,), as defined by eelgrid_kernels.engine_setup.sort_bit.
     sorts: Ints
     names: Sequence[str]
     devices: Sequence[GpuSlots]
@@ -81,11 +81,11 @@ class Snapshot:
     era: int
     places: NetworkLocations
     quotes: OpportunityPrices = NO_OPPORTUNITY_PRICES
-    # How many more assignments each node's plan carries (N,); None where that is no matter.
+    # How many more assignments each node's plan can express (N,); None if that is no limit.
     assignments_left: Ints | None = None
 
     def allowed_models(self, models: tuple[str, ...]) -> Ints:
-        """1 for each model that a request may use; all for a request that names none."""
+        """Returns 1 for each model that a request may use (M,); all if the request names none."""
         allowed = np.full(max(1, len(self.models)), not models, np.int64)
         for model in models:
             if model in self.models:
@@ -93,22 +93,22 @@ class Snapshot:
         return _read_only(allowed)
 
     def copy(self) -> "SnapshotTrial":
-        """A copy of what placing changes, to try on."""
+        """Returns a copy of what a placement changes, for trials."""
         return SnapshotTrial(self)
 
     def with_open(self, is_open: NDArray[np.bool_], *, is_lasting: bool = False) -> "Snapshot":
-        """The same with only those of its nodes available that are open (N,).
+        """Returns the snapshot with only those of its nodes available that are open (N,).
 
-        Who always asks with the same nodes open says so: what it remembers goes on with the cluster's changes.
+        `is_lasting` is for callers that always pass the same open nodes: their caches follow the cluster's changes.
         """
         available = self.nodes.available & is_open
         available.flags.writeable = False
-        # Else a list of its own: who remembers what it read of this one must not take it for the cluster's.
+        # Otherwise the list is separate: a cache of this snapshot must not be mistaken for one of the cluster's.
         changes = self.changes if is_lasting else []
         return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
 
     def is_plan_limited(self, task: Task, allows: Ints, replicas: int) -> bool:
-        """Whether some node has room for more such tasks than its plan carries, counted no further than `replicas`."""
+        """Returns whether some node fits more such tasks than its plan can express, counted up to `replicas`."""
         left, nodes = self.assignments_left, self.nodes
         if left is None:
             return False
@@ -127,16 +127,17 @@ class Snapshot:
         return bool((room > left[rows]).any())
 
     def limit_to_plan_size(self, task: Task) -> tuple["Snapshot", Task]:
-        """The same, and the task, so that no node holds more tasks than its plan carries.
+        """Returns the snapshot and the task changed so that no node holds more tasks than its plan can express.
 
-        Told in memory, which costs nothing in the model: a node has memory for as many as its plan carries.
+        The bound is expressed in memory, which costs nothing in the model: a node has memory for as many tasks as its
+        plan can express.
         """
         assert self.assignments_left is not None
         nodes, limited = limit_to_plan_size(self.nodes, task, self.assignments_left)
         return replace(self, nodes=nodes, changes=[]), limited
 
     def emptied_nodes(self, memory_bytes: Ints) -> Nodes:
-        """The nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
+        """Returns the nodes as if nothing ran, nothing were lost and no GPU were partitioned."""
         there = self.nodes.gpu_model >= 0
         return _frozen(
             self.nodes._replace(
@@ -160,7 +161,7 @@ class SnapshotTrial:
         )
         self._fragments = snapshot.fragments.copy()
         self._sorts = snapshot.sorts.copy()
-        # A list of its own: who remembers what it read of the cluster's must not take one for the other.
+        # A separate list: a cache of the cluster's changes must not be mistaken for one of this trial's.
         self._changes: list[int] = []
         self.snapshot = replace(
             snapshot,
@@ -171,12 +172,12 @@ class SnapshotTrial:
         )
 
     def place_task(self, row: int, slots: Sequence[int], task: Task) -> Ints:
-        """Places a task; returns the row that changed, as the kernels want it."""
+        """Places a task; returns the row that changed, in the form that the kernels expect."""
         self._sorts[row] |= sort_bit(task.gpu_count, task.gpu_milli)
         return self._shift(row, slots, task, 1)
 
     def remove_task(self, row: int, slots: Sequence[int], task: Task) -> Ints:
-        """Takes a task away again; returns the row that changed. The sorts held there stay as they were."""
+        """Removes a task; returns the row that changed. The kinds of task held there stay as they were."""
         return self._shift(row, slots, task, -1)
 
     def _shift(self, row: int, slots: Sequence[int], task: Task, sign: int) -> Ints:
@@ -206,7 +207,7 @@ def _empty(rows: int, width: int) -> Nodes:
 
 
 def _mix(learned: Sequence[tuple[TaskClass, int]], models: Iterable[str]) -> Mix:
-    """The classes of the state's mix as arrays; one row of models even where no GPU is known."""
+    """Returns the classes of the state's mix as arrays; with one row of models even if no GPU is known."""
     tasks = [task for task, _ in learned]
     allows = [[not task.gpu_models or model in task.gpu_models for task in tasks] for model in models]
     return Mix(
@@ -220,7 +221,7 @@ def _mix(learned: Sequence[tuple[TaskClass, int]], models: Iterable[str]) -> Mix
 
 
 class MirroredState(Protocol):
-    """What is mirrored of a state."""
+    """What the mirror reads of a state."""
 
     nodes: dict[str, NodeRecord]
     demand: Demand
@@ -228,7 +229,7 @@ class MirroredState(Protocol):
 
 
 class SnapshotMirror:
-    """The arrays behind snapshots; one owner, refreshed after each event."""
+    """The arrays behind snapshots; has one owner, who calls `refresh` after each event."""
 
     def __init__(self, state: MirroredState, watts: WattsOf) -> None:
         self._state = state
@@ -242,10 +243,10 @@ class SnapshotMirror:
         self._sorted: list[str] = []
         self._rows: dict[str, int] = {}
         self._devices: list[GpuSlots] = []
-        # What each row was laid out from.
+        # The inventory from which each row was laid out.
         self._inventories: list[Inventory | None] = []
         self._lost: list[frozenset[str]] = []
-        # Whether the partition planner has a node, and of which GPUs it wants a layout.
+        # Whether the partition planner owns a node, and for which of its GPUs a layout is desired.
         self._kept: list[tuple[bool, frozenset[str]]] = []
         self._models: dict[str, int] = {}
         self._places = NetworkLocations()
@@ -258,15 +259,15 @@ class SnapshotMirror:
 
     @property
     def memory_bytes(self) -> Ints:
-        """Capacity of each node (N,)."""
+        """Memory capacity of each node (N,), in bytes."""
         return _read_only(self._memory[: len(self._names)])
 
     def row(self, name: str) -> int:
-        """Where a node stands in the arrays."""
+        """Returns the row of a node."""
         return self._rows[name]
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Rewrites the rows of these nodes, and what follows from them."""
+        """Rewrites the rows of these nodes, and what is derived from them."""
         models = len(self._models)
         changed = [self._refresh_row(name) for name in names]
         if self._learned is not self._state.demand.mix or len(self._models) != models:
@@ -281,7 +282,7 @@ class SnapshotMirror:
         refresh_fragmentation(self.snapshot().nodes, self._mix, rows, self._fragments)
 
     def snapshot(self) -> Snapshot:
-        """A read-only view for one decision; it must not be kept beyond the next event."""
+        """Returns a read-only view for one decision; it must not be kept beyond the next event."""
         quotes = self._state.market.quotes
         if self._snapshot is None or self._snapshot.quotes is not quotes:
             count = len(self._names)
@@ -302,7 +303,7 @@ class SnapshotMirror:
         return self._snapshot
 
     def _renew(self) -> None:
-        """Makes everything that was remembered stale."""
+        """Invalidates every cache of earlier snapshots."""
         self._era += 1
         self._changes = []
         self._snapshot = None
@@ -335,7 +336,7 @@ class SnapshotMirror:
         return row
 
     def _enter_rank(self, row: int, name: str) -> None:
-        """Ranks follow the names, so that equal nodes are chosen alike in whatever order they joined."""
+        """Inserts a node into the ranks; they follow names, so that ties do not depend on the order of joining."""
         place = bisect_left(self._sorted, name)
         self._sorted.insert(place, name)
         ranks = self._arrays.rank
@@ -359,7 +360,7 @@ class SnapshotMirror:
         self._renew()
 
     def _lay_out(self, row: int, record: NodeRecord) -> None:
-        """Capacity and devices: what changes with the inventory alone."""
+        """Writes capacity and devices of a row, which change only with the inventory."""
         inventory = record.inventory
         gpus = sorted(inventory.gpus, key=lambda gpu: gpu.index)
         self._inventories[row] = inventory
@@ -389,10 +390,10 @@ class SnapshotMirror:
             )
 
     def _book(self, row: int, record: NodeRecord) -> None:
-        """What is free: what changes with every placement."""
+        """Writes the free amounts of a row, which change with every placement."""
         arrays, held, taken = self._arrays, record.gpu_milli, record.externally_used_gpus()
         arrays.available[row] = record.is_schedulable and len(record.assignments) < ASSIGNMENTS_MOST
-        # A node that came back smaller than what runs on it has nothing free, not less than nothing.
+        # A node that returned smaller than what runs on it has nothing free, not a negative amount.
         arrays.cpu_free[row] = max(0, record.cpu_left_milli)
         arrays.memory_free[row] = max(0, record.memory_left_bytes)
         self._assignments_left[row] = max(0, ASSIGNMENTS_MOST - len(record.assignments))

@@ -25,12 +25,12 @@ _SAME_NUMA, _OTHER_NUMA = 40, 50
 
 
 def _ancestor_gb_s(ancestor: int) -> int:
-    """Levels that are not known here count as the next nearer one, and those beyond the last as the last."""
+    """Returns the bandwidth of a common ancestor in GB/s; an unknown level counts as the next nearer one."""
     return _PCIE_GB_S[max((level for level in _PCIE_GB_S if level <= ancestor), default=_OTHER_NUMA)]
 
 
 def build_link_matrix(gpus: Sequence[Gpu], links: Iterable[GpuLink]) -> Ints | None:
-    """Bandwidths (G, G) in the order of `gpus`; None where no choice by them could matter."""
+    """Returns bandwidths (G, G) in the order of `gpus`, in GB/s; None if they could not affect a choice."""
     told = {frozenset((link.one, link.other)): link for link in links}
     matrix = np.zeros((len(gpus), len(gpus)), np.int64)
     values = set()
@@ -51,14 +51,14 @@ def build_link_matrix(gpus: Sequence[Gpu], links: Iterable[GpuLink]) -> Ints | N
 
 
 class NetworkLocations:
-    """The path of each row, and codes of what rows share; a row without a path shares its place with all such."""
+    """Network path of each row, and codes of shared places; rows without a path share one place."""
 
     def __init__(self) -> None:
         self._paths: list[tuple[str, ...]] = []
         self._codes: Ints | None = None
 
     def add_path(self, row: int, path: tuple[str, ...]) -> None:
-        """The path of a row from now on, outermost first; rows come one after the other."""
+        """Sets the path of a row, outermost place first; rows are added in order."""
         if row == len(self._paths):
             self._paths.append(path)
         elif self._paths[row] != path:
@@ -68,10 +68,7 @@ class NetworkLocations:
         self._codes = None
 
     def codes(self) -> Ints:
-        """(N, L): equal at a level where two rows are in the same place there; in the order of the paths' names.
-
-        A path that ends early ends in a place of its own at each level below.
-        """
+        """Returns codes (N, L), equal at a level for rows in the same place there, in the order of the paths' names."""
         if self._codes is None:
             levels = max(map(len, self._paths), default=0)
             columns = []

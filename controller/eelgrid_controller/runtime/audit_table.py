@@ -1,4 +1,7 @@
-"""The audit log on disk: a table in the journal's SQLite file, written in the same transactions."""
+"""The audit log on disk: a table in the journal's SQLite file, written in the same transactions.
+
+Owns the rows, their checksums and the bounds of the table. Must not know which calls are audited.
+"""
 
 import contextlib
 import json
@@ -13,9 +16,9 @@ from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import AuditEntry
 from eelgrid_protos.plain_messages import from_plain, to_plain
 
-# A quarter of a million calls: two months of a cluster that is asked three times a minute, a day of a busy one.
+# A quarter of a million calls: two months of a cluster with three calls a minute, a day of a busy one.
 AUDIT_ROWS_MOST = 250_000
-# Rows have some 400 bytes; this is for those with long arguments.
+# Rows have some 400 bytes; this bounds those with long arguments.
 AUDIT_BYTES_MOST = 256 * 2**20
 _SPARE = 64
 _CREATE = (
@@ -84,7 +87,7 @@ class AuditTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether the oldest rows must be deleted before more are written."""
+        """Returns whether the oldest rows must be deleted before more are written."""
         return self._rows >= self.rows_most or self._bytes >= self.bytes_most
 
     def prune(self) -> tuple[int, int]:
@@ -136,11 +139,11 @@ def read_audit_page(path: Path, wanted: AuditFilter, *, size: int, before: int |
 
 
 def _entry(number: int, body: object, crc: int) -> AuditEntry | None:
-    """The entry in a row; None for one that is damaged."""
+    """Decodes the entry in a row; None if it is damaged."""
     if not isinstance(body, bytes) or _crc(number, body) != crc:
         return None
     try:
         return replace(from_plain(AuditEntry, json.loads(body), trusted=True), number=number)
     except (ContractError, ValueError, TypeError):
-        # A newer version wrote more than this one knows.
+        # A newer version wrote fields that this one does not know.
         return None

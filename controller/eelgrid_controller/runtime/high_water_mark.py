@@ -1,4 +1,8 @@
-"""High-water mark of the journal: the last acknowledged entry, kept outside of the journal's database."""
+"""High-water mark of the journal: the last acknowledged entry, kept outside of the journal's database.
+
+Owns the mark's file, with two slots so that a torn write leaves one record intact, and the checksum chain. Must not
+know what an entry contains.
+"""
 
 import contextlib
 import os
@@ -11,9 +15,9 @@ from pathlib import Path
 from typing import Self
 
 MARK_NAME = "journal.mark"
-# Before the first entry.
+# Chain value before the first entry.
 CHAIN_START = bytes(16)
-_SLOT_BYTES = 4096  # a page, so that no write touches both slots
+_SLOT_BYTES = 4096  # one page, so that no write touches both slots
 _SLOTS = 2
 _MODE = 0o640
 _MAGIC = b"EELGMRK1"
@@ -103,7 +107,7 @@ class HighWaterMark:
             os.close(self._descriptor)
 
     def _read(self) -> tuple[int, JournalMark | None]:
-        """How often it was written, and the newest whole record; None where neither slot has one."""
+        """Returns the number of writes and the newest complete record; None if neither slot has one."""
         newest: tuple[int, JournalMark | None] = (0, None)
         for slot in range(_SLOTS):
             content = os.pread(self._descriptor, _RECORD.size + _CRC.size, slot * _SLOT_BYTES)

@@ -2,7 +2,8 @@
 
 `ControllerLoop` applies commands in order, commits their events to the journal in batches, and answers a caller when
 its events are on disk. `JournalWriter` commits in the event loop's own thread while the disk is fast and in a thread
-of its own while it is slow; `CheckpointWriter` decides when the state is copied to disk.
+of its own while it is slow; `CheckpointWriter` decides when the state is copied to disk. Must not know how decisions
+are made (`core`) or how calls arrive.
 """
 
 import asyncio
@@ -44,17 +45,17 @@ from eelgrid_protos.messages import (
 )
 
 _Result = TypeVar("_Result")
-# A commit that takes longer goes to the thread, until so many in a row were quick.
+# A commit that takes longer moves commits to the thread, until a number in a row were quick.
 _SLOW_COMMIT_S = 0.010
 _QUICK_IN_A_ROW = 3
-# After a checkpoint that failed.
+# Delay after a failed checkpoint.
 _CHECKPOINT_AGAIN_S = 30.0
 _PROBE_EVERY_S = 1.0
 _RETRY_EVERY_S = 0.25
 _TICK_S = 0.25
-# How soon a deleted data directory is noticed where nothing is written.
+# How soon a deleted data directory is detected while nothing is written.
 _FILES_EVERY_S = 2.0
-# Lost nodes are forgotten after days, so a look over all nodes once a minute is soon enough.
+# Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
 
 
@@ -103,7 +104,7 @@ class CheckpointWriter:
     def __init__(
         self, journal: Journal, writer: JournalWriter, *, config: ControllerConfig, clock: Clock, log: logging.Logger
     ) -> None:
-        self.events = 0  # since the last one
+        self.events = 0  # since the last checkpoint
         self._journal = journal
         self._writer = writer
         self._config = config
@@ -128,7 +129,7 @@ class CheckpointWriter:
         try:
             await self._writer.run_in_thread(write)
         except JournalError as error:
-            # Entries are still there; only the next start is slower.
+            # The entries are still in the journal; only the next start is slower.
             self._log.warning("checkpoint=failed error=%s", error)
             self._not_before_s = self._clock.monotonic_s() + _CHECKPOINT_AGAIN_S
             return
@@ -166,7 +167,7 @@ class ControllerLoop:
         self.eligibility = Eligibility()
         self.decisions = RecentLatencies(config.decisions_most)
         self.listeners: list[Callable[[CommitResult], None]] = []
-        # Resolved with the error that this process cannot go on after.
+        # Resolved with the error after which this process cannot continue.
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._fresh_state = fresh_state
         self.make_core = make_core
@@ -190,7 +191,7 @@ class ControllerLoop:
         self._lost = LostNodeExpiry(config.lost_node_ttl_s)
         self._expiry_s = clock.monotonic_s()
 
-    # Life
+    # Life cycle
 
     async def start(self) -> RecoveredState:
         """Recovers the state and starts the loop; raises JournalError."""
@@ -205,7 +206,7 @@ class ControllerLoop:
         asked = self.config.kubernetes is None and any(node.inventory.agent_version for node in nodes)
         self._is_begun = self.journal.lost is None and not asked
         if not self._is_begun:
-            # So that the first batch comes at once; nobody waits for it, since a full disk may refuse.
+            # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
             nothing = asyncio.get_running_loop().create_future()
             nothing.add_done_callback(asyncio.Future.exception)
             self._queue.append(
@@ -234,7 +235,7 @@ class ControllerLoop:
 
     @property
     def lag_s(self) -> float:
-        """Seconds that the oldest command has waited that is not on disk yet; 0 if none waits."""
+        """Seconds that the oldest command not yet on disk has waited; 0 if none waits."""
         since_s = (
             self._under_way_s if self._under_way_s is not None else self._queue[0].asked_s if self._queue else None
         )
@@ -242,13 +243,13 @@ class ControllerLoop:
 
     @property
     def journal_fault(self) -> Fault | None:
-        """The fault with which commands are refused now; None if they are accepted."""
+        """The fault with which commands are currently refused; None if they are accepted."""
         return self._journal_fault
 
-    # Reading
+    # Reads
 
     async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """Returns the result of `view` on the core, at a moment when everything that it shows is on disk."""
+        """Returns the result of `view` on the core, at a moment when everything that it can see is on disk."""
         while not self._settled.is_set():
             await self._settled.wait()
         return view(self.core)
@@ -305,7 +306,7 @@ class ControllerLoop:
         )
 
     async def scale(self, workload_id: str, replicas: int, *, call: AuditedCall | None = None) -> Workload:
-        """Scales running work, or as near as there is capacity for; raises RoleRefused as `cancel` does."""
+        """Scales running work to `replicas`, or as close as capacity allows; raises RoleRefused as `cancel` does."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[Workload]:
             self.check_owner(core, workload_id, call)
@@ -318,7 +319,7 @@ class ControllerLoop:
         return await self.command(lambda core, now_ns: core.set_limit(workload_id, power_limit_w, now_ns=now_ns))
 
     async def report_limits(self, highest_w: Mapping[str, float]) -> None:
-        """Sets the highest power limits read back from GPUs, by workload, where above the journal's."""
+        """Sets the highest power limits read back from GPUs, in watts by workload, where they exceed the journal's."""
         await self.command(lambda core, now_ns: core.report_limits(highest_w, now_ns=now_ns))
 
     async def apply_partitions(
@@ -346,13 +347,13 @@ class ControllerLoop:
         )
 
     async def reconcile_node(self, node_name: str, *, call: AuditedCall | None = None) -> NodeRecord:
-        """Releases what a node holds beyond the journal."""
+        """Releases the assignments that a node holds beyond the journal."""
         return await self.command(lambda core, now_ns: core.reconcile_node(node_name, now_ns=now_ns), call=call)
 
     async def remove_node(
         self, node_name: str, *, force: bool, is_connected: Callable[[str], bool], call: AuditedCall | None = None
     ) -> NodeRemoval:
-        """Removes a node; one in use only by force, which ends the work on it."""
+        """Removes a node; one in use only with `force`, which ends the work on it."""
 
         def apply(core: Core, now_ns: int) -> CoreStep[NodeRemoval]:
             here = is_connected(node_name)
@@ -365,7 +366,7 @@ class ControllerLoop:
         await self.command(lambda core, now_ns: core.update_external_usage(node_name, others, now_ns=now_ns))
 
     async def expect_reports(self) -> None:
-        """Places nothing on any node until its engine has reported again what runs there."""
+        """Blocks placement on every node until its engine has reported again what runs there."""
         await self.command(lambda core, now_ns: core.expect_reports(now_ns=now_ns))
 
     async def reconsider(self) -> None:
@@ -410,10 +411,10 @@ class ControllerLoop:
     # The owner
 
     async def _guard(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a part of the loop; a process with half a loop must not go on as if nothing were."""
+        """Runs a part of the loop; if it fails, sets `failed`, since a process with half a loop must not continue."""
         try:
             await part()
-        except Exception as error:  # noqa: BLE001  # whoever owns the process hears of it and ends it
+        except Exception as error:  # noqa: BLE001  # reported to the owner of the process, which ends it
             self._log.critical("loop=ended error=%s", error, exc_info=not isinstance(error, JournalError))
             if not self.failed.done():
                 self.failed.set_result(error)
@@ -433,7 +434,7 @@ class ControllerLoop:
                 self._refuse_all(self._journal_fault)
 
     async def _rest(self) -> None:
-        """Until somebody wakes us; a journal that failed is tried meanwhile, for those who watch it but ask nothing."""
+        """Waits until woken; a failed journal is probed meanwhile, so that it recovers without any call."""
         try:
             async with asyncio.timeout(None if self._journal_fault is None else _PROBE_EVERY_S):
                 await self._wake.wait()
@@ -441,7 +442,7 @@ class ControllerLoop:
             await self._can_write()
 
     def _go_on_with_backlog(self) -> None:
-        """Queue the rest of a round over waiting work: when nobody waits, and now and then when somebody does."""
+        """Queues the rest of a retry round over pending work: when no command waits, and at intervals when some do."""
         now_s = self.clock.monotonic_s()
         is_turn = not self._queue or now_s >= self._retry_at_s
         if self.core.has_backlog and is_turn and self._journal_fault is None and not self._stopping:
@@ -451,9 +452,10 @@ class ControllerLoop:
             self._queue.append(CoreCommand(lambda core, now_ns: core.retry(now_ns=now_ns), answer, asked_s=now_s))
 
     def _beginning(self) -> CoreCommand:
-        """What comes before every other change: what an agent holds may be more than this journal knows.
+        """Returns the command that precedes every other change and records the start of the controller.
 
-        If that was rolled back, only the agent can tell. An engine that lists what runs tells by itself.
+        An agent may hold more than this journal knows: if the journal was rolled back, only the agent can tell. An
+        engine that lists its running work reports it without being asked.
         """
         lost, asks_agents = self.journal.lost, self.config.kubernetes is None
         answer = asyncio.get_running_loop().create_future()
@@ -496,11 +498,11 @@ class ControllerLoop:
             committed = CommitResult(events, nodes, self.core.state.revision)
             for listener in self.listeners:
                 listener(committed)
-        # Readers and answered callers run now, before the state moves on.
+        # Lets readers and answered callers run before the state changes again.
         await asyncio.sleep(0)
 
     def _apply_batch(self) -> tuple[list[CoreCommand], bool]:
-        """Apply queued commands up to the bounds; True when the core broke and its state cannot be trusted."""
+        """Applies queued commands up to the bounds; True if the core failed and its state cannot be trusted."""
         core = self.core
         perf_s = self.clock.perf_s
         batch: list[CoreCommand] = []
@@ -511,7 +513,7 @@ class ControllerLoop:
                 continue
             batch.append(command)
             revision = core.state.revision
-            # Read anew for each: a clock may be set back, and what came first is told by revisions alone.
+            # Read for each command: a wall clock may be set back, and order is given by revisions alone.
             now_ns = max(0, self.clock.now_ns())
             command.turn_ns = now_ns
             try:
@@ -532,7 +534,7 @@ class ControllerLoop:
             end_s = perf_s()
             if command.is_decision and command.fault is None:
                 self.decisions.add(end_s - start_s)
-                # What is only imagined has no explanation that one could ask for.
+                # A dry run has no explanation to store.
                 key = command.outcome.result.workload_id if command.outcome.events else ""
                 self._observe_decision(end_s - start_s, key, command.origin)
             start_s = end_s
@@ -540,7 +542,7 @@ class ControllerLoop:
         return batch, False
 
     async def _commit(self, events: tuple[Event, ...], entries: tuple[AuditEntry, ...]) -> Fault | None:
-        """Put events and the audit log's entries on disk, all or none; a fault when that failed."""
+        """Writes the events and the audit log's entries to disk, all or none; returns the fault if that failed."""
         try:
             last, taken_s = await self._writer.append(events, entries)
         except JournalError as error:
@@ -601,7 +603,7 @@ class ControllerLoop:
                 self._watch_files()
 
     def _watch_files(self) -> None:
-        """Accept nothing more once the journal's files are gone, also where nobody asks for anything."""
+        """Refuses further commands once the journal's files are gone, even while no call arrives."""
         try:
             self.journal.check_files()
         except JournalError as error:
@@ -610,7 +612,7 @@ class ControllerLoop:
             self._wake.set()
 
     def _forget_lost(self, now_s: float) -> None:
-        """Queue that empty nodes which are lost for too long are forgotten; who cannot be now is at the next look."""
+        """Queues the removal of empty nodes that are lost for too long; a refused one is tried at the next scan."""
         ttl_s = self.config.lost_node_ttl_s
         if not ttl_s or now_s - self._expiry_s < min(_EXPIRY_EVERY_S, ttl_s / 2.0) or self._core is None:
             return
@@ -632,9 +634,9 @@ class ControllerLoop:
             self._log.info("nodes=forgotten count=%d first=%s reason=lost", len(names), names[0])
 
     def _lose(self, node_name: str) -> None:
-        """Queue the loss of a node; it is tried again when it cannot be accepted now."""
+        """Queues the loss of a node; retried later if it cannot be accepted now."""
         if node_name not in self.core.state.nodes:
-            # Its agent went before its first inventory was accepted.
+            # Its agent disconnected before its first inventory was accepted.
             return
         command = CoreCommand(
             lambda core, now_ns: core.mark_node_lost(node_name, now_ns=now_ns),

@@ -1,6 +1,7 @@
-"""Scraper of services and jobs: fetches their metrics pages, each in its turn.
+"""Scraper of services and jobs: fetches their metrics pages at a fixed interval, each at its own offset.
 
-The HTTP client is bounded in time and bytes, and refuses addresses that must not be fetched.
+Owns the HTTP client, which is bounded in time and bytes and refuses forbidden addresses, and the schedule of rounds.
+Must not know what the samples mean.
 """
 
 import asyncio
@@ -30,36 +31,37 @@ _HEAD_BYTES_MOST = 32 * 1024
 _URL_MOST = 2048
 _PIECE = 64 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\Z", re.DOTALL)
-_OUTSIDE = re.compile(r"[^\x21-\x7e]")  # what no URL on the wire has: spaces, line ends, other letters
+_OUTSIDE = re.compile(r"[^\x21-\x7e]")  # not allowed in a URL on the wire: spaces, line ends, non-ASCII letters
 _PORTS = {"http": 80, "https": 443}
 ResolveHost = Callable[[str, int], Awaitable[list[str]]]
 
-# Beside 169.254.0.0/16, which is of link scope: AWS by IPv6, Alibaba, Azure's wire server, Oracle's classic cloud.
+# In addition to 169.254.0.0/16, which is link-local: AWS over IPv6, Alibaba, Azure's wire server, Oracle's classic
+# cloud.
 _METADATA = tuple(
     map(ipaddress.ip_network, ("fd00:ec2::/32", "fd20:ce::/32", "100.100.100.200", "168.63.129.16", "192.0.0.0/24"))
 )
-# Of NAT64: an IPv4 address in the last 32 bits, for the well-known and the local-use prefix.
+# NAT64: an IPv4 address in the last 32 bits, for the well-known and the local-use prefix.
 _TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
-# By name, since what they resolve to is each cloud's to change.
+# By name, since each cloud may change the addresses that they resolve to.
 _METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.azure.internal", "instance-data"})
 _METADATA_ENDS = (".metadata.google.internal", ".metadata.azure.internal", "instance-data.ec2.internal")
 
 
 class FetchFailure(Enum):
-    """What kind of thing stood between us and a page, for those who count."""
+    """Kind of failure of a fetch, for metrics."""
 
     ADDRESS = "address"
     CONNECTION = "connection"
     TLS = "tls"
     TIMEOUT = "timeout"
     STATUS = "status"
-    ANSWER = "answer"  # no HTTP, or not whole
+    ANSWER = "answer"  # not HTTP, or incomplete
     SIZE = "size"
-    CONTENT = "content"  # no page of metrics
+    CONTENT = "content"  # not a metrics page
 
 
 class FetchError(Exception):
-    """Why a page could not be had, in a few words that repeat nothing of an answer."""
+    """A page could not be fetched; the reason is short and quotes nothing of the answer."""
 
     def __init__(self, reason: str, kind: FetchFailure = FetchFailure.ANSWER) -> None:
         self.kind = kind
@@ -68,16 +70,16 @@ class FetchError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """What one GET may cost."""
+    """Bounds of one GET."""
 
     connect_s: float = 2.0
-    whole_s: float = 5.0  # connecting included
+    whole_s: float = 5.0  # includes connecting
     # A page of vLLM has 0.1 MB with one model, one of Ray Serve 1 MB with a hundred deployments.
     bytes_most: int = 4 * 1024 * 1024
 
 
 class HttpAddress(NamedTuple):
-    """Where a page is."""
+    """Scheme, host, port and target of a URL."""
 
     is_secure: bool
     host: str
@@ -86,13 +88,13 @@ class HttpAddress(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """The Host header."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS["https" if self.is_secure else "http"] else f"{host}:{self.port}"
 
 
 def parse_address(url: str) -> HttpAddress:
-    """The address in a URL; PageRefused says what is wrong with it."""
+    """Parses a URL; raises FetchError that says what is wrong with it."""
     if len(url) > _URL_MOST or _OUTSIDE.search(url):
         raise FetchError(
             f"the address is longer than {_URL_MOST}, or has a space or a letter beyond ASCII", FetchFailure.ADDRESS
@@ -114,7 +116,7 @@ def parse_address(url: str) -> HttpAddress:
 
 
 class HttpFetcher:
-    """Gets pages within its bounds."""
+    """Fetches pages within the bounds of `FetchLimits`."""
 
     def __init__(
         self,
@@ -124,14 +126,14 @@ class HttpFetcher:
         allows_loopback: bool = False,
         resolve: ResolveHost | None = None,
     ) -> None:
-        """`tls` says whom to trust; what the system trusts without it. `resolve` gives a name's addresses."""
+        """Creates a fetcher; `tls` says whom to trust (default: the system's authorities), `resolve` looks up names."""
         self._bounds = bounds or FetchLimits()
         self._allows_loopback = allows_loopback
         self._resolve = resolve or _resolve
         self._tls = tls
 
     async def get(self, url: str) -> bytes:
-        """The page at a URL, unpacked; PageRefused where it cannot be had whole."""
+        """Returns the page at a URL, decompressed; raises FetchError if it cannot be fetched completely."""
         address = parse_address(url)
         whole_s = self._bounds.whole_s
         try:
@@ -164,11 +166,11 @@ class HttpFetcher:
             await writer.drain()
             return await _read_answer(reader, self._bounds.bytes_most)
         finally:
-            # Nothing more is wanted of the peer, not even its good-bye.
+            # Nothing more is expected from the peer, not even its close.
             writer.transport.abort()
 
     async def _connect(self, address: HttpAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to one of the addresses of the host that pages may be asked of."""
+        """Connects to one of the host's addresses that may be fetched; raises FetchError."""
         refusal = failure = None
         for host in await self._resolve(address.host, address.port):
             refusal = find_address_refusal(host, allows_loopback=self._allows_loopback)
@@ -204,13 +206,13 @@ def _request(address: HttpAddress) -> bytes:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name, each once, in the resolver's order; raises OSError."""
+    """Resolves a name to its addresses, each once, in the resolver's order; raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def _inside(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
-    """The IPv4 addresses that an IPv6 address stands for."""
+    """Returns the IPv4 addresses embedded in an IPv6 address (mapped, 6to4, Teredo, NAT64, compatible)."""
     if address.ipv4_mapped is not None:
         return [address.ipv4_mapped]
     if address.sixtofour is not None:
@@ -223,7 +225,7 @@ def _inside(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
 
 
 def find_address_refusal(host: str, *, allows_loopback: bool) -> str | None:
-    """What an address is that no page is asked of; None for others."""
+    """Returns why no page may be fetched from an address, as the end of a phrase; None if it may."""
     address = ipaddress.ip_address(host.partition("%")[0])
     inner = _inside(address) if isinstance(address, ipaddress.IPv6Address) else []
     for one in (address, *inner):
@@ -256,7 +258,7 @@ async def _read_answer(reader: asyncio.StreamReader, bytes_most: int) -> bytes:
 
 
 class _Body:
-    """Takes the body in pieces, counts and unpacks."""
+    """Reads a body in pieces, bounded in bytes, and decompresses it."""
 
     def __init__(self, reader: asyncio.StreamReader, bytes_most: int, coding: bytes) -> None:
         if coding not in {b"identity", b"gzip", b"x-gzip", b""}:
@@ -297,14 +299,14 @@ class _Body:
             self._feed(piece)
 
     async def of_length(self, length: bytes) -> bytes:
-        """A body whose length was told."""
+        """Reads a body with a Content-Length."""
         if not length.isdigit() or len(length) > 12:
             raise FetchError("the answer is no HTTP: a length that is none")
         await self._exactly(int(length))
         return self._whole()
 
     async def chunked(self) -> bytes:
-        """A body in chunks; trailers are not read."""
+        """Reads a chunked body; trailers are not read."""
         while True:
             line = (await self._reader.readuntil(b"\r\n"))[:-2].partition(b";")[0].strip()
             if not re.fullmatch(rb"[0-9a-fA-F]{1,8}", line):
@@ -317,14 +319,14 @@ class _Body:
                 raise FetchError("the answer is no HTTP: a chunk without its end")
 
     async def to_the_end(self) -> bytes:
-        """A body that ends with the connection."""
+        """Reads a body that ends with the connection."""
         while piece := await self._reader.read(_PIECE):
             self._feed(piece)
         return self._whole()
 
 
-# Pages that are asked for in one interval: 1.2 ms each to read and to make windows of (measured, 940 lines), so that
-# so many take a third of a core at 15 s.
+# Pages fetched per interval: 1.2 ms each to parse and to turn into windows (measured, 940 lines), so that this many
+# take a third of a core at 15 s.
 PAGES_MOST = 4_000
 _AT_ONCE = 64
 _IDLE_S = 60.0
@@ -333,13 +335,13 @@ _SELDOM = 4
 
 
 def next_due_s(name: str, now_s: float, every_s: float) -> float:
-    """The next moment after now at which a name is due: every interval, at an offset that its hash gives."""
+    """Returns when a name is due next after `now_s`: once per interval, at an offset hashed from the name."""
     offset_s = zlib.crc32(name.encode()) / 2**32 * every_s
     return ((now_s - offset_s) // every_s + 1.0) * every_s + offset_s
 
 
 def parse_samples(page: bytes, names: frozenset[str], at_s: float) -> ExpositionPage:
-    """The wanted samples of a page; PageRefused if it is none, or was cut off."""
+    """Parses the wanted samples of a page; raises FetchError if it is invalid or cut off."""
     try:
         text = page.decode()
     except UnicodeDecodeError:
@@ -351,7 +353,7 @@ def parse_samples(page: bytes, names: frozenset[str], at_s: float) -> Exposition
     try:
         found = parse_exposition("\n".join(lines) if lines else text, at_s)
     except MetricsUnreadable as error:
-        # The line itself is not told: it is somebody's page, and reasons go to operators and logs.
+        # The line itself is not quoted: reasons go to operators and logs, and the page belongs to a user.
         raise FetchError(f"{error.field} is not in Prometheus' text format", FetchFailure.CONTENT) from None
     return ExpositionPage(
         at_s, MappingProxyType({name: found.samples[name] for name in found.samples if name in names})
@@ -359,7 +361,7 @@ def parse_samples(page: bytes, names: frozenset[str], at_s: float) -> Exposition
 
 
 class Scraper:
-    """Asks until it is stopped; what is asked changes with `ask`."""
+    """Fetches the pages of all targets until it is stopped; `set_targets` changes the targets."""
 
     def __init__(
         self,
@@ -369,9 +371,9 @@ class Scraper:
         monotonic_s: Callable[[], float],
         log: logging.Logger,
     ) -> None:
-        """`get` gives a page or raises PageRefused, in a time that it bounds itself."""
+        """Creates a scraper; `get` returns a page or raises FetchError, within a time bounded by itself."""
         self.every_s = every_s
-        self.pages = 0  # since the start
+        self.pages = 0  # fetched since the start
         self.failures = dict.fromkeys(FetchFailure, 0)
         self._get = get
         self._monotonic_s = monotonic_s
@@ -380,18 +382,18 @@ class Scraper:
         self._due_s: dict[str, float] = {}
         self._rounds: dict[str, ScrapeRound] = {}
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._failed: dict[str, tuple[int, str]] = {}  # by address: how often in a row, and why
+        self._failed: dict[str, tuple[int, str]] = {}  # by URL: consecutive failures, and the reason
         self._changed = asyncio.Event()
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="pages")
 
     @property
     def target_count(self) -> int:
-        """Pages that are asked for in each interval."""
+        """Number of pages that are fetched per interval."""
         return sum(len(one.urls) for one in self._asked.values())
 
     def set_targets(self, asked: Mapping[str, ScrapeTarget]) -> frozenset[str]:
-        """From now on ask these, by name, and nobody else; returns those that are too many to ask."""
+        """Replaces the targets, by name; returns the names that exceed the limit and are not scraped."""
         now_s, pages = self._monotonic_s(), 0
         kept: dict[str, ScrapeTarget] = {}
         for name, one in asked.items():
@@ -413,12 +415,12 @@ class Scraper:
         return frozenset(asked.keys() - kept.keys())
 
     def collect_rounds(self) -> dict[str, ScrapeRound]:
-        """The rounds that are new since the last time, by name."""
+        """Returns the rounds completed since the previous call, by name."""
         taken, self._rounds = self._rounds, {}
         return taken
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Scrapes until cancelled."""
         try:
             while True:
                 self._changed.clear()
@@ -458,7 +460,7 @@ class Scraper:
             self._rounds[name] = ScrapeRound(now_s, dict(zip(keys, pages, strict=True)))
 
     async def _page(self, url: str, names: frozenset[str]) -> ExpositionPage | str:
-        """One page, or why there is none."""
+        """Returns one parsed page, or why there is none."""
         failures, why = self._failed.get(url, (0, ""))
         if failures >= _FAILURES and (failures - _FAILURES + 1) % _SELDOM:
             self._failed[url] = (failures + 1, why)

@@ -1,4 +1,7 @@
-"""The journal in one SQLite file: entries, checkpoints, and integrity checks on all of them."""
+"""The journal in one SQLite file: entries, checkpoints, and integrity checks on all of them.
+
+Owns the files of a data directory, their locks and modes. Must not know what an event means.
+"""
 
 import contextlib
 import errno
@@ -41,12 +44,12 @@ from eelgrid_protos.messages import AuditEntry
 
 FILE_NAME = "journal.sqlite3"
 LOCK_NAME = "controller.lock"
-# Names of work, users and nodes are in these files: their owner writes them, its group may read them.
+# Names of workloads, users and nodes are in these files: their owner writes them, its group may read them.
 _FILE_MODE = 0o640
 _DIRECTORY_MODE = 0o750
-# How the names of our files in a data directory begin; nothing else there is touched.
+# Name prefixes of our files in a data directory; no other file there is touched.
 _OURS = ("journal.", "energy.", "controller.lock", "power-policies.json")
-# "Eelg"; SQLite keeps it in the file's header for the sake of file(1).
+# "Eelg"; stored in the SQLite file header so that file(1) can identify it.
 APPLICATION_ID = 0x45656C67
 FORMAT_VERSION = 1
 PAGE_BYTES = 4096
@@ -77,7 +80,7 @@ def _checkpoint_crc(seq: int, digest: bytes, body: bytes) -> int:
 
 
 def _check_row(seq: int, body: object, digest: object, crc: int) -> Checkpoint | None:
-    """The checkpoint in a row; None for one that is damaged."""
+    """Decodes the checkpoint in a row; None if it is damaged."""
     if isinstance(body, bytes) and isinstance(digest, bytes) and _checkpoint_crc(seq, digest, body) == crc:
         return Checkpoint(seq, json.loads(zlib.decompress(body)), digest.decode())
     return None
@@ -85,12 +88,12 @@ def _check_row(seq: int, body: object, digest: object, crc: int) -> Checkpoint |
 
 @dataclass(frozen=True, slots=True)
 class _Examined:
-    """What a journal's file contains before anything is written."""
+    """Contents of a journal file before anything is written."""
 
-    last: int  # the last number ever given, also where the entries themselves are pruned
-    base: JournalMark | None  # where the chain of checksums begins; None in a file that had no mark yet
-    chain: bytes | None  # at the last entry; None where it cannot be computed from the base
-    lost: LostEntries | None  # acknowledged, by the mark, and not there
+    last: int  # highest number ever assigned, even if the entries themselves are pruned
+    base: JournalMark | None  # where the chain of checksums begins; None in a file without a mark
+    chain: bytes | None  # at the last entry; None if it cannot be computed from the base
+    lost: LostEntries | None  # acknowledged according to the mark, but missing
 
 
 class SqliteJournal:
@@ -112,12 +115,12 @@ class SqliteJournal:
         self.lost = found.lost
         self._connection = connection
         self._mark = mark
-        # The locks, and all that is open.
+        # Owns the locks and all open files.
         self._held = held
         self._retained = retained
         self._last = found.last
         self._chain = CHAIN_START if found.chain is None else found.chain
-        # Entries after `_last` that were committed and could not be marked: nobody was told of them.
+        # Whether entries after `_last` were committed but could not be marked: no caller was told of them.
         self._has_unmarked = False
         self._identities: dict[Path, tuple[int, int] | None] = {}
         with self._translate_errors():
@@ -133,7 +136,7 @@ class SqliteJournal:
 
     @property
     def last_seq(self) -> int:
-        """The number of the last entry."""
+        """Number of the last entry."""
         return self._last
 
     def append(self, entries: Sequence[JournalEntry], audited: Sequence[AuditEntry] = ()) -> int:
@@ -161,7 +164,7 @@ class SqliteJournal:
         return self._last
 
     def _prune_audit(self) -> None:
-        """Keeps the audit log within its bounds; a disk that refuses is tried again at the next commit."""
+        """Keeps the audit log within its bounds; after a disk error it is tried again at the next commit."""
         if self.audit_table.is_full:
             with contextlib.suppress(JournalError):
                 with self._transaction():
@@ -201,7 +204,7 @@ class SqliteJournal:
             raise self._corrupt(last + 1, seq, f"entries {last + 1} to {self._last} are missing")
 
     def _entries(self, connection: sqlite3.Connection, seq: int) -> Generator[tuple[int, JournalEntry], None, int]:
-        """Entries after `seq` that were acknowledged, checked; returns the number of the last."""
+        """Yields the acknowledged entries after `seq`, verified; returns the number of the last."""
         expected = seq + 1
         cursor = connection.execute(
             "SELECT seq, kind, body, crc32 FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (expected, self._last)
@@ -218,7 +221,7 @@ class SqliteJournal:
     def read_history(self) -> JournalHistory:
         """Reads everything that is stored, in one transaction of a connection of its own.
 
-        From the first entry, if that is still stored; otherwise the oldest checkpoint and the entries since.
+        Returns all entries if the first is still stored, otherwise the oldest checkpoint and the entries since.
         """
         with (
             self._translate_errors(),
@@ -251,12 +254,12 @@ class SqliteJournal:
                 execute("DELETE FROM events WHERE seq <= ?", (min(older, self._last - self._retained),))
         self.counters.checkpoints += 1
         self.counters.checkpoint_bytes = len(body)
-        # Moves the log into the file now, at a quiet moment, rather than inside somebody's commit.
+        # Moves the write-ahead log into the file now, at a quiet moment, rather than during a commit.
         with self._translate_errors():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def probe(self) -> None:
-        """Checks that writing works, by writing and removing as much as a large commit takes."""
+        """Checks that writing works, by writing and removing as many bytes as a large commit."""
         self.check_files()
         self._remove_unmarked()
         with self._transaction():
@@ -270,7 +273,7 @@ class SqliteJournal:
             self._connection.close()
         self._held.close()
 
-    # Files and the mark
+    # Files and the high-water mark
 
     def check_files(self) -> None:
         """Raises JournalGone if a file of the journal is no longer the one in use."""
@@ -284,14 +287,14 @@ class SqliteJournal:
                 )
 
     def _remember_files(self) -> None:
-        """The log is there from the first write on, the mark of a damaged directory from the first append on."""
+        """Records the identity of the files; the log exists from the first write, a mark from the first append."""
         data, log = self.path.parent, self.path.with_name(f"{FILE_NAME}-wal")
         for path in (data / LOCK_NAME, data / MARK_NAME, self.path, log):
             if self._identities.get(path) is None:
                 self._identities[path] = _identity(path)
 
     def _acknowledge(self, seq: int, chain: bytes) -> None:
-        """Mark what was committed; where that fails, it is taken back, so that nothing of it remains."""
+        """Writes the mark for committed entries; if that fails, removes the entries again."""
         try:
             self._write_mark(JournalMark(seq, chain))
         except JournalError:
@@ -320,7 +323,7 @@ class SqliteJournal:
             self._has_unmarked = False
 
     def _keep_chain(self) -> None:
-        """Have the chain begin at the last entry, within the caller's transaction."""
+        """Sets the base of the checksum chain to the last entry, within the caller's transaction."""
         row = f"{self._last} {self._chain.hex()}"
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('chain', ?)", (row,))
 
@@ -362,7 +365,7 @@ def _translate(path: Path, error: Exception) -> JournalError:
         return JournalForeign(
             path, "this is no SQLite file", "name another --data directory, or restore the file from a backup"
         )
-    # Our statements are fixed, so one that SQLite cannot understand meets a damaged schema.
+    # Our statements are fixed, so one that SQLite cannot parse indicates a damaged schema.
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR) or isinstance(error, UnicodeDecodeError):
         return JournalCorrupt(
             path,
@@ -410,10 +413,10 @@ def open_journal(
 
 
 def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
-    """Make the directory and take it for this process; the kernel releases it however this process ends.
+    """Creates the directory and locks it for this process; the kernel releases the lock however the process ends.
 
-    The lock is on the directory itself and on a file in it. The file says who holds it, and is what earlier versions
-    lock; but it can be removed and made again by somebody, and then two would each hold one.
+    The lock is on the directory itself and on a file in it. The file names the holder, and is what earlier versions
+    lock; but it can be removed and created again, and then two processes would each hold one.
     """
     data = path.parent
     try:
@@ -439,7 +442,7 @@ def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
                 "stop that one, or name another --data directory",
             ) from error
         except OSError:
-            # Some network file systems lock files and no directories.
+            # Some network file systems can lock files but not directories.
             if descriptor == lock:
                 raise
     os.ftruncate(lock, 0)
@@ -447,7 +450,7 @@ def _lock_directory(path: Path, held: contextlib.ExitStack) -> None:
 
 
 def _refuse_links(data: Path) -> None:
-    """A link would have us write, and change the mode of, a file that somebody else chose."""
+    """Refuses symbolic links: through one we would write, and change the mode of, a file that somebody else chose."""
     for path in data.iterdir():
         if path.is_symlink():
             raise _link_error(data, path.name)
@@ -461,7 +464,7 @@ def _link_error(data: Path, name: str) -> ControllerConfigError:
 
 
 def _tighten(data: Path) -> None:
-    """Take from others what earlier versions let them read."""
+    """Removes the permissions that earlier versions granted to others."""
     for path in data.iterdir():
         found = path.lstat()
         is_wide = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) & ~_FILE_MODE
@@ -470,7 +473,7 @@ def _tighten(data: Path) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of what has this name; None where nothing has it."""
+    """Returns device and inode of a path; None if it does not exist."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -478,11 +481,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-# What the mark says of a journal
+# Checks of a journal against its mark
 
 
 def _examine(path: Path, mark: JournalMark | None) -> _Examined:
-    """What the file holds, and what it should hold; nothing is written."""
+    """Compares what the file contains with what the mark says that it should contain; writes nothing."""
     _refuse_empty(path)
     try:
         with contextlib.closing(_read_only(path)) as reader:
@@ -495,12 +498,12 @@ def _examine(path: Path, mark: JournalMark | None) -> _Examined:
             ).fetchone()
             base = _chain_base(reader.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone())
             if base is None or checkpointed > base.seq or last < base.seq:
-                # No mark was kept yet, or an earlier version wrote since: what can be compared is the number.
+                # There is no mark yet, or an earlier version wrote since: only the number can be compared.
                 return _Examined(last, base, None, _missing(last, base, mark))
             lost = _missing(last, base, mark)
             links = [(seq, crc) for seq, crc in _rows(reader, "seq, crc32", base.seq) if isinstance(crc, int)]
             if [seq for seq, _ in links] != list(range(base.seq + 1, last + 1)):
-                # Entries between are gone: whoever reads them says which.
+                # Entries in between are missing: reading them reports which.
                 return _Examined(last, base, base.chain, lost)
             upto = max(0, mark.seq - base.seq) if mark is not None else 0
             at_mark = extend_chain(base.chain, links[:upto])
@@ -509,7 +512,7 @@ def _examine(path: Path, mark: JournalMark | None) -> _Examined:
                     isinstance(kind, bytes) and isinstance(body, bytes) and _entry_crc(seq, kind, body) == crc
                     for seq, kind, body, crc in _rows(reader, "seq, kind, body, crc32", base.seq)
                 )
-                # Damaged entries are named by whoever reads them.
+                # Reading reports damaged entries by number.
                 lost = LostEntries(base.seq + 1, mark.seq) if sound else None
             return _Examined(last, base, extend_chain(at_mark, links[upto:]), lost)
     except _SQLITE_ERRORS as error:
@@ -517,10 +520,10 @@ def _examine(path: Path, mark: JournalMark | None) -> _Examined:
 
 
 def _missing(last: int, base: JournalMark | None, mark: JournalMark | None) -> LostEntries | None:
-    """What the numbers alone say."""
+    """Returns the entries that are missing according to the numbers alone."""
     if mark is not None:
         return LostEntries(last + 1, mark.seq) if last < mark.seq else None
-    # A mark was kept, and is gone or damaged; before the first entry it may not have been made yet.
+    # The mark is missing or damaged; before the first entry it may not have been created yet.
     return LostEntries(last + 1, None) if base is not None and last else None
 
 
@@ -529,7 +532,7 @@ def _rows(reader: sqlite3.Connection, columns: str, after: int) -> Iterator[Any]
 
 
 def _chain_base(row: tuple[Any] | None) -> JournalMark | None:
-    """The base in a row of `meta`; one that cannot be read counts as none."""
+    """Reads the base from a row of `meta`; None if it cannot be read."""
     try:
         seq, _, chain = row[0].decode().partition(" ") if row else ("", "", "")
         base = JournalMark(int(seq), bytes.fromhex(chain))
@@ -580,12 +583,12 @@ def _refused_mark(path: Path, error: OSError) -> JournalError:
 
 
 def _create(path: Path, cluster_id: str) -> None:
-    """Make the file under another name, so that the real name never holds a half."""
+    """Creates the file under a temporary name, so that the real name never refers to an incomplete file."""
     draft = path.with_suffix(".new")
     for leftover in (draft, draft.with_name(f"{draft.name}-journal")):
         leftover.unlink(missing_ok=True)
     try:
-        # What SQLite makes beside it has the same mode.
+        # Files that SQLite creates beside it get the same mode.
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FILE_MODE))
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
             connection.executescript(
@@ -617,16 +620,16 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 
 def _connect(path: Path, bytes_most: int) -> sqlite3.Connection:
-    # The one owner calls from the loop's thread at the start and the end and from one worker in between.
+    # The single owner calls from the loop's thread at start and stop and from one worker thread in between.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
-    # Damaged text is found by its CRC, so it must arrive as it is.
+    # Damaged text is detected by its CRC, so it must be read as raw bytes.
     connection.text_factory = bytes
     try:
         _check_header(path, connection)
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA max_page_count={max(1, bytes_most // PAGE_BYTES)}").fetchall()
-        # 16 MB of log between the pauses for moving it into the file; the quiet checkpoint usually comes first.
+        # 16 MB of write-ahead log between checkpoints by SQLite; the one at a quiet moment usually comes first.
         connection.execute("PRAGMA wal_autocheckpoint=4096").fetchall()
         connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}").fetchall()
     except _SQLITE_ERRORS as error:

@@ -1,12 +1,12 @@
 """Agent liveness: which agents are connected, when disconnected nodes count as lost, and limits on new nodes.
 
-Owns the grace period: a node whose agent is disconnected counts as lost only when its grace has run out, so a
-quick reconnect is no event and moves nothing. Must not know streams, clocks or the state of the cluster; times
-are arguments, monotonic.
+Owns the grace period: a node whose agent is disconnected counts as lost only when its grace has run out, so a quick
+reconnect is no event and moves nothing. Must not know streams, clocks or the state of the cluster; times are
+arguments, monotonic.
 
-After a restart of the controller every node of the journal is disconnected with a longer grace. Until it ends
-the node keeps the state that the journal gave it: marking a thousand nodes lost and ready again within seconds
-would be two thousand entries that say nothing. New work may be placed on such a node meanwhile; its agent gets
+After a restart of the controller every node of the journal is disconnected with a longer grace. Until it ends the
+node keeps the state that the journal gave it: marking a thousand nodes lost and ready again within seconds would
+write two thousand entries without information. New work may be placed on such a node meanwhile; its agent receives
 the plan when it connects.
 """
 
@@ -15,16 +15,17 @@ from collections.abc import Iterable
 
 from eelgrid_protos.faults import ResourceExhausted
 
-# A wall clock that jumps ahead must not expire every lost node at once: each is seen expired twice, so far apart.
+# A wall clock that jumps ahead must not expire every lost node at once: a node must be found expired twice, this far
+# apart.
 EXPIRY_CONFIRM_S = 600.0
-# The limits on new names are for so long.
+# Window of the limits on new node names.
 REGISTRATION_WINDOW_S = 3600.0
-# Certificates, or addresses, that are told apart; the one that came longest ago is forgotten.
+# Certificates or addresses with a counter of their own; the least recently seen is removed first.
 _PEERS_MOST = 4096
 
 
 class AgentLiveness:
-    """Connected agents, and deadlines of disconnected ones."""
+    """Tracks connected agents, and the deadlines of disconnected ones."""
 
     def __init__(self) -> None:
         self._here: set[str] = set()
@@ -51,7 +52,7 @@ class AgentLiveness:
             self._deadlines[node_name] = deadline_s
 
     def pop_expired(self, *, now_s: float) -> tuple[str, ...]:
-        """Returns nodes whose grace period has expired, each once."""
+        """Returns nodes whose grace period has expired, each once, and stops tracking them."""
         names = tuple(name for name, deadline_s in self._deadlines.items() if deadline_s <= now_s)
         for name in names:
             del self._deadlines[name]
@@ -63,7 +64,7 @@ class LostNodeExpiry:
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        # A node of which is not known since when it is lost counts from the first look.
+        # A node without a known time of loss counts as lost from the first check.
         self._began_ns: int | None = None
         self._seen: dict[str, float] = {}
 
@@ -89,7 +90,7 @@ class RegistrationRefused(ResourceExhausted):
 
 
 class _Bucket:
-    """Lets so many through in each window, at once or one by one."""
+    """Token bucket: allows a number of registrations per window, in a burst or one by one."""
 
     def __init__(self, most: int, now_s: float) -> None:
         self._most = most
@@ -97,13 +98,13 @@ class _Bucket:
         self._at_s = now_s
 
     def available(self, now_s: float) -> float:
-        """How many may come now."""
+        """Returns how many registrations are allowed now."""
         self._left = min(self._most, self._left + (now_s - self._at_s) * self._most / REGISTRATION_WINDOW_S)
         self._at_s = now_s
         return self._left
 
     def consume(self) -> None:
-        """One came."""
+        """Counts one registration."""
         self._left -= 1.0
 
 
@@ -112,7 +113,7 @@ class RegistrationLimiter:
 
     def __init__(self, peer_most: int, *, now_s: float) -> None:
         self._peer_most = peer_most
-        # As many again for everybody else, when one has used up its own.
+        # Leaves as many again for all other peers when one has exhausted its limit.
         self._all_most = 2 * peer_most
         self._all = _Bucket(self._all_most, now_s)
         self._peers: OrderedDict[str, _Bucket] = OrderedDict()

@@ -1,13 +1,13 @@
-"""The cluster state: nodes, workloads, policy, learned demand and the pending queue, as the events made them.
+"""The cluster state: nodes, workloads, policy, learned demand and the pending queue, as a function of the events.
 
-Owns every durable fact and the one function that changes them, `ClusterState.apply`; with it the order of
-pending work (priority, then submission), the stored explanations of placed replicas, and the invariants that
-hold in every state. Must not know how decisions are made: it takes outcomes and refuses only what contradicts
-the state (ContradictoryEvent). No time and no numpy: the arrays of the planner are derived from this.
+Owns every durable fact and the one function that changes them, `ClusterState.apply`; with it the order of pending
+work (priority, then submission), the stored explanations of placed replicas, and the invariants that hold in every
+state. Must not know how decisions are made: it applies outcomes and refuses only those that contradict the state
+(ContradictoryEvent). No time and no numpy: the arrays of the planner are derived from this.
 
-Theory: revision n is the state after n events. `dump` holds what cannot be derived; what is allocated on each
-node follows from the placements, and the pending queue from the workloads, so they can never disagree after
-`load`. Equal event sequences give equal digests.
+Theory: revision n is the state after n events. `dump` holds what cannot be derived; the allocations of each node
+follow from the placements, and the pending queue from the workloads, so they can never disagree after `load`. Equal
+event sequences give equal digests.
 
     PENDING --WorkloadPlaced, PartitionsPlanned--> PLACED --WorkloadCancelled--> CANCELLED
     PENDING --WorkloadCancelled--> CANCELLED
@@ -79,7 +79,7 @@ from eelgrid_protos.plain_messages import to_plain
 
 
 class ExplanationStore:
-    """Explanations of placements, by workload."""
+    """Stores the explanations of placements, by workload."""
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
@@ -134,7 +134,7 @@ def check_invariants(
         raise InvariantBroken("the list of ended workloads is not that of the workloads")
 
 
-# Sorts by falling priority, then by rising number of submission.
+# Sorts by falling priority, then by rising submission number.
 PendingTicket = tuple[int, int, str]
 
 
@@ -180,15 +180,15 @@ class PendingQueue:
         return self._tickets[start : start + most]
 
 
-# Ended workloads kept for people who look; the first to end is the first to go.
+# Ended workloads kept for queries; the first to end is the first to be removed.
 ENDED_WORKLOADS_MOST = 100_000
 _FORMAT = 1
-# Entries that a lost tail is taken to have had where nobody can tell.
+# Number of entries that a lost tail is assumed to have had if it is unknown.
 _LOST_MOST = 1_000_000
 
 
 class ClusterState:
-    """The durable state of the controller; may be read freely, is changed through `apply` only."""
+    """The durable state of the controller; may be read freely, but is changed through `apply` only."""
 
     def __init__(self, *, policy: Policy | None = None, ended_most: int = ENDED_WORKLOADS_MOST) -> None:
         self.revision = 0
@@ -201,7 +201,7 @@ class ClusterState:
         self.market = PriceMarket()
         self.points = MeasuredPoints()
         self.spending = SpendingState()
-        # Number of submissions so far; the next drawn id is w-<next_number>.
+        # Number of submissions so far; the next generated id is w-<next_number>.
         self.submissions = 0
         self.next_number = 1
         # How often the loss of acknowledged entries was accepted.
@@ -210,7 +210,7 @@ class ClusterState:
         self._ended_most = ended_most
 
     def copy(self, records: Mapping[str, NodeRecord] = MappingProxyType({})) -> Self:
-        """A state that goes on apart from this one, with these copies of records; what never changes is shared."""
+        """Returns an independent state with these copies of records; immutable values are shared."""
         twin: Self = copy(self)
         twin.nodes = {name: records.get(name) or record.copy() for name, record in self.nodes.items()}
         twin.workloads, twin.explanations = self.workloads.copy(), self.explanations.copy()
@@ -219,7 +219,7 @@ class ClusterState:
         return twin
 
     def requeue_workload(self, workload_id: str, *, number: int) -> None:
-        """Puts a live workload into the pending queue: for copies only, since no event of the journal does this."""
+        """Puts a live workload into the pending queue; for copies only, since no journal event does this."""
         workload = self.workloads[workload_id]
         for placement in workload.placements:
             self.nodes[placement.node_name].release(workload_id, placement.replica)
@@ -230,7 +230,7 @@ class ClusterState:
 
     @property
     def live_workloads(self) -> int:
-        """Number of workloads that wait or run."""
+        """Number of pending and placed workloads."""
         return len(self.workloads) - len(self._ended)
 
     @property
@@ -295,7 +295,7 @@ class ClusterState:
                 touched = self._apply_doubt()
             case JournalRolledBack():
                 self.rollbacks += 1
-                # Ids that were drawn in what is lost may still be in use: each entry drew one at the most.
+                # Ids generated in the lost entries may still be in use: each entry generated one at most.
                 lost = _LOST_MOST if event.last is None else event.last - event.first + 1
                 self.next_number += max(0, min(lost, _LOST_MOST))
                 touched = frozenset()
@@ -331,7 +331,7 @@ class ClusterState:
         self.submissions += 1
         self.pending.add(key, priority=event.spec.priority, number=self.submissions)
         mix = self.demand.mix
-        if not is_sliced(self.workloads[key]):  # what the partition planner places is no demand on the others' room
+        if not is_sliced(self.workloads[key]):  # placed by the partition planner, so no demand on unpartitioned GPUs
             self.demand.observe(event.spec.request, event.spec.replicas)
         if self.demand.mix is not mix:
             self.market.invalidate()
@@ -372,7 +372,7 @@ class ClusterState:
     def _restood(
         self, after: Workload, before: Sequence[Placement], event: WorkloadMoved | WorkloadScaled
     ) -> frozenset[str]:
-        """Some replicas leave their places, some have new ones; all others stand where they stood."""
+        """Removes some replicas from their places and adds new ones; all others stay where they are."""
         reallocate_replicas(self.nodes, after, before, event.placements)
         self.explanations.put(after.workload_id, event.explanation, (item.replica for item in before))
         self.workloads[after.workload_id] = replace(after, revision=self.revision + 1)
@@ -380,7 +380,7 @@ class ClusterState:
 
     def _apply_partitioned(self, event: PartitionsPlanned) -> frozenset[str]:
         after = apply_partition_plan(self.workloads, event)
-        # On copies first, so that an event that cannot be changes nothing.
+        # On copies first, so that an impossible event changes nothing.
         copies = {name: self._node(name).copy() for name in list_involved_nodes(self.workloads, after, event)}
         reallocate_slices(copies, self.workloads, after, event)
         touched = reallocate_slices(self.nodes, self.workloads, after, event)
@@ -453,7 +453,7 @@ class ClusterState:
         return frozenset((name,))
 
     def _apply_doubt(self) -> frozenset[str]:
-        """Of each node that an agent describes, what was known when the agent last spoke is what it can hold."""
+        """Records, for each node with an agent, its plan epoch as the highest known until the agent reports again."""
         names = frozenset(name for name, record in self.nodes.items() if record.inventory.agent_version)
         for record in (self.nodes[name] for name in names):
             if record.doubted_epoch is None:
@@ -533,7 +533,7 @@ class ClusterState:
         state.rollbacks = plain.get("rollbacks", 0)
         state._ended.extend(map(healer.identifier, plain["ended"]))
         state.demand = Demand.load(plain["demand"])
-        if "market" in plain:  # checkpoints of before had none
+        if "market" in plain:  # absent from older checkpoints
             state.market = PriceMarket.load(plain["market"])
         state.points = MeasuredPoints.load(plain.get("points", ()))
         for record in (NodeRecord.load(row, healer) for row in plain["nodes"]):
@@ -544,7 +544,7 @@ class ClusterState:
         return state
 
     def _load_workloads(self, plain: Mapping[str, Any], healer: JournalSanitizer) -> None:
-        # Numbers of submission are only compared, so counting anew from the first that is kept is as good.
+        # Submission numbers are only compared, so they may restart at the first workload that is kept.
         first = self.submissions - len(plain["workloads"])
         for number, row in enumerate(plain["workloads"], first + 1):
             workload = healer.read(Workload, row)

@@ -1,15 +1,15 @@
 """Demand: the typical mix of tasks, learned from submissions, and the opportunity prices quoted for it.
 
-Owns the counts by class, the mix that fragmentation is measured against, and when opportunity prices are
-invalid or out of date. All of it is part of the state, a function of the events in order, so that a replay
-learns the same. Knows nothing of nodes, nor how prices are computed (eelgrid_kernels).
+Owns the counts by class, the mix that fragmentation is measured against, and when opportunity prices are invalid or
+out of date. All of it is part of the state, a function of the events in order, so that a replay learns the same. Must
+not know nodes, nor how prices are computed (eelgrid_kernels).
 
-Theory: the mix is the most frequent classes that cover 95 % of tasks, as in FGD (Weng et al., USENIX ATC'23,
-section 4). It is recomputed when the number of tasks has grown by a twentieth. A decision depends on what the
-next tasks would cost elsewhere, and that on the whole cluster at one moment. Computing it for each decision
-would cost with the size of the fleet, and a cache could make a replay decide otherwise; so the prices are an
-event of the journal, computed again after so many tasks came or left, and invalid when the mix was recomputed
-or a node joined.
+Theory: the mix is the most frequent classes that cover 95 % of tasks, as in FGD (Weng et al., USENIX ATC'23, section
+4). It is recomputed when the number of tasks has grown by a twentieth. A decision depends on what the next tasks
+would cost elsewhere, and that on the whole cluster at one moment. Computing prices for each decision would scale with
+the size of the fleet, and a cache could make a replay decide differently. So the prices are an event of the journal:
+they are computed again after a given number of tasks started or ended, and become invalid when the mix is recomputed
+or a node joins.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from eelgrid_protos.messages import ResourceRequest
 MIX_CLASSES_MOST = 64
 # Distinct classes counted; beyond it the rarer half is forgotten.
 CLASSES_KEPT_MOST = 4096
-# Shares in per cent and growth in parts, so that all arithmetic is whole.
+# Shares in per cent and growth in parts, so that all arithmetic is in integers.
 _COVERED_PERCENT = 95
 _GROWTH_PARTS = 20
 
 
 class TaskClass(NamedTuple):
-    """A class of tasks that are equal for fragmentation."""
+    """A class of tasks with equal effect on fragmentation."""
 
     cpu_milli: int
     gpu_count: int
@@ -124,7 +124,7 @@ NO_OPPORTUNITY_PRICES = OpportunityPrices()
 
 
 class PriceMarket:
-    """The prices in force and how many tasks came or left since; -1 if they are invalid."""
+    """The prices in force, and the number of tasks that started or ended since; -1 if the prices are invalid."""
 
     __slots__ = ("quotes", "shifts")
 
@@ -141,7 +141,7 @@ class PriceMarket:
         self.shifts = -1
 
     def count_task_changes(self, tasks: int) -> None:
-        """Counts tasks that came or left."""
+        """Counts tasks that started or ended."""
         if self.shifts >= 0:
             self.shifts += tasks
 

@@ -1,18 +1,17 @@
 """Engine reports: external usage of nodes, running replicas to adopt, eligibility rules and scaling overrides.
 
-Owns the values that an engine hands to the controller. Must not know which engine that is, nor what Eelgrid
-placed there itself.
+Owns the values that an engine hands to the controller. Must not know which engine that is, nor what Eelgrid placed
+there itself.
 
 Theory. An engine runs more than what it asks Eelgrid to place: system pods, work that did not opt in, another
-scheduler's jobs. The planner needs to know how much of a node is left, not who uses it. Which GPUs are used
-externally is often unknown (a kubelet chooses them), only how many; where a plan names them, nothing else is
-counted for them. Until an engine has reported what runs on a node, nothing is placed there
-(UNREPORTED_USAGE). What an engine demands of a node besides amounts (labels, taints, features) comes as traits:
-names that the engine gives to each set of demands, reported for every node that meets it; a workload requires
-some of them. Where an answer depends on what else is placed, or there are too many sets of demands, the engine
-is asked at the moment of the decision instead (`EligibilityRules`). EngineOverrides are of this moment and in no
-journal: the engine reports them
-again after a restart.
+scheduler's jobs. The planner needs to know how much of a node is left, not who uses it. Often only the number of
+externally used GPUs is known, not which they are (a kubelet chooses them); where a plan names them, nothing else is
+counted for them. Until an engine has reported what runs on a node, nothing is placed there (UNREPORTED_USAGE). What
+an engine demands of a node besides amounts (labels, taints, features) comes as traits: names that the engine gives to
+each set of demands, reported for every node that meets it; a workload requires some of them. Where an answer depends
+on what else is placed, or there are too many sets of demands, the engine is asked at the moment of the decision
+instead (`EligibilityRules`). EngineOverrides hold for the moment and are in no journal: the engine reports them again
+after a restart.
 """
 
 from collections.abc import Mapping
@@ -26,12 +25,12 @@ from eelgrid_protos.quantities import Bytes, Count, CpuMilli, Label, Many, Sente
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalUsage:
-    """What work outside Eelgrid holds on a node, the node's traits, and why it accepts no new work; empty if it does."""
+    """What work outside Eelgrid uses on a node, the node's traits, and why it accepts no new work (empty if it does)."""
 
     cpu_milli: CpuMilli = 0
     memory_bytes: Bytes = 0
     gpu_count: Count = 0
-    # Of these GPUs those that are known, by index; which the others are is a guess.
+    # Indexes of the GPUs that are known to be among these; the others are a guess.
     gpu_indexes: Annotated[tuple[Count, ...], Many(GPUS_PER_NODE_MOST)] = ()
     traits: Annotated[tuple[Label, ...], Many(256)] = ()
     closed: Sentence = ""
@@ -67,35 +66,35 @@ class ExternalUsage:
 
 
 NO_EXTERNAL_USAGE = ExternalUsage()
-# Of a node that has joined: an engine runs work there, and has not said yet what stands on it.
+# Of a node that has just joined: an engine runs work there and has not reported it yet.
 UNREPORTED_USAGE = ExternalUsage(closed="what stands on the node is not reported yet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningReplica:
-    """One running replica. `counted` is its part of the external usage there."""
+    """One running replica. `counted` is its share of the external usage of its node."""
 
     node_name: str
     gpu_indexes: tuple[int, ...] = ()
-    is_exact: bool = False  # these devices and no others
+    is_exact: bool = False  # allocate exactly these devices
     counted: ExternalUsage = NO_EXTERNAL_USAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """Replicas of a workload that an engine runs, and those, by number, that it has released.
+    """Replicas of a workload that an engine runs, and the numbers of those that it has released.
 
-    `first` is the number of the first that is new: 0 for a workload that is not known yet, for another the first after
-    all that it has. Whoever says so again, or has not seen what became of the workload since, changes nothing.
+    `first` is the number of the first new replica: 0 for an unknown workload, otherwise the one after all that the
+    workload has. A report that is repeated, or that is based on an outdated workload, changes nothing.
     """
 
     standing: tuple[RunningReplica, ...] = ()
     first: int = 0
     released: tuple[int, ...] = ()
-    in_parts: bool = False  # what cannot be held is left out, and does not keep the rest
+    in_parts: bool = False  # replicas that cannot be allocated are left out instead of refusing all
 
     def frees_capacity(self, request: ResourceRequest) -> bool:
-        """Whether capacity becomes free, so that pending work could start."""
+        """Returns whether the adoption frees capacity, so that pending work could start."""
         return bool(self.released) or any(
             one.counted.cpu_milli > request.cpu_milli
             or one.counted.memory_bytes > request.memory_bytes
@@ -115,7 +114,7 @@ class EligibilityRules(Protocol):
     ) -> frozenset[str]:
         """Returns the nodes that the next replica may use, regardless of capacity, after those `placed` by number.
 
-        `workloads` are all that the core knows, with what it decided a moment ago.
+        `workloads` are all workloads of the core, including its most recent decisions.
         """
 
     def list_equivalent_nodes(self, workload_id: str, node_name: str) -> frozenset[str]:
@@ -140,10 +139,10 @@ class ReplicaBounds(NamedTuple):
 class EngineOverrides:
     """Settings of engines that override the policy; changed from the event loop only."""
 
-    advised: dict[str, str] = field(default_factory=dict)  # workloads that are not scaled now, and why
-    bounds: dict[str, ReplicaBounds] = field(default_factory=dict)  # narrower than the promise's
-    pages: dict[str, Mapping[int, str]] = field(default_factory=dict)  # where each replica's metrics are
-    grown: dict[str, frozenset[int]] = field(default_factory=dict)  # replicas that served before they were told of
+    advised: dict[str, str] = field(default_factory=dict)  # workloads that are currently not scaled, and why
+    bounds: dict[str, ReplicaBounds] = field(default_factory=dict)  # narrower than the objective's
+    pages: dict[str, Mapping[int, str]] = field(default_factory=dict)  # URL of each replica's metrics
+    grown: dict[str, frozenset[int]] = field(default_factory=dict)  # replicas that served before they were reported
 
     def forget_workload(self, workload_id: str) -> None:
         """Removes the settings of a workload that ended."""

@@ -1,11 +1,11 @@
-"""Events: what happened, as the journal keeps it; the only way in which the state changes.
+"""Events: the outcomes that the journal stores, and the only way to change the cluster state.
 
-Owns the closed union of events and their plain form (kind and body). An event holds an outcome, never a
-question: `WorkloadPlaced` says where a workload went, so that replay plans nothing again and a newer planner
-moves nothing. Must not know who reacts to an event.
+Owns the closed union of events and their plain form (kind and body). An event holds an outcome, never a request:
+`WorkloadPlaced` says where a workload went, so that a replay repeats no planning and a newer planner moves nothing.
+Must not know who reacts to an event.
 
     WorkloadSubmitted -> WorkloadPlaced | WorkloadDeferred -> WorkloadPlaced
-        -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
+    -> (WorkloadMoved | WorkloadScaled | WorkloadLimited | DevicesCorrected)* -> WorkloadCancelled
     WorkloadSubmitted -> WorkloadDeferred -> PartitionsPlanned* -> WorkloadCancelled, of services in MIG slices
 """
 
@@ -36,27 +36,27 @@ from eelgrid_protos.plain_messages import from_plain, to_plain
 from eelgrid_protos.quantities import Count, Identifier, Label, Many, Name, Nanoseconds, Sentence, Uint64, Watts
 from eelgrid_protos.schema import is_valid_message, list_violations
 
-# Replicas of one workload ask for the same, so the first few tell the story; ten thousand would fill the journal.
+# Replicas of one workload have equal requests, so the first few explain all; ten thousand would fill the journal.
 EXPLAINED_REPLICAS_MOST = 16
 
-# Nodes that are removed in one step: the planner's arrays are made anew once for all of them.
+# Nodes removed in one step: the planner's arrays are rebuilt once for all of them.
 REMOVED_MOST = 1000
 
 
 class UnreadableEvent(Exception):
-    """An event that could not be read back from the journal, or shown: it must not happen."""
+    """An event cannot be read back from the journal or shown; the core refuses to create one."""
 
 
 class UnknownKind(Exception):
-    """A newer version wrote an event that this one does not know."""
+    """The event's kind is unknown: a newer version wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A node appeared, came back or changed; the inventory is what it has now, and says which GPUs are lost.
+    """A node joined, returned or changed; the inventory is its current one and says which GPUs are lost.
 
-    `plan_epoch` is the epoch that its agent holds: plans go on above it, also
-    when this journal began after the agent's last plan.
+    `plan_epoch` is the epoch of the plan that its agent holds: later plans have higher epochs, even if this journal
+    began after the agent's last plan.
     """
 
     time_ns: Nanoseconds
@@ -66,9 +66,10 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAhead:
-    """A node's agent holds a plan that was never in this journal: entries that came after it are lost.
+    """A node's agent holds a plan that was never in this journal: the journal's later entries are lost.
 
-    `assignments` counts what it holds by that plan and the journal does not know, None where the agent cannot say.
+    `assignments` is the number of assignments that the agent holds under that plan and that the journal does not
+    know; None if the agent cannot tell.
     """
 
     time_ns: Nanoseconds
@@ -80,7 +81,7 @@ class NodeAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReconciled:
-    """What a node held beyond the journal is known by now, or given up; plans go on above the epoch that it showed."""
+    """What a node held beyond the journal is known or released; later plans have epochs above its own."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -89,7 +90,7 @@ class NodeReconciled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHeard:
-    """The agent of a node spoke for the first time since the controller began, and holds nothing that is not known."""
+    """A node's agent connected for the first time since the controller started, and holds no unknown assignments."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -97,14 +98,14 @@ class NodeHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerStarted:
-    """A controller began over this journal: until agents speak nobody knows what their nodes hold."""
+    """A controller started on this journal: until agents connect, what their nodes hold is unknown."""
 
     time_ns: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRolledBack:
-    """An operator accepted that acknowledged entries are gone; `last` is None where nobody could tell how many."""
+    """An operator accepted the loss of acknowledged entries; `last` is None if their number is unknown."""
 
     time_ns: Nanoseconds
     first: Uint64
@@ -113,7 +114,7 @@ class JournalRolledBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node fell silent; its work may well run on."""
+    """A node was lost: its agent is silent, but its work may still run."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -121,7 +122,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesRemoved:
-    """Nodes that hold nothing are forgotten; several at once, since what is derived of all nodes is made anew."""
+    """Nodes that hold nothing were removed; several at once, since each removal rebuilds the planner's arrays."""
 
     time_ns: Nanoseconds
     node_names: Annotated[tuple[Name, ...], Many(REMOVED_MOST)]
@@ -130,7 +131,7 @@ class NodesRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOccupied:
-    """What others hold on a node, in the stead of what was told before."""
+    """A node's external usage; it replaces the previous report."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -139,7 +140,7 @@ class NodeOccupied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLost:
-    """A device answers nothing any more."""
+    """A device stopped responding."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -148,7 +149,7 @@ class GpuLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReturned:
-    """A lost device answers again."""
+    """A lost device responds again."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -157,7 +158,7 @@ class GpuReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSubmitted:
-    """A workload was accepted; `owner` is the user of the certificate that submitted it, where there was one."""
+    """A workload was accepted; `owner` is the user of the submitter's certificate, empty without one."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
@@ -167,7 +168,7 @@ class WorkloadSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDeferred:
-    """No room now; the reason begins with the constraint that stands in the way."""
+    """A workload cannot be placed yet; the reason begins with the name of the failing constraint."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
@@ -176,7 +177,7 @@ class WorkloadDeferred:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadPlaced:
-    """Every replica has its place; the explanation is of the first replicas."""
+    """Every replica was placed; the explanation covers the first replicas."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
@@ -186,10 +187,9 @@ class WorkloadPlaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadMoved:
-    """Replicas of placed work have new places, all at once; the others stand where they stood.
+    """Replicas of placed work moved to new places, all at once; the other replicas stay.
 
-    One event from the old places to the new: there is no moment between in which
-    a replica has none or two, wherever the journal ends.
+    A single event covers old and new places, so that every replica has exactly one place wherever the journal ends.
     """
 
     time_ns: Nanoseconds
@@ -200,7 +200,7 @@ class WorkloadMoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadScaled:
-    """A placed workload has other replicas than before: some are gone, some are new, all at once."""
+    """The replicas of a placed workload changed: some were removed, some added, all at once."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
@@ -211,7 +211,7 @@ class WorkloadScaled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadLimited:
-    """Each GPU of a workload is asked to keep this limit; None for its default."""
+    """Sets the power limit of each GPU of a workload; None for the default."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
@@ -220,7 +220,7 @@ class WorkloadLimited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointsMeasured:
-    """Points of workloads in configurations; each replaces what was known of its configuration."""
+    """Points measured of workloads; each replaces the earlier point of its configuration."""
 
     time_ns: Nanoseconds
     points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)]
@@ -228,7 +228,7 @@ class PointsMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayout:
-    """The whole layout that is wanted of one GPU."""
+    """The complete desired layout of one GPU."""
 
     node_name: Name
     layout: GpuLayout
@@ -236,7 +236,7 @@ class PlannedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicedService:
-    """Every place of a service, in the stead of those before."""
+    """All places of a service; they replace the previous ones."""
 
     workload_id: Identifier
     placements: Annotated[tuple[Placement, ...], Many(10_000)]
@@ -244,9 +244,9 @@ class SlicedService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsPlanned:
-    """GPUs are wanted in other layouts, and services sit in other slices, all at once.
+    """GPUs get other desired layouts, and services move to other slices, all at once.
 
-    A layout that is wanted already may stand here again: its agent is then asked anew.
+    A layout that is desired already may be repeated: its agent then tries it again.
     """
 
     time_ns: Nanoseconds
@@ -255,13 +255,13 @@ class PartitionsPlanned:
 
     @property
     def workload_ids(self) -> tuple[str, ...]:
-        """The services that it is about."""
+        """Ids of the services that the event changes."""
         return tuple(service.workload_id for service in self.services)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectedReplica:
-    """Where a replica is, in the stead of what was planned."""
+    """The actual place of a replica; it replaces the planned one."""
 
     workload_id: Identifier
     placement: Placement
@@ -269,7 +269,7 @@ class CorrectedReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesCorrected:
-    """Replicas hold other GPUs of their node than was planned, as the engine there says; all at once, so that two may swap."""
+    """Replicas hold other GPUs of their node than planned, as the engine reports; all at once, so that two may swap."""
 
     time_ns: Nanoseconds
     node_name: Name
@@ -277,13 +277,13 @@ class DevicesCorrected:
 
     @property
     def workload_ids(self) -> tuple[str, ...]:
-        """The workloads that it is about, each once."""
+        """Ids of the workloads that the event changes, each once."""
         return tuple(dict.fromkeys(one.workload_id for one in self.replicas))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadCancelled:
-    """A workload ended at its owner's wish and holds nothing any more."""
+    """A workload was cancelled by its owner and holds nothing any more."""
 
     time_ns: Nanoseconds
     workload_id: Identifier
@@ -291,7 +291,7 @@ class WorkloadCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChanged:
-    """The policy as it was accepted, with its new revision."""
+    """A policy was accepted; it has its new revision."""
 
     time_ns: Nanoseconds
     policy: Policy
@@ -299,7 +299,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricesQuoted:
-    """What the classes of the mix cost elsewhere, from now on until the next quotes."""
+    """New opportunity prices of the classes of the mix, valid until the next quotes."""
 
     time_ns: Nanoseconds
     offers_w: Annotated[tuple[Uint64, ...], Many(64)]
@@ -308,7 +308,7 @@ class PricesQuoted:
 
     @property
     def quotes(self) -> OpportunityPrices:
-        """The quotes themselves."""
+        """The quotes as the planners' value."""
         return OpportunityPrices(
             offers_w=self.offers_w, scarce_models=self.scarce_models, load_permille=self.load_permille
         )
@@ -316,7 +316,7 @@ class PricesQuoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingJudged:
-    """These spending limits are spent, and no others, until the next judgement or another policy."""
+    """These spending limits are overspent, and no others, until the next judgement or policy change."""
 
     time_ns: Nanoseconds
     over: Annotated[tuple[OverspentLimit, ...], Many(SPENDING_LIMITS_MOST)] = ()
@@ -349,7 +349,7 @@ Event = (
     | JournalRolledBack
 )
 
-# The journal's names; a name is never given another meaning.
+# Kinds in the journal; a kind is never reused with another meaning.
 _KINDS: Mapping[str, type[Event]] = {
     "node_joined": NodeJoined,
     "node_lost": NodeLost,
@@ -382,10 +382,10 @@ _NAMES: Mapping[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
 
 
 def event_to_plain(event: Event) -> tuple[str, dict[str, Any]]:
-    """The kind and the body, whole: a default left out would change its meaning with the default."""
+    """Returns the kind and the complete body, defaults included: a later version may have others."""
     body = _placed_to_plain(event) if isinstance(event, _WITH_PLACES) else to_plain(event)
     if isinstance(event, WorkloadSubmitted) and not event.owner:
-        # As before there were owners, so that versions of then read it; no owner will always mean none.
+        # An absent owner is left out, as in the format without owners, which older versions read.
         del body["owner"]
     return _NAMES[type(event)], body
 
@@ -402,10 +402,10 @@ def _placed_to_plain(event: WorkloadPlaced | WorkloadMoved | WorkloadScaled) -> 
 
 
 def check_readable(event: Event) -> None:
-    """Raises UnreadableEvent for one that breaks the rules that entries and answers are read by.
+    """Raises UnreadableEvent for an event that breaks the rules by which entries and answers are read.
 
-    What obeys the rules comes back from the journal as it was (a property of the tests). Events with words of people
-    are written and read besides: 0.1 ms, where all kinds would be a third of a decision's time.
+    An event that obeys them is read back unchanged (a property of the tests). Only events with user-supplied text are
+    written and read here for the check: 0.1 ms each; checking all kinds would take a third of a decision's time.
     """
     if not is_valid_message(event):
         found = "; ".join(map(str, itertools.islice(list_violations(event), 3)))
@@ -422,10 +422,11 @@ def check_readable(event: Event) -> None:
 
 
 def event_from_plain(kind: str, body: Mapping[str, Any], healer: JournalSanitizer | None = None) -> Event:
-    """The event; raises UnknownKind, or InvalidMessage or ValueError for a body that is none.
+    """Reads an event; raises UnknownKind, and InvalidMessage or ValueError for an invalid body.
 
-    The journal wrote the body itself and guards it by a checksum, so that what lies outside of
-    today's rules was let in by an older version: it is healed. Contradictions are `ClusterState.apply`'s.
+    The journal wrote the body itself and protects it by a checksum, so a value outside of today's rules was accepted
+    by an older version: `healer` brings it inside the rules. Contradictions with the state are checked by
+    `ClusterState.apply`.
     """
     cls = _KINDS.get(kind)
     if cls is None:

@@ -1,9 +1,9 @@
 """The journal port, and how values are encoded in journal entries and checkpoints.
 
-`Journal` is what the event loop needs of durable storage. Entry number n is the event that took the state from
-revision n - 1 to n, so the journal's last number and the state's revision are one number, and a gap, a repetition
-or a lost tail is detected. Explanations are stored as compact rows. `JournalSanitizer` brings values that an older
-version accepted inside the rules of this one, and records what it changed.
+`Journal` is the durable storage that the event loop needs. Entry number n is the event that led from revision n - 1
+of the state to n, so the journal's last number and the state's revision are one number, and a gap, a repetition or a
+lost tail is detected. Explanations are stored as compact rows. `JournalSanitizer` brings values that an older version
+accepted inside the rules of this one, and records what it changed. Must not know files or SQLite.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class JournalCounters:
 
 
 class Journal(Protocol):
-    """A durable, ordered journal with one writer; a method has completed when it returns, and left no trace when it raises."""
+    """A durable, ordered journal with one writer; a method that raises has changed nothing."""
 
     @property
     def path(self) -> Path:
@@ -98,12 +98,12 @@ class Journal(Protocol):
 
 def checkpoint_removal_command(path: Path, seq: int) -> str:
     """Returns the shell command that removes one checkpoint."""
-    return f"sqlite3 {path} 'DELETE FROM checkpoints WHERE seq={seq}'"  # noqa: S608  # told, never run
+    return f"sqlite3 {path} 'DELETE FROM checkpoints WHERE seq={seq}'"  # noqa: S608  # shown, never run
 
 
 def entry_removal_command(path: Path, seq: int) -> str:
     """Returns the shell command that removes an entry and all after it."""
-    return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # told, never run
+    return f"sqlite3 {path} 'DELETE FROM events WHERE seq>={seq}'"  # noqa: S608  # shown, never run
 
 
 def digest_of(state: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """MIG layouts: which slices of a GPU exist, which are legal, and what share of the GPU each one is.
 
-Derives slices from a GPU and a layout. Must not know who runs in a slice, or why.
+Derives slices from a GPU and a layout. Must not know which workload holds a slice, or why.
 
-Theory: a layout is the whole of a GPU. Its instances are named by the driver's profile names (a catalogue key
-is understood, too); a slice is identified by profile and start. The shares of slices are by compute slices,
+Theory: a layout covers the whole GPU. Its instances are named by the driver's profile names (a catalogue key is
+accepted, too); a slice is identified by profile and start. The shares of slices are proportional to compute slices,
 rounded down, so that those of a legal layout never exceed the GPU.
 """
 

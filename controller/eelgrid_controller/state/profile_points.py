@@ -1,7 +1,7 @@
-"""Profile points: what was measured of workloads in each configuration, as the journal keeps it.
+"""Profile points: measurements of workloads in each configuration, as the journal keeps them.
 
-Owns which point counts: the newest of each configuration. Must not know the models that are fitted through
-the points (eelgrid_controller.profiles), nor what is planned with them.
+Owns which point counts: the newest of each configuration. Must not know the models that are fitted to the points
+(eelgrid_controller.profiles), nor what is planned with them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,9 +12,9 @@ from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.messages import MeasuredPoint
 from eelgrid_protos.plain_messages import from_plain, to_plain
 
-# 0.5 kB each, and a checkpoint writes them all: 50 MB at the most.
+# 0.5 kB each, and a checkpoint writes them all: at most 50 MB.
 POINTS_MOST = 100_000
-JOB_PROFILE_PREFIX = "job/"  # begins the profiles of single jobs
+JOB_PROFILE_PREFIX = "job/"  # prefix of the profiles of single jobs
 
 
 class PointKey(NamedTuple):
@@ -26,7 +26,7 @@ class PointKey(NamedTuple):
     batch: int
     processes: int
     power_limit_mw: int  # 0 for the default
-    clock_mhz: int  # 0 for free
+    clock_mhz: int  # 0 if not locked
     label: str
 
 
@@ -72,14 +72,14 @@ def make_profile_point(point: MeasuredPoint) -> Point:
 
 
 class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
-    """Measured points by profile, as planners use them; `listed` yields the original messages."""
+    """Measured points by profile, as planners use them; `list_points` yields the original messages."""
 
     def __init__(self, points: Iterable[MeasuredPoint] = (), *, most: int = POINTS_MOST) -> None:
         self.most = most
-        self.revision = 0  # rises with what is known
+        self.revision = 0  # rises with every change
         self._told: dict[str, dict[PointKey, MeasuredPoint]] = {}
         self._count = 0
-        # Made when they are asked for: planners ask often, points come rarely.
+        # Built on demand: planners read often, points are added rarely.
         self._made: dict[str, tuple[Point, ...]] = {}
         self.add_points(points)
 

@@ -1,15 +1,14 @@
 """Telemetry: the newest tick of every node, lost ticks, applied plans, and sums of fresh power.
 
-Owns the sequence of each agent's batches, the rule of what counts as fresh, and the newest power of all nodes
-as arrays. Must not know streams, clocks (times are arguments: `now_s` is monotonic, `now_ns` is wall time) or
-placement.
+Owns the sequence of each agent's batches, the rule of what counts as fresh, and the newest power of all nodes as
+arrays. Must not know streams, clocks (times are arguments: `now_s` is monotonic, `now_ns` is wall time) or placement.
 
-Theory: receiving must cost little, reading may cost more. A batch is kept as it came; its last tick is cut out
-on first use, which for the sums is about once a second. A batch changes one node and a summary reads all of
-them, so powers are written into arrays (a row is a node, a cell is a node's watts of one model) and summed by
-numpy. History belongs to a time series database. Counters are in ticks. A tick is lost when the agent says so
-(`dropped_ticks`), or when its batch never came; gaps are counted only within one incarnation
-of an agent, and only after its first batch: a controller that restarts begins in the middle.
+Theory: receiving must be cheap, reading may cost more. A batch is stored as received; its last tick is extracted on
+first use, which for the sums is about once a second. A batch changes one node and a summary reads all of them, so
+powers are written into arrays (a row is a node, a cell is a node's watts of one model) and summed by numpy. History
+belongs in a time series database. Counters are in ticks. A tick is lost when the agent says so (`dropped_ticks`), or
+when its batch never arrived; gaps are counted only within one incarnation of an agent, and only after its first
+batch, since a restarted controller begins in the middle of a stream.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +24,14 @@ from eelgrid_protos.messages import Column, HeldDevices, Inventory, PlanApplied,
 
 
 class DeviceReport(NamedTuple):
-    """A node's word, and when it came, by a clock that does not go back."""
+    """The devices held on a node as its agent reported them, and the monotonic time of receipt."""
 
     held: HeldDevices
     at_s: float
 
 
 class DeviceReports:
-    """By node; a node that falls silent keeps its last word."""
+    """Stores the latest device report of each node; a silent node keeps its last one."""
 
     def __init__(self, *, monotonic_s: Callable[[], float]) -> None:
         self.newest: dict[str, DeviceReport] = {}
@@ -40,7 +39,7 @@ class DeviceReports:
         self._monotonic_s = monotonic_s
 
     def record_report(self, node_name: str, held: HeldDevices) -> None:
-        """An agent has spoken."""
+        """Stores a report of an agent."""
         report = self.newest[node_name] = DeviceReport(held, self._monotonic_s())
         for listener in self.listeners:
             listener(node_name, report)
@@ -52,7 +51,7 @@ _LEAST = 64
 
 
 class PowerReadings(NamedTuple):
-    """One moment. Ages are those of nodes (N,), NaN before the first tick; the rest is of fresh cells (C,)."""
+    """Power of all nodes at one moment: ages by node (N,), NaN before the first tick; all else by fresh cell (C,)."""
 
     names: Sequence[str]
     models: Sequence[str]
@@ -60,12 +59,12 @@ class PowerReadings(NamedTuple):
     row: Ints
     model: Ints
     power_w: Floats
-    # Devices with a reading, one at least.
+    # Devices with a reading, at least one.
     gpus: Ints
 
 
 class NewestPower:
-    """Rows of nodes that are no more have no name and no readings, until another node gets them."""
+    """Stores the newest power of each node in arrays; the row of a removed node is empty until a new node reuses it."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -79,12 +78,12 @@ class NewestPower:
         self._model = np.zeros(_LEAST, np.int64)
         self._power_w = np.zeros(_LEAST)
         self._gpus = np.zeros(_LEAST, np.int64)
-        # By row: the cell of each model, and cells without one.
+        # By row: the cell of each model, and the cells that are free.
         self._at: list[dict[str, int]] = []
         self._spare: list[list[int]] = []
 
     def add_node(self, name: str) -> int:
-        """A node without readings; its row."""
+        """Adds a node without readings; returns its row."""
         if self._free:
             row = self._free.pop()
             self._names[row] = name
@@ -101,7 +100,7 @@ class NewestPower:
     def set_readings(
         self, row: int, power: Sequence[tuple[str, float, int]], *, received_s: float, time_ns: int
     ) -> None:
-        """What came of a node, in the place of what came before: (model, watts, devices read), each model once."""
+        """Replaces the readings of a node: (model, watts, devices read), each model once."""
         self._received_s[row], self._time_ns[row] = received_s, time_ns
         at = self._at[row]
         if len(at) != len(power) or any(model not in at for model, _, _ in power):
@@ -111,18 +110,18 @@ class NewestPower:
             self._power_w[cell], self._gpus[cell] = power_w, gpus
 
     def remove_node(self, row: int) -> None:
-        """A node is no more; its row is the next new node's."""
+        """Removes a node; the next new node reuses its row."""
         self.clear_readings(row)
         self._names[row] = ""
         self._free.append(row)
 
     def clear_readings(self, row: int) -> None:
-        """What came of a node has lost its meaning: it is as before the first tick."""
+        """Clears the readings of a node, which have become invalid, as before the first tick."""
         self._received_s[row] = np.nan
         self._release(row)
 
     def readings(self, *, now_s: float, now_ns: int, fresh_s: float) -> PowerReadings:
-        """Ages as Telemetry.age_s has them, and the cells of nodes that are no older than `fresh_s`."""
+        """Returns ages as defined by `Telemetry.age_s`, and the cells of nodes no older than `fresh_s`."""
         nodes, cells = len(self._names), self._cells
         ages_s = now_s - self._received_s[:nodes]
         np.maximum(ages_s, (now_ns - self._time_ns[:nodes]) / 1e9, out=ages_s)
@@ -165,27 +164,27 @@ class NewestPower:
         return cell
 
 
-# At one batch each 0.1 s a million batches are more than a day: no spool holds that.
+# At one batch every 0.1 s a million batches are more than a day: no spool holds that.
 SEQUENCE_JUMP_MOST = 1_000_000
-# A batch of more ticks is cut at once, so that keeping it whole cannot cost much memory.
+# The last tick of a larger batch is extracted at once, so that storing it whole cannot take much memory.
 _TICKS_KEPT_MOST = 16
 _COUNT_MOST = 2**53
 _PAST_MOST = 4
 
 
 class BatchVerdict(Enum):
-    """What became of a batch; each is to be acknowledged."""
+    """How a batch was handled; every verdict is acknowledged."""
 
     TAKEN = auto()
-    # Seen before: resent after a lost acknowledgement.
+    # Received before: resent after a lost acknowledgement.
     DUPLICATE = auto()
-    # From before the inventory changed: its columns have lost their meaning, its ticks count as lost.
+    # From before the inventory changed: its columns can no longer be interpreted, and its ticks count as lost.
     OUTDATED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReceipt:
-    """What became of a batch, and up to where its agent's batches are covered."""
+    """The verdict on a batch, and the last sequence up to which the agent's batches are acknowledged."""
 
     verdict: BatchVerdict
     sequence: int
@@ -193,7 +192,7 @@ class BatchReceipt:
 
 @dataclass(frozen=True, slots=True)
 class GpuReadings:
-    """Newest readings of one device; None where there is none."""
+    """Newest readings of one device; None if a reading is missing."""
 
     power_w: float | None = None
     energy_j: float | None = None
@@ -207,14 +206,14 @@ _NO_READINGS = GpuReadings()
 
 @dataclass(frozen=True, slots=True)
 class NodeTick:
-    """One tick of a node: each reading over its devices, in inventory order."""
+    """One tick of a node: each kind of reading over its devices, in inventory order."""
 
     time_ns: int
     gpus: Mapping[Reading, tuple[float | None, ...]]
     power_w: float | None
 
     def gpu(self, position: int) -> GpuReadings:
-        """The readings of the device at this place in the inventory."""
+        """Returns the readings of the device at this position of the inventory."""
 
         def cell(reading: Reading) -> float | None:
             values = self.gpus.get(reading)
@@ -232,7 +231,7 @@ class NodeTick:
 
 @dataclass(frozen=True, slots=True)
 class PowerSums:
-    """Fresh power, and the devices that it covers."""
+    """Sums of fresh power, and the number of devices that they cover."""
 
     power_w: float
     gpus: int
@@ -241,15 +240,15 @@ class PowerSums:
 
 @dataclass(slots=True)
 class _Feed:
-    """One node's batches."""
+    """State of one node's stream of batches."""
 
     incarnation: int
     generation: int
     models: tuple[str, ...]
     positions: Mapping[str, int]
-    # Of NewestPower.
+    # Row in NewestPower.
     row: int
-    # 0 until the first batch of the incarnation.
+    # 0 before the first batch of the incarnation.
     sequence: int = 0
     received: int = 0
     lost: int = 0
@@ -258,8 +257,8 @@ class _Feed:
     time_ns: int = 0
     applied: PlanApplied | None = None
     received_s: float = field(default=float("-inf"))
-    # Last sequences of earlier incarnations: what a dead agent had sent may arrive after its successor's
-    # Hello, and must not make the successor's batches count anew.
+    # Last sequences of earlier incarnations: batches of a dead agent may arrive after its successor's Hello, and must
+    # not make the successor's batches count twice.
     past: dict[int, int] = field(default_factory=dict)
 
 
@@ -274,7 +273,7 @@ def _last_tick(column: Column, ticks: int) -> tuple[float | None, ...]:
 
 
 def _power(batch: SampleBatch, models: tuple[str, ...]) -> tuple[tuple[str, float, int], ...]:
-    """Watts of the batch's last tick by model: summed as it comes, so that a summary need not cut every batch."""
+    """Sums the watts of the batch's last tick by model, on receipt, so that a summary need not extract every batch."""
     column = next((column for column in batch.gpu_columns if column.reading is Reading.POWER_W), None)
     if column is None:
         return ()
@@ -287,7 +286,7 @@ def _power(batch: SampleBatch, models: tuple[str, ...]) -> tuple[tuple[str, floa
 
 
 def _cut(batch: SampleBatch) -> NodeTick:
-    """The batch's last tick."""
+    """Extracts the batch's last tick."""
     ticks = len(batch.time_ns)
     gpus = {column.reading: _last_tick(column, ticks) for column in batch.gpu_columns}
     known = [power_w for power_w in gpus.get(Reading.POWER_W, ()) if power_w is not None]
@@ -295,7 +294,7 @@ def _cut(batch: SampleBatch) -> NodeTick:
 
 
 class Telemetry:
-    """The feeds of all nodes; `fresh_s` is the age beyond which a reading is no longer used as one of now."""
+    """Receives the batches of all nodes; a reading older than `fresh_s` is not used as a current one."""
 
     def __init__(self, *, send_interval_s: float = 5.0) -> None:
         self._feeds: dict[str, _Feed] = {}
@@ -308,11 +307,11 @@ class Telemetry:
         self.set_send_interval(send_interval_s)
 
     def set_send_interval(self, send_interval_s: float) -> None:
-        """Fresh is what is younger than three intervals, plus five seconds for the road."""
+        """Derives `fresh_s` from the agents' send interval: three intervals, plus five seconds of transmission."""
         self.fresh_s = 3.0 * send_interval_s + 5.0
 
     def open_stream(self, inventory: Inventory, incarnation: int) -> int:
-        """An agent began a stream: the last sequence of its incarnation that came, 0 for none."""
+        """Opens an agent's stream; returns the last received sequence of its incarnation, 0 if none."""
         feed = self._feeds.get(inventory.node_name)
         if feed is None:
             feed = _Feed(incarnation, inventory.generation, (), {}, self._newest.add_node(inventory.node_name))
@@ -326,13 +325,13 @@ class Telemetry:
         return feed.sequence
 
     def forget_node(self, node_name: str) -> None:
-        """The node is no more."""
+        """Removes a node."""
         feed = self._feeds.pop(node_name, None)
         if feed is not None:
             self._newest.remove_node(feed.row)
 
     def update_inventory(self, inventory: Inventory) -> None:
-        """The node changed; columns of the generation before can no longer be read."""
+        """Replaces a node's inventory; columns of earlier generations can no longer be read."""
         self._describe(self._feeds[inventory.node_name], inventory)
 
     def _describe(self, feed: _Feed, inventory: Inventory) -> None:
@@ -345,7 +344,7 @@ class Telemetry:
         feed.positions = positions
 
     def receive_batch(self, node_name: str, batch: SampleBatch, *, now_s: float) -> BatchReceipt:
-        """Take a batch; raises BatchRefused, after which the same batch counts as seen."""
+        """Receives a batch; raises BatchRefused, after which the same batch counts as received."""
         feed = self._feeds[node_name]
         if batch.sequence <= feed.sequence:
             self.duplicates += 1
@@ -400,27 +399,26 @@ class Telemetry:
         self.lost = min(_COUNT_MOST, self.lost + ticks)
 
     def record_plan_applied(self, node_name: str, applied: PlanApplied) -> None:
-        """The node said what became of a plan; word of an older plan than the last is late and passed over."""
+        """Records the node's result of applying a plan; a result of an older plan than the last is ignored."""
         feed = self._feeds[node_name]
         if feed.applied is None or applied.epoch >= feed.applied.epoch:
             feed.applied = applied
 
     def plan_applied(self, node_name: str) -> PlanApplied | None:
-        """The node's last word on a plan; None before the first."""
+        """Returns the last result of applying a plan that the node reported; None before the first."""
         feed = self._feeds.get(node_name)
         return feed.applied if feed else None
 
     def tick_counts(self, node_name: str) -> tuple[int, int]:
-        """Ticks received from the node, and lost."""
+        """Returns the numbers of ticks received from the node, and lost."""
         feed = self._feeds.get(node_name)
         return (feed.received, feed.lost) if feed else (0, 0)
 
     def age_s(self, node_name: str, *, now_s: float, now_ns: int) -> float | None:
-        """Age of the newest tick; None before the first.
+        """Returns the age of the newest tick; None before the first.
 
-        The older of two views: since it came, and since the node's clock said
-        it was. A resent spool is old though it came just now; a node whose clock
-        runs ahead is not younger for it.
+        It is the greater of the time since receipt and the time since the tick by the node's clock. A resent spool is
+        old although it has just arrived; a node whose clock runs ahead does not appear younger.
         """
         feed = self._feeds.get(node_name)
         if feed is None or (feed.tick is None and feed.batch is None):
@@ -428,11 +426,11 @@ class Telemetry:
         return max(0.0, now_s - feed.received_s, (now_ns - feed.time_ns) / 1e9)
 
     def readings(self, *, now_s: float, now_ns: int) -> PowerReadings:
-        """Every node with an agent: its age, as `age_s` has it, and its fresh power by model."""
+        """Returns, for every node with an agent, its age as defined by `age_s`, and its fresh power by model."""
         return self._newest.readings(now_s=now_s, now_ns=now_ns, fresh_s=self.fresh_s)
 
     def latest_tick(self, node_name: str) -> NodeTick | None:
-        """The newest tick however old; see `age_s`."""
+        """Returns the newest tick, however old; see `age_s`."""
         feed = self._feeds.get(node_name)
         if feed is None:
             return None
@@ -442,18 +440,18 @@ class Telemetry:
         return feed.tick
 
     def fresh_tick(self, node_name: str, *, now_s: float, now_ns: int) -> NodeTick | None:
-        """The newest tick if it may still be used as one of now."""
+        """Returns the newest tick if it is fresh, else None."""
         age_s = self.age_s(node_name, now_s=now_s, now_ns=now_ns)
         return None if age_s is None or age_s > self.fresh_s else self.latest_tick(node_name)
 
     def gpu(self, node_name: str, uuid: str, *, now_s: float, now_ns: int) -> GpuReadings:
-        """Fresh readings of one device."""
+        """Returns the fresh readings of one device."""
         tick = self.fresh_tick(node_name, now_s=now_s, now_ns=now_ns)
         position = self._feeds[node_name].positions.get(uuid) if tick else None
         return _NO_READINGS if tick is None or position is None else tick.gpu(position)
 
     def fresh_power(self, *, now_s: float, now_ns: int) -> PowerSums:
-        """Fresh power over the whole cluster."""
+        """Returns the fresh power of the whole cluster."""
         found = self.readings(now_s=now_s, now_ns=now_ns)
         counts = np.bincount(found.model, found.gpus, len(found.models)).tolist()
         sums = np.bincount(found.model, found.power_w, len(found.models)).tolist()

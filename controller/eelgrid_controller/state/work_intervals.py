@@ -1,6 +1,7 @@
 """Work intervals: how much useful work (tokens, requests, steps) a workload did between two moments.
 
-The objectives loop counts them and the energy ledger divides joules by them. Knows neither.
+Owns how intervals are joined and spread over hours. The objectives loop produces them and the energy ledger divides
+joules by them; must know neither.
 """
 
 import math
@@ -10,10 +11,11 @@ from typing import NamedTuple
 _HOUR_S = 3600
 
 REQUEST, TOKEN, WORK = "request", "token", "work"
-# Scrapes and cycles of the objectives loop have clocks of their own.
+# Scrapes and cycles of the objectives loop use different clocks.
 _SNAP_S = 20.0
 _GAP_S_MOST = 400 * 24 * 3600.0
-# Of one stretch: two days by the hour; beyond, several hours are one entry, which counts in its first.
+# Entries of one interval: two days by the hour; a longer interval has entries of several hours, each counted in its
+# first.
 _HOURS_MOST = 48
 
 
@@ -25,11 +27,11 @@ class WorkInterval(NamedTuple):
     amount: float
     begin_s: float
     end_s: float
-    is_whole: bool = True  # False: at least so many
+    is_whole: bool = True  # False: `amount` is a lower bound
 
 
 class WorkEntry(NamedTuple):
-    """Work to add to one hour of a workload; `until_s` is the end of the interval it came from."""
+    """Work to add to one hour of a workload; `until_s` is the end of the interval from which it came."""
 
     hour_s: int
     workload: str
@@ -41,7 +43,7 @@ class WorkEntry(NamedTuple):
 
 
 def join_increment(worked: WorkInterval, until_s: float | None) -> WorkInterval:
-    """Sets the begin of an interval to the end of the previous one, if they differ by a moment only."""
+    """Moves the begin of an interval to the end of the previous one if they differ by no more than clock skew."""
     begin_s = min(worked.begin_s, worked.end_s)
     if until_s is not None and abs(begin_s - until_s) <= _SNAP_S:
         begin_s = until_s
@@ -49,10 +51,10 @@ def join_increment(worked: WorkInterval, until_s: float | None) -> WorkInterval:
 
 
 def spread_work(worked: WorkInterval, until_s: float | None) -> list[WorkEntry]:
-    """Entries of one increment; `until_s` is the end of the one before of this workload and unit, if there was one.
+    """Spreads an interval over hours; `until_s` is the end of the previous one of this workload and unit, None if none.
 
-    The time between them was missed. An end that is after this increment is of a clock that was set back since: nothing
-    is known of the time between. What is no number is nothing.
+    The time between the two was missed. An end after this interval comes from a clock that was set back since, so
+    that nothing is known about the time between. A non-finite amount counts as zero.
     """
     if not all(map(math.isfinite, (worked.amount, worked.begin_s, worked.end_s))):
         return []
@@ -76,7 +78,7 @@ def _entry(worked: WorkInterval, hour_s: int, amount: float, counted_s: float, m
 
 
 def _hours(begin_s: float, end_s: float) -> Iterable[tuple[int, float]]:
-    """The hours of a stretch, with the seconds in each; a stretch without length is in one."""
+    """Yields the hours of an interval with the seconds in each; an empty interval is in one hour."""
     hour_s = int(begin_s // _HOUR_S) * _HOUR_S
     step_s = _HOUR_S * max(1, math.ceil((end_s - hour_s) / (_HOUR_S * _HOURS_MOST)))
     yield hour_s, min(end_s, hour_s + step_s) - begin_s

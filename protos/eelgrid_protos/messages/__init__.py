@@ -1,4 +1,4 @@
-"""The contract's vocabulary: everything that crosses a process boundary, as frozen values."""
+"""Messages of the contract: everything that crosses a process boundary, as frozen values. Must not know the wire."""
 
 from eelgrid_protos.messages.access import (
     AUDIT_ARGUMENTS_MOST,

@@ -6,14 +6,14 @@ from typing import Annotated
 from eelgrid_protos.messages.operator import PAGE_SIZE_MOST
 from eelgrid_protos.quantities import Label, Many, Nanoseconds, PageToken, Text, Uint32, Uint64
 
-# Characters of what is kept of one call: a page of a thousand entries stays under 4 MB.
+# Characters of the stored arguments of one call: a page of a thousand entries stays under 4 MB.
 AUDIT_ARGUMENTS_MOST = 1000
 AUDIT_REASON_MOST = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One call that changed something, or several alike that did not."""
+    """One call that changed something, or several similar ones that changed nothing."""
 
     number: Uint64 = 0
     time_ns: Nanoseconds = 0
@@ -31,7 +31,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListAuditEntriesRequest:
-    """A page of entries, the newest first; a page size of 0 means 100, more than 1000 means 1000."""
+    """Asks for a page of entries, the newest first; a page size of 0 means 100, more than 1000 means 1000."""
 
     page_size: Uint32 = 0
     page_token: PageToken = ""
@@ -43,7 +43,7 @@ class ListAuditEntriesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListAuditEntriesResponse:
-    """A page of entries; `damaged` are those on disk that could not be read."""
+    """A page of entries; `damaged` is the number of stored entries that could not be read."""
 
     entries: Annotated[tuple[AuditEntry, ...], Many(PAGE_SIZE_MOST)] = ()
     next_page_token: PageToken = ""
@@ -57,23 +57,23 @@ CALLER_NODES_MOST = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhoAmIRequest:
-    """Needs no role."""
+    """Asks for the caller's identity; needs no role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhoAmIResponse:
-    """Whose the caller's certificate is, and what it may; without TLS there is none, and everybody may everything."""
+    """Identity and permissions of the caller's certificate; without TLS there is none, and every call is allowed."""
 
     subject: Annotated[str, Text(512)] = ""
     # agent, viewer, submitter, admin.
     roles: Annotated[tuple[Label, ...], Many(16)] = ()
-    # Nodes that it speaks for; empty for any, if it has the role agent.
+    # Nodes for which it may report; empty for any, if it has the role agent.
     node_names: Annotated[tuple[Label, ...], Many(CALLER_NODES_MOST)] = ()
-    # Certificates without a role are refused; else they may everything.
+    # Whether certificates without a role are refused; otherwise every call is allowed to them.
     roles_demanded: bool = False
-    # When the certificate ends, since 1970; 0 without TLS.
+    # When the certificate expires, in nanoseconds since 1970; 0 without TLS.
     not_after_ns: Nanoseconds = 0
-    # Whom its work belongs to; empty where the certificate names nobody.
+    # Owner of the work that it submits; empty if the certificate names no user.
     user: Label = ""
-    # What it names that it may submit to, as in namespace:research.
+    # Where it may submit to, as in namespace:research.
     rights: Annotated[tuple[Annotated[str, Text(270)], ...], Many(CALLER_NODES_MOST)] = ()

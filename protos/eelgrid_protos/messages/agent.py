@@ -1,9 +1,8 @@
 """Messages of agents: the stream to the controller and the queries of NodeService.
 
-The agent opens with Hello; the controller answers Welcome. Batches are
-acknowledged by sequence, cumulatively; at most `window` are under way. Either
-side may meet a message of a newer minor version: its `message` is None, and it
-is passed over.
+The agent opens with Hello; the controller answers Welcome. Batches are acknowledged by sequence, cumulatively; at
+most `window` are in flight. Either side may receive a message of a newer minor version: its `message` is None, and it
+is ignored.
 """
 
 from dataclasses import dataclass
@@ -25,13 +24,13 @@ from eelgrid_protos.quantities import Identifier, Label, Many, PlanEpoch, Range,
 
 # Eight GPUs in seven slices are 56; a kubelet runs some hundreds of pods.
 PODS_WITH_DEVICES_MOST = 1024
-# A node whose agent stays away for a minute is lost anyway.
+# A node whose agent is away for a minute is lost anyway.
 RECONNECT_SPREAD_S_MOST = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAssignments:
-    """What an agent holds by the plan in force."""
+    """What an agent holds under the plan in force."""
 
     assignments: Annotated[tuple[Assignment, ...], Many(4096)] = ()
 
@@ -48,7 +47,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Opens a stream in the stead of Hello, where the node is as the controller knows it, by the inventory's digest."""
+    """Opens a stream without an inventory, if the controller has the one with this digest."""
 
     incarnation: Uint64
     node_name: Identifier
@@ -67,19 +66,19 @@ class Cadence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Answers Hello with the last batch of this incarnation that the controller holds."""
+    """Answers Hello or Resume with the last batch of this incarnation that the controller holds."""
 
     acknowledged_sequence: Uint64
     cadence: Cadence
     # The next stream may be opened by Resume.
     resumes: bool = False
-    # When this stream ends, agents come back spread over so long.
+    # After this stream ends, agents spread their reconnects over this interval.
     reconnect_spread_s: Annotated[float, Range(0.0, RECONNECT_SPREAD_S_MOST, "s")] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelloReceived:
-    """Hello or Resume has come, and Welcome will follow; before it, Hello where the inventory is wanted."""
+    """Confirms Hello or Resume; Welcome follows, after another Hello if `inventory_wanted`."""
 
     inventory_wanted: bool = False
     ahead: Uint32 = 0
@@ -94,7 +93,7 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodDevices:
-    """What all containers of one pod hold: UUIDs of whole GPUs, and of the compute instances of MIG slices."""
+    """Devices of all containers of one pod: UUIDs of whole GPUs, and of the compute instances of MIG slices."""
 
     namespace: Label
     pod: Label
@@ -103,9 +102,9 @@ class PodDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldDevices:
-    """What the pods of a node hold, as its kubelet says, in the stead of what was said before.
+    """Devices held by the pods of a node, as its kubelet reports; replaces the previous report.
 
-    Said anew after each allocation. Where the agent `steers`, it is the device plugin, and devices follow the plan.
+    Sent again after each allocation. If the agent `steers`, it is the device plugin, and devices follow the plan.
     """
 
     steers: bool = False
@@ -126,7 +125,7 @@ class ConnectResponse:
     message: Welcome | Acknowledgement | NodePlan | Cadence | EnergyAcknowledgement | HelloReceived | None
 
 
-# Devices that are there and that are gone; then what the agent keeps. All rows at their longest fit into a message.
+# Present and removed devices; the other bounds are those of the agent. All rows at their longest fit into a message.
 ENERGY_DEVICES_MOST = 2 * GPUS_PER_NODE_MOST
 ENERGY_OWNERS_MOST = 2000
 ENERGY_RECENT_MOST = 2048
@@ -135,21 +134,21 @@ ENERGY_ANOMALIES_MOST = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetInventoryRequest:
-    """Names a node; empty means the only one."""
+    """Names a node; an empty name means the only one."""
 
     node_name: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetInventoryResponse:
-    """The node as it is."""
+    """The inventory of the node."""
 
     inventory: Inventory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetSamplesRequest:
-    """Names a node; empty means the only one."""
+    """Names a node; an empty name means the only one."""
 
     node_name: Label = ""
 
@@ -164,14 +163,14 @@ class GetSamplesResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNodePlanRequest:
-    """Names a node; empty means the only one."""
+    """Names a node; an empty name means the only one."""
 
     node_name: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNodePlanResponse:
-    """The plan in force, what became of it and how long its lease still runs."""
+    """The plan in force, the result of applying it, and how long its lease still runs."""
 
     plan: NodePlan | None = None
     applied: PlanApplied | None = None
@@ -180,16 +179,16 @@ class GetNodePlanResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNodeEnergyRequest:
-    """Names a node; empty means the only one."""
+    """Names a node; an empty name means the only one."""
 
     node_name: Label = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetNodeEnergyResponse:
-    """Whose the node's joules are: owners' totals since the agent began, and the last interval by process.
+    """Energy of a node by owner: totals since the agent started, and the last interval by process.
 
-    Without KNOWN there are no rows; `rows_left_out` is how many there was no room for.
+    Unless the status is KNOWN there are no rows; `rows_left_out` is the number of rows that did not fit.
     """
 
     devices: Annotated[tuple[DeviceEnergy, ...], Many(ENERGY_DEVICES_MOST)] = ()

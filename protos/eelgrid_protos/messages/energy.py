@@ -1,7 +1,7 @@
-"""Whose a node's joules are: frozen values, mirrored by energy.proto.
+"""Energy messages: the energy of a node by owner, as frozen values, mirrored by energy.proto.
 
-Joules that must add up are whole millijoules; what is only an estimate is in
-joules. How they are counted and divided: docs/explanation/energy-attribution.md.
+Joules that must add up are whole millijoules; estimates are in joules. How they are counted and divided:
+docs/explanation/energy-attribution.md.
 """
 
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ from eelgrid_protos.quantities import (
     Uint64,
 )
 
-# One row for each reason, and room for those of newer versions.
+# One row for each reason, and spare rows for those of newer versions.
 _UNOWNED_MOST = 16
-# Of one window: 8 GPUs in 56 slices with two methods and three parts have some 350 shares.
+# Per window: 8 GPUs in 56 slices with two methods and three parts have some 350 shares.
 WINDOW_SHARES_MOST = 4096
 WINDOW_OWNERS_MOST = 2048
 _WINDOW_DEVICES_MOST = 128
 
 
 class OwnerKind(OpenEnum):
-    """What an owner is."""
+    """Kind of an owner."""
 
     UNSPECIFIED = 0
     POD = 1
@@ -48,7 +48,7 @@ class OwnerKind(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyOwner:
-    """One owner; what is unknown, or does not apply to its kind, is empty."""
+    """One owner; fields that are unknown, or do not apply to its kind, are empty."""
 
     kind: OwnerKind
     namespace: Label = ""
@@ -66,7 +66,7 @@ class EnergyOwner:
 
 
 class EnergyPart(OpenEnum):
-    """What joules were spent on."""
+    """Part of the energy: what joules were spent on."""
 
     UNSPECIFIED = 0
     BARE_IDLE = 1
@@ -75,7 +75,7 @@ class EnergyPart(OpenEnum):
 
 
 class AttributionMethod(OpenEnum):
-    """How an owner's part was found."""
+    """How an owner's part was determined."""
 
     UNSPECIFIED = 0
     EXCLUSIVE = 1
@@ -87,7 +87,7 @@ class AttributionMethod(OpenEnum):
 
 
 class AttributionConfidence(OpenEnum):
-    """How far an owner's part may be trusted."""
+    """How reliable an owner's part is."""
 
     UNSPECIFIED = 0
     LOW = 1
@@ -97,7 +97,7 @@ class AttributionConfidence(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedEnergy:
-    """What one owner, or one process of it, is charged on one place; None is the whole device."""
+    """Energy charged to one owner, or one process of it, in one place; None is the whole device."""
 
     gpu_uuid: Identifier
     gpu_instance_id: Uint32 | None = None
@@ -109,7 +109,7 @@ class OwnedEnergy:
 
 
 class UnownedReason(OpenEnum):
-    """Why joules are in no account of an owner."""
+    """Why joules are charged to no owner."""
 
     UNSPECIFIED = 0
     UNALLOCATED = 1
@@ -120,14 +120,14 @@ class UnownedReason(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnownedEnergy:
-    """What no owner is charged, for one reason."""
+    """Energy that is charged to no owner, for one reason."""
 
     reason: UnownedReason
     energy_mj: Uint64 = 0
 
 
 class EnergyMethod(OpenEnum):
-    """How a device's energy was had."""
+    """How a device's energy was measured."""
 
     UNSPECIFIED = 0
     COUNTER = 1
@@ -137,7 +137,7 @@ class EnergyMethod(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyEstimate:
-    """energy_j, give or take uncertainty_j, over `seconds`; `uncounted_s` of them are in neither."""
+    """energy_j plus or minus uncertainty_j, over `seconds`; neither covers `uncounted_s` of them."""
 
     energy_j: Joules
     uncertainty_j: Joules
@@ -148,9 +148,9 @@ class EnergyEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEnergy:
-    """One device since the agent began: its owners' rows and what nobody owns add up to `total_mj`.
+    """One device since the agent started: its owners' rows and unowned energy add up to `total_mj`.
 
-    `estimate` is None for a device that is gone or was never measured.
+    `estimate` is None for a device that was removed or never measured.
     """
 
     gpu_uuid: Identifier
@@ -161,7 +161,7 @@ class DeviceEnergy:
 
 
 class AnomalyKind(OpenEnum):
-    """What is wrong between who holds a device and who uses it."""
+    """Kind of contradiction between the holder and the users of a device."""
 
     UNSPECIFIED = 0
     HELD_IDLE = 1
@@ -173,7 +173,7 @@ class AnomalyKind(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyAnomaly:
-    """One that has lasted long enough to be told, and lasts."""
+    """An anomaly that has lasted long enough to be reported, and persists."""
 
     kind: AnomalyKind
     gpu_uuid: Identifier
@@ -195,7 +195,7 @@ class EnergyStatus(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowDevice:
-    """What one device spent in a window, give or take `uncertainty_mj`; `uncounted_s` are in neither."""
+    """Energy of one device in a window, plus or minus `uncertainty_mj`; neither covers `uncounted_s`."""
 
     gpu_uuid: Identifier
     total_mj: Uint64 = 0
@@ -218,7 +218,7 @@ class WindowShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyWindow:
-    """What a node's devices spent in a stretch of time, and on whom: a device's shares add up to its total."""
+    """Energy of a node's devices in an interval, by owner: a device's shares add up to its total."""
 
     incarnation: Uint64
     number: Uint64
@@ -229,7 +229,7 @@ class EnergyWindow:
     shares: Annotated[tuple[WindowShare, ...], Many(WINDOW_SHARES_MOST)] = ()
 
     def violations(self) -> Iterator[Violation]:
-        """Shares name what is there and add up."""
+        """Checks that shares refer to existing entries and add up."""
         if self.end_ns < self.begin_ns:
             yield Violation("end_ns", f"is {self.end_ns}, before begin_ns", "end a window after its begin")
         left = [device.total_mj for device in self.devices]
@@ -245,7 +245,7 @@ class EnergyWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyAcknowledgement:
-    """Covers every window of an incarnation up to and including the number; `refused` of them are in no sum."""
+    """Acknowledges every window of an incarnation up to and including the number; `refused` of them are in no sum."""
 
     incarnation: Uint64
     number: Uint64

@@ -12,13 +12,13 @@ _QUESTIONS_MOST = 8
 _Money = Annotated[float, Range(-1e15, 1e15)]
 _Grams = Annotated[float, Range(-1e15, 1e15, "g")]
 _Amount = Annotated[float, Range(0.0, 1e300)]
-# Seconds of many devices or workloads for years.
+# Seconds of many devices or workloads over years.
 _Sum = Annotated[float, Range(0.0, 1e15, "s")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergySpent:
-    """Millijoules of devices by part, their price and their carbon dioxide."""
+    """Millijoules of devices by part, their price and their carbon dioxide emissions."""
 
     bare_idle_mj: Uint64 = 0
     context_idle_mj: Uint64 = 0
@@ -29,7 +29,7 @@ class EnergySpent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyWork:
-    """Work done beside the joules; where seconds were missed, at least so much, and at most so many joules each."""
+    """Work done with the energy; if seconds were missed, a lower bound, and so an upper bound of joules per unit."""
 
     unit: Label
     amount: _Amount
@@ -49,7 +49,7 @@ class EnergyGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEnergyRequest:
-    """What was spent in whole hours around the stretch; `rows_most` of 0 is 1,000."""
+    """Asks what was spent in the whole hours around an interval; `rows_most` of 0 means 1,000."""
 
     begin_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -61,7 +61,7 @@ class QueryEnergyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEnergyResponse:
-    """Adds up: groups, left_out, unallocated and unattributed are everything that matches."""
+    """Answers a query; groups, left_out, unallocated and unattributed add up to everything that matches."""
 
     begin_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -80,7 +80,7 @@ class QueryEnergyResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyGrouping:
-    """One question of a report; `rows_most` of 0 is 1,000."""
+    """One query of a report; `rows_most` of 0 means 1,000."""
 
     group_by: Annotated[tuple[Label, ...], Many(4)] = ()
     rows_most: Uint32 = 0
@@ -88,7 +88,7 @@ class EnergyGrouping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEnergyReportRequest:
-    """Several questions about one stretch, of 10,000 rows together."""
+    """Several queries over one interval, with at most 10,000 rows together."""
 
     begin_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -98,14 +98,14 @@ class QueryEnergyReportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryEnergyReportResponse:
-    """An answer to each question in their order, all of one moment."""
+    """An answer to each query in their order, all of the same moment."""
 
     answers: Annotated[tuple[QueryEnergyResponse, ...], Many(_QUESTIONS_MOST)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyExporter:
-    """Has everything between two whole hours, but for `changed_hours` between the first and the last of them."""
+    """An exporter has everything between two whole hours, except for `changed_hours` between the first and the last."""
 
     name: Identifier
     since_ns: Nanoseconds
@@ -118,7 +118,7 @@ class EnergyExporter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmEnergyExportRequest:
-    """Who has which whole hours elsewhere, as of which revision of the ledger."""
+    """Confirms which whole hours an exporter has stored elsewhere, as of which revision of the ledger."""
 
     name: Identifier
     begin_ns: Nanoseconds
@@ -128,19 +128,19 @@ class ConfirmEnergyExportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmEnergyExportResponse:
-    """The mark as it is now."""
+    """The updated mark of the exporter."""
 
     exporter: EnergyExporter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListEnergyExportersRequest:
-    """Asks for all of them."""
+    """Asks for all exporters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListEnergyExportersResponse:
-    """Exporters by name, and until when exports can be confirmed."""
+    """Exporters by name, and the time up to which exports can be confirmed."""
 
     exporters: Annotated[tuple[EnergyExporter, ...], Many(64)] = ()
     settled_ns: Nanoseconds = 0
@@ -148,14 +148,14 @@ class ListEnergyExportersResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveEnergyExporterRequest:
-    """Forgets a mark: rows go by their age again."""
+    """Removes an exporter's mark: its rows expire by age again."""
 
     name: Identifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveEnergyExporterResponse:
-    """It is gone."""
+    """The mark is removed."""
 
 
 _Spent = Annotated[float, Range(0.0, 1e24)]
@@ -163,7 +163,7 @@ _Spent = Annotated[float, Range(0.0, 1e24)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingStatus:
-    """A limit and what is spent of it in the period under way; None is not known."""
+    """A limit and the amount spent in the current period; None if unknown."""
 
     limit: SpendingLimit
     begin_ns: Nanoseconds
@@ -176,12 +176,12 @@ class SpendingStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSpendingRequest:
-    """All limits."""
+    """Asks for all spending limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSpendingResponse:
-    """In the policy's order."""
+    """Spending limits in the policy's order."""
 
     limits: Annotated[tuple[SpendingStatus, ...], Many(SPENDING_LIMITS_MOST)] = ()
     currency: Annotated[str, Text(8)] = ""

@@ -21,12 +21,12 @@ from eelgrid_protos.quantities import (
     Uint64,
 )
 
-# What a request means that leaves them out. A minute is a model's weights read anew, or a checkpoint; an hour is
-# about the least that a task of the public traces still runs once it has run for a while.
+# Defaults of a request. A minute loads a model's weights again, or a checkpoint; an hour is about the least that a task
+# of the public traces still runs once it has run for a while.
 RESTART_S, HORIZON_S, MOVES_RATIO = 60.0, 3600.0, 0.05
 MOVES_MOST = 10_000
 
-# Sums over a cluster, weighed; a gain may be a loss.
+# Weighted sums over a cluster; a gain may be a loss.
 ClusterWatts = CostWatts
 GoalWeight = Annotated[float, Range(0.0, 1e6)]
 Gpus = Annotated[float, Range(0.0, 1e9)]
@@ -35,7 +35,7 @@ HorizonSeconds = Annotated[float, Range(1.0, 31_536_000.0, "s")]
 
 
 class MoveGoal(OpenEnum):
-    """What moves are to gain."""
+    """What moves are to improve."""
 
     UNSPECIFIED = 0
     POWER = 1
@@ -45,7 +45,7 @@ class MoveGoal(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalWeights:
-    """What a goal pays for each term of the cost."""
+    """The price of each term of the cost under a goal."""
 
     power: GoalWeight
     fragmentation_w: GoalWeight
@@ -55,7 +55,7 @@ class GoalWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMove:
-    """One replica from its place to another; the candidates are what it costs there and here."""
+    """One replica from its place to another; the candidates are its costs there and here."""
 
     source: Placement
     target: Placement
@@ -77,7 +77,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassFit:
-    """How many more tasks of one class fit at once."""
+    """How many more tasks of one class would fit at once."""
 
     cpu_milli: CpuMilli
     gpu_count: Count
@@ -102,7 +102,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """An ordered set of moves, each feasible when its turn comes, and what they gain."""
+    """An ordered sequence of moves, each feasible in its turn, and their gains."""
 
     recommendation_id: Identifier
     revision: Uint64
@@ -128,7 +128,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendMovesRequest:
-    """Asks for moves within a budget; what is left out has a default."""
+    """Asks for moves within a budget; omitted fields have defaults."""
 
     goal: MoveGoal = MoveGoal.UNSPECIFIED
     moves_most: Uint32 = 0
@@ -138,14 +138,14 @@ class RecommendMovesRequest:
     horizon_s: HorizonSeconds | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """No recommendation is longer than one message carries."""
+        """Checks that the recommendation fits into one message."""
         if self.moves_most > MOVES_MOST:
             yield Violation("moves_most", f"is {self.moves_most}", f"ask for at most {MOVES_MOST} and repeat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendMovesResponse:
-    """What would be moved."""
+    """The recommended moves."""
 
     recommendation: Recommendation
 
@@ -159,7 +159,7 @@ class ApplyMovesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyMovesResponse:
-    """What was moved."""
+    """The moves that were made."""
 
     moved: Uint32
     revision: Uint64

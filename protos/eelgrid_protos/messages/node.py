@@ -1,4 +1,4 @@
-"""What a node is and what befalls it: frozen values, mirrored by node.proto."""
+"""Messages of nodes: inventory and node events as frozen values, mirrored by node.proto."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from eelgrid_protos.quantities import (
 
 
 class AccessLevel(OpenEnum):
-    """How much the driver lets the agent do."""
+    """How much the driver permits the agent."""
 
     UNSPECIFIED = 0
     READ_ONLY = 1
@@ -38,12 +38,12 @@ class AccessLevel(OpenEnum):
 class ComputeInstance:
     """The part of a GPU instance that a process opens, on its compute slices [start, start + size).
 
-    `start` is None where the driver does not tell.
+    `start` is None if the driver does not report it.
     """
 
     id: Uint32
     profile_id: Uint32 = 0
-    # What a plan names where a process is to open it.
+    # The name by which a plan refers to the device that a process opens.
     uuid: OptionalIdentifier = ""
     generation: Uint32 = 0
     start: Count | None = None
@@ -52,7 +52,7 @@ class ComputeInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstance:
-    """One MIG slice as it was read back, on memory slices [start, start + size)."""
+    """One MIG slice as read back, on memory slices [start, start + size)."""
 
     id: Uint32
     profile_id: Uint32
@@ -64,7 +64,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One device; `model` is the name that workloads ask for."""
+    """One device; `model` is the name that workloads request."""
 
     uuid: Identifier
     index: Count
@@ -82,7 +82,7 @@ class Gpu:
     gpu_instances: Annotated[tuple[GpuInstance, ...], Many(INSTANCES_PER_GPU_MOST)] = ()
     lost: bool = False
     cordon: Label = ""
-    # None where the driver names no NUMA node, or several.
+    # None if the driver names no NUMA node, or several.
     numa_node: Count | None = None
 
 
@@ -94,7 +94,7 @@ GPU_LINKS_MOST = GPUS_PER_NODE_MOST * (GPUS_PER_NODE_MOST - 1) // 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLink:
-    """How near two devices are, by index: NVML's nearest common ancestor (0 board .. 50 machine) and active NVLinks."""
+    """Proximity of two devices, by index: NVML's nearest common ancestor (0 board .. 50 machine) and active NVLinks."""
 
     one: Count
     other: Count
@@ -102,14 +102,14 @@ class GpuLink:
     nvlinks: Count = 0
 
     def violations(self) -> Iterator[Violation]:
-        """A device is no pair."""
+        """Checks that the two devices differ."""
         if self.one == self.other:
             yield Violation("other", f"{self.other} is the device itself", "list each pair of devices once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """One node."""
+    """The hardware and software of one node."""
 
     node_name: Name
     cpu_milli: CpuMilli
@@ -128,14 +128,14 @@ class Inventory:
     topology: Annotated[tuple[Name, ...], Many(TOPOLOGY_PARTS_MOST)] = ()
 
     def violations(self) -> Iterator[Violation]:
-        """Devices are told apart by UUID and by index."""
+        """Checks that UUIDs and indexes of devices are distinct."""
         for attribute in ("uuid", "index"):
             if len({getattr(gpu, attribute) for gpu in self.gpus}) < len(self.gpus):
                 yield Violation("gpus", f"two devices share one {attribute}", "list each device once")
 
 
 class NodeEventKind(OpenEnum):
-    """What befell a node or a device."""
+    """What happened to a node or a device."""
 
     UNSPECIFIED = 0
     GPU_LOST = 1
@@ -157,7 +157,7 @@ class NodeEventKind(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent:
-    """Something that the controller should hear at once."""
+    """An event that the agent reports to the controller at once."""
 
     kind: NodeEventKind
     time_ns: Nanoseconds

@@ -1,4 +1,4 @@
-"""Questions and answers of the operators' API: mirrored by operator_service.proto."""
+"""Requests and responses of the operators' API: mirrored by operator_service.proto."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -34,7 +34,7 @@ from eelgrid_protos.quantities import (
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MOST = 1000
-# Of a node that holds more than the journal knows: enough to see whose it is, for a page of a thousand nodes.
+# Of a node that holds more than the journal knows: enough to see whose work it is, within a page of a thousand nodes.
 UNKNOWN_WORKLOADS_MOST = 16
 
 
@@ -48,7 +48,7 @@ class NodeState(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An inventory with what is allocated on it."""
+    """An inventory with its allocations."""
 
     inventory: Inventory
     state: NodeState
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStatus:
-    """One device with what is allocated on it and its newest readings."""
+    """One device with its allocations and newest readings."""
 
     node_name: Name
     gpu: Gpu
@@ -85,7 +85,7 @@ class GpuStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasonCount:
-    """How many workloads wait for one reason."""
+    """How many workloads are pending for one reason."""
 
     reason: Sentence
     workloads: Uint32
@@ -103,7 +103,7 @@ class ModelSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The cluster at a glance."""
+    """Totals of the cluster."""
 
     time_ns: Nanoseconds
     nodes_ready: Uint32 = 0
@@ -131,7 +131,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStatus:
-    """A plan and how far its node has come."""
+    """A plan and how far its node has applied it."""
 
     plan: NodePlan
     applied: PlanApplied | None = None
@@ -139,19 +139,19 @@ class PlanStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetSummaryRequest:
-    """Asks for the cluster at a glance."""
+    """Asks for the totals of the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetSummaryResponse:
-    """The cluster at a glance."""
+    """The totals of the cluster."""
 
     summary: Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSummaryRequest:
-    """A summary now and after each interval; 0 means one second."""
+    """Asks for a summary now and after each interval; 0 means one second."""
 
     interval_s: Annotated[float, Range(0.0, 3600.0, "s")] = 0.0
 
@@ -165,7 +165,7 @@ class WatchSummaryResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListNodesRequest:
-    """A page of nodes by name; a page size of 0 means 100, more than 1000 means 1000."""
+    """Asks for a page of nodes by name; a page size of 0 means 100, more than 1000 means 1000."""
 
     page_size: Uint32 = 0
     page_token: PageToken = ""
@@ -187,21 +187,21 @@ class ListNodesResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileNodeRequest:
-    """Gives up what a node holds beyond the journal."""
+    """Releases the assignments that a node holds beyond the journal."""
 
     node_name: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileNodeResponse:
-    """The node as it is now."""
+    """The node after the change."""
 
     node: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListGpusRequest:
-    """A page of devices by node and index."""
+    """Asks for a page of devices by node and index."""
 
     page_size: Uint32 = 0
     page_token: PageToken = ""
@@ -222,7 +222,7 @@ class ListGpusResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitWorkloadRequest:
-    """A workload to place; the id makes a repeated call harmless."""
+    """A workload to place; repeating the call with the same id has no effect."""
 
     spec: WorkloadSpec
     workload_id: OptionalIdentifier = ""
@@ -231,7 +231,7 @@ class SubmitWorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitWorkloadResponse:
-    """The workload as it was accepted."""
+    """The accepted workload."""
 
     workload: Workload
 
@@ -245,14 +245,14 @@ class GetWorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetWorkloadResponse:
-    """The workload as it stands."""
+    """The current workload."""
 
     workload: Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListWorkloadsRequest:
-    """A page of workloads in the order of their submission."""
+    """Asks for a page of workloads in the order of submission."""
 
     page_size: Uint32 = 0
     page_token: PageToken = ""
@@ -276,7 +276,7 @@ class ListWorkloadsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchWorkloadsRequest:
-    """Changes after a revision; 0 begins with every workload."""
+    """Asks for changes after a revision; 0 begins with every workload."""
 
     after_revision: Uint64 = 0
 
@@ -297,7 +297,7 @@ class CancelWorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelWorkloadResponse:
-    """The workload as it ended."""
+    """The workload after it ended."""
 
     workload: Workload
 
@@ -311,14 +311,14 @@ class ExplainWorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainWorkloadResponse:
-    """Why it stands where it stands."""
+    """Why a workload is placed where it is, or pending."""
 
     explanation: Explanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPlansRequest:
-    """A page of plans by node name."""
+    """Asks for a page of plans by node name."""
 
     page_size: Uint32 = 0
     page_token: PageToken = ""
@@ -349,21 +349,21 @@ class GetPolicyResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePolicyRequest:
-    """A new policy; its revision must be the one in force."""
+    """A new policy; its revision must be the current one."""
 
     policy: Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePolicyResponse:
-    """The policy as it was accepted."""
+    """The accepted policy."""
 
     policy: Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveNodeRequest:
-    """Names a node that is gone for good."""
+    """Names a node to remove permanently."""
 
     node_name: Name
     force: bool = False
@@ -372,7 +372,7 @@ class RemoveNodeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveNodeResponse:
-    """What became of the work on it, or would."""
+    """The effect on the node's work; of a dry run, the predicted one."""
 
     ended: Annotated[tuple[Identifier, ...], Many(4096)] = ()
     shrunk: Annotated[tuple[Identifier, ...], Many(4096)] = ()

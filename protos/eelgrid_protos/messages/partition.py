@@ -25,7 +25,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedGpu:
-    """One GPU before and after a change; `held` says why it stays as it is."""
+    """One GPU before and after a change; `held` is the reason if it cannot change."""
 
     node_name: Name
     gpu_index: Count
@@ -39,7 +39,7 @@ class PartitionedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedService:
-    """What a service can carry within its objective, before and after a change and at the least on the way."""
+    """What a service can serve within its objective, before and after a change and at the minimum during it."""
 
     workload_id: Identifier
     name: Label
@@ -71,28 +71,28 @@ class PartitionRecommendation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendPartitionsRequest:
-    """Asks for the best change; without a horizon it must pay in an hour."""
+    """Asks for the best change; by default it must pay off in an hour."""
 
     horizon_s: HorizonSeconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendPartitionsResponse:
-    """What would be changed."""
+    """The recommended change."""
 
     recommendation: PartitionRecommendation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyPartitionsRequest:
-    """Names the recommendation to carry out."""
+    """Names the recommendation to execute."""
 
     recommendation_id: Identifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyPartitionsResponse:
-    """The first stage is in the state; the others follow when the GPUs stand as it wants them."""
+    """Confirms the first stage; the others follow as the GPUs reach its layouts."""
 
     revision: Uint64
     stages_left: Uint32 = 0
@@ -100,7 +100,7 @@ class ApplyPartitionsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPartitionsRequest:
-    """A page of partitioned GPUs by node and index; a page size of 0 means as many as fit."""
+    """Asks for a page of partitioned GPUs by node and index; a page size of 0 means as many as fit."""
 
     page_size: Uint32 = 0
     page_token: PageToken = ""
@@ -108,7 +108,7 @@ class ListPartitionsRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """One partitioned GPU; `problem` is its agent's word where the layout was not applied."""
+    """One partitioned GPU; `problem` is its agent's report if the layout was not applied."""
 
     node_name: Name
     gpu_index: Count
@@ -121,7 +121,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPartitionsResponse:
-    """Every partitioned GPU, and the change under way."""
+    """Every partitioned GPU, and the change in progress."""
 
     gpus: Annotated[tuple[PartitionStatus, ...], Many(100_000)] = ()
     stages_left: Uint32 = 0

@@ -1,4 +1,4 @@
-"""What the controller wants of a node, and what the node did: mirrored by plan.proto."""
+"""Node plans: the desired state of a node, and the result of applying it; mirrored by plan.proto."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from eelgrid_protos.quantities import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Where a replica runs on its one GPU, as the partition planner chose it; an empty profile is the whole GPU."""
+    """The slice that a replica uses, chosen by the partition planner; an empty profile is the whole GPU."""
 
     profile: MigProfile = ""
     start: Count = 0
@@ -56,7 +56,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSetting:
-    """Limits wanted on one device; None asks for nothing."""
+    """Desired limits of one device; None sets no limit."""
 
     gpu_uuid: Identifier
     power_limit_w: Watts | None = None
@@ -65,7 +65,7 @@ class GpuSetting:
     power_profile: Annotated[int, Range(0, 255)] | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """Clocks are locked as a pair, low before high."""
+        """Checks that clocks are locked as a pair, low before high."""
         low, high = self.sm_clock_min_mhz, self.sm_clock_max_mhz
         if (low is None) != (high is None) or (low is not None and high is not None and low > high):
             yield Violation("sm_clock_min_mhz", "is no range with sm_clock_max_mhz", "give both, low before high")
@@ -82,21 +82,21 @@ class WantedInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLayout:
-    """The MIG layout wanted on one device, whole."""
+    """The complete MIG layout desired for one device."""
 
     gpu_uuid: Identifier
     mig_enabled: bool = False
     instances: Annotated[tuple[WantedInstance, ...], Many(INSTANCES_PER_GPU_MOST)] = ()
 
     def violations(self) -> Iterator[Violation]:
-        """Instances need MIG."""
+        """Checks that only MIG mode has instances."""
         if self.instances and not self.mig_enabled:
             yield Violation("instances", "are wanted with MIG off", "set mig_enabled, or ask for no instances")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """The whole of what a node should hold; it replaces the plan before it."""
+    """The complete desired state of a node; it replaces the previous plan."""
 
     node_name: Name
     epoch: Uint64
@@ -109,7 +109,7 @@ class NodePlan:
 
 
 class ApplyStatus(OpenEnum):
-    """What became of one item of a plan."""
+    """Result of one item of a plan."""
 
     UNSPECIFIED = 0
     APPLIED = 1
@@ -120,7 +120,7 @@ class ApplyStatus(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyResult:
-    """One item that was not plainly applied, or a setting with the value read back."""
+    """One item that was not applied normally, or a setting with the value read back."""
 
     subject: Identifier
     status: ApplyStatus
@@ -131,7 +131,7 @@ class ApplyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanApplied:
-    """The node's answer to a plan."""
+    """The result of a plan on its node."""
 
     epoch: Uint64
     status: ApplyStatus

@@ -1,4 +1,4 @@
-"""The operator's standing order: mirrored by policy.proto."""
+"""Policy: objectives, modes of pools, power budgets, prices and spending limits; mirrored by policy.proto."""
 
 import itertools
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ IntervalSeconds = Annotated[float, Range(0.1, 3_600.0, "s")]
 
 
 class EnforcementMode(OpenEnum):
-    """How far the agents of a pool may go."""
+    """What the agents of a pool may change."""
 
     UNSPECIFIED = 0
     OBSERVE = 1
@@ -25,16 +25,16 @@ class EnforcementMode(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Turn the terms of the cost into watts; see docs/explanation/placement.md."""
+    """Weights that convert the terms of the cost into watts; see docs/explanation/placement.md."""
 
     power: Weight
     fragmentation_w: Weight
     stranding_w: Weight
     lookahead: Weight = 0.0
     scarcity_w: Weight = 0.0
-    # Of stranding in a full fleet; below stranding_w it counts as that.
+    # Stranding in a full fleet; a value below stranding_w has no effect.
     stranding_full_w: Weight = 0.0
-    # About what it costs to wake a CPU package (105 W); only workloads with a wish for locality are weighed by it.
+    # About the cost of waking a CPU package (105 W); applies only to workloads with a locality preference.
     locality_w: Weight = 100.0
 
 
@@ -52,14 +52,14 @@ OBJECTIVES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMode:
-    """The mode of one pool."""
+    """The enforcement mode of one pool."""
 
     pool: Name
     mode: EnforcementMode
     partitioned: bool = False
 
     def violations(self) -> Iterator[Violation]:
-        """Enforcement is switched on by name or not at all."""
+        """Checks that the mode is set explicitly."""
         if self.mode is EnforcementMode.UNSPECIFIED:
             yield Violation("mode", "is not set or not known here", "choose observe or enforce")
 
@@ -75,14 +75,14 @@ class BudgetScope(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerBudget:
-    """The most that the GPUs below it may draw together."""
+    """Maximum total draw of the GPUs below it."""
 
     scope: BudgetScope
     limit_w: Annotated[float, Range(0.0, 1e10, "W")]
     name: Label = ""
 
     def violations(self) -> Iterator[Violation]:
-        """A rack and a node have a name, the cluster has none."""
+        """Checks that a rack or a node is named, and the cluster is not."""
         if self.scope is BudgetScope.UNSPECIFIED:
             yield Violation("scope", "is not set or not known here", "choose cluster, rack or node")
         elif (self.scope is BudgetScope.CLUSTER) == bool(self.name):
@@ -103,7 +103,7 @@ class PricePeriod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyPrices:
-    """What energy costs when; the last period of a week goes on into the next week."""
+    """Energy prices by time; the last period of a week continues into the next week."""
 
     periods: Annotated[tuple[PricePeriod, ...], Many(1000)]
     currency: Annotated[str, Text(8)] = "EUR"
@@ -112,7 +112,7 @@ class EnergyPrices:
     utc_offset_minutes: Annotated[int, Range(-24 * 60, 24 * 60, "minutes")] = 0
 
     def violations(self) -> Iterator[Violation]:
-        """Periods rise."""
+        """Checks that periods rise."""
         begins = [period.begins_minute for period in self.periods]
         if not begins:
             yield Violation("periods", "are empty", "give at least one, beginning at minute 0")
@@ -131,7 +131,7 @@ class SpendingScope(OpenEnum):
 
 
 class SpendingQuantity(OpenEnum):
-    """What is counted."""
+    """The quantity that is limited."""
 
     UNSPECIFIED = 0
     GPU_TIME = 1
@@ -141,7 +141,7 @@ class SpendingQuantity(OpenEnum):
 
 
 class SpendingPeriod(OpenEnum):
-    """When counting begins anew, by the local time of the prices."""
+    """The period after which counting restarts, by the local time of the prices."""
 
     UNSPECIFIED = 0
     DAY = 1
@@ -151,7 +151,7 @@ class SpendingPeriod(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingLimit:
-    """The most that the work of somebody may spend in a period; `most` is in GPU-seconds, joules, money or grams."""
+    """Maximum spending of a namespace, user, queue or label; `most` is in GPU-seconds, joules, money or grams."""
 
     scope: SpendingScope
     name: Label
@@ -159,12 +159,12 @@ class SpendingLimit:
     quantity: SpendingQuantity
     most: Annotated[float, Range(0.0, 1e18)]
     period: SpendingPeriod
-    # At which it counts as nearly spent; None is 0.8.
+    # Share at which it counts as nearly spent; None means 0.8.
     warn_ratio: Ratio | None = None
     mode: EnforcementMode
 
     def violations(self) -> Iterator[Violation]:
-        """Everything is said, a label by its key, and there is something to spend."""
+        """Checks that all fields are set, a label has its key, and the limit is positive."""
         for field, value in (("scope", self.scope), ("quantity", self.quantity), ("period", self.period)):
             if not value:
                 known = ", ".join(one.name.lower() for one in type(value) if one)
@@ -183,7 +183,7 @@ class SpendingLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What to aim for and what to leave alone; the defaults touch no node."""
+    """The operator's policy; the defaults change nothing on any node."""
 
     revision: Uint64 = 0
     objective: Label = "balanced"
@@ -192,7 +192,7 @@ class Policy:
     lease_s: LeaseSeconds = 60.0
     send_interval_s: IntervalSeconds = 5.0
     sample_interval_s: IntervalSeconds = 1.0
-    # How places are chosen: ours or a published policy; only ours heeds the weights.
+    # Name of the placement policy: ours or a published one; only ours uses the weights.
     placement: Label = "eelgrid"
     budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
     prices: EnergyPrices | None = None

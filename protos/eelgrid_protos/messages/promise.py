@@ -1,4 +1,4 @@
-"""What a workload is promised, and how it is measured: mirrored by promise.proto."""
+"""Objectives of services and jobs, and how they are measured; mirrored by promise.proto."""
 
 import re
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ _URL = re.compile(r"(https?://[^\s\x00-\x1f]+)?")
 Url = Annotated[str, Text(2000, False, _URL, "an http or https URL")]
 _UNIT = re.compile(r"([a-z][a-z_]{0,23})?")
 WorkUnit = Annotated[str, Text(24, False, _UNIT, "one lower-case word in the singular, such as step or image")]
-# What services answer: a group's sum of them must not have a job's in it.
+# Units of services: sums over a group must not mix them with those of jobs.
 _SERVED_UNITS = ("request", "token", "work")
 _FIELDS = ("node", "replica")
 
 
 class LatencyMetric(OpenEnum):
-    """Which time of a request an objective bounds."""
+    """The time of a request that an objective bounds."""
 
     UNSPECIFIED = 0
     RESPONSE = 1
@@ -28,7 +28,7 @@ class LatencyMetric(OpenEnum):
 
 
 class MetricsServer(OpenEnum):
-    """Whose names a page of metrics uses."""
+    """The serving program whose metric names a page uses."""
 
     UNSPECIFIED = 0
     VLLM = 1
@@ -41,21 +41,21 @@ class MetricsServer(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyObjective:
-    """Kept when this quantile is at most latency_s."""
+    """Met when this quantile is at most latency_s."""
 
     metric: LatencyMetric
     latency_s: Annotated[float, Range(1e-6, 1e6, "s")]
     quantile: Annotated[float, Range(0.5, 0.99)] = 0.95
 
     def violations(self) -> Iterator[Violation]:
-        """The metric is never guessed."""
+        """Checks that the metric is set explicitly."""
         if self.metric is LatencyMetric.UNSPECIFIED:
             yield Violation("metric", "is not set or not known here", "choose response, first_token or inter_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSource:
-    """Where a replica's own metrics are, in Prometheus' text format; {node} and {replica} are put in."""
+    """Where a replica's own metrics are, in Prometheus' text format; {node} and {replica} are substituted."""
 
     server: MetricsServer
     url: Url
@@ -65,7 +65,7 @@ class MetricsSource:
     work_counter: Label = ""
 
     def violations(self) -> Iterator[Violation]:
-        """Placeholders are known ones; the generic server is nothing without a name."""
+        """Checks that placeholders are known, and that the generic server has a metric name."""
         if self.server is MetricsServer.UNSPECIFIED:
             names = ", ".join(server.name.lower() for server in MetricsServer if server)
             yield Violation("server", "is not set or not known here", f"choose one of {names}")
@@ -80,7 +80,7 @@ class MetricsSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePromise:
-    """What an inference service will be asked, and must keep."""
+    """The expected load of an inference service, and its objectives."""
 
     profile: RequiredLabel
     objectives: Annotated[tuple[LatencyObjective, ...], Many(3)]
@@ -94,7 +94,7 @@ class ServicePromise:
     slices: bool = False
 
     def violations(self) -> Iterator[Violation]:
-        """Either the whole answer or its tokens are promised, each once."""
+        """Checks that objectives are for the whole answer or for its tokens, each once."""
         metrics = [objective.metric for objective in self.objectives]
         if not metrics:
             yield Violation("objectives", "are empty", "promise a latency, or leave the service's promise out")
@@ -116,7 +116,7 @@ class ServicePromise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPromise:
-    """What a job may lose to a power limit: a largest slowdown, a deadline, or plain best effort."""
+    """What a job may lose to a power limit: a maximum slowdown, a deadline, or best effort."""
 
     profile: Label = ""
     slowdown_most: Annotated[float, Range(0.0, 10.0)] | None = None
@@ -131,11 +131,11 @@ class TrainingPromise:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether its replicas may change while it runs."""
+        """Returns whether its replicas may change while it runs."""
         return self.replicas_most > 0
 
     def violations(self) -> Iterator[Violation]:
-        """Exactly one promise; a deadline needs its work."""
+        """Checks that exactly one objective is set; a deadline needs the amount of work."""
         given = [self.slowdown_most is not None, self.deadline_ns > 0, self.energy_weight is not None]
         if sum(given) != 1:
             yield Violation(

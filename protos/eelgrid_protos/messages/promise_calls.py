@@ -1,4 +1,4 @@
-"""Messages of service-level promises: scaling, measured points, progress and status."""
+"""Messages of service-level objectives: scaling, measured points, progress and status."""
 
 import itertools
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class QuantileLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPoint:
-    """One workload in one configuration; None where something was not measured."""
+    """One workload in one configuration; None for quantities that were not measured."""
 
     profile: RequiredLabel
     gpu_model: RequiredLabel
@@ -58,7 +58,7 @@ class MeasuredPoint:
     source: Label = ""
 
     def violations(self) -> Iterator[Violation]:
-        """Quantiles rise with their level."""
+        """Checks that latencies rise with their quantile."""
         if self.throughput_hz <= 0.0:
             yield Violation("throughput_hz", "is 0", "leave out points that did not run")
         ordered = sorted(self.latencies, key=lambda one: one.quantile)
@@ -75,7 +75,7 @@ Share = Annotated[float, Range(-1e6, 1e6)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleWorkloadRequest:
-    """As many replicas as asked, or as there is room for."""
+    """Scales a workload to `replicas`, or as close as capacity allows."""
 
     workload_id: Identifier
     replicas: Annotated[int, Range(1, 10_000)]
@@ -83,14 +83,14 @@ class ScaleWorkloadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleWorkloadResponse:
-    """The workload as it stands now."""
+    """The workload after scaling."""
 
     workload: Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPointsRequest:
-    """A later point of the same configuration replaces the one before."""
+    """Points to store; a later point of the same configuration replaces the earlier one."""
 
     points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)]
 
@@ -104,7 +104,7 @@ class RecordPointsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPointsRequest:
-    """A page of points by profile and configuration; an empty profile lists all."""
+    """Asks for a page of points by profile and configuration; an empty profile means all."""
 
     profile: Label = ""
     page_size: Uint32 = 0
@@ -123,7 +123,7 @@ class ListPointsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportProgressRequest:
-    """Units of work done since the job began."""
+    """Units of work done since the job started."""
 
     workload_id: Identifier
     work_done: Annotated[float, Range(0.0, 1e18)]
@@ -131,12 +131,12 @@ class ReportProgressRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportProgressResponse:
-    """It was noted."""
+    """The progress was recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPromisesRequest:
-    """A page of services by id, then of jobs by id, then of budgets; a page size of 0 means as many as fit."""
+    """Asks for a page of services by id, then of jobs by id, then of budgets; a page size of 0 means as many as fit."""
 
     page_size: Uint32 = 0
     page_token: PageToken = ""
@@ -144,7 +144,7 @@ class ListPromisesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStatus:
-    """How a service keeps its latency."""
+    """How a service meets its latency objectives."""
 
     workload_id: Identifier
     name: Label
@@ -163,7 +163,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """How a job keeps its speed."""
+    """How a job meets its speed objective."""
 
     workload_id: Identifier
     name: Label
@@ -177,7 +177,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatus:
-    """A power budget and what is claimed of it."""
+    """A power budget and the claims on it."""
 
     budget: PowerBudget
     claimed_w: ClusterWatts = 0.0
@@ -186,7 +186,7 @@ class BudgetStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPromisesResponse:
-    """How services and jobs keep what they were promised, and what is claimed of budgets."""
+    """Whether services and jobs meet their objectives, and the claims on budgets."""
 
     services: Annotated[tuple[ServiceStatus, ...], Many(100_000)] = ()
     jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
@@ -199,14 +199,14 @@ class ListPromisesResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagineBudgetsRequest:
-    """Budgets instead of those in force."""
+    """Budgets to try in place of those in force."""
 
     budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagineBudgetsResponse:
-    """What jobs would have under them."""
+    """What jobs would get under the budgets."""
 
     jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
     budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()

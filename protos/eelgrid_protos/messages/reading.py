@@ -1,7 +1,7 @@
-"""What sensors say: readings by name, columns of them, and batches of ticks; mirrored by node.proto.
+"""Sensor readings: readings by name, columns of them, and batches of ticks; mirrored by node.proto.
 
-Columns hold readings tick by tick and, within a tick, device by device; a
-missing reading is an absence with a reason, never a number.
+Columns hold readings tick by tick and, within a tick, device by device; a missing reading is an absence with a
+reason, never a number.
 """
 
 import math
@@ -81,7 +81,7 @@ class Reading(OpenEnum):
 
 
 _RATIO = Range(0.0, 1.0)
-# Counters stay exact in a double up to here.
+# Counters are exact in a double up to here.
 _COUNT = Range(0.0, 2.0**53)
 _POWER = Range(0.0, BOARD_POWER_MOST_W, "W")
 _CLOCK = Range(0.0, 20_000.0, "MHz")
@@ -164,14 +164,14 @@ class AbsenceReason(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """Cells of a column that hold no value, and why."""
+    """Cells of a column without a value, and the reason."""
 
     reason: AbsenceReason
     cells: Annotated[tuple[Uint32, ...], Many(_CELLS_MOST)]
 
 
 def _is_sound(absence: Absence, width: int) -> bool:
-    """Whether an absence obeys the rules in a column of this width."""
+    """Returns whether an absence is valid in a column of this width."""
     cells = absence.cells
     return (
         type(absence.reason) is AbsenceReason
@@ -189,7 +189,7 @@ class Column:
     absences: Annotated[tuple[Absence, ...], Many(_ABSENCES_MOST)] = ()
 
     def obeys(self) -> bool:
-        """Whether nothing is wrong, in one pass: columns are the hot path, and nearly all are sound."""
+        """Returns whether the column is valid, in one pass: columns are the hot path, and nearly all are valid."""
         values, width = self.values, len(self.values)
         if not 0 < width <= _CELLS_MOST or type(self.reading) is not Reading:
             return not width and not self.absences and type(self.reading) is Reading
@@ -203,8 +203,8 @@ class Column:
         )
 
     def violations(self) -> Iterator[Violation]:
-        """Range and presence."""
-        # A reading of a newer version has no range here, but no reading is ever infinite or NaN.
+        """Checks ranges and absences."""
+        # A reading of a newer version has no known range, but no reading is ever infinite or NaN.
         low, high = _BOUNDS.get(self.reading, _ANY)
         if not all(low <= value <= high for value in self.values):
             unit = READING_RANGES[self.reading].unit if self.reading in READING_RANGES else ""
@@ -218,14 +218,14 @@ class Column:
                 yield Violation("absences", "a cell lies outside the column", "count cells from 0 in tick order")
 
     def cell(self, index: int) -> float | None:
-        """The value at `index`, or None where it is absent."""
+        """Returns the value at `index`, or None if it is absent."""
         if any(index in absence.cells for absence in self.absences):
             return None
         return self.values[index]
 
 
 def _are_distinct(columns: tuple[Column, ...]) -> bool:
-    """Whether no reading comes twice; those that this version does not know are all alike to it."""
+    """Returns whether no reading repeats; those unknown to this version all look alike and are ignored."""
     known = [column.reading for column in columns if column.reading is not Reading.UNSPECIFIED]
     return len(set(known)) == len(known)
 
@@ -243,7 +243,7 @@ class SampleBatch:
     instance_columns: Annotated[tuple[Column, ...], Many(_COLUMNS_MOST)] = ()
 
     def obeys(self) -> bool:
-        """Whether nothing is wrong, as `violations` would say, in one pass over each column."""
+        """Returns whether `violations` would find nothing, in one pass over each column."""
         times, gpus, hosts = self.time_ns, self.gpu_columns, self.host_columns
         ticks = len(times)
         if not (
@@ -270,7 +270,7 @@ class SampleBatch:
         )
 
     def violations(self) -> Iterator[Violation]:
-        """Shape: columns are whole ticks, each reading once, time never falls."""
+        """Checks the shape: columns are whole ticks, no reading repeats, time never falls."""
         ticks = len(self.time_ns)
         if self.sequence == 0:
             yield Violation("sequence", "is 0", "count batches from 1")

@@ -1,4 +1,4 @@
-"""Changes tried on a copy, and decisions as files: mirrored by whatif.proto."""
+"""What-if analysis, exported decisions and shadow policies; mirrored by whatif.proto."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ Places = Annotated[tuple[Name, ...], Many(8)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShape:
-    """A kind of node: like one that is there, or of a GPU of the catalogue."""
+    """A kind of node: like an existing one, or with a GPU of the catalogue."""
 
     like_node: Label = ""
     gpu: Label = ""
@@ -50,7 +50,7 @@ class NodeShape:
     memory_bytes: Bytes = 0
 
     def violations(self) -> Iterator[Violation]:
-        """One of the two, and whole."""
+        """Checks that exactly one of the two is given, completely."""
         if self.like_node and (self.gpu or self.gpu_count or self.cpu_milli or self.memory_bytes):
             yield Violation("like_node", "stands beside a description", "name a node, or describe one")
         if not self.like_node and bool(self.gpu) != bool(self.gpu_count):
@@ -61,7 +61,7 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainNodes:
-    """Takes nodes out of use; with `remove` their watts go, too."""
+    """Takes nodes out of service; with `remove` their watts are subtracted, too."""
 
     node_names: Annotated[tuple[Name, ...], Many(IMAGINED_NODES_MOST)]
     remove: bool = False
@@ -83,7 +83,7 @@ class SetWeights:
     weights: Weights | None = None
 
     def violations(self) -> Iterator[Violation]:
-        """A name or numbers."""
+        """Checks that either a name or numbers are given."""
         if self.weights is None and self.objective not in OBJECTIVES:
             known = ", ".join(OBJECTIVES)
             yield Violation("objective", f"is {self.objective!r}", f"use one of {known}, or give weights")
@@ -93,7 +93,7 @@ class SetWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceAnew:
-    """Places everything once more, from an empty cluster, in the order of submission."""
+    """Places all work again from an empty cluster, in the order of submission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +113,14 @@ class CancelWorkloads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfChange:
-    """One change of a sequence; None for one that a newer version knows."""
+    """One change of a sequence; None for one of a newer version."""
 
     change: DrainNodes | AddNodes | SetWeights | PlaceAnew | SubmitCopies | CancelWorkloads | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFigures:
-    """The totals of a cluster, real or imagined."""
+    """The totals of a real or hypothetical cluster."""
 
     nodes_ready: Uint32 = 0
     gpus: Uint32 = 0
@@ -147,7 +147,7 @@ class ClassRoom:
 
 
 class ImaginedOutcome(OpenEnum):
-    """What the changes do to a workload."""
+    """The effect of the changes on a workload."""
 
     UNSPECIFIED = 0
     PLACED = 1
@@ -168,7 +168,7 @@ class OutcomeCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDifference:
-    """One workload that the changes touch; `candidate` is the place of its first replica."""
+    """One workload that the changes affect; `candidate` is the place of its first replica."""
 
     workload_id: Identifier
     name: Name
@@ -189,7 +189,7 @@ class WhatIfRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfResponse:
-    """What the changes would do."""
+    """The predicted effect of the changes."""
 
     before: ClusterFigures
     after: ClusterFigures
@@ -204,7 +204,7 @@ class WhatIfResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCapacityRequest:
-    """How many nodes of a shape are needed for what the changes submit, or for all that waits."""
+    """Asks how many nodes of a shape are needed for what the changes submit, or for all pending work."""
 
     changes: Changes = ()
     shape: NodeShape
@@ -213,7 +213,7 @@ class PlanCapacityRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCapacityResponse:
-    """The count, and the cluster with it."""
+    """The number of nodes, and the totals of the cluster with them."""
 
     nodes: Uint32 | None
     outcome: WhatIfResponse
@@ -224,7 +224,7 @@ class PlanCapacityResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportDecisionRequest:
-    """Names a workload whose last decision is wanted."""
+    """Names a workload whose last decision is exported."""
 
     workload_id: Identifier
 
@@ -238,7 +238,7 @@ class ExportDecisionResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowReport:
-    """The cluster beside what another policy would have made of it."""
+    """The cluster compared with the result of another policy."""
 
     objective: Label = ""
     weights: Weights
@@ -258,7 +258,7 @@ class ShadowReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartShadowRequest:
-    """Starts a second policy beside the one in force."""
+    """Starts a second policy in parallel to the one in force."""
 
     weights: SetWeights
 
@@ -272,12 +272,12 @@ class StartShadowResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetShadowRequest:
-    """Asks how the shadow compares."""
+    """Asks for the comparison with the shadow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetShadowResponse:
-    """How the shadow compares."""
+    """The comparison with the shadow."""
 
     report: ShadowReport
 
@@ -289,6 +289,6 @@ class StopShadowRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopShadowResponse:
-    """How the shadow compared in the end."""
+    """The final comparison with the shadow."""
 
     report: ShadowReport

@@ -1,4 +1,4 @@
-"""What users run, where it went and why: mirrored by workload.proto."""
+"""Workloads: what users run, where it is placed and why; mirrored by workload.proto."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ Replicas = Annotated[int, Range(1, 10_000)]
 
 
 class WorkloadKind(OpenEnum):
-    """What a workload is to be measured by."""
+    """The kind of a workload, which decides how it is measured."""
 
     UNSPECIFIED = 0
     INFERENCE_SERVICE = 1
@@ -42,7 +42,7 @@ class WorkloadKind(OpenEnum):
 
 
 class Locality(OpenEnum):
-    """How the replicas of a workload want to stand to each other; UNSPECIFIED is no wish."""
+    """Preferred distance between the replicas of a workload; UNSPECIFIED is no preference."""
 
     UNSPECIFIED = 0
     PACK = 1
@@ -53,7 +53,7 @@ _KINDS = ", ".join(kind.name.lower() for kind in WorkloadKind if kind)
 
 
 class WorkloadPhase(OpenEnum):
-    """Where a workload stands."""
+    """Phase of a workload's life."""
 
     UNSPECIFIED = 0
     PENDING = 1
@@ -62,7 +62,7 @@ class WorkloadPhase(OpenEnum):
 
 
 class Mobility(OpenEnum):
-    """How a running workload may move, at an operator's word; unspecified is as movable."""
+    """How a running workload may be moved by an operator; unspecified means movable."""
 
     UNSPECIFIED = 0
     FIXED = 1
@@ -72,7 +72,7 @@ class Mobility(OpenEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """What one replica holds on one node."""
+    """What one replica requests on one node."""
 
     cpu_milli: CpuMilli = 0
     memory_bytes: Bytes = 0
@@ -81,7 +81,7 @@ class ResourceRequest:
     gpu_models: Annotated[tuple[GpuModel, ...], Many(64)] = ()
 
     def violations(self) -> Iterator[Violation]:
-        """A share is of one GPU; several GPUs are taken whole."""
+        """Checks that a share is of one GPU; several GPUs are allocated whole."""
         if self.gpu_count == 0 and self.gpu_milli != 0:
             yield Violation("gpu_milli", "asks for a share of no GPU", "set gpu_count to 1 or gpu_milli to 0")
         if self.gpu_count == 0 and self.gpu_models:
@@ -96,7 +96,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """What a user asks for."""
+    """What a user requests."""
 
     name: Name
     request: ResourceRequest
@@ -114,7 +114,7 @@ class WorkloadSpec:
     required_traits: Annotated[tuple[Label, ...], Many(16)] = ()
 
     def violations(self) -> Iterator[Violation]:
-        """The kind decides what a workload is measured by, so it is never guessed; a promise is one of its kind."""
+        """Checks that the kind is set, since it decides how a workload is measured, and that the objective matches it."""
         if self.kind is WorkloadKind.UNSPECIFIED:
             yield Violation("kind", "is not set or not known here", "choose one of " + _KINDS)
         if self.service is not None:
@@ -145,7 +145,7 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one replica went."""
+    """The place of one replica."""
 
     replica: Count
     node_name: Name
@@ -183,7 +183,7 @@ class CostTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One place that was weighed."""
+    """One place that was evaluated."""
 
     node_name: Name
     gpu_indexes: Annotated[tuple[Count, ...], Many(64)]
@@ -201,7 +201,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaExplanation:
-    """Why one replica went where it went, or why it could not; best candidate first."""
+    """Why one replica was placed where it is, or why it could not be; best candidate first."""
 
     replica: Count
     candidates: Annotated[tuple[Candidate, ...], Many(16)]
@@ -211,7 +211,7 @@ class ReplicaExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a workload stands where it stands."""
+    """Why a workload is placed where it is, or pending."""
 
     workload: Workload
     replicas: Annotated[tuple[ReplicaExplanation, ...], Many(10_000)] = ()
