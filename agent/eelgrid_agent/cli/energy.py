@@ -250,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _query_node(flags: argparse.Namespace) -> tuple[Inventory, GetNodeEnergyResponse]:
-    """The node and its answer; raises EnergyUsageError, EnergyCommandFailed, ConfigError and ListenError."""
+    """The node and its answer; raises EnergyUsageError, EnergyCommandFailed, AgentConfigError and ListenError."""
     with open_blocking_channel(flags.address, tls=read_tls_flags(flags), insecure=flags.insecure) as channel:
         node = build_client(NODE_SERVICE, channel)
         try:
