@@ -127,7 +127,7 @@ class Enforcement:
         return None if (held := tuple(sorted(uuids))) == self._held else held
 
     def on_hold_result(self, uuids: tuple[str, ...], *, is_kept: bool) -> None:
-        """What became of `to_hold`; what could not be kept is tried again."""
+        """What became of `pending_holds`; what could not be kept is tried again."""
         self._held = uuids if is_kept else None
         self._is_ordered = self._is_ordered or not is_kept
 

@@ -93,7 +93,7 @@ def allocate_workers(
     """The workers of each job, in the order of the jobs, of the most value; exact.
 
     `gpus` are those that the jobs hold now and those that are free, all alike. `price_per_w` is what a watt is worth
-    in the throughput of a job of weight 1. Raises ElasticRefused for more than can be searched.
+    in the throughput of a job of weight 1. Raises InvalidElasticJob for more than can be searched.
     """
     if not 0 <= gpus <= ELASTIC_GPUS_MOST or len(jobs) > _JOBS_MOST:
         raise InvalidElasticJob(

@@ -422,7 +422,7 @@ def least_replicas(
     most: int,
     factor: SlownessFactor = UNCORRECTED,
 ) -> int:
-    """The least replicas behind one queue that keep the objective; NothingFits if `most` do not."""
+    """The least replicas behind one queue that keep the objective; NoFeasibleConfiguration if `most` do not."""
     most = min(most, SERVERS_MOST // replica.servers)
     enough = 1
     while not keeps_objective(replica.replicated(min(enough, most)), arrivals, objective, factor):

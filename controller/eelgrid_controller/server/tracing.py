@@ -38,7 +38,7 @@ class CollectorEndpoint:
 
 
 def parse_endpoint(text: str) -> CollectorEndpoint:
-    """The endpoint that was written; raises ConfigError. Without a scheme it has TLS unless it is this machine."""
+    """The endpoint that was written; raises ControllerConfigError. Without a scheme it has TLS unless it is this machine."""
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found[3]) <= 65_535:
         raise ControllerConfigError(
@@ -57,7 +57,7 @@ def _is_installed() -> bool:
 
 
 def resolve_endpoint(option: str, environ: Mapping[str, str], log: logging.Logger) -> CollectorEndpoint | None:
-    """Where spans are to go; None for nowhere. Raises ConfigError where the option asks for what cannot be."""
+    """Where spans are to go; None for nowhere. Raises ControllerConfigError where the option asks for what cannot be."""
     if option:
         if not _is_installed():
             raise ControllerConfigError(
@@ -121,7 +121,7 @@ class Tracing:
         has_agent: Callable[[str], bool],
         log: logging.Logger,
     ) -> None:
-        """`instance` tells this cluster's controller from others; raises ConfigError for what the exporter refuses."""
+        """`instance` tells this cluster's controller from others; raises ControllerConfigError for what the exporter refuses."""
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider

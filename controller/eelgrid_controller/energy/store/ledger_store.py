@@ -230,7 +230,7 @@ def open_ledger(folder: Path) -> "LedgerStore":
 
 
 class LedgerStore:
-    """See the module; made by `open_energy`."""
+    """See the module; made by `open_ledger`."""
 
     def __init__(
         self, path: Path, connection: sqlite3.Connection, reader: sqlite3.Connection, *, healed: RepairedRows

@@ -177,7 +177,7 @@ def least_instances(
     prefill: PrefillCost | None = None,
     factor: SlownessFactor = UNCORRECTED,
 ) -> int:
-    """The least instances that keep both objectives, uncertainty added; NothingFits if `most` do not.
+    """The least instances that keep both objectives, uncertainty added; NoFeasibleConfiguration if `most` do not.
 
     `factor` corrects the curve. An objective for the first token without
     the prompt's cost cannot be checked: that is InvalidServingValue, not kept.

@@ -315,7 +315,7 @@ class LoadedInstances:
 def choose_instances(
     asks: Sequence[ServiceDemand], pool: Mapping[str, int], *, window_s: float, amortised: int = START_WINDOWS
 ) -> tuple[tuple[int, ...], ...]:
-    """The instances that serve, by service and shape; NothingFits if the pool cannot give all demands."""
+    """The instances that serve, by service and shape; NoFeasibleConfiguration if the pool cannot give all demands."""
     each = [_alone(ask, pool, window_s, amortised) for ask in asks]
     if all(serving is not None for serving in each):
         found = tuple(serving for serving in each if serving is not None)

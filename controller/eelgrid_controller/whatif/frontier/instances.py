@@ -88,7 +88,7 @@ def feasible_shapes(
     start_s: float,
     part_load: PartLoad = PartLoad.MEASURED,
 ) -> tuple[InstanceShape, ...]:
-    """The shapes with an admissible point, in the order of their first; NothingFits if there is none.
+    """The shapes with an admissible point, in the order of their first; NoFeasibleConfiguration if there is none.
 
     `idle_w` is of one GPU by model. A start costs `start_s` at the least watts that the
     shape was measured at. A point without watts, or without this quantile, is passed over.

@@ -196,7 +196,7 @@ def _flaw(point: Point, asked: set[str], fleet: Mapping[str, FrontierPool]) -> s
 def select_usable_points(
     points: Sequence[Point], services: Sequence[FrontierService], fleet: Mapping[str, FrontierPool]
 ) -> UsablePoints:
-    """The points that each service can run at; raises Unusable, and NothingFits for a service that has none."""
+    """The points that each service can run at; raises Unusable, and NoFeasibleConfiguration for a service that has none."""
     if not services:
         raise InvalidServingValue("services", "none", "name at least one")
     names = [service.name for service in services]
@@ -415,7 +415,7 @@ def compute_frontier(
     """Energy against latency against throughput of these services on this fleet.
 
     `tell` is called before each objective with how many are done and how many there are.
-    Raises Unusable for a value that is none, NothingFits for a service without a point.
+    Raises Unusable for a value that is none, NoFeasibleConfiguration for a service without a point.
     """
     if len(points) > POINTS_MOST or len(services) > SERVICES_MOST:
         what, most = ("points", POINTS_MOST) if len(points) > POINTS_MOST else ("services", SERVICES_MOST)

@@ -209,7 +209,7 @@ class _IssuedCredential:
 def build_tls_context(
     access: ClusterAccess, certificate_pem: bytes | None = None, key_pem: bytes | None = None
 ) -> ssl.SSLContext | None:
-    """The TLS context of an access, None for plain HTTP; ConfigError where a certificate cannot be used."""
+    """The TLS context of an access, None for plain HTTP; ControllerConfigError where a certificate cannot be used."""
     if access.server.startswith("http://"):
         return None
     certificate_pem, key_pem = certificate_pem or access.certificate_pem, key_pem or access.key_pem
@@ -246,7 +246,7 @@ class ClusterCredentials:
         self._running = asyncio.Lock()
 
     async def current(self) -> tuple[dict[str, str], ssl.SSLContext | None]:
-        """Headers, and TLS, for a request that is sent now; ConfigError says why there are none."""
+        """Headers, and TLS, for a request that is sent now; ControllerConfigError says why there are none."""
         access = self._access
         if access.plugin is not None:
             given = await self._plugin_credential(access.plugin)

@@ -424,7 +424,7 @@ class GateEngine(Reconciler[str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcilerContext(ClusterContext):
-    """What a reconciler beside the gate uses; `engine` holds pods and nodes, and tells their changes (`hear_pods`)."""
+    """What a reconciler beside the gate uses; `engine` holds pods and nodes, and tells their changes (`add_pod_listener`)."""
 
     loop: CoreCommandPort
     engine: GateEngine

@@ -214,7 +214,7 @@ _MIRROR = "kubernetes.io/config.mirror"
 
 
 def prune_pod(found: Object) -> Object:
-    """A pod with what `views.pod_of` and `patches.ungating` read."""
+    """A pod with what `view_pod` and `ungating_patch` read."""
     metadata, spec, status = found["metadata"], found.get("spec") or {}, found.get("status") or {}
     kept = _some(spec, _POD_SPEC)
     for part in ("containers", "initContainers"):
@@ -261,21 +261,21 @@ def prune_namespace(found: Object) -> Object:
 
 
 def prune_volume_claim(found: Object) -> Object:
-    """A PersistentVolumeClaim with what `scheduling_constraints.claim_of` reads."""
+    """A PersistentVolumeClaim with what `parse_volume_claim` reads."""
     metadata, annotations = found["metadata"], found["metadata"].get("annotations") or {}
     head = _some(metadata, _METADATA) | {"annotations": _some(annotations, CLAIM_ANNOTATIONS)}
     return {"metadata": head, "spec": _some(found.get("spec") or {}, ("volumeName", "storageClassName"))}
 
 
 def prune_volume(found: Object) -> Object:
-    """A PersistentVolume with what `scheduling_constraints.volume_of` reads."""
+    """A PersistentVolume with what `parse_volume` reads."""
     metadata, labels = found["metadata"], found["metadata"].get("labels") or {}
     head = _some(metadata, _METADATA) | {"labels": _some(labels, ZONE_LABELS)}
     return {"metadata": head, "spec": _some(found.get("spec") or {}, ("nodeAffinity",))}
 
 
 def prune_storage_class(found: Object) -> Object:
-    """A StorageClass with what `scheduling_constraints.storage_class_of` reads."""
+    """A StorageClass with what `parse_storage_class` reads."""
     kept = _some(found, ("provisioner", "volumeBindingMode", "allowedTopologies"))
     return {"metadata": _some(found["metadata"], _METADATA), **kept}
 
