@@ -65,11 +65,11 @@ class MemoryJournal:
         for number, (kind, text) in enumerate(self._entries[seq:], seq + 1):
             yield number, JournalEntry(kind, json.loads(text))
 
-    def past(self) -> JournalHistory:
+    def read_history(self) -> JournalHistory:
         """Everything."""
         return JournalHistory(None, tuple(self.entries_after(0)))
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keeps two."""
         text = json.dumps(checkpoint.state, allow_nan=False)
         self._checkpoints = [*self._checkpoints[-1:], (checkpoint.seq, text, checkpoint.digest)]
@@ -122,7 +122,7 @@ class Unreliable:
 
     def read_history(self) -> JournalHistory:
         """As it stands."""
-        return self.inner.past()
+        return self.inner.read_history()
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keeps it where there is room."""
