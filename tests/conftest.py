@@ -1,10 +1,13 @@
 """What every test leaves behind as it found it."""
 
 import logging
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from eelgrid_protos.log_lines import LineHandler
 
 
 def pytest_collection_modifyitems(items):
@@ -20,10 +23,19 @@ def _no_handler_is_left_behind():
     yield
     for logger, handlers, level, propagate in before:
         for handler in list(logger.handlers):
-            if handler not in handlers and type(handler) is logging.StreamHandler:
+            if handler not in handlers and type(handler) in {logging.StreamHandler, LineHandler}:
                 logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@pytest.fixture(autouse=True)
+def _no_mask_is_left_behind():
+    """The controller's main, called in this process, keeps what it writes from other users."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    yield
+    os.umask(mask)
 
 
 @pytest.fixture

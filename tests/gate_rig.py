@@ -504,6 +504,43 @@ def settle(api, sides, at_s, *, rounds=60, steered=()):
     return at_s
 
 
+class TwoControllers:
+    """What may happen to any cluster (`api`) with two controllers (`sides`); a story says how often, at `at_s`."""
+
+    def hear(self, rng):
+        rng.choice(self.sides).hear(rng.randint(1, 8))
+
+    def round(self, rng):
+        rng.choice(self.sides).round(self.at_s)
+
+    def write(self, rng):
+        side = rng.choice(self.sides)
+        if side.under_way:
+            side.write(rng.randrange(len(side.under_way)), fault=rng.choice((None, None, None, "busy", "lost")))
+
+    def schedule(self, _):
+        self.api.schedule()
+
+    def delete(self, rng):
+        if self.api.pods:
+            self.api.remove(rng.choice(sorted(self.api.pods)))
+
+    def cordon(self, rng):
+        name = rng.choice(sorted(self.api.nodes))
+        self.api.node(name, cordoned=not self.api.nodes[name]["spec"].get("unschedulable"))
+
+    def change_leader(self, rng):
+        self.elect(rng.randrange(2))
+
+    def tick(self, rng):
+        rng.choice(self.sides).events.append(told.GateTicked())
+
+    def touch(self, rng):
+        """Somebody else changes a pod."""
+        if self.api.pods:
+            self.api.put("pod", self.api.pods[rng.choice(sorted(self.api.pods))])
+
+
 def check(api):
     """What must hold whatever happened."""
     seen = {}

@@ -4,14 +4,12 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.gate_rig import Api, Side, check, settle
-
-from eelgrid_controller.engines.kubernetes.pods import gate_events as told
+from tests.gate_rig import Api, Side, TwoControllers, check, settle
 
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
 
 
-class Story:
+class Story(TwoControllers):
     """A cluster with two controllers, and one random thing after another."""
 
     def __init__(self, *, has_thieves):
@@ -54,17 +52,6 @@ class Story:
             acts.append((1, self.thief))
         rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0](rng)
 
-    def hear(self, rng):
-        rng.choice(self.sides).hear(rng.randint(1, 8))
-
-    def round(self, rng):
-        rng.choice(self.sides).round(self.at_s)
-
-    def write(self, rng):
-        side = rng.choice(self.sides)
-        if side.under_way:
-            side.write(rng.randrange(len(side.under_way)), fault=rng.choice((None, None, None, "busy", "lost")))
-
     def pod(self, rng):
         self.api.pod(gpus=rng.choice((1, 1, 2, 4, 8)), owner=f"rs{self.api.made}")
 
@@ -74,37 +61,14 @@ class Story:
         for _ in range(3):
             self.api.pod(gpus=gpus, group=owner, size=3, owner=owner)
 
-    def schedule(self, _):
-        self.api.schedule()
-
-    def delete(self, rng):
-        if self.api.pods:
-            self.api.remove(rng.choice(sorted(self.api.pods)))
-
     def end(self, rng):
         running = [name for name, pod in self.api.pods.items() if pod["spec"].get("nodeName")]
         if running:
             self.api.end(rng.choice(sorted(running)))
 
-    def cordon(self, rng):
-        name = rng.choice(sorted(self.api.nodes))
-        self.api.node(name, cordoned=not self.api.nodes[name]["spec"].get("unschedulable"))
-
     def kill(self, rng):
         side = rng.choice(self.sides)
         side.begin()
-
-    def change_leader(self, rng):
-        self.elect(rng.randrange(2))
-
-    def tick(self, rng):
-        rng.choice(self.sides).events.append(told.GateTicked())
-
-    def touch(self, rng):
-        """Somebody else changes a pod."""
-        if self.api.pods:
-            found = self.api.pods[rng.choice(sorted(self.api.pods))]
-            self.api.put("pod", found)
 
     def devices(self, rng):
         """The agents of two nodes are their device plugins, and say what pods hold; now and then."""

@@ -6,17 +6,16 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.gate_rig import check
+from tests.gate_rig import TwoControllers, check
 from tests.serving_rig import ServedApi, ServingSide, inference_service, play, ready
 
-from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_protos.faults import FailedPrecondition
 
 STEPS = st.lists(st.integers(0, 2**32 - 1), min_size=10, max_size=80)
 LEAST, MOST = 1, 6
 
 
-class Story:
+class Story(TwoControllers):
     """A service, two controllers, and one random thing after another."""
 
     def __init__(self, mode):
@@ -54,20 +53,6 @@ class Story:
         ]  # fmt: skip
         rng.choices([act for _, act in acts], [weight for weight, _ in acts])[0](rng)
 
-    def hear(self, rng):
-        rng.choice(self.sides).hear(rng.randint(1, 8))
-
-    def round(self, rng):
-        rng.choice(self.sides).round(self.at_s)
-
-    def write(self, rng):
-        side = rng.choice(self.sides)
-        if side.under_way:
-            side.write(rng.randrange(len(side.under_way)), fault=rng.choice((None, None, None, "busy", "lost")))
-
-    def schedule(self, _):
-        self.api.schedule()
-
     def control(self, _):
         self.api.control()
 
@@ -84,24 +69,10 @@ class Story:
     def roll(self, rng):
         self.api.roll(gpus=rng.choice((1, 1, 2)))
 
-    def delete(self, rng):
-        if self.api.pods:
-            self.api.remove(rng.choice(sorted(self.api.pods)))
-
-    def cordon(self, rng):
-        name = rng.choice(sorted(self.api.nodes))
-        self.api.node(name, cordoned=not self.api.nodes[name]["spec"].get("unschedulable"))
-
     def kill(self, rng):
         side = rng.choice(self.sides)
         side.begin()
         side.serve(self.found, wanted=self.api.replicas, surge=1)
-
-    def change_leader(self, rng):
-        self.elect(rng.randrange(2))
-
-    def tick(self, rng):
-        rng.choice(self.sides).events.append(told.GateTicked())
 
     def thief(self, rng):
         node = rng.choice(sorted(self.api.nodes))
@@ -111,11 +82,6 @@ class Story:
     def readied(self, _):
         for name in [name for name, pod in self.api.pods.items() if pod["spec"].get("nodeName")]:
             ready(self.api, name)
-
-    def touch(self, rng):
-        """Somebody else changes a pod."""
-        if self.api.pods:
-            self.api.put("pod", self.api.pods[rng.choice(sorted(self.api.pods))])
 
 
 def ended_well(story):

@@ -1,5 +1,6 @@
 """The calls about promises over a real server: scale, points page by page, progress, and what is refused."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,11 @@ async def test_what_lacks_a_profile_says_so(tmp_path: Path) -> None:
         await rig.join(inventory(gpus=4))
         await rig.operators.submit_workload(service())
         await rig.operators.submit_workload(job())
-        for _ in range(200):
+        async with asyncio.timeout(60.0):
             found = await rig.operators.list_promises(ListPromisesRequest())
-            if found.services and found.jobs:
-                break
+            while not (found.services and found.jobs):
+                await asyncio.sleep(0.02)
+                found = await rig.operators.list_promises(ListPromisesRequest())
         (status,) = found.services
         assert "eelctl profile import" in status.reason
         assert [one.workload_id for one in found.jobs] == ["j"]
