@@ -97,6 +97,13 @@ class StateFormat(Generic[_T]):
             raise ValueError(f"unexpected content: {error!r}") from error
 
 
+def require_text(value: object) -> str:
+    """Returns a member of a document that has to be text; raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
 class StateStore(Protocol[_T]):
     """Keeps one value: a `StateFile`, or a `MemoryState` where nothing has to outlive the process."""
 

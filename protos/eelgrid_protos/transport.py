@@ -27,7 +27,7 @@ from eelgrid_protos import codec
 from eelgrid_protos.connection_limits import GuardedHandlers, PeerGuard
 from eelgrid_protos.file_reloader import FileReloader, WatchFile, load_key_pair
 from eelgrid_protos.rpc import RpcService, request_bytes_most
-from eelgrid_protos.sockets import count_connections_most
+from eelgrid_protos.sockets import count_connections_most, split_address
 
 T = TypeVar("T")
 
@@ -172,11 +172,11 @@ def channel_options() -> list[tuple[str, int]]:
     ]
 
 
-def _split(address: str) -> tuple[str, str]:
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65_535:
-        raise BindRefused(f"{address!r} is no address; write HOST:PORT, for example 127.0.0.1:7443")
-    return host.strip("[]"), port
+def _split(address: str) -> tuple[str, int]:
+    try:
+        return split_address(address)
+    except ValueError:
+        raise BindRefused(f"{address!r} is no address; write HOST:PORT, for example 127.0.0.1:7443") from None
 
 
 def is_loopback(address: str) -> bool:
@@ -196,7 +196,7 @@ def _probe(address: str) -> None:
     """Raises the specific ListenError: gRPC reports every failure to bind alike; a socket tells which it is."""
     host, port = _split(address)
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)

@@ -41,7 +41,7 @@ from eelgrid_agent.enforce.guard.events import (
     WriteJournal,
 )
 from eelgrid_agent.enforce.rules import GuardLimits
-from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore
+from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore, require_text
 
 # A record is under 1 kB and a node has 64 devices at most.
 _BYTES_MOST = 262_144
@@ -79,20 +79,14 @@ def _record(plain: Any) -> DeviceRecord:
     if clocks is not None and len(clocks) != 2:
         raise ValueError("clocks is not a pair")
     return DeviceRecord(
-        gpu_uuid=_text(plain["gpu_uuid"]),
-        origin=DriverOrigin(boot_id=_text(plain["boot_id"]), driver_start=_text(plain["driver_start"])),
+        gpu_uuid=require_text(plain["gpu_uuid"]),
+        origin=DriverOrigin(boot_id=require_text(plain["boot_id"]), driver_start=require_text(plain["driver_start"])),
         found_w=None if plain["found_w"] is None else _watts(plain["found_w"]),
         found_profile=None if plain["found_profile"] is None else _whole(plain["found_profile"]),
         limits_w=tuple(_watts(limit) for limit in plain["limits_w"]),
         clocks=None if clocks is None else (clocks[0], clocks[1]),
         profiles=tuple(_whole(profile) for profile in plain["profiles"]),
     )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
 
 
 def _whole(value: Any) -> int:

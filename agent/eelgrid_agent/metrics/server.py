@@ -29,7 +29,7 @@ from eelgrid_agent.metrics.snapshot import AgentSnapshot
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, accepts_gzip, prefers_openmetrics
-from eelgrid_protos.sockets import HttpHosts
+from eelgrid_protos.sockets import HttpHosts, split_address
 from eelgrid_protos.transport import TlsFiles, is_loopback
 
 # The event loop is taken for dead when nothing was sampled for this long and four intervals.
@@ -163,10 +163,10 @@ class MetricsEndpoint:
                 else f"add tls_server_config to {web_config}"
             )
             raise MetricsError(f"--metrics {address} can be reached from other machines; {remedy}, or say --insecure")
-        host, _, port = address.rpartition(":")
+        host, port = split_address(address)
         try:
             hosts = HttpHosts(address, host_names)
-            self._server = _Server((host.strip("[]"), int(port)), page, door, hosts, request_s_most)
+            self._server = _Server((host, port), page, door, hosts, request_s_most)
         except OSError as error:
             reason = error.strerror or str(error)
             remedy = "choose another with --metrics, or end the program that has it"

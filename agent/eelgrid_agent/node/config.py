@@ -154,7 +154,7 @@ def _add_device_plugin_flags(add: Callable[..., Any]) -> None:
     )
 
 
-def _add_identity_flags(add: Callable[..., object]) -> None:
+def _add_endpoint_flags(add: Callable[..., Any]) -> None:
     add("--controller", default="127.0.0.1:7443", metavar="HOST:PORT", help="the controller (default %(default)s)")
     add("--listen", default="127.0.0.1:7444", metavar="HOST:PORT", help="this node's own API (default %(default)s)")
     add("--metrics", default="127.0.0.1:9465", metavar="HOST:PORT", help="Prometheus metrics (default %(default)s)")
@@ -166,6 +166,9 @@ def _add_identity_flags(add: Callable[..., object]) -> None:
         metavar="NAME",
         help="a name under which the metrics are scraped, beside addresses, localhost and the host's name; may be repeated",
     )
+
+
+def _add_node_flags(add: Callable[..., Any]) -> None:
     add("--simulate", type=Path, metavar="FILE", help="simulate the nodes of this JSON or TOML file")
     add(
         "--faults",
@@ -183,6 +186,19 @@ def _add_identity_flags(add: Callable[..., object]) -> None:
         metavar="PATH",
         help="the topology of this node, outermost first: zone-a/spine-2/rack-17",
     )
+    add(
+        "--energy-window",
+        type=float,
+        default=ENERGY_WINDOW_S,
+        metavar="SECONDS",
+        help=f"length of the energy ledger's windows (default {ENERGY_WINDOW_S:g})",
+    )
+    add(
+        "--spool-ticks",
+        type=int,
+        metavar="N",
+        help=f"ticks that a node keeps while it cannot send them (default {SPOOL_TICKS})",
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,20 +215,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    _add_identity_flags(add)
-    add(
-        "--energy-window",
-        type=float,
-        default=ENERGY_WINDOW_S,
-        metavar="SECONDS",
-        help=f"length of the energy ledger's windows (default {ENERGY_WINDOW_S:g})",
-    )
-    add(
-        "--spool-ticks",
-        type=int,
-        metavar="N",
-        help=f"ticks that a node keeps while it cannot send them (default {SPOOL_TICKS})",
-    )
+    _add_endpoint_flags(add)
+    _add_node_flags(add)
     add(
         "--vendor",
         choices=VENDORS,

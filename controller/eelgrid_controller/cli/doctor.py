@@ -56,6 +56,7 @@ from eelgrid_protos.messages import (
     WhoAmIRequest,
     WhoAmIResponse,
 )
+from eelgrid_protos.sockets import split_address
 
 _AGENT, _CONTROLLER_METRICS, _AGENT_METRICS = "127.0.0.1:7444", "127.0.0.1:9464", "127.0.0.1:9465"
 _PAGE_BYTES_MOST = 32 * 1024**2
@@ -249,7 +250,7 @@ def _certificates(settings: CliSettings) -> Iterator[Finding]:
     if state is not None:
         shown = fetch_certificate(settings.controller, settings.timeout_s)
         if shown is not None:
-            host = settings.controller.rpartition(":")[0].strip("[]")
+            host, _ = split_address(settings.controller)
             yield check_certificate("TLS, controller's", shown, now_s=time.time(), host=host)
 
 
@@ -604,15 +605,15 @@ def _unsigned(certificate: Path, key: Path, authority: Path) -> str:
 
 def fetch_certificate(address: str, timeout_s: float) -> Certificate | None:
     """Fetches the certificate that a server presents; None if it presents none."""
-    host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # The certificate is read, not trusted: nothing is sent, and calls verify it themselves.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
+        host, port = split_address(address)
         with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as plain,
-            context.wrap_socket(plain, server_hostname=host.strip("[]")) as secured,
+            socket.create_connection((host, port), timeout=timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secured,
         ):
             der = secured.getpeercert(binary_form=True)
         return read_certificate(der) if der else None

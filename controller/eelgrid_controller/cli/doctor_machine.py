@@ -34,6 +34,7 @@ from eelgrid_controller.cli.doctor_finding import (
     report_warning,
 )
 from eelgrid_controller.formatting import format_memory
+from eelgrid_protos.sockets import split_address
 
 PYTHON_LEAST, PYTHON_BELOW = (3, 11), (3, 14)
 _DRIVER_MIG, _DRIVER_INSTANT = 450, 525
@@ -492,9 +493,9 @@ def read_clock_synchronised(program: str = "timedatectl") -> tuple[bool | None, 
 
 def port_is_free(address: str) -> bool | None:
     """Returns whether the address is free to listen on; None if this user may not."""
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)

@@ -398,7 +398,8 @@ def _cell(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: str(row.get(name, ""))
 
 
-def _minute(stamp: str) -> str:
+def format_minute(stamp: str) -> str:
+    """Returns a time of a document (ISO 8601) to the minute, as people write it."""
     return stamp[:16].replace("T", " ")
 
 
@@ -429,7 +430,7 @@ def _lines(settings: CliSettings, document: dict[str, Any], by: Sequence[str]) -
     yield from text_table(columns, [*document["groups"], *nobody], headers=settings.headers, colour=use_colour())
     yield ""
     yield (
-        f"{_minute(document['begin'])} to {_minute(document['end'])} UTC; measured {format_energy(document['measured_j'])} "
+        f"{format_minute(document['begin'])} to {format_minute(document['end'])} UTC; measured {format_energy(document['measured_j'])} "
         f"± {format_energy(document['uncertainty_j'])}"
         + (f"; {document['uncounted_s']:,.0f} device-seconds not measured" if document["uncounted_s"] else "")
     )

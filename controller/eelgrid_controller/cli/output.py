@@ -141,7 +141,8 @@ def echo(line: str, *, err: bool = False) -> None:
     click.echo(escape_text_line(line), err=err)
 
 
-def _shown(settings: CliSettings, columns: Sequence[TableColumn[_Row]]) -> list[TableColumn[_Row]]:
+def visible_columns(settings: CliSettings, columns: Sequence[TableColumn[_Row]]) -> list[TableColumn[_Row]]:
+    """Returns the columns that the chosen format shows: all with `wide`."""
     return [column for column in columns if settings.output == "wide" or not column.wide]
 
 
@@ -155,7 +156,7 @@ def print_list(
     elif settings.output == "yaml":
         _yaml([to_plain(row) for row in every])
     elif every:
-        lines = text_table(_shown(settings, columns), every, headers=settings.headers, colour=use_colour())
+        lines = text_table(visible_columns(settings, columns), every, headers=settings.headers, colour=use_colour())
         click.echo("\n".join(lines))
     else:
         click.echo(empty, err=True)
@@ -182,7 +183,7 @@ def print_plain(settings: CliSettings, plain: Any, lines: Iterable[str]) -> None
 
 def print_stream(settings: CliSettings, columns: Sequence[TableColumn[_Row]], rows: Iterable[_Row]) -> None:
     """Prints messages as they arrive, each on its own line."""
-    shown, headers = _shown(settings, columns), settings.headers
+    shown, headers = visible_columns(settings, columns), settings.headers
     for row in rows:
         if settings.output == "json":
             click.echo(escape_json(json.dumps(to_plain(row), ensure_ascii=False)))

@@ -12,7 +12,7 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, output_option
 from eelgrid_controller.cli.errors import CliError
-from eelgrid_controller.cli.output import TableColumn, print_document, text_table
+from eelgrid_controller.cli.output import TableColumn, print_document, text_table, visible_columns
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
     ApplyPartitionsResponse,
@@ -90,16 +90,12 @@ _STATUS: tuple[TableColumn[PartitionStatus], ...] = (
 )
 
 
-def _shown(columns: Sequence[TableColumn[Any]], settings: CliSettings) -> list[TableColumn[Any]]:
-    return [column for column in columns if settings.output == "wide" or not column.wide]
-
-
 def _plan(found: PartitionRecommendation, settings: CliSettings) -> Iterator[str]:
     if found.gpus:
-        yield from text_table(_shown(_GPUS, settings), list(found.gpus), headers=settings.headers)
+        yield from text_table(visible_columns(settings, _GPUS), list(found.gpus), headers=settings.headers)
         yield ""
     if found.services:
-        yield from text_table(_shown(_SERVICES, settings), list(found.services), headers=settings.headers)
+        yield from text_table(visible_columns(settings, _SERVICES), list(found.services), headers=settings.headers)
         yield ""
     if not found.gpus_ready:
         yield "The partition planner manages no GPU. To give it a pool: eelctl policy set --partition POOL=on"
@@ -118,7 +114,7 @@ def _standing(found: ListPartitionsResponse, settings: CliSettings) -> Iterator[
     if not found.gpus:
         yield "The partition planner manages no GPU. To give it a pool: eelctl policy set --partition POOL=on"
         return
-    yield from text_table(_shown(_STATUS, settings), list(found.gpus), headers=settings.headers)
+    yield from text_table(visible_columns(settings, _STATUS), list(found.gpus), headers=settings.headers)
     if found.stages_left or found.waits_for:
         yield ""
         yield f"{found.stages_left} stages to come; {found.waits_for or 'the next one is due'}"

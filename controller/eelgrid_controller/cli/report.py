@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.energy import energy_document, format_per_unit, format_work, period_ns
+from eelgrid_controller.cli.energy import energy_document, format_minute, format_per_unit, format_work, period_ns
 from eelgrid_protos.messages import EnergyGrouping, QueryEnergyReportRequest
 from eelgrid_protos.safe_text import escape_text
 
@@ -64,7 +64,7 @@ def render_report(title: str, made: str, sections: Sequence[ReportSection], days
     whole = sections[0].document
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="dim">{escape(_moment(whole["begin"]))} to {escape(_moment(whole["end"]))} UTC; made {escape(made)}</p>',
+        f'<p class="dim">{escape(format_minute(whole["begin"]))} to {escape(format_minute(whole["end"]))} UTC; made {escape(made)}</p>',
         _so_far(whole, made),
         _describe_damage([*(section.document for section in sections), days]),
         _figures(whole),
@@ -101,13 +101,9 @@ def _text(name: str) -> str:
     return escape(escape_text(name))
 
 
-def _moment(stamp: str) -> str:
-    return stamp[:16].replace("T", " ")
-
-
 def _so_far(document: dict[str, Any], made: str) -> str:
     """Returns a note if the month is not over, so that it is not read as a whole one."""
-    if made[:16] >= _moment(document["end"]):
+    if made[:16] >= format_minute(document["end"]):
         return ""
     return f'<p class="note">This month is not over: the figures are up to {escape(made)}.</p>'
 

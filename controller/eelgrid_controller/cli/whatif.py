@@ -7,6 +7,7 @@ weights change, workloads end, workloads are placed again, workloads are submitt
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -325,11 +326,13 @@ def whatif_lines(answer: WhatIfResponse) -> Iterator[str]:
 
 
 def _flags_of(values: dict[str, Any], client: Any, settings: CliSettings) -> tuple[WhatIfChange, ...]:
-    def in_force() -> Weights:
-        weights: Weights = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
-        return weights
+    return parse_changes(values, partial(_fetch_weights, client, settings))
 
-    return parse_changes(values, in_force)
+
+def _fetch_weights(client: Any, settings: CliSettings) -> Weights:
+    """Fetches the weights in force."""
+    weights: Weights = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
+    return weights
 
 
 @click.command()
@@ -453,12 +456,7 @@ def start(settings: CliSettings, objective: str | None, weight: tuple[str, ...])
     if not (objective or weight):
         raise click.UsageError("name the second policy with --objective or --weight")
     with connect_operators(settings) as client:
-
-        def in_force() -> Weights:
-            weights: Weights = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy.weights
-            return weights
-
-        wanted = resolve_weights(objective, weight, in_force)
+        wanted = resolve_weights(objective, weight, partial(_fetch_weights, client, settings))
         report = client.start_shadow(StartShadowRequest(weights=wanted), timeout=settings.timeout_s).report
         print_document(settings, report, _lines(report))
 

@@ -261,10 +261,6 @@ class SourceReader:
     def __init__(self, sources: Iterable[NvmlSource]) -> None:
         self._sources = list(sources)
 
-    def count_methods(self, reading: Reading) -> int:
-        """How many ways to a reading the driver still has."""
-        return sum(len(source.ways) for source in self._sources if reading in source.readings)
-
     def read(self, handle: Any) -> dict[Reading, ReadingValue]:
         """All readings of a device; raises NVMLError when it is silent."""
         values: dict[Reading, ReadingValue] = {}

@@ -292,16 +292,12 @@ def _gpus(plain: Any) -> tuple[Gpu, ...]:
     return tuple(from_plain(Gpu, one, trusted=True) for one in plain)
 
 
-def _plain_processes(found: Sequence[port.GpuProcess]) -> Any:
+def _plain_kinds(found: Sequence[port.GpuProcess | port.DeviceEvent]) -> Any:
     return [{**asdict(one), "kind": one.kind.value} for one in found]
 
 
 def _processes(plain: Any) -> tuple[port.GpuProcess, ...]:
     return tuple(port.GpuProcess(**{**one, "kind": port.ProcessKind(one["kind"])}) for one in plain)
-
-
-def _plain_events(found: Sequence[port.DeviceEvent]) -> Any:
-    return [{**asdict(one), "kind": one.kind.value} for one in found]
 
 
 def _events(plain: Any) -> tuple[port.DeviceEvent, ...]:
@@ -371,9 +367,9 @@ _READS = (
     PortCall(name="read", pace=CallClass.QUICK, encode=_plain_readings, decode=_parse_readings),
     PortCall(name="read_slow", pace=CallClass.SLOW, encode=_plain_slow, decode=_slow),
     PortCall(name="read_instances", pace=CallClass.SLOW, encode=_plain_instances, decode=_instances),
-    PortCall(name="processes", pace=CallClass.SLOW, encode=_plain_processes, decode=_processes),
+    PortCall(name="processes", pace=CallClass.SLOW, encode=_plain_kinds, decode=_processes),
     PortCall(name="topology", pace=CallClass.LISTING, of_device=False, encode=_plain_links, decode=_links),
-    PortCall(name="take_events", pace=CallClass.QUICK, of_device=False, encode=_plain_events, decode=_events),
+    PortCall(name="take_events", pace=CallClass.QUICK, of_device=False, encode=_plain_kinds, decode=_events),
     PortCall(name="close", pace=CallClass.SLOW, of_device=False, alone=True),
     # Not of the port: what a simulated device in the child is told, and which devices a listing leaves out.
     PortCall(name="order", pace=CallClass.SLOW, of_device=False),

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from eelgrid_agent.enforce.mig.layout import InstancePart, MigLayout, build_layout, read_layout, read_part
-from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore
+from eelgrid_agent.state_files import StateFileError, StateFormat, StateStore, require_text
 from eelgrid_protos.messages import Gpu
 
 # Profile id and start of an instance.
@@ -303,8 +303,8 @@ def _layout_in(fields: Mapping[str, Any]) -> MigLayout:
 def _record_in(fields: Mapping[str, Any]) -> MigRecord:
     intent, target = fields["intent"], fields["target"]
     return MigRecord(
-        uuid=_text(fields["uuid"]),
-        boot_id=_text(fields["boot_id"]),
+        uuid=require_text(fields["uuid"]),
+        boot_id=require_text(fields["boot_id"]),
         target=None if target is None else _layout_in(target),
         intent=None
         if intent is None
@@ -318,7 +318,7 @@ def _record_in(fields: Mapping[str, Any]) -> MigRecord:
             (_number(profile), _number(start)): InstanceOrigin(origin) for profile, start, origin in fields["known"]
         },
         generations={(_number(start), _number(size)): _number(n) for start, size, n in fields["generations"]},
-        leases=frozenset(MigLease(uuid=_text(uuid), generation=_number(n)) for uuid, n in fields["leases"]),
+        leases=frozenset(MigLease(uuid=require_text(uuid), generation=_number(n)) for uuid, n in fields["leases"]),
         repairs=_number(fields["repairs"]),
         gave_up=_truth(fields["gave_up"]),
     )
@@ -333,12 +333,6 @@ def _number(value: object) -> int:
 def _truth(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is not a boolean")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
     return value
 
 

@@ -173,11 +173,6 @@ class PowerPolicySpec:
     values: Mapping[str, PolicyValue]
     selections: tuple[SelectorBudget, ...] = ()
 
-    @property
-    def age_key(self) -> tuple[int, str, str]:
-        """The oldest is the least; of two of one second the first by name."""
-        return self.created_s, self.name, self.uid
-
     def resolve_fields(self, nodes: Mapping[str, Mapping[str, str]]) -> dict[str, PolicyValue]:
         """The policy values that it asks for, given the labels of these nodes."""
         found = dict(self.values)

@@ -25,7 +25,6 @@ CONDITION_PLACEMENT = "eelgrid.io/Placement"
 # On a node: its pool, who writes its MIG layout, and that only managed pods may come.
 LABEL_POOL = "eelgrid.io/pool"
 LABEL_MIG_OWNER = "eelgrid.io/mig-owner"
-MIG_OWNER_US = "eelgrid"
 TAINT_MANAGED = "eelgrid.io/managed"
 # On a node, by us, for as long as its GPUs are cut anew.
 TAINT_REPARTITION = "eelgrid.io/repartition"
