@@ -14,11 +14,11 @@ Source: repository MunQ-Lee/ParvaGPU_SC24 (MIT), of Lee et al., SC'24.
 
 import csv
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.runner import default_data
 from eelgrid_controller.profiles.points import Configuration, Point
 
 __all__ = ["MODEL", "QUANTILE", "SAFETY", "Asked", "Scenario", "TableError", "folders", "points", "scenarios"]
@@ -67,7 +67,7 @@ def folders(data: Path, profiles: Path | None = None) -> tuple[Path, Path]:
         raise TableError(f"no {_LATENCY} in {data} or below; name the folder that has it with --data")
     if profiles is not None:
         return slo.parent, profiles
-    shared = Path(os.environ.get("EELGRID_DATA", "../shared/data")) / "parvagpu"
+    shared = default_data() / "parvagpu"
     for place in (data, data.parent, shared):
         found = _below(place, _PROFILES) if place == data else place / _PROFILES
         if found is not None and found.is_dir():
