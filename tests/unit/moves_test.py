@@ -7,6 +7,7 @@ from tests.clusters import core_with, node, request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.migration import MoveRefused
+from eelgrid_controller.placement import migration_planner
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadMoved, event_from_plain, event_to_plain
@@ -249,4 +250,24 @@ def test_a_later_move_may_use_what_an_earlier_one_freed_and_not_the_other_way_ro
         core.apply_moves(moves[::-1], now_ns=2)
     core.apply_moves(moves, now_ns=2)
     assert [places(core, key)[0][0] for key in ("one", "two")] == ["c", "a"]
+    core.state.validate()
+
+
+def test_kinds_of_request_beyond_the_bound_stay_and_the_rest_is_booked_by_its_own_request(monkeypatch):
+    """A cluster may run more kinds of request than a search has rows for: the rarest do not move, no figure is wrong."""
+    core = two_halves()
+    core.register_node(node("c", gpus=2), now_ns=2)
+    core.submit(request(gpus=1, milli=600, key="rare", mobility=Mobility.MOVABLE), now_ns=2)
+    core.submit(request(gpus=1, milli=700, key="rarer", mobility=Mobility.MOVABLE), now_ns=2)
+    before_w = core.modelled_power_w()
+    monkeypatch.setattr(migration_planner, "REQUEST_KINDS_MOST", 1)
+    found = asked(core, moves_most=5)
+    assert found.moves
+    assert {move.workload_id for move in found.moves} <= {"one", "two"}
+    core.apply_moves(found.moves, now_ns=3)
+    assert found.after.power_w == pytest.approx(core.modelled_power_w())
+    assert sum(move.power_w for move in found.moves) == pytest.approx(before_w - core.modelled_power_w())
+    assert found.gain_w == pytest.approx(
+        found.before.cost_w - found.after.cost_w - sum(move.restart_w for move in found.moves)
+    )
     core.state.validate()
