@@ -64,8 +64,8 @@ from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialR
 from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
 from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
-from eelgrid_agent.simulation.fault_file import FaultFile
 from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.node_files import FaultFile
 from eelgrid_agent.simulation.spec import FleetFileError, GpuLoad, NodeSpec, load_fleet
 from eelgrid_agent.state_files import (
     MemoryState,

@@ -20,8 +20,7 @@ goes by all sources together.
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.baselines import find_policy, policy_names
 from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
-from eelgrid_kernels.cost_terms import TERMS
-from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W
+from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, TERMS
 from eelgrid_kernels.engine_setup import sort_bit
 from eelgrid_kernels.gang import divide_replicas
 from eelgrid_kernels.gpu_links import choose_linked_gpus, exchange_gpus

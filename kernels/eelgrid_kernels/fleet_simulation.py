@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals, place_task
 from eelgrid_kernels.arrays import ArrivalOutcomes, EngineArrays, Floats, Ints, Mix, Records
 from eelgrid_kernels.baselines import PlacementPolicy
-from eelgrid_kernels.cpu_packages import CPU_PACKAGE_IDLE_W, PACKAGE_W, active_packages
+from eelgrid_kernels.cost_terms import CPU_PACKAGE_IDLE_W, PACKAGE_W, active_packages
 from eelgrid_kernels.engine_setup import (
     NodeColumns,
     NodeShapes,

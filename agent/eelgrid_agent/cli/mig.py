@@ -323,7 +323,7 @@ class MigCommandFailed(MigCommandError):
 
 def run_mig_command(arguments: Sequence[str]) -> int:
     """Runs one subcommand; returns the exit code. Exits by itself for --help and unknown flags, as argparse does."""
-    from eelgrid_agent.simulation.node_state_file import NodeStateFileError
+    from eelgrid_agent.simulation.node_files import NodeStateFileError
     from eelgrid_agent.simulation.spec import FleetFileError, SpecError
 
     flags = _parser().parse_args(arguments)

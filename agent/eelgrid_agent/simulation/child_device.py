@@ -14,7 +14,7 @@ from eelgrid_agent.devices.nvml.control import NvmlControl
 from eelgrid_agent.devices.nvml.device import NvmlDevice
 from eelgrid_agent.devices.port import NotSupported, VisitCallback
 from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.node_state_file import load_node_state, save_node_state
+from eelgrid_agent.simulation.node_files import load_node_state, save_node_state
 from eelgrid_agent.simulation.nvml_library import install_library
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 

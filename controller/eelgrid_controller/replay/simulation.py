@@ -27,7 +27,7 @@ from eelgrid_controller.replay.openb import TraceNode, TraceTask
 from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceArrays, TraceFleet
 from eelgrid_controller.replay.site_csv import FAILURES_MOST, FailureRow
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.cpu_packages import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.cost_terms import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
 _STREAM = 4  # after those of the protocol: what is drawn for one purpose changes no other
 

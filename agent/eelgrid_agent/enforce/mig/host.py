@@ -239,7 +239,7 @@ def _open_simulated(file: Path, name: str, seed: int, state: Path | None) -> Ite
     from eelgrid_agent.devices.nvml.device import NvmlDevice
     from eelgrid_agent.simulation import nvml_library
     from eelgrid_agent.simulation.node import SimulatedNode
-    from eelgrid_agent.simulation.node_state_file import drop_layouts, load_node_state, save_node_state
+    from eelgrid_agent.simulation.node_files import drop_layouts, load_node_state, save_node_state
     from eelgrid_agent.simulation.spec import PCI_DEVICE_IDS, load_fleet
 
     specs = load_fleet(file)
