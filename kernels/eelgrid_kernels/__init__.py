@@ -22,8 +22,7 @@ from eelgrid_kernels.baselines import find_policy, policy_names
 from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
 from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, TERMS
 from eelgrid_kernels.engine_setup import sort_bit
-from eelgrid_kernels.gang import divide_replicas
-from eelgrid_kernels.gpu_links import choose_linked_gpus, exchange_gpus
+from eelgrid_kernels.gang import choose_linked_gpus, divide_replicas, exchange_gpus
 from eelgrid_kernels.node_cost import (
     CANDIDATES_MOST,
     CLASSES_MOST,

@@ -1,6 +1,6 @@
 """Discrete event simulation of a placement policy: arrivals, departures, failures and the queue.
 
-The placer is a port (eelgrid_kernels.fleet_simulation implements it). All times are seconds of the trace's clock; the first
+The placer is a port (eelgrid_kernels.simulation implements it). All times are seconds of the trace's clock; the first
 arrival is the beginning. Failures of a node are an alternating renewal process with exponential times, drawn node by
 node from the raw words of PCG64, which numpy keeps the same in every version.
 
@@ -150,7 +150,7 @@ _LEAVES, _RETURNS, _FAILS = range(3)
 
 
 class FleetPlacer(Protocol):
-    """Who holds the fleet and chooses; eelgrid_kernels.fleet_simulation.SimulatedFleet is one."""
+    """Who holds the fleet and chooses; eelgrid_kernels.simulation.SimulatedFleet is one."""
 
     def place_task(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
         """The node and GPUs of a task, or node -1."""
