@@ -9,10 +9,6 @@
 Defines the flags, the confirmation before a change and the exit codes: 0 done, 1 failed or refused by a rule, 2 wrong
 use, 3 an assertion that does not hold. Errors are one line on stderr and say what to do next. Layouts themselves are
 decided in `eelgrid_agent.enforce.mig`.
-
-MigCommandError              the command failed
-├── MigUsageError            the flags are wrong, or do not go together
-└── MigCommandFailed         a rule refuses it, or it did not work
 """
 
 import argparse

@@ -4,19 +4,6 @@ Adapters (nvml, amd, process, simulation) translate and never decide. Readings a
 reading that is not available is Missing with a reason, so that it cannot enter arithmetic. `DevicePort` only reads,
 `ControlPort` changes a device; a change counts once it was read back. Also here: the listing that keeps silent
 devices, and the latency histogram of port calls.
-
-DeviceError                  the device or its driver is at fault
-├── DriverUnavailable        no driver, or it cannot be opened: the node has no GPUs for now
-├── GpuLostError             the device no longer answers
-├── DeviceTimeout            the call did not return in time; the device may hang
-│   └── OutcomeUnknown       the answer to a change was lost: read it back, never just repeat it
-├── UnknownGpu               no device has this UUID
-├── UnknownInstance          the device has no such GPU or compute instance
-├── NotSupported             the part or its driver cannot do this
-├── NoPermission             the driver refuses this user
-├── DeviceInUse              a client or a process holds what was to be changed
-├── InsufficientResources    the driver has no room for the instance, or the place is occupied
-└── OutOfRange               the device does not accept this value
 """
 
 from bisect import bisect_left
@@ -67,7 +54,7 @@ class DeviceError(Exception):
 
 
 class DriverUnavailable(DeviceError):
-    """No driver, or it cannot be opened."""
+    """No driver, or it cannot be opened: the node has no GPUs for now."""
 
 
 class GpuLostError(DeviceError):
@@ -75,11 +62,11 @@ class GpuLostError(DeviceError):
 
 
 class DeviceTimeout(DeviceError):
-    """The call did not come back in time."""
+    """The call did not come back in time; the device may hang."""
 
 
 class OutcomeUnknown(DeviceTimeout):
-    """The answer to a change was lost: it may have taken hold, or may yet."""
+    """The answer to a change was lost: it may have taken hold, or may yet. Read back, never just repeat it."""
 
 
 class UnknownGpu(DeviceError):

@@ -18,8 +18,6 @@ A container runtime finds a device by `nvidia.com/gpu=UUID` in the CDI specifica
 write these for the devices that existed when they ran; an instance created since is in none of them. The agent's
 specification names such devices and sets the variable that NVIDIA's container runtime reads, which mounts the rest. It
 leaves out devices that other files name, since a name in two files of one folder is an error to every runtime.
-
-ClaimUnpreparable         the claim cannot be prepared here; the message says what to do
 """
 
 import json
@@ -65,7 +63,7 @@ _RESULTS_MOST = 32
 
 
 class ClaimUnpreparable(Exception):
-    """The claim cannot be made ready here."""
+    """The claim cannot be prepared here; the message says what to do."""
 
 
 class ClaimResult(NamedTuple):

@@ -8,8 +8,6 @@ is no socket this is no node of Kubernetes: it is looked for again now and then,
 and no channel is opened. After a failure the wait doubles, within a bound. Who has
 just given devices away asks it to hurry: the next few answers come soon.
 
-PodResourcesError            the kubelet could not be asked; the message says why and what to do
-
 Theory (reporting). Allocate carries no word of whose pod it is, so nobody knows which pod has which
 device until PodResources says so; the controller lets the next pod go when it has heard. So
 after each Allocate the kubelet is asked within a second, and what it says is told even if it
@@ -49,7 +47,7 @@ _Call = Callable[..., "grpc.aio.UnaryUnaryCall[bytes, bytes]"]
 
 
 class PodResourcesError(Exception):
-    """The kubelet could not be asked."""
+    """The kubelet could not be asked; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

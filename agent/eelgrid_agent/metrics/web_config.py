@@ -12,8 +12,6 @@ to the file's own folder.
       client_ca_file: ca.crt
     basic_auth_users:
       prometheus: $2y$10$...
-
-WebConfigError               the file cannot be used; the message names the file, the field and the remedy
 """
 
 import re

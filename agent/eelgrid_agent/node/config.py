@@ -1,14 +1,4 @@
-"""The agent's settings: parses and checks the flags, and returns one frozen value. Opens no file and no socket.
-
-AgentConfigError             a flag is wrong; exit code 2
-├── BadAddress               not HOST:PORT
-├── BadLabel                 not KEY=VALUE
-├── BadNodeName              not a name that the contract allows
-├── BadTlsFlags              some of the TLS flags without the others
-├── BadRoles                 a grant that cannot be parsed, or roles without TLS
-├── BadLimit                 a number outside its range
-└── BadEnforcement           flags of enforcement that do not go together
-"""
+"""The agent's settings: parses and checks the flags, and returns one frozen value. Opens no file and no socket."""
 
 import argparse
 import re
@@ -49,7 +39,7 @@ _PORT_MOST = 65_535
 
 
 class AgentConfigError(ValueError):
-    """A flag is wrong; the violation names it and the remedy."""
+    """A flag is wrong (exit code 2); the violation names it and the remedy."""
 
     def __init__(self, flag: str, problem: str, remedy: str) -> None:
         self.violation = Violation(flag, problem, remedy)

@@ -13,8 +13,6 @@ lasts and within which time losses and repairs count), for rehearsals of faults;
 
 Traits beyond the catalogue (sensors, links, MIG profiles, PCI device ids, by part and driver branch) come from
 nvidia-smi captures, NVML's notes on minimum architectures and NVIDIA's list of supported products.
-
-FleetFileError               the file is missing, unreadable, or breaks a rule
 """
 
 import json
@@ -311,7 +309,7 @@ _NODES_MOST = 20_000
 
 
 class FleetFileError(ValueError):
-    """The file breaks a rule; the message names the file, the field and the remedy."""
+    """The file is missing, unreadable or breaks a rule; the message names the file, the field and the remedy."""
 
 
 def load_fleet(path: Path | str) -> tuple[NodeSpec, ...]:

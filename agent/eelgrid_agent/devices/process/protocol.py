@@ -3,8 +3,6 @@
 A frame is a length and a JSON text. Each value type of the port has its encoding here; a missing reading travels as a
 list of one reason. The child writes its progress (current request, operation, device and finished answers) into shared
 memory, which the agent reads only after a deadline or the death of the child.
-
-FrameError                   the other side does not speak this protocol; the connection is unusable
 """
 
 import json
@@ -129,7 +127,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameError(Exception):
-    """The other side does not speak this protocol."""
+    """The other side does not speak this protocol; the connection is unusable."""
 
 
 def pack_frame(value: Any) -> bytes:

@@ -3,9 +3,6 @@
 Both kinds go through the real NVML binding. A virtual machine or a display driver can block the reset that some
 parts need for a mode change; it is then refused beforehand. Device nodes /dev/nvidia-caps/nvidia-capN are created
 by nvidia-modprobe.
-
-MigHostError                 there is nothing to work on: a flag or a file is wrong
-└── NoSuchNode               the fleet file has no such node, or several and none was named
 """
 
 import os

@@ -5,7 +5,6 @@ again who uses it. If the driver has no room where our map shows some, the devic
 Where processes cannot be listed, everything that a process could open counts as in use.
 
 UnexpectedLayout  the device differs from the plan; internal
-ModePending       the mode was accepted and waits for a reset; internal
 """
 
 from collections.abc import Callable, Collection
