@@ -18,8 +18,15 @@ from operator import attrgetter
 from typing import Any
 
 from eelgrid_agent.devices.port import FAST_READINGS, LATENCY_BUCKETS_S, InstanceReadings, Missing, ReadingValue
-from eelgrid_agent.metrics.catalogue import CATALOGUE, GPU_ABSENT, HOST_ABSENT, INSTANCE_ABSENT
-from eelgrid_agent.metrics.metric import Metric, MetricScope, MetricSource
+from eelgrid_agent.metrics.catalogue import (
+    CATALOGUE,
+    GPU_ABSENT,
+    HOST_ABSENT,
+    INSTANCE_ABSENT,
+    Metric,
+    MetricScope,
+    MetricSource,
+)
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, LatencyDistribution, NodeMetricsView
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
 from eelgrid_protos.openmetrics import (
