@@ -51,7 +51,7 @@ from eelgrid_agent.enforce.power import (
 )
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
-from eelgrid_agent.metrics.collector import TimedDevice
+from eelgrid_agent.metrics.collector import time_calls
 from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
 from eelgrid_agent.node.enforcement_loop import (
     BudgetNotEnforceable,
@@ -194,7 +194,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
         simulations.append(simulation)
         device, control = _ports(simulation, alone=len(specs) == 1)
         if len(specs) == 1:
-            device = TimedDevice(device, calls, monotonic_ns=clock.monotonic_ns)
+            device = time_calls(device, calls, monotonic_ns=clock.monotonic_ns)
         devices.append(device)
         agents.append(
             build_simulated_node(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Protocol
 
 from eelgrid_protos.catalogue.products import MigGeometry
@@ -29,6 +30,9 @@ FAST_READINGS: tuple[Reading, ...] = (
     Reading.EVENT_REASONS_MASK,
     Reading.POWER_AVERAGE_W,
     Reading.MEMORY_UTILIZATION_RATIO,
+)
+FAST_VALUE_READINGS: tuple[Reading, ...] = tuple(
+    reading for reading in FAST_READINGS if reading is not Reading.ENERGY_J
 )
 # Dear, or seldom different: read every few seconds.
 SLOW_READINGS: tuple[Reading, ...] = tuple(
@@ -113,11 +117,17 @@ class RawReadings:
 
     `energy_counter_j` is the device's own counter, which falls to zero with the
     driver; the sampler turns it into the reading ENERGY_J, which never falls.
-    `values` holds every other one of FAST_READINGS and always has all of them.
+    `values` always has all of FAST_VALUE_READINGS.
     """
 
     energy_counter_j: ReadingValue
     values: Mapping[Reading, ReadingValue]
+
+
+def make_silent_readings(reason: AbsenceReason) -> RawReadings:
+    """A quick look at a device that says nothing."""
+    missing: ReadingValue = Missing(reason)
+    return RawReadings(energy_counter_j=missing, values=MappingProxyType(dict.fromkeys(FAST_VALUE_READINGS, missing)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

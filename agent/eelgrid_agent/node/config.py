@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -332,42 +332,18 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
     if flags.dra == "on" and flags.device_plugin != "off":
         problem = "is given with --device-plugin: one device would be allocated twice"
         raise BadEnforcement("--dra", problem, "choose one of them for this node")
-    return AgentConfig(
-        controller=flags.controller,
-        listen=flags.listen,
-        metrics=flags.metrics,
-        probes=flags.probes,
-        metrics_hosts=tuple(flags.metrics_host[:NAMES_MOST]),
-        node_name=flags.node_name,
-        pool=flags.pool,
-        labels=_labels(flags.label),
-        topology=_topology(flags.topology),
-        simulate=flags.simulate,
-        faults=flags.faults,
-        seed=flags.seed,
-        spool_ticks=flags.spool_ticks,
-        energy_window_s=flags.energy_window,
-        vendor=flags.vendor,
-        state=flags.state,
-        observe_only=flags.observe_only,
-        power_budget_w=flags.power_budget,
-        web_config=flags.web_config,
-        kubelet=flags.kubelet,
-        device_plugin=flags.device_plugin,
-        device_plugins_folder=flags.device_plugins_folder,
-        device_domain=flags.device_domain,
-        dra=flags.dra == "on",
-        kubelet_folder=flags.kubelet_folder,
-        kubernetes_node=flags.kubernetes_node,
-        api_server=flags.api_server,
-        api_credentials=flags.api_credentials,
-        cdi_folder=flags.cdi_folder,
-        slurm_folder=flags.slurm_folder,
-        tls=read_tls_flags(flags),
-        roles=_roles(flags),
-        insecure=flags.insecure,
-        verbose=flags.verbose,
-    )
+    said = {entry.name: getattr(flags, entry.name) for entry in fields(AgentConfig) if hasattr(flags, entry.name)}
+    made = {
+        "metrics_hosts": tuple(flags.metrics_host[:NAMES_MOST]),
+        "labels": _labels(flags.label),
+        "topology": _topology(flags.topology),
+        "energy_window_s": flags.energy_window,
+        "power_budget_w": flags.power_budget,
+        "dra": flags.dra == "on",
+        "tls": read_tls_flags(flags),
+        "roles": _roles(flags),
+    }
+    return AgentConfig(**{**said, **made})
 
 
 def _check_enforcement(flags: argparse.Namespace) -> None:

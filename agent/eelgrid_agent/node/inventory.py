@@ -12,7 +12,6 @@ from typing import Protocol
 
 from eelgrid_agent.devices.host import Host
 from eelgrid_agent.devices.port import (
-    FAST_READINGS,
     DeviceError,
     DeviceEvent,
     DeviceEventKind,
@@ -21,6 +20,7 @@ from eelgrid_agent.devices.port import (
     Missing,
     RawReadings,
     ReadingValue,
+    make_silent_readings,
 )
 from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
 from eelgrid_protos.messages import (
@@ -134,7 +134,7 @@ def read_each_gpu(device: DevicePort, uuids: tuple[str, ...]) -> GpuReadings:
         try:
             looks.append((uuid, device.read(uuid)))
         except DeviceError:
-            looks.append((uuid, _all_missing(AbsenceReason.GPU_LOST)))
+            looks.append((uuid, make_silent_readings(AbsenceReason.GPU_LOST)))
     return tuple(looks)
 
 
@@ -165,15 +165,7 @@ class SequentialReader:
 
 def missing_gpu_readings(uuids: tuple[str, ...], reason: AbsenceReason) -> GpuReadings:
     """What to record where no device could be asked."""
-    return tuple((uuid, _all_missing(reason)) for uuid in uuids)
-
-
-def _all_missing(reason: AbsenceReason) -> RawReadings:
-    missing: ReadingValue = Missing(reason)
-    values: dict[Reading, ReadingValue] = {
-        reading: missing for reading in FAST_READINGS if reading is not Reading.ENERGY_J
-    }
-    return RawReadings(energy_counter_j=missing, values=MappingProxyType(values))
+    return tuple((uuid, make_silent_readings(reason)) for uuid in uuids)
 
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})

@@ -285,27 +285,22 @@ class WorkloadSpec:
         if self.service is not None:
             if self.kind is not WorkloadKind.INFERENCE_SERVICE:
                 yield Violation("service", "is a promise to another kind", "set kind to inference_service or drop it")
-            if not self.service.replicas_least <= self.replicas <= self.service.replicas_most:
-                yield Violation(
-                    "replicas",
-                    f"is {self.replicas}, outside of {self.service.replicas_least} to {self.service.replicas_most}",
-                    "begin within replicas_least and replicas_most",
-                )
+            yield from self._check_replicas(self.service)
             if self.service.slices and self.request.gpu_count != 1:
                 yield Violation("request.gpu_count", f"is {self.request.gpu_count} with slices", "ask for 1 GPU")
         if self.training is not None:
             if self.kind is not WorkloadKind.TRAINING_JOB:
                 yield Violation("training", "is a promise to another kind", "set kind to training_job or drop it")
-            if self.training.is_elastic and not (
-                self.training.replicas_least <= self.replicas <= self.training.replicas_most
-            ):
-                yield Violation(
-                    "replicas",
-                    f"is {self.replicas}, outside of {self.training.replicas_least} to {self.training.replicas_most}",
-                    "begin within replicas_least and replicas_most",
-                )
+            if self.training.is_elastic:
+                yield from self._check_replicas(self.training)
             if self.request.gpu_milli != GPU_MILLI_WHOLE:
                 yield Violation("training", "needs whole GPUs", "set gpu_milli to 1000, since a limit is of a GPU")
+
+    def _check_replicas(self, promise: ServicePromise | TrainingPromise) -> Iterator[Violation]:
+        least, most = promise.replicas_least, promise.replicas_most
+        if not least <= self.replicas <= most:
+            remedy = "begin within replicas_least and replicas_most"
+            yield Violation("replicas", f"is {self.replicas}, outside of {least} to {most}", remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

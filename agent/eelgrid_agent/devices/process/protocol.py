@@ -17,7 +17,7 @@ from typing import Any
 
 from eelgrid_agent.devices import port
 from eelgrid_agent.devices.port import (
-    FAST_READINGS,
+    FAST_VALUE_READINGS,
     INSTANCE_READINGS,
     SLOW_READINGS,
     Missing,
@@ -172,9 +172,6 @@ class FrameReader:
 
 # Calls in one request; a slow look asks three of each device.
 MAX_OPERATIONS = 512
-FAST_VALUE_READINGS: tuple[Reading, ...] = tuple(
-    reading for reading in FAST_READINGS if reading is not Reading.ENERGY_J
-)
 _MISSING: Mapping[AbsenceReason, Missing] = {reason: Missing(reason) for reason in AbsenceReason}
 _MESSAGE_LONGEST = 500
 _ERRORS: Mapping[str, type[port.DeviceError]] = {

@@ -24,8 +24,9 @@ from eelgrid_agent.devices.port import (
     RawReadings,
     ReadingValue,
     UnknownGpu,
+    make_silent_readings,
 )
-from eelgrid_agent.devices.process.protocol import FAST_VALUE_READINGS, MAX_OPERATIONS, PORT_CALLS
+from eelgrid_agent.devices.process.protocol import MAX_OPERATIONS, PORT_CALLS
 from eelgrid_agent.devices.process.supervisor import (
     CallDeadlines,
     DriverSupervisor,
@@ -44,14 +45,9 @@ FAST_READ_BUDGET_S = 1.9
 _LISTINGS_MOST = 2
 
 
-def _silent(reason: AbsenceReason) -> RawReadings:
-    missing: ReadingValue = Missing(reason)
-    return RawReadings(energy_counter_j=missing, values=dict.fromkeys(FAST_VALUE_READINGS, missing))
-
-
-_TIMED_OUT = _silent(AbsenceReason.TIMED_OUT)
-_LOST = _silent(AbsenceReason.GPU_LOST)
-_NOT_SAMPLED = _silent(AbsenceReason.NOT_SAMPLED)
+_TIMED_OUT = make_silent_readings(AbsenceReason.TIMED_OUT)
+_LOST = make_silent_readings(AbsenceReason.GPU_LOST)
+_NOT_SAMPLED = make_silent_readings(AbsenceReason.NOT_SAMPLED)
 _SLOW_TIMED_OUT: Mapping[Reading, ReadingValue] = dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.TIMED_OUT))
 
 
