@@ -38,17 +38,9 @@ from eelgrid_agent.enforce.mig.host import (
     make_boot_key,
     read_machine,
 )
-from eelgrid_agent.enforce.mig.journal import (
-    MIG_JOURNAL,
-    MigJournal,
-)
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
 from eelgrid_agent.enforce.mig.mig_service import MigService
-from eelgrid_agent.enforce.power import (
-    POWER_JOURNAL,
-    PowerExecutor,
-    PowerJournal,
-    read_driver_origin,
-)
+from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
 from eelgrid_agent.metrics.collector import time_calls

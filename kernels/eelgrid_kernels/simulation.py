@@ -141,12 +141,7 @@ class SimulatedFleet:
     """Nodes by number, as the columns list them; tasks by the number of their spec."""
 
     def __init__(
-        self,
-        columns: FleetColumns,
-        specs: SpecColumns,
-        typical: tuple[Ints, Ints],
-        rank: Ints,
-        policy: PlacementPolicy,
+        self, columns: FleetColumns, specs: SpecColumns, typical: tuple[Ints, Ints], rank: Ints, policy: PlacementPolicy
     ) -> None:
         self._run = build_empty_engine(columns, specs, typical, rank, policy)
         self._turn = 0

@@ -86,9 +86,7 @@ def parse_preferred_request(data: bytes) -> tuple[PreferredAllocationRequest, ..
     _parse(request, data, _DEVICE_PLUGIN)
     asked = tuple(
         PreferredAllocationRequest(
-            available=tuple(one.available_device_ids),
-            must=tuple(one.must_include_device_ids),
-            size=one.allocation_size,
+            available=tuple(one.available_device_ids), must=tuple(one.must_include_device_ids), size=one.allocation_size
         )
         for one in request.container_requests
     )

@@ -203,9 +203,7 @@ def _is_name(text: str) -> bool:
 
 
 def build_caller(
-    certificate: Certificate,
-    grants: Mapping[Name, Role],
-    binds: Mapping[Name, tuple[Right, ...]] | None = None,
+    certificate: Certificate, grants: Mapping[Name, Role], binds: Mapping[Name, tuple[Right, ...]] | None = None
 ) -> Caller:
     """Builds the caller of a certificate: its user, its roles and its rights."""
     roles, nodes, unknown, rights = set(), set(), [], dict[Right, None]()

@@ -93,11 +93,7 @@ def _device_row(device: DeviceEnergy, owners: Iterable[OwnedEnergy], places: Map
     doubt = (
         ("-", "-", "-")
         if told is None
-        else (
-            f"{told.uncertainty_j:.1f}",
-            told.method.name.lower(),
-            f"{told.seconds:.0f}",
-        )
+        else (f"{told.uncertainty_j:.1f}", told.method.name.lower(), f"{told.seconds:.0f}")
     )
     return (
         _format_device(device.gpu_uuid, None, places),

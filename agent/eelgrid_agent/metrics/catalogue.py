@@ -140,12 +140,7 @@ def labelled_metric(
 
 
 def attribute_metric(
-    name: str,
-    scope: MetricScope,
-    path: str,
-    text: str,
-    *labels: str,
-    kind: MetricType = MetricType.GAUGE,
+    name: str, scope: MetricScope, path: str, text: str, *labels: str, kind: MetricType = MetricType.GAUGE
 ) -> Metric:
     """An attribute of a view."""
     return Metric(name=name, kind=kind, help=text, scope=scope, labels=labels, sources=(MetricSource(of=path),))

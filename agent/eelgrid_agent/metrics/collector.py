@@ -15,12 +15,7 @@ from typing import Any, cast
 
 import psutil
 
-from eelgrid_agent.devices.port import (
-    CallLatencies,
-    DevicePort,
-    Missing,
-    ReadingValue,
-)
+from eelgrid_agent.devices.port import CallLatencies, DevicePort, Missing, ReadingValue
 from eelgrid_agent.devices.process.remote_device import RemoteDevice
 from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, ExtendedReadings, SampleTick
 from eelgrid_agent.energy.accounts import EnergyAccount

@@ -333,9 +333,7 @@ class _Handler(BaseHTTPRequestHandler):
         config = self.server.door.config
         refusal = self._refusal(config)
         answer = refusal or self.server.page.build_response(
-            self.path,
-            accept=self.headers.get("Accept", ""),
-            accept_encoding=self.headers.get("Accept-Encoding", ""),
+            self.path, accept=self.headers.get("Accept", ""), accept_encoding=self.headers.get("Accept-Encoding", "")
         )
         self._send(answer, config.headers)
 

@@ -214,12 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the vendor of the GPUs (default: the first whose driver answers)",
     )
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode is")
-    add(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="where to record what was changed (default /var/lib/eelgrid as root)",
-    )
+    add("--state", type=Path, metavar="DIR", help="where to record what was changed (default /var/lib/eelgrid as root)")
     add(
         "--power-budget",
         type=float,

@@ -115,11 +115,7 @@ class SimCompute:
     def value(self) -> ComputeInstance:
         """The compute instance as a value of the port."""
         return ComputeInstance(
-            id=self.id,
-            profile_id=self.profile.id,
-            uuid=self.uuid,
-            start=self.start,
-            size=self.profile.compute_slices,
+            id=self.id, profile_id=self.profile.id, uuid=self.uuid, start=self.start, size=self.profile.compute_slices
         )
 
 

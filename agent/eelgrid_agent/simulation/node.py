@@ -254,12 +254,7 @@ class SimulatedNode(SimulatedControl):
     """
 
     def __init__(
-        self,
-        spec: NodeSpec,
-        *,
-        monotonic_ns: Callable[[], int],
-        seed: int,
-        stall: Callable[[], None] = lambda: None,
+        self, spec: NodeSpec, *, monotonic_ns: Callable[[], int], seed: int, stall: Callable[[], None] = lambda: None
     ) -> None:
         catalogue = load_catalogue()
         spec.check(catalogue)

@@ -119,9 +119,6 @@ def _instance_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CS
 
 
 def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    def requested(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.limit_mw)
-
     def set_limit(gpu: SimGpu, limit: Any) -> int:
         node.operations.set_power_limit(gpu, limit.value)
         return 0
@@ -136,7 +133,7 @@ def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         return 0
 
     return {
-        "nvmlDeviceGetPowerManagementLimit": handles.wrap_device(requested),
+        "nvmlDeviceGetPowerManagementLimit": handles.wrap_number(lambda gpu: gpu.limit_mw),
         "nvmlDeviceSetPowerManagementLimit": handles.wrap_device(translate_refusals(set_limit)),
         "nvmlDeviceSetPowerManagementLimit_v2": handles.wrap_device(translate_refusals(set_limit_v2)),
     }
@@ -424,9 +421,6 @@ def _device_symbols(handles: HandleTable) -> dict[str, CSymbol]:
             return _NOT_SUPPORTED
         return write_number(current, int(gpu.mig.enabled)) or write_number(pending, int(gpu.mig.pending))
 
-    def most(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.mig.geometry.most if gpu.mig.geometry and gpu.mig_enabled else 0)
-
     def by_index(gpu: SimGpu, index: Any, ref: Any) -> int:
         found = [
             (held, child) for _, held in sorted(gpu.mig.instances.items()) for _, child in sorted(held.compute.items())
@@ -459,7 +453,9 @@ def _device_symbols(handles: HandleTable) -> dict[str, CSymbol]:
 
     return {
         "nvmlDeviceGetMigMode": handles.wrap_device(mode, holds=False),
-        "nvmlDeviceGetMaxMigDeviceCount": handles.wrap_device(most),
+        "nvmlDeviceGetMaxMigDeviceCount": handles.wrap_number(
+            lambda gpu: gpu.mig.geometry.most if gpu.mig.geometry and gpu.mig_enabled else 0
+        ),
         "nvmlDeviceGetMigDeviceHandleByIndex": handles.wrap_device(by_index),
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": handles.wrap_target(parent),
         "nvmlDeviceIsMigDeviceHandle": handles.wrap_target(is_mig),

@@ -90,9 +90,6 @@ def _event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         write_handle(dereference_argument(ref), address)
         return 0
 
-    def supported(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, supported_types(gpu))
-
     def register(target: HandleTarget, types: Any, event_set: Any) -> int:
         gpu = target.gpu
         registered = sets.get(get_address(event_set))
@@ -130,7 +127,7 @@ def _event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
 
     return {
         "nvmlEventSetCreate": create,
-        "nvmlDeviceGetSupportedEventTypes": handles.wrap_device(supported),
+        "nvmlDeviceGetSupportedEventTypes": handles.wrap_number(supported_types),
         "nvmlDeviceRegisterEvents": handles.wrap_target(register),
         "nvmlEventSetWait_v2": wait,
         "nvmlEventSetFree": free,
@@ -475,19 +472,10 @@ def _sensor_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
 
 
 def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    def power(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.power_usage_mw(node.monotonic_ns()))
-
-    def energy(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.energy_mj(node.monotonic_ns()))
-
-    def limit(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.enforced_mw)
-
     return {
-        "nvmlDeviceGetPowerUsage": handles.wrap_device(power),
-        "nvmlDeviceGetTotalEnergyConsumption": handles.wrap_device(energy),
-        "nvmlDeviceGetEnforcedPowerLimit": handles.wrap_device(limit),
+        "nvmlDeviceGetPowerUsage": handles.wrap_number(lambda gpu: gpu.power_usage_mw(node.monotonic_ns())),
+        "nvmlDeviceGetTotalEnergyConsumption": handles.wrap_number(lambda gpu: gpu.energy_mj(node.monotonic_ns())),
+        "nvmlDeviceGetEnforcedPowerLimit": handles.wrap_number(lambda gpu: gpu.enforced_mw),
     }
 
 
@@ -514,20 +502,14 @@ def _state_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         info.temperature = gpu.temperature_c(node.monotonic_ns())
         return 0
 
-    def reasons(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.event_reasons)
-
-    def performance_state(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).performance_state())
-
     return {
         "nvmlDeviceGetUtilizationRates": handles.wrap_device(utilization),
         "nvmlDeviceGetClockInfo": handles.wrap_device(clock),
         "nvmlDeviceGetTemperature": handles.wrap_device(temperature),
         "nvmlDeviceGetTemperatureV": handles.wrap_device(temperature_v),
-        "nvmlDeviceGetCurrentClocksEventReasons": handles.wrap_device(reasons),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": handles.wrap_device(reasons),
-        "nvmlDeviceGetPerformanceState": handles.wrap_device(performance_state),
+        "nvmlDeviceGetCurrentClocksEventReasons": handles.wrap_number(lambda gpu: gpu.event_reasons),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": handles.wrap_number(lambda gpu: gpu.event_reasons),
+        "nvmlDeviceGetPerformanceState": handles.wrap_number(lambda gpu: node.get_sensors(gpu).performance_state()),
     }
 
 
@@ -546,21 +528,12 @@ def _health_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
             write_number(ref, number)
         return 0
 
-    def pcie_generation(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).pcie_generation())
-
-    def pcie_width(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).pcie_width())
-
-    def pcie_replays(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).pcie_replays())
-
     return {
         "nvmlDeviceGetTotalEccErrors": handles.wrap_device(ecc_errors),
         "nvmlDeviceGetRemappedRows": handles.wrap_device(remapped_rows),
-        "nvmlDeviceGetCurrPcieLinkGeneration": handles.wrap_device(pcie_generation),
-        "nvmlDeviceGetCurrPcieLinkWidth": handles.wrap_device(pcie_width),
-        "nvmlDeviceGetPcieReplayCounter": handles.wrap_device(pcie_replays),
+        "nvmlDeviceGetCurrPcieLinkGeneration": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_generation()),
+        "nvmlDeviceGetCurrPcieLinkWidth": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_width()),
+        "nvmlDeviceGetPcieReplayCounter": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_replays()),
     }
 
 
@@ -585,13 +558,10 @@ def _handle_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
                 return handles.issue_device(gpu, ref)
         return _NOT_FOUND
 
-    def index(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.identity.index)
-
     return {
         "nvmlDeviceGetHandleByIndex_v2": by_index,
         "nvmlDeviceGetHandleByUUID": by_uuid,
-        "nvmlDeviceGetIndex": handles.wrap_device(index),
+        "nvmlDeviceGetIndex": handles.wrap_number(lambda gpu: gpu.identity.index),
     }
 
 
@@ -614,9 +584,6 @@ def _product_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSy
         info.reserved = target.gpu.memory_reserved_bytes
         return _memory(target.gpu, info, used=target.gpu.memory_used_bytes)
 
-    def default_limit(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, round(gpu.product.power_default_w * 1000.0))
-
     def constraints(gpu: SimGpu, low: Any, high: Any) -> int:
         gpu_low, gpu_high = gpu.identity.power_limit_min_w, gpu.identity.power_limit_max_w
         if gpu_low is None or gpu_high is None:
@@ -638,7 +605,9 @@ def _product_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSy
         "nvmlDeviceGetMemoryAffinity": handles.wrap_device(memory_affinity),
         "nvmlDeviceGetMemoryInfo": handles.wrap_target(memory),
         "nvmlDeviceGetMemoryInfo_v2": handles.wrap_target(memory_v2),
-        "nvmlDeviceGetPowerManagementDefaultLimit": handles.wrap_device(default_limit),
+        "nvmlDeviceGetPowerManagementDefaultLimit": handles.wrap_number(
+            lambda gpu: round(gpu.product.power_default_w * 1000.0)
+        ),
         "nvmlDeviceGetPowerManagementLimitConstraints": handles.wrap_device(constraints),
     }
 

@@ -67,10 +67,7 @@ _ENDS = ((0, 6), (470, 8), (525, 10), (570, 13), (575, 17), (615, 18))
 _NAMED_SINCE = 510
 # Part: the branch that brought today's names, and those before it.
 _RENAMED: Mapping[str, tuple[int, Mapping[str, str]]] = {
-    "gb200-186gb": (
-        580,
-        {"1g": "1g.24gb", "1g+me": "1g.24gb+me", "3g": "3g.95gb", "4g": "4g.95gb", "7g": "7g.189gb"},
-    ),
+    "gb200-186gb": (580, {"1g": "1g.24gb", "1g+me": "1g.24gb+me", "3g": "3g.95gb", "4g": "4g.95gb", "7g": "7g.189gb"})
 }
 
 

@@ -263,11 +263,7 @@ class AmdDevice:
     """The device port over `amdsmi`; `visit` is called before a listing asks a device and may pass it over."""
 
     def __init__(
-        self,
-        smi: Any,
-        *,
-        visit: Callable[[int], bool] = lambda _index: True,
-        user_id: Callable[[], int] = os.geteuid,
+        self, smi: Any, *, visit: Callable[[int], bool] = lambda _index: True, user_id: Callable[[], int] = os.geteuid
     ) -> None:
         self._smi = smi
         self._visit = visit

@@ -14,13 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort, DeviceTimeout, NoPermission
-from eelgrid_agent.enforce.mig.journal import (
-    MigJournal,
-    MigRecord,
-    MigRecordStore,
-    TransitionIntent,
-    TransitionPhase,
-)
+from eelgrid_agent.enforce.mig.journal import MigJournal, MigRecord, MigRecordStore, TransitionIntent, TransitionPhase
 from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_layout, resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import MigStep, TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation, ModePending, TransitionLimits, TransitionRunner
