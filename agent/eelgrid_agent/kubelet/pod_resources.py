@@ -29,13 +29,10 @@ import grpc.aio
 from eelgrid_agent.energy.allocations import DeviceReference, find_device
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.kubelet_api import (
-    ALLOCATABLE_PATH,
     ANSWER_BYTES_MOST,
     LIST_PATH,
-    AllocatableDevices,
     ContainerDevices,
     encode_list_request,
-    parse_allocatable,
     parse_containers,
 )
 from eelgrid_protos.messages import PODS_WITH_DEVICES_MOST, Gpu, HeldDevices, PodDevices
@@ -124,8 +121,7 @@ class PodResourcesClient:
     async def refresh(self) -> bool:
         """Reads once; False when the last answer stays in use, and `problem` says why."""
         try:
-            data = await self._call(LIST_PATH)
-            containers = parse_containers(data)
+            containers = parse_containers(await self._call())
         except (PodResourcesError, ContractError) as error:
             self.failures_total += 1
             self.problem = str(error)
@@ -136,20 +132,13 @@ class PodResourcesClient:
         self.heard(containers)
         return True
 
-    async def allocatable(self) -> AllocatableDevices:
-        """What the kubelet could give to containers; raises PodResourcesError."""
-        try:
-            return parse_allocatable(await self._call(ALLOCATABLE_PATH))
-        except ContractError as error:
-            raise PodResourcesError(str(error)) from error
-
     async def close(self) -> None:
         """Closes the channel; it is opened again when needed."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
 
-    async def _call(self, path: str) -> bytes:
+    async def _call(self) -> bytes:
         if not _is_socket(self._socket):
             raise PodResourcesError(
                 f"{self._socket} is not a socket; mount the kubelet's pod-resources folder writable"
@@ -164,7 +153,7 @@ class PodResourcesClient:
                 ("grpc.max_reconnect_backoff_ms", int(1000 * self._limits.interval_s)),
             ]
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
-        call: _Call = self._channel.unary_unary(path)
+        call: _Call = self._channel.unary_unary(LIST_PATH)
         try:
             answer: bytes = await call(encode_list_request(), timeout=self._limits.deadline_s)
         except grpc.aio.AioRpcError as error:

@@ -59,8 +59,11 @@ _Registered = dict[str, tuple[int, HandleTarget]]
 def build_reading_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     """All of them, by name."""
     return {
-        **_identity_symbols(node, handles),
-        **_sensor_symbols(node, handles),
+        **_handle_symbols(node, handles),
+        **_product_symbols(node, handles),
+        **_power_symbols(node, handles),
+        **_state_symbols(node, handles),
+        **_health_symbols(node, handles),
         **_field_symbols(node, handles),
         **_link_symbols(node, handles),
         **_sample_symbols(node, handles),
@@ -467,10 +470,6 @@ def _metrics(activity: GpmActivity) -> dict[int, float]:
     }
 
 
-def _sensor_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    return {**_power_symbols(node, handles), **_state_symbols(node, handles), **_health_symbols(node, handles)}
-
-
 def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     return {
         "nvmlDeviceGetPowerUsage": handles.wrap_number(lambda gpu: gpu.power_usage_mw(node.monotonic_ns())),
@@ -535,10 +534,6 @@ def _health_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
         "nvmlDeviceGetCurrPcieLinkWidth": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_width()),
         "nvmlDeviceGetPcieReplayCounter": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_replays()),
     }
-
-
-def _identity_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    return {**_handle_symbols(node, handles), **_product_symbols(node, handles)}
 
 
 def _handle_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:

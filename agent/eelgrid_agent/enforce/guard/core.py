@@ -71,7 +71,6 @@ class BudgetState:
     lowered_ns: int = 0
     raise_ns: int = 0
     is_told: bool = False
-    mean_w: float = 0.0
     fixed: int = 0
     rangeless: frozenset[str] = frozenset()
 
@@ -93,7 +92,7 @@ def step_budget(
     mean_w = sum(power_w for _, power_w in samples) / len(samples)
     is_twice = total_w > budget_w and bool(before) and before[-1][1] > budget_w
     fixed = sum(not draw.is_writable for draw in draws)
-    budget = replace(budget, samples=samples, mean_w=mean_w, fixed=fixed)
+    budget = replace(budget, samples=samples, fixed=fixed)
     if mean_w > budget_w or is_twice:
         if not is_enforced:
             word = (
