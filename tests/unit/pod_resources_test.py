@@ -221,8 +221,6 @@ async def test_a_wrong_answer_is_a_problem_and_no_crash(kubelet, socket, raw):
         client = PodResourcesClient(socket, clock_s=Clock())
         assert not await client.refresh()
         assert client.problem
-        with pytest.raises(PodResourcesError):
-            await client.allocatable()
         await client.close()
 
 

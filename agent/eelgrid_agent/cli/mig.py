@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from eelgrid_agent.cli import close_output, terminal_width, write_output
-from eelgrid_agent.devices.port import ControlPort, DeviceError, ModeChange, PowerSettings
+from eelgrid_agent.devices.port import DeviceError, MigControlPort, ModeChange
 from eelgrid_agent.enforce.mig.host import MigHost, MigHostError, open_mig_host
 from eelgrid_agent.enforce.mig.inspection import LayoutPlan, MigInspection, inspect_host
 from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
@@ -56,37 +56,17 @@ _Answer = TypeVar("_Answer")
 
 
 class NarratedControl:
-    """Wraps a control port and narrates it.
+    """Wraps the control of MIG layouts and narrates it.
 
     `tell` receives a line, `changed` is called after every change, successful or not.
     """
 
-    def __init__(self, control: ControlPort, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
+    def __init__(self, control: MigControlPort, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
         self._control = control
         self._tell = tell
         self._changed = changed
         self._said = ""
         self._geometries: dict[str, MigGeometry] = {}
-
-    def power_settings(self, uuid: str) -> PowerSettings:
-        """As the port."""
-        return self._control.power_settings(uuid)
-
-    def set_power_limit(self, uuid: str, limit_w: float) -> None:
-        """As the port."""
-        self._control.set_power_limit(uuid, limit_w)
-
-    def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
-        """As the port."""
-        self._control.lock_sm_clocks(uuid, min_mhz, max_mhz)
-
-    def unlock_sm_clocks(self, uuid: str) -> None:
-        """As the port."""
-        self._control.unlock_sm_clocks(uuid)
-
-    def set_power_profile(self, uuid: str, profile: int | None) -> None:
-        """As the port."""
-        self._control.set_power_profile(uuid, profile)
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
         """As the port."""

@@ -259,28 +259,8 @@ class ModeChange(Enum):
     PENDING = "pending"
 
 
-class ControlPort(Protocol):
-    """Changes devices.
-
-    Every method raises UnknownGpu, GpuLostError, DeviceTimeout, NotSupported and NoPermission where they apply. A
-    return means only that the driver reported success: the caller reads back. OutcomeUnknown means that no answer
-    arrived.
-    """
-
-    def power_settings(self, uuid: str) -> PowerSettings:
-        """Limits and clocks as they are now."""
-
-    def set_power_limit(self, uuid: str, limit_w: float) -> None:
-        """Asks for a limit; raises OutOfRange outside the device's constraints."""
-
-    def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
-        """Keeps the SM clock inside; raises OutOfRange."""
-
-    def unlock_sm_clocks(self, uuid: str) -> None:
-        """Unlocks the SM clock, which the driver then chooses."""
-
-    def set_power_profile(self, uuid: str, profile: int | None) -> None:
-        """Asks for a workload power profile, or for none; raises OutOfRange for one that the part lacks."""
+class MigControlPort(Protocol):
+    """Changes the MIG layout of devices. Errors are those of ControlPort."""
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
         """The profiles and placements that the driver offers on this device.
@@ -305,6 +285,30 @@ class ControlPort(Protocol):
 
     def destroy_compute_instance(self, uuid: str, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance; raises UnknownInstance, and DeviceInUse while a process holds it."""
+
+
+class ControlPort(MigControlPort, Protocol):
+    """Changes devices.
+
+    Every method raises UnknownGpu, GpuLostError, DeviceTimeout, NotSupported and NoPermission where they apply. A
+    return means only that the driver reported success: the caller reads back. OutcomeUnknown means that no answer
+    arrived.
+    """
+
+    def power_settings(self, uuid: str) -> PowerSettings:
+        """Limits and clocks as they are now."""
+
+    def set_power_limit(self, uuid: str, limit_w: float) -> None:
+        """Asks for a limit; raises OutOfRange outside the device's constraints."""
+
+    def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
+        """Keeps the SM clock inside; raises OutOfRange."""
+
+    def unlock_sm_clocks(self, uuid: str) -> None:
+        """Unlocks the SM clock, which the driver then chooses."""
+
+    def set_power_profile(self, uuid: str, profile: int | None) -> None:
+        """Asks for a workload power profile, or for none; raises OutOfRange for one that the part lacks."""
 
 
 def include_silent_gpus(found: Mapping[str, Gpu], seen: Mapping[str, Gpu]) -> dict[str, Gpu]:

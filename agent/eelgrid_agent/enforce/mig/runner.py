@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from eelgrid_agent.devices.port import (
-    ControlPort,
     DeviceInUse,
     DevicePort,
     DeviceTimeout,
     GpuLostError,
     InsufficientResources,
+    MigControlPort,
     NoPermission,
     NotSupported,
     OutOfRange,
@@ -93,7 +93,7 @@ class TransitionRunner:
     def __init__(
         self,
         device: DevicePort,
-        control: ControlPort,
+        control: MigControlPort,
         ledger: MigRecordStore,
         *,
         sleep: Callable[[float], None],
