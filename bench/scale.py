@@ -32,9 +32,9 @@ from eelgrid_controller.replay.openb_protocol import TraceArrays, csv_folder, lo
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_task
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
-from eelgrid_kernels.fleet_simulation import build_empty_engine
 from eelgrid_kernels.node_states import shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
+from eelgrid_kernels.simulation import build_empty_engine
 
 _SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
 _FILL = 0.8
@@ -45,7 +45,7 @@ _CLOCKS = {"wall": WALL, "thread": THREAD}
 
 
 class Columns(NamedTuple):
-    """A fleet, as eelgrid_kernels.fleet_simulation takes it."""
+    """A fleet, as eelgrid_kernels.simulation takes it."""
 
     cpu_milli: Ints
     memory_mib: Ints

@@ -29,8 +29,8 @@ from eelgrid_controller.replay.run_statistics import ArrivalCurves, compute_curv
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals
 from eelgrid_kernels.arrays import Ints
 from eelgrid_kernels.baselines import PlacementPolicy, find_policy
-from eelgrid_kernels.fleet_simulation import build_empty_engine, build_empty_outcomes
 from eelgrid_kernels.opportunity_prices import update_prices
+from eelgrid_kernels.simulation import build_empty_engine, build_empty_outcomes
 
 __all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Result", "bound", "everything", "run"]
 

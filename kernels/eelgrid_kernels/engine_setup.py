@@ -34,8 +34,7 @@ from eelgrid_kernels.arrays import (
     Records,
 )
 from eelgrid_kernels.baselines import GPU_CLUSTERING, PlacementPolicy
-from eelgrid_kernels.cost_terms import SEVERAL
-from eelgrid_kernels.cpu_packages import FEED, WHOLE
+from eelgrid_kernels.cost_terms import FEED, SEVERAL, WHOLE
 
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06

@@ -17,7 +17,7 @@ from tests.props.peers_test import ALL, POLICIES, columns, generated, policy_of,
 from eelgrid_kernels.argmin_index import apply_log, compute_all_costs
 from eelgrid_kernels.arrays import BOUNDED, EXACT, LOOSE
 from eelgrid_kernels.baselines import compute_task_cost
-from eelgrid_kernels.fleet_simulation import SimulatedFleet
+from eelgrid_kernels.simulation import SimulatedFleet
 
 quiet = settings(deadline=None, max_examples=60)
 ACTIONS = st.lists(

@@ -26,7 +26,7 @@ from eelgrid_controller.profiles.queueing_model import (
     station_from_point,
     wait_plus_lognormal,
 )
-from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
+from eelgrid_kernels.simulation import BatchServers, simulate_queue
 
 
 def _sum_erlang_c(servers, load):

@@ -48,7 +48,7 @@ from eelgrid_kernels.arrays import (
     Task,
     TermPrices,
 )
-from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W
+from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W
 from eelgrid_kernels.move_search import OVERLAPS, RELEASES, STAYS, search_moves
 from eelgrid_kernels.node_cost import (
     GPU_PLACEABLE,

@@ -27,7 +27,7 @@ from eelgrid_kernels.arrays import Nodes, Task
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
 from eelgrid_kernels.cost_terms import TERMS
-from eelgrid_kernels.gpu_links import exchange_gpus
+from eelgrid_kernels.gang import exchange_gpus
 from eelgrid_kernels.node_cost import CANDIDATES_MOST, CONSTRAINTS, FITS, GPU_WHOLE_MILLI, count_verdicts, replica_room
 from eelgrid_protos.messages import (
     Candidate,

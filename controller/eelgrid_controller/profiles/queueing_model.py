@@ -16,7 +16,7 @@ import numpy as np
 from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
 from eelgrid_controller.profiles.points import Point
 from eelgrid_kernels.arrays import Floats
-from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
+from eelgrid_kernels.simulation import BatchServers, simulate_queue
 
 SERVERS_MOST = 100_000  # of one station; Erlang's recursion is linear in them
 _CV2_MOST = 1e4

@@ -27,9 +27,8 @@ from eelgrid_controller.replay.run_statistics import (
     summarize_run,
 )
 from eelgrid_controller.replay.simulation import ArrivalSchedule, Outage, draw_outages, simulate_policy
-from eelgrid_kernels import fleet_simulation
 from eelgrid_kernels.baselines import find_policy
-from eelgrid_kernels.fleet_simulation import SimulatedFleet
+from eelgrid_kernels.simulation import SimulatedFleet, build_empty_engine, simulate_arrivals
 
 SERIES_POINTS = 500  # means over time that are kept of a run: finer than a picture shows
 
@@ -105,8 +104,8 @@ def _arrive(how: ArrivalScenario, name: str, seed: int) -> ArrivalRunResult:
     trace, chosen = how.trace, find_policy(name)
     rank = node_order(trace, seed)
     order = arrival_order(trace, seed)
-    empty = fleet_simulation.build_empty_engine(trace.fleet, trace.specs, trace.typical, rank, chosen)
-    ran = fleet_simulation.simulate_arrivals(empty, order)
+    empty = build_empty_engine(trace.fleet, trace.specs, trace.typical, rank, chosen)
+    ran = simulate_arrivals(empty, order)
     mine = compute_curves(ran, trace.fleet.gpu_milli, empty_power_w(trace.fleet))
     return ArrivalRunResult(name, seed, len(order), int(ran.placed.sum()), mine)
 

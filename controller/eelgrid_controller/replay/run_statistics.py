@@ -23,7 +23,7 @@ from eelgrid_controller.replay.openb_protocol import INFLATION_PERCENT, TraceFle
 from eelgrid_controller.replay.simulation import FINISHED, REFUSED, RUNNING, TO_COME, WAITING, SimulationOutcome
 from eelgrid_controller.replay.site_csv import TariffRow
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.cpu_packages import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.cost_terms import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
 JOULES_PER_KWH = 3.6e6
 STEPS_MOST = 2_000_000

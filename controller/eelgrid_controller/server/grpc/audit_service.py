@@ -27,12 +27,11 @@ from eelgrid_controller.state.audit_entries import (
     is_denied,
     summarize_request,
 )
-from eelgrid_protos.callers import peer_address
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, ListAuditEntriesResponse
 from eelgrid_protos.openmetrics import MetricFamily
-from eelgrid_protos.roles import Caller, RoleRefused
+from eelgrid_protos.roles import Caller, RoleRefused, peer_address
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _WRITE_EVERY_S = 1.0

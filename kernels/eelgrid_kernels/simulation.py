@@ -1,12 +1,17 @@
-"""Fleet simulation under one policy: arrivals, departures, node failures, and whole arrival sequences.
+"""Simulations: a fleet under one policy, with departures and node failures, and a queue with batch service.
 
 fleet = SimulatedFleet(columns, specs, typical, rank, find_policy("fgd"))
 node, slots = fleet.place(spec, moment)     # node -1: it fits nowhere
 fleet.release(node, spec, slots)            # exactly as if it had never come
+
+The queue is the one loop that no closed form replaces: servers that are alike, first
+come first served. A free server takes what waits, at most a batch, and never waits
+for more. A batch of k of B lasts works[i] x (alone + (1 - alone) (k - 1) / (B - 1)),
+i its first customer. Twin: bench/llm/queue_simulation.py.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +19,8 @@ from numpy.typing import NDArray
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals, place_task
 from eelgrid_kernels.arrays import ArrivalOutcomes, EngineArrays, Floats, Ints, Mix, Records
 from eelgrid_kernels.baselines import PlacementPolicy
-from eelgrid_kernels.cpu_packages import CPU_PACKAGE_IDLE_W, PACKAGE_W, active_packages
+from eelgrid_kernels.compilation import kernel
+from eelgrid_kernels.cost_terms import CPU_PACKAGE_IDLE_W, PACKAGE_W, active_packages
 from eelgrid_kernels.engine_setup import (
     NodeColumns,
     NodeShapes,
@@ -135,12 +141,7 @@ class SimulatedFleet:
     """Nodes by number, as the columns list them; tasks by the number of their spec."""
 
     def __init__(
-        self,
-        columns: FleetColumns,
-        specs: SpecColumns,
-        typical: tuple[Ints, Ints],
-        rank: Ints,
-        policy: PlacementPolicy,
+        self, columns: FleetColumns, specs: SpecColumns, typical: tuple[Ints, Ints], rank: Ints, policy: PlacementPolicy
     ) -> None:
         self._run = build_empty_engine(columns, specs, typical, rank, policy)
         self._turn = 0
@@ -198,3 +199,44 @@ class SimulatedFleet:
         other = object.__new__(SimulatedFleet)
         other._run, other._turn = _copy_arrays(self._run), self._turn
         return other
+
+
+class BatchServers(NamedTuple):
+    """Servers that are alike."""
+
+    servers: int
+    batch: int  # customers that one serves at once, at most
+    alone: float  # the time of a batch of one over that of a full one
+
+
+@kernel
+def simulate_queue(arrived_s: Floats, works_s: Floats, station: BatchServers, took_s: Floats) -> None:
+    """Response times of customers who come at arrived_s (A,), rising, into took_s (A,), in place.
+
+    works_s (A,) is how long each takes in a full batch. A log(servers) steps.
+    """
+    servers, batch, alone = station
+    free_s = np.zeros(servers)  # a heap: the earliest first
+    first, count = 0, arrived_s.shape[0]
+    while first < count:
+        start_s = max(free_s[0], arrived_s[first])
+        last = first + 1
+        while last < count and last - first < batch and arrived_s[last] <= start_s:
+            last += 1
+        share = 1.0 if batch == 1 else alone + (1.0 - alone) * (last - first - 1) / (batch - 1)
+        end_s = start_s + works_s[first] * share
+        at = 0  # the new end sinks to its place
+        while True:
+            child = 2 * at + 1
+            if child >= servers:
+                break
+            if child + 1 < servers and free_s[child + 1] < free_s[child]:
+                child += 1
+            if free_s[child] >= end_s:
+                break
+            free_s[at] = free_s[child]
+            at = child
+        free_s[at] = end_s
+        for one in range(first, last):
+            took_s[one] = end_s - arrived_s[one]
+        first = last

@@ -1,15 +1,21 @@
-"""What-if analysis, exported decisions and shadow policies; mirrored by whatif.proto."""
+"""Proposals: what a change would do, and which change would be best, asked for and applied.
+
+What-if analysis, exported decisions and shadow policies (whatif.proto); moves of running work (moves.proto); MIG
+layouts of partitioned pools (partition.proto).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
+from eelgrid_protos.messages.plan import GpuLayout, Slice
 from eelgrid_protos.messages.policy import OBJECTIVES, Weights
-from eelgrid_protos.messages.workload import Candidate, GpuModel, WorkloadSpec
+from eelgrid_protos.messages.workload import Candidate, GpuModel, Placement, WorkloadSpec
 from eelgrid_protos.quantities import (
     Bytes,
     ClusterWatts,
+    CostWatts,
     Count,
     CpuMilli,
     GpuMilli,
@@ -20,6 +26,7 @@ from eelgrid_protos.quantities import (
     Name,
     Nanoseconds,
     OpenEnum,
+    PageToken,
     Range,
     Ratio,
     Seconds,
@@ -292,3 +299,270 @@ class StopShadowResponse:
     """The final comparison with the shadow."""
 
     report: ShadowReport
+
+
+# Defaults of a request. A minute loads a model's weights again, or a checkpoint; an hour is about the least that a task
+# of the public traces still runs once it has run for a while.
+RESTART_S, HORIZON_S, MOVES_RATIO = 60.0, 3600.0, 0.05
+MOVES_MOST = 10_000
+
+# Sums of watts are weighted, and a gain may be a loss.
+GoalWeight = Annotated[float, Range(0.0, 1e6)]
+Gpus = Annotated[float, Range(0.0, 1e9)]
+RestartSeconds = Annotated[float, Range(0.0, 86_400.0, "s")]
+HorizonSeconds = Annotated[float, Range(1.0, 31_536_000.0, "s")]
+
+
+class MoveGoal(OpenEnum):
+    """What moves are to improve."""
+
+    UNSPECIFIED = 0
+    POWER = 1
+    ROOM = 2
+    BALANCED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalWeights:
+    """The price of each term of the cost under a goal."""
+
+    power: GoalWeight
+    fragmentation_w: GoalWeight
+    stranding_w: GoalWeight
+    block_w: GoalWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMove:
+    """One replica from its place to another; the candidates are its costs there and here."""
+
+    source: Placement
+    target: Placement
+    candidates: Annotated[tuple[Candidate, ...], Many(2)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One step: replicas of one workload that move together."""
+
+    workload_id: Identifier
+    name: Label = ""
+    replicas: Annotated[tuple[ReplicaMove, ...], Many(MOVES_MOST)]
+    release_first: bool = False
+    power_w: CostWatts = 0.0
+    restart_w: CostWatts = 0.0
+    gain_w: CostWatts = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassFit:
+    """How many more tasks of one class would fit at once."""
+
+    cpu_milli: CpuMilli
+    gpu_count: Count
+    gpu_milli: GpuMilli
+    gpu_models: Annotated[tuple[GpuModel, ...], Many(64)] = ()
+    tasks: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The whole cluster before or after the moves, by the model."""
+
+    power_w: CostWatts
+    fragmented_gpus: Gpus
+    stranded_gpus: Gpus
+    cost_w: CostWatts
+    typical_tasks: Uint32
+    typical_gpu_milli: Uint64
+    largest: Annotated[tuple[ClassFit, ...], Many(16)] = ()
+    block_gpus: Gpus = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """An ordered sequence of moves, each feasible in its turn, and their gains."""
+
+    recommendation_id: Identifier
+    revision: Uint64
+    goal: MoveGoal
+    weights: GoalWeights
+    moves: Annotated[tuple[Move, ...], Many(MOVES_MOST)] = ()
+    before: Standing
+    after: Standing
+    gain_w: CostWatts
+    restart_w: CostWatts
+    running: Uint32
+    movable: Uint32
+    moving: Uint32
+    moving_gpu_milli: Uint64
+    moves_most: Uint32
+    gpu_milli_most: Uint64
+    restart_s: RestartSeconds
+    horizon_s: HorizonSeconds
+    typical_asked_tasks: Uint32
+    typical_asked_gpu_milli: Uint64
+    nodes_considered: Uint32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendMovesRequest:
+    """Asks for moves within a budget; omitted fields have defaults."""
+
+    goal: MoveGoal = MoveGoal.UNSPECIFIED
+    moves_most: Uint32 = 0
+    moves_ratio: Ratio = 0.0
+    gpu_ratio: Ratio = 0.0
+    restart_s: RestartSeconds | None = None
+    horizon_s: HorizonSeconds | None = None
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that the recommendation fits into one message."""
+        if self.moves_most > MOVES_MOST:
+            yield Violation("moves_most", f"is {self.moves_most}", f"ask for at most {MOVES_MOST} and repeat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendMovesResponse:
+    """The recommended moves."""
+
+    recommendation: Recommendation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyMovesRequest:
+    """Names the recommendation to execute."""
+
+    recommendation_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyMovesResponse:
+    """The moves that were made."""
+
+    moved: Uint32
+    revision: Uint64
+    modelled_power_w: CostWatts
+
+
+GpuSeconds = Annotated[float, Range(-1e15, 1e15)]
+RateHz = Annotated[float, Range(0.0, 1e12, "Hz")]
+Share = Annotated[float, Range(0.0, 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """One replica on a partitioned GPU."""
+
+    workload_id: Identifier
+    name: Label
+    replica: Count
+    slice: Slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionedGpu:
+    """One GPU before and after a change; `held` is the reason if it cannot change."""
+
+    node_name: Name
+    gpu_index: Count
+    model: Label
+    before: GpuLayout
+    after: GpuLayout
+    residents_before: Annotated[tuple[Resident, ...], Many(16)] = ()
+    residents: Annotated[tuple[Resident, ...], Many(16)] = ()
+    held: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionedService:
+    """What a service can serve within its objective, before and after a change and at the minimum during it."""
+
+    workload_id: Identifier
+    name: Label
+    rate_hz: RateHz
+    before_hz: RateHz = 0.0
+    after_hz: RateHz = 0.0
+    replicas_before: Count = 0
+    replicas: Count = 0
+    lowest_share: Share = 1.0
+    problem: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecommendation:
+    """A change of the GPUs of all partitioned pools; gain and cost are in GPU-seconds."""
+
+    recommendation_id: Identifier
+    revision: Uint64
+    gpus: Annotated[tuple[PartitionedGpu, ...], Many(100_000)] = ()
+    services: Annotated[tuple[PartitionedService, ...], Many(100_000)] = ()
+    gpus_before: Gpus = 0.0
+    gpus_after: Gpus = 0.0
+    gain: GpuSeconds = 0.0
+    cost: GpuSeconds = 0.0
+    horizon_s: HorizonSeconds
+    stages: Uint32 = 0
+    gpus_ready: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendPartitionsRequest:
+    """Asks for the best change; by default it must pay off in an hour."""
+
+    horizon_s: HorizonSeconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendPartitionsResponse:
+    """The recommended change."""
+
+    recommendation: PartitionRecommendation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPartitionsRequest:
+    """Names the recommendation to execute."""
+
+    recommendation_id: Identifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPartitionsResponse:
+    """Confirms the first stage; the others follow as the GPUs reach its layouts."""
+
+    revision: Uint64
+    stages_left: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPartitionsRequest:
+    """Asks for a page of partitioned GPUs by node and index; a page size of 0 means as many as fit."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """One partitioned GPU; `problem` is its agent's report if the layout was not applied."""
+
+    node_name: Name
+    gpu_index: Count
+    model: Label
+    wanted: GpuLayout | None = None
+    stands: bool = False
+    residents: Annotated[tuple[Resident, ...], Many(16)] = ()
+    problem: Sentence = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPartitionsResponse:
+    """Every partitioned GPU, and the change in progress."""
+
+    gpus: Annotated[tuple[PartitionStatus, ...], Many(100_000)] = ()
+    stages_left: Uint32 = 0
+    waits_for: Sentence = ""
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0
