@@ -3,8 +3,13 @@
 import pytest
 from tests.kubernetes_rig import held, manifest, pod
 
-from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef, parse_owner_template
-from eelgrid_controller.engines.kubernetes.model.pod_group import GangMembership, IntentRefusal, membership_of
+from eelgrid_controller.engines.kubernetes.model.pod_group import (
+    GangMembership,
+    IntentRefusal,
+    ObjectRef,
+    membership_of,
+    parse_owner_template,
+)
 from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
 from eelgrid_protos.messages import Locality, Mobility, WorkloadKind
 

@@ -15,7 +15,7 @@ from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.port import (
     CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,

@@ -1,4 +1,4 @@
-"""Leader election over a Lease: the pure state machine, events in and actions out."""
+"""Leader election over a Lease: its terms, and the pure state machine, events in and actions out."""
 
 import zlib
 from dataclasses import dataclass, replace
@@ -26,6 +26,19 @@ class Timing:
     def request_s(self) -> float:
         """How long one request may take: two of them, and the wait between, are over before a term is."""
         return (self.renew_s - self.retry_s) / 2.0
+
+
+class LeadershipTerm(NamedTuple):
+    """A time for which this controller leads; its epoch is larger than those of all terms before."""
+
+    epoch: int
+    until_s: float  # monotonic; later with each renewal
+    is_continued: bool = False  # nobody else has led since our last term
+
+
+def is_of(term: LeadershipTerm | None, epoch: int) -> bool:
+    """Whether the term that runs, if one does, is that of an epoch: what was decided in another is not carried out."""
+    return term is not None and term.epoch == epoch
 
 
 class LeaseRecord(NamedTuple):

@@ -19,10 +19,12 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
 )
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, is_claimant
-from eelgrid_controller.engines.kubernetes.model.owners import KUBEFLOW_REPLICA_FIELDS, ObjectRef, OwnerTemplates
 from eelgrid_controller.engines.kubernetes.model.pod_group import (
+    KUBEFLOW_REPLICA_FIELDS,
     GangMembership,
     IntentRefusal,
+    ObjectRef,
+    OwnerTemplates,
     membership_of,
     unit_name,
     unit_of,

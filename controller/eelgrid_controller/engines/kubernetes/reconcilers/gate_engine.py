@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, Object, ObjectKey
 from eelgrid_controller.engines.kubernetes.model.inference_service import (
@@ -68,7 +68,6 @@ from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import (
     is_gate_workload,
     status_event,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     CLUSTER_KEY,
     ClusterContext,
@@ -82,6 +81,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import (
     prune_node,
     prune_pod,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.writers import PodWriter
 from eelgrid_controller.objectives.forecasts import ForecastQuestion, ProfileForecast
 from eelgrid_controller.state.telemetry import DeviceReports
 from eelgrid_protos.messages import ListPromisesResponse
@@ -149,7 +149,7 @@ class GateEngine(Reconciler[str]):
         awaits_agent: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`has_agent` says of a node whether an agent speaks for it, `awaits_agent` whether it has not done so yet."""
-        super().__init__(context, "gate")
+        super().__init__(context, "gate", max_concurrent_writes=settings.writes_at_once)
         self.resync_s = settings.tick_s
         self.rest_s = settings.batch_s
         self.rounds = 0
@@ -197,17 +197,7 @@ class GateEngine(Reconciler[str]):
         )
         self._shapes = PodShapeCache()
         self._recalls = PodRecalls(self.pods, self._pod)
-        self.writes = PodWriter(
-            self.cluster,
-            pods=lambda: self.pods.objects,
-            leads=self.leads,
-            feed=self.feed,
-            events=self.events,
-            at_once=settings.writes_at_once,
-            clock=clock,
-            rng=self.context.rng,
-            log=log,
-        )
+        self.writes = PodWriter(self, pods=lambda: self.pods.objects, feed=self.feed)
 
     # Life
 
@@ -398,14 +388,8 @@ class GateEngine(Reconciler[str]):
                 self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:
                     self.writes.record_event(one)
-            case UngatePod():
-                self.tasks.start_task(self.writes.ungate(one))
-            case AnnotatePod():
-                self.tasks.start_task(self.writes.annotate_pod(one))
-            case RemoveGate():
-                self.tasks.start_task(self.writes.remove_gate(one))
-            case RecreatePod():
-                self.tasks.start_task(self.writes.delete_for_recreation(one))
+            case UngatePod() | AnnotatePod() | RemoveGate() | RecreatePod():
+                self.tasks.start_task(self.writes.execute_instruction(one))
             case ReportPlacement():
                 if self.term() is not None:
                     self.writes.report_placement(one)

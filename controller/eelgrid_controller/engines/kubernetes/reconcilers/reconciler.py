@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm, is_of
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm, is_of
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
 from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector
 from eelgrid_controller.engines.kubernetes.api.port import EVENTS, ClusterClient, Object, Resource
@@ -30,6 +30,7 @@ from eelgrid_controller.engines.kubernetes.api.retry import (
     Backoff,
     RetryingWriter,
     RetryLimits,
+    call_with_retries,
     retry_after_s,
 )
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
@@ -265,7 +266,8 @@ class Reconciler(ABC, Generic[KeyT]):
         self.events = EventRecorder(context.cluster, identity=context.identity, clock=context.clock, log=self.log)
         self._name = name
         self._backoffs: dict[KeyT, Backoff] = {}
-        self._writer = RetryingWriter(
+        self._limits = limits
+        self.writer = RetryingWriter(
             rng=context.rng, monotonic_s=context.clock.monotonic_s, limits=limits, max_concurrent=max_concurrent_writes
         )
 
@@ -333,7 +335,13 @@ class Reconciler(ABC, Generic[KeyT]):
         Raises StaleTerm where that is over, else the ClusterError of the last attempt.
         """
         may_send = (lambda: self.term() is not None) if epoch is None else (lambda: self.leads(epoch))
-        return await self._writer.write(call, may_send=may_send)
+        return await self.writer.write(call, may_send=may_send)
+
+    async def read(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a read, repeated with backoff; raises the ClusterError of the last attempt."""
+        return await call_with_retries(
+            call, rng=self.context.rng, is_idempotent=True, limits=self._limits, monotonic_s=self.clock.monotonic_s
+        )
 
     # The loop
 

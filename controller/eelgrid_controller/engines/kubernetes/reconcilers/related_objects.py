@@ -31,13 +31,13 @@ from eelgrid_controller.engines.kubernetes.api.port import (
 from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks
 from eelgrid_controller.engines.kubernetes.model.annotations import user_of
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
-from eelgrid_controller.engines.kubernetes.model.owners import (
+from eelgrid_controller.engines.kubernetes.model.pod_group import (
     KUBEFLOW_REPLICA_FIELDS,
     ObjectRef,
     OwnerTemplate,
+    PodKey,
     parse_owner_template,
 )
-from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import is_kept_annotation
 from eelgrid_controller.engines.kubernetes.pods import eligibility
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, RelatedSynced, RelatedUpdated

@@ -1,34 +1,25 @@
-"""Elector: takes part in a leader election over a Lease."""
+"""Leadership: the elector, a candidate for the Lease, and the label by which a Service reaches the pod that leads.
+
+The label is removed where a term ends, and by the next leader from pods whose process could not do so any longer.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api import election
-from eelgrid_controller.engines.kubernetes.api.election import Election, LeaseRecord, Timing
+from eelgrid_controller.engines.kubernetes.api.election import Election, LeadershipTerm, LeaseRecord, Timing
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.port import LEASES, ClusterClient, version_of
+from eelgrid_controller.engines.kubernetes.api.port import LEASES, PODS, ClusterClient, version_of
 from eelgrid_controller.engines.kubernetes.model.quantities import format_micro_time
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext, Reconciler, Result
 from eelgrid_controller.errors import ControllerConfigError
 
 _TIMING = Timing()
 _NANOSECONDS = 1_000_000_000
-
-
-class LeadershipTerm(NamedTuple):
-    """A time for which this controller leads; its epoch is larger than those of all terms before."""
-
-    epoch: int
-    until_s: float  # monotonic; later with each renewal
-    is_continued: bool = False  # nobody else has led since our last term
-
-
-def is_of(term: LeadershipTerm | None, epoch: int) -> bool:
-    """Whether the term that runs, if one does, is that of an epoch: what was decided in another is not carried out."""
-    return term is not None and term.epoch == epoch
 
 
 class Elector:
@@ -160,3 +151,52 @@ def record_of(lease: Mapping[str, Any]) -> LeaseRecord:
     """Parse a Lease object."""
     spec = lease.get("spec") or {}
     return LeaseRecord(str(spec.get("holderIdentity") or ""), int(spec.get("leaseTransitions") or 0), version_of(lease))
+
+
+ROLE_LABEL = "eelgrid.io/role"
+_LEADER = "leader"
+
+
+class LeaderLabelReconciler(Reconciler[str]):
+    """Keeps the label of this process's pod as its term is; the key is the pod's name."""
+
+    retry_most_s = 2.0  # agents reach the leader by this label
+
+    def __init__(self, context: ClusterContext, *, name: str, namespace: str) -> None:
+        super().__init__(context, "label")
+        self._name, self._namespace = name, namespace
+        self._leads = False
+        context.elector.add_listener(self.on_term)
+
+    def is_ready(self) -> bool:
+        """Also while another leads: the label is to be removed then."""
+        return True
+
+    async def start(self, _: asyncio.TaskGroup) -> None:
+        """A container that restarts in its pod may find the label of the process before it."""
+        self.queue.add(self._name)
+
+    def on_term(self, term: LeadershipTerm | None) -> None:
+        """A term begins, or ends."""
+        self._leads = term is not None
+        self.queue.add(self._name)
+
+    async def reconcile(self, key: str, /) -> Result | None:
+        """Write the label or remove it; the leader removes it from all other pods, too."""
+        leads = self._leads
+        await self._write(key, _LEADER if leads else None)
+        if leads:
+            marked = await self.cluster.list(PODS, namespace=self._namespace, labels=f"{ROLE_LABEL}={_LEADER}")
+            for pod in marked.items:
+                name = pod["metadata"]["name"]
+                if name != key:
+                    await self._write(name, None)
+        return None
+
+    async def _write(self, name: str, value: str | None) -> None:
+        body = {"metadata": {"labels": {ROLE_LABEL: value}}}
+        try:
+            await self.cluster.patch(PODS, name, body, namespace=self._namespace)
+        except ObjectNotFound:
+            # Outside of a pod, or one that was deleted since.
+            self.log.debug("label=%s pod=%s written=no", ROLE_LABEL, name)
