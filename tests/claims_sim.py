@@ -8,6 +8,7 @@ import json
 from functools import cache
 
 from eelgrid_controller.engines.kubernetes.claims import events as told
+from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
 from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings
 from eelgrid_controller.engines.kubernetes.claims.requests import pod_event_of
 from eelgrid_controller.engines.kubernetes.model.well_known import (
@@ -17,7 +18,6 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     GATE,
 )
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
-from eelgrid_controller.engines.kubernetes.reconcilers.claims import ClaimAllocator
 from tests.claims_rig import device_class, devices, overdrawn, slices
 from tests.kubernetes_rig import node as node_value
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from bench.kubernetes.control_plane import ControlPlane
 from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig, Seen, pod
+from eelgrid_controller.engines.kubernetes.api.election import record_of
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
 from eelgrid_controller.engines.kubernetes.api.port import LEASES, NODES, POD_GROUPS, PODS, REPLICA_SETS
 from eelgrid_controller.engines.kubernetes.model.well_known import (
@@ -18,7 +19,6 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP_SIZE,
     LABEL_MANAGED,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.leadership import record_of
 
 __all__ = ["Row", "api_restart", "gang_stolen", "gang_waits", "leaders_killed"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
-from eelgrid_controller.engines.kubernetes.api.election import Timing
+from eelgrid_controller.engines.kubernetes.api.election import Elector, Timing
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import find_access
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import (
@@ -37,11 +37,15 @@ from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import (
 from eelgrid_controller.engines.kubernetes.reconcilers.held_devices import HeldDeviceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import InferenceServiceReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.jobs import JobReconciler
-from eelgrid_controller.engines.kubernetes.reconcilers.leadership import Elector, LeaderLabelReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.mig_slices import RepartitionTaintReconciler, SlicePodReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveReconciler
 from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import PowerPolicyReconciler
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext, LeadershipSource, Reconciler
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
+    ClusterContext,
+    LeaderLabelReconciler,
+    LeadershipSource,
+    Reconciler,
+)
 from eelgrid_controller.runtime.config import KubernetesConfig
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.telemetry import DeviceReports

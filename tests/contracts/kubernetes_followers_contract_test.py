@@ -11,10 +11,9 @@ from tests.fakes.kubernetes.manifests import pod
 from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.election import Timing
+from eelgrid_controller.engines.kubernetes.api.election import Elector, Timing
 from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector, InformerTiming
 from eelgrid_controller.engines.kubernetes.api.port import LEASES, PODS, ObjectKey
-from eelgrid_controller.engines.kubernetes.reconcilers.leadership import Elector
 
 LOG = logging.getLogger("eelgrid.test")
 TIMING = Timing(lease_s=3.0, renew_s=2.0, retry_s=0.4)

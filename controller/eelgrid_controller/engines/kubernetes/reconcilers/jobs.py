@@ -40,7 +40,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
 )
 from eelgrid_controller.engines.kubernetes.model import annotations, well_known
 from eelgrid_controller.engines.kubernetes.model.node_affinity import satisfies_constraint
-from eelgrid_controller.engines.kubernetes.model.node_inventory import product_of
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, parse_node
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, pod_requests
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
@@ -48,6 +47,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import LABEL_MANAGED
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
     RESIZABLE_KINDS,
+    CandidateNode,
     JobSize,
     PatchOperations,
     SizeChoice,
@@ -56,15 +56,19 @@ from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
     SizeUnknown,
     SizingProblem,
     SuspendedJob,
+    candidate_node_of,
     choose_size,
     is_recorded,
     kueue_gate_patch,
+    measured_sizes,
     parse_size_constraints,
     parse_suspended_job,
+    profiles_of,
     record_text,
     recorded_outcome,
     resource_name_of,
     right_sizing_patch,
+    unmeasured_gpu_counts,
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
@@ -76,8 +80,6 @@ from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import describe_failure
 from eelgrid_controller.objectives.forecasts import NOT_LEARNED_REASON, ScaleQuestion
-from eelgrid_controller.profiles.points import Point
-from eelgrid_protos.catalogue.products import model_name
 from eelgrid_protos.messages import Inventory
 
 HALF_COST_GPU_S = 8 * 3600.0  # GPU seconds: half of the boost for an hour of a node of eight
@@ -289,14 +291,6 @@ class RightSizingSettings:
     writes_most: int = 64  # in one round
 
 
-class CandidateNode(NamedTuple):
-    """A node that a job may come to."""
-
-    node: KubeNode
-    gpu_model: str  # empty where it is not known
-    gpus: int  # whole ones
-
-
 class RightSizingInputs(NamedTuple):
     """What is known besides the jobs."""
 
@@ -395,7 +389,7 @@ class JobRightSizer:
         found = set()
         for job in self._jobs.values():
             if not job.is_settled and job.asked.is_suspended:
-                found |= _profiles(job.found)
+                found |= profiles_of(job.found)
         return frozenset(found)
 
     def on_events(
@@ -592,60 +586,6 @@ def _holds(site: CandidateNode, size: JobSize) -> bool:
 def _words(size: JobSize) -> str:
     each = f"{resource_name_of(size)}: {size.gpus}"
     return each if size.pods == 1 else f"{size.pods} pods of {each}"
-
-
-def _profiles(found: Mapping[str, Any]) -> set[str]:
-    """What a job, or a template in it, names as its profile."""
-    spec = found.get("spec") or {}
-    parts: list[Any] = [spec.get("template"), *(spec.get("pytorchReplicaSpecs") or {}).values()]
-    templates = [found, *(part.get("template", part) if part else {} for part in parts)]
-    templates += [
-        ((one.get("template") or {}).get("spec") or {}).get("template") or {}
-        for one in spec.get("replicatedJobs") or ()
-    ]
-    notes = [(one.get("metadata") or {}).get("annotations") or {} for one in templates]
-    return {note[well_known.ANNOTATION_PROFILE] for note in notes if well_known.ANNOTATION_PROFILE in note}
-
-
-_BETWEEN_MOST = 16
-
-
-def measured_sizes(points: Iterable[Point]) -> tuple[SizeMeasurement, ...]:
-    """What these points say of a job; without watts one says only that it ran."""
-    found = []
-    for point in points:
-        how = point.configuration
-        if how.power_limit_w is not None or how.clock_mhz is not None or how.processes != 1:
-            continue
-        power_w, speed_hz = point.power_w or 0.0, point.throughput_hz
-        found.append(SizeMeasurement(how.gpu_model, how.mig_profile, how.gpus, speed_hz, speed_hz, power_w, power_w))
-    return tuple(found)
-
-
-def unmeasured_gpu_counts(known: Iterable[SizeMeasurement], gpu_model: str) -> tuple[int, ...]:
-    """Numbers of GPUs that were not measured on a model, after the largest that was; empty where there are none.
-
-    Only such as lie between two that were: below the least nobody knows whether it fits into the memory.
-    """
-    measured = {
-        one.gpus for one in known if one.gpu_model == gpu_model and not one.mig_profile and one.power_low_w > 0.0
-    }
-    if len(measured) < 2:
-        return ()
-    least, most = min(measured), max(measured)
-    missing = [gpus for gpus in range(least + 1, most) if gpus not in measured]
-    return (most, *missing[:_BETWEEN_MOST]) if missing else ()
-
-
-def candidate_node_of(node: KubeNode, inventory: Inventory | None) -> CandidateNode:
-    """A node as a place for jobs; `inventory` is what the core knows of it."""
-    models = {gpu.model for gpu in inventory.gpus} if inventory is not None else set()
-    count = len(inventory.gpus) if inventory is not None else node.allocatable.count(well_known.RESOURCE_GPU)
-    if not models:
-        product, label = product_of(node), node.labels.get(well_known.NODE_GPU_PRODUCT, "")
-        models = {product.model if product else model_name(well_known.plain_product(label))} if label else set()
-        count = min(count, node.allocatable.count(well_known.RESOURCE_GPU))
-    return CandidateNode(node, models.pop() if len(models) == 1 else "", count)
 
 
 _JOBS_MOST = 50_000

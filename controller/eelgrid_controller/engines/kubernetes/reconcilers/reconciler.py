@@ -7,6 +7,8 @@ backoff, resyncs, Events, background tasks, shutdown, and the restart from lists
     watch, commit, resync --add(key)--> WorkQueue --one at a time, while ready--> reconcile(key) -> Result
           ClusterError: logged, counted, key comes back with backoff
           any other error: logged, counted, the whole reconciler begins again from lists after RESTART_S
+
+The smallest of them is here, too: it labels the pod of the leader, so that a Service reaches the one replica that leads.
 """
 
 import asyncio
@@ -22,9 +24,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm, is_of
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound
 from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector
-from eelgrid_controller.engines.kubernetes.api.port import EVENTS, ClusterClient, Object, Resource
+from eelgrid_controller.engines.kubernetes.api.port import EVENTS, PODS, ClusterClient, Object, Resource
 from eelgrid_controller.engines.kubernetes.api.retry import (
     BackgroundTasks,
     Backoff,
@@ -409,3 +411,55 @@ class Reconciler(ABC, Generic[KeyT]):
             self.queue.rest(key, self.rest_s)
         if result is not None and result.requeue_after_s is not None:
             self.queue.add(key, result.requeue_after_s)
+
+
+ROLE_LABEL = "eelgrid.io/role"
+_LEADER = "leader"
+
+
+class LeaderLabelReconciler(Reconciler[str]):
+    """Keeps the label of this process's pod as its term is; the key is the pod's name.
+
+    The label is removed where a term ends, and by the next leader from pods whose process could not do so any longer.
+    """
+
+    retry_most_s = 2.0  # agents reach the leader by this label
+
+    def __init__(self, context: ClusterContext, *, name: str, namespace: str) -> None:
+        super().__init__(context, "label")
+        self._name, self._namespace = name, namespace
+        self._leads = False
+        context.elector.add_listener(self.on_term)
+
+    def is_ready(self) -> bool:
+        """Also while another leads: the label is to be removed then."""
+        return True
+
+    async def start(self, _: asyncio.TaskGroup) -> None:
+        """A container that restarts in its pod may find the label of the process before it."""
+        self.queue.add(self._name)
+
+    def on_term(self, term: LeadershipTerm | None) -> None:
+        """A term begins, or ends."""
+        self._leads = term is not None
+        self.queue.add(self._name)
+
+    async def reconcile(self, key: str, /) -> Result | None:
+        """Write the label or remove it; the leader removes it from all other pods, too."""
+        leads = self._leads
+        await self._write(key, _LEADER if leads else None)
+        if leads:
+            marked = await self.cluster.list(PODS, namespace=self._namespace, labels=f"{ROLE_LABEL}={_LEADER}")
+            for pod in marked.items:
+                name = pod["metadata"]["name"]
+                if name != key:
+                    await self._write(name, None)
+        return None
+
+    async def _write(self, name: str, value: str | None) -> None:
+        body = {"metadata": {"labels": {ROLE_LABEL: value}}}
+        try:
+            await self.cluster.patch(PODS, name, body, namespace=self._namespace)
+        except ObjectNotFound:
+            # Outside of a pod, or one that was deleted since.
+            self.log.debug("label=%s pod=%s written=no", ROLE_LABEL, name)
