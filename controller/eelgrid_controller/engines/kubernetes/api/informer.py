@@ -14,7 +14,14 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ClusterUnreachable, Expired, NotServed
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    Backoff,
+    ClusterError,
+    ClusterUnreachable,
+    Expired,
+    NotServed,
+    retry_after_s,
+)
 from eelgrid_controller.engines.kubernetes.api.port import (
     PAGE_SIZE,
     ClusterClient,
@@ -28,7 +35,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     uid_of,
     version_of,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import Backoff, retry_after_s
 from eelgrid_controller.errors import ControllerError
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
+from eelgrid_controller.engines.kubernetes.api.errors import call_until_done
 from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,
@@ -12,6 +12,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     RESOURCE_SLICES,
     Object,
     ObjectKey,
+    ObjectList,
 )
 from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
 from eelgrid_controller.engines.kubernetes.claims.demand import (
@@ -101,9 +102,7 @@ class ClaimReconciler(Reconciler[str]):
         self._inbox.drain()
         self._epoch: int | None = None
         self.writes = ClaimWriter(self, pods=lambda: self._engine.pods.objects, feed=self.feed)
-        self._lookups = OwnerLookups(
-            self.cluster, done=self._on_owner_found, tasks=self.tasks, monotonic_s=self.clock.monotonic_s, log=self.log
-        )
+        self._lookups = OwnerLookups(self, done=self._on_owner_found)
 
     def is_ready(self) -> bool:
         """Always: the allocator takes events from the beginning, and decides nothing before it is synced and leads."""
@@ -169,16 +168,17 @@ class ClaimReconciler(Reconciler[str]):
 
     async def _list(self, epoch: int) -> None:
         """All claims from the server itself, for as long as the term lasts."""
-        while self.leads(epoch):
-            try:
-                found = await self.cluster.list(RESOURCE_CLAIMS)
-            except ClusterError as error:
-                self.log.warning("claims=listed error=%s action=retry", error)
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                self.feed(ClaimsListed(epoch, [prune_resource_claim(one) for one in found.items]))
-                self.log.info("claims=listed count=%d epoch=%d", len(found.items), epoch)
-                return
+
+        async def listed() -> ObjectList | None:
+            return await self.cluster.list(RESOURCE_CLAIMS) if self.leads(epoch) else None
+
+        def on_failure(error: Exception) -> None:
+            self.log.warning("claims=listed error=%s action=retry", error)
+
+        found = await call_until_done(listed, wait_s=_AGAIN_S, on_failure=on_failure)
+        if found is not None:
+            self.feed(ClaimsListed(epoch, [prune_resource_claim(one) for one in found.items]))
+            self.log.info("claims=listed count=%d epoch=%d", len(found.items), epoch)
 
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.engines.kubernetes.api.errors import call_until_done
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AdoptUnit,
@@ -233,17 +234,16 @@ class CoreCommandRunner:
 
     async def _cancel(self, workload_id: str) -> None:
         """End a workload, however long that takes: what is not ended holds room."""
-        self.cancelled += 1
-        while True:
+
+        async def ended() -> str:
             try:
-                workload = await self._loop.cancel(workload_id)
+                return (await self._loop.cancel(workload_id)).workload_id
             except NotFound:
-                self._feed(UnitCancelled(workload_id))
-                return
-            except (Fault, ContractError) as error:
-                self._log.warning("workload=%s cancelled=no error=%s action=retry", workload_id, error)
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                # Told by its commit, too, unless it was ended before.
-                self._feed(UnitCancelled(workload.workload_id))
-                return
+                return workload_id
+
+        def on_failure(error: Exception) -> None:
+            self._log.warning("workload=%s cancelled=no error=%s action=retry", workload_id, error)
+
+        name = await call_until_done(ended, errors=(Fault, ContractError), wait_s=_AGAIN_S, on_failure=on_failure)
+        # Told by its commit, too, unless it was ended before.
+        self._feed(UnitCancelled(name))

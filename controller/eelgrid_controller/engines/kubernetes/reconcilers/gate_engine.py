@@ -177,7 +177,7 @@ class GateEngine(Reconciler[str]):
 
     def reset(self) -> None:
         """Everything that a run has of its own."""
-        clock, log, settings = self.clock, self.log, self.settings
+        settings = self.settings
         self._is_running = False
         self._inbox.drain()
         self._nodes.clear()
@@ -189,12 +189,8 @@ class GateEngine(Reconciler[str]):
         self.nodes = self.make_informer(NODES, keep=prune_node, max_objects=settings.nodes_most)
         self.pods.add_listener(self._pod_deltas)
         self.nodes.add_listener(self._node_deltas)
-        self.lookups = OwnerLookups(
-            self.cluster, done=self._on_owner_found, tasks=self.tasks, monotonic_s=clock.monotonic_s, log=log
-        )
-        self.related = RelatedObjects(
-            self.cluster, feed=self.feed, rng=self.context.rng, monotonic_s=clock.monotonic_s, log=log
-        )
+        self.lookups = OwnerLookups(self, done=self._on_owner_found)
+        self.related = RelatedObjects(self, feed=self.feed)
         self._shapes = PodShapeCache()
         self._recalls = PodRecalls(self.pods, self._pod)
         self.writes = PodWriter(self, pods=lambda: self.pods.objects, feed=self.feed)

@@ -14,7 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound, StaleTerm
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    ClusterError,
+    Conflict,
+    ObjectNotFound,
+    RetryLimits,
+    StaleTerm,
+)
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEPLOYMENTS,
     INFERENCE_SERVICES,
@@ -23,7 +29,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Object,
     ObjectKey,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
 from eelgrid_controller.engines.kubernetes.model.inference_service import (
     WHOLE_GPU,
     InferenceService,

@@ -14,6 +14,7 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     Conflict,
     Forbidden,
+    RetryLimits,
     StaleTerm,
 )
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
@@ -21,7 +22,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Object,
     ObjectKey,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod

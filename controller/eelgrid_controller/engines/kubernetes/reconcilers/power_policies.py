@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound, StaleTerm
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    ClusterError,
+    Conflict,
+    ObjectNotFound,
+    RetryLimits,
+    StaleTerm,
+)
 from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import POWER_POLICIES, Object
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
 from eelgrid_controller.engines.kubernetes.model.power_policy import (
     ACCEPTED,
     CONFLICTING,

@@ -18,23 +18,23 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm, is_of
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound
-from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector
-from eelgrid_controller.engines.kubernetes.api.port import EVENTS, PODS, ClusterClient, Object, Resource
-from eelgrid_controller.engines.kubernetes.api.retry import (
-    BackgroundTasks,
+from eelgrid_controller.engines.kubernetes.api.errors import (
     Backoff,
-    RetryingWriter,
+    ClusterError,
+    ObjectNotFound,
     RetryLimits,
+    StaleTerm,
     call_with_retries,
     retry_after_s,
 )
+from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector
+from eelgrid_controller.engines.kubernetes.api.port import EVENTS, PODS, ClusterClient, Object, Resource
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference, build_event
 
@@ -231,6 +231,33 @@ class EventRecorder:
             self._queued.clear()
 
 
+class BackgroundTasks:
+    """Background tasks of one loop, which end with it."""
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        """`what` is how the log names the loop."""
+        self._log = log
+        self._what = what
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_end)
+
+    async def end(self) -> None:
+        """Cancel all, and wait until they are gone."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("%s=task_failed", self._what, exc_info=task.exception())
+
+
 class Result(NamedTuple):
     """When a key is to be reconciled again, in seconds; None for no sooner than something adds it."""
 
@@ -269,9 +296,7 @@ class Reconciler(ABC, Generic[KeyT]):
         self._name = name
         self._backoffs: dict[KeyT, Backoff] = {}
         self._limits = limits
-        self.writer = RetryingWriter(
-            rng=context.rng, monotonic_s=context.clock.monotonic_s, limits=limits, max_concurrent=max_concurrent_writes
-        )
+        self._write_slots = asyncio.Semaphore(max_concurrent_writes)
 
     # What a reconciler defines
 
@@ -331,19 +356,35 @@ class Reconciler(ABC, Generic[KeyT]):
             most=max_objects,
         )
 
-    async def write(self, call: Callable[[], Awaitable[T]], *, epoch: int | None = None) -> T:
-        """Make an idempotent write, repeated with backoff while the term of `epoch` lasts, or any where it is None.
-
-        Raises StaleTerm where that is over, else the ClusterError of the last attempt.
-        """
-        may_send = (lambda: self.term() is not None) if epoch is None else (lambda: self.leads(epoch))
-        return await self.writer.write(call, may_send=may_send)
-
     async def read(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a read, repeated with backoff; raises the ClusterError of the last attempt."""
+        """Make an idempotent call, repeated with backoff; raises the ClusterError of the last attempt."""
         return await call_with_retries(
             call, rng=self.context.rng, is_idempotent=True, limits=self._limits, monotonic_s=self.clock.monotonic_s
         )
+
+    async def write(
+        self,
+        call: Callable[[], Awaitable[T]],
+        *,
+        epoch: int | None = None,
+        may_send: Callable[[], bool] | None = None,
+    ) -> T:
+        """Make an idempotent write, a bounded number at once, and return the server's answer.
+
+        It is repeated with backoff while the term of `epoch` lasts, or any where it is None; `may_send`, asked before
+        each attempt, takes the place of that. Raises StaleTerm where that is over, else the ClusterError of the last
+        attempt.
+        """
+        if may_send is None:
+            may_send = (lambda: self.term() is not None) if epoch is None else (lambda: self.leads(epoch))
+
+        async def attempt() -> T:
+            if not may_send():
+                raise StaleTerm
+            return await call()
+
+        async with self._write_slots:
+            return await self.read(attempt)
 
     # The loop
 

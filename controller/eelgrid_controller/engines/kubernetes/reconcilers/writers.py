@@ -212,7 +212,7 @@ class PodWriter:
     ) -> tuple[WriteFailure, str] | None:
         """Makes a write in its turn and in its term; None if it was made, else why not, which is counted."""
         try:
-            await self._reconciler.writer.write(call, may_send=lambda: epoch is None or self._reconciler.leads(epoch))
+            await self._reconciler.write(call, may_send=lambda: epoch is None or self._reconciler.leads(epoch))
         except ClusterError as error:
             failure = describe_failure(error)
             self.failed[failure] += 1
