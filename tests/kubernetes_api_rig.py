@@ -16,15 +16,11 @@ from pathlib import Path
 from eelgrid_controller.engines.kubernetes.api.client import ApiRequest, HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists, ObjectNotFound
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import ClusterAccess, load_kubeconfig
-from eelgrid_controller.engines.kubernetes.api.port import (
-    MUTATING_ADMISSION_POLICIES,
-    MUTATING_ADMISSION_POLICY_BINDINGS,
-    NAMESPACES,
-    Resource,
-)
+from eelgrid_controller.engines.kubernetes.api.port import NAMESPACES, Resource
 from tests.fakes.kubernetes.admission import gate_injector
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.control_plane import running_control_plane
+from tests.fakes.kubernetes.resources import MUTATING_ADMISSION_POLICIES, MUTATING_ADMISSION_POLICY_BINDINGS
 
 KUBECONFIG = os.environ.get("EELGRID_KUBECONFIG", "")
 ASSETS = os.environ.get("KUBEBUILDER_ASSETS", "")

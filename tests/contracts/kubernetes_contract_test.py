@@ -4,16 +4,14 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.kubernetes.manifests import deployment, node, pod
+from tests.fakes.kubernetes.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, MUTATING_ADMISSION_POLICIES
 from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
 from eelgrid_controller.engines.kubernetes.api import errors
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.port import (
-    CONFIG_MAPS,
-    CUSTOM_RESOURCE_DEFINITIONS,
     DEPLOYMENTS,
     LEASES,
-    MUTATING_ADMISSION_POLICIES,
     NODES,
     PODS,
     RESOURCE_CLAIMS,

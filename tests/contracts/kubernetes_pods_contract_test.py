@@ -4,17 +4,11 @@ import contextlib
 
 import pytest
 from tests.fakes.kubernetes.manifests import GATE, job, node, pinned_to, pod, ungated_onto
+from tests.fakes.kubernetes.resources import MUTATING_ADMISSION_POLICIES
 from tests.kubernetes_api_rig import WAYS, eventually, open_rig
 
 from eelgrid_controller.engines.kubernetes.api import errors
-from eelgrid_controller.engines.kubernetes.api.port import (
-    JOBS,
-    MUTATING_ADMISSION_POLICIES,
-    NODES,
-    POD_DISRUPTION_BUDGETS,
-    PODS,
-    PatchKind,
-)
+from eelgrid_controller.engines.kubernetes.api.port import JOBS, NODES, POD_DISRUPTION_BUDGETS, PODS, PatchKind
 
 OTHER_UID = "00000000-0000-4000-8000-000000000000"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -8,7 +8,6 @@ from eelgrid_controller.engines.kubernetes.model.node_inventory import (
     closed_reason,
     external_usage_on,
     inventory_of,
-    mig_owner,
     pool_of,
     product_of,
 )
@@ -111,12 +110,7 @@ def test_why_a_node_is_closed(fields, reason):
     assert external_usage_on(node(**fields), []).closed == found
 
 
-def test_one_label_says_who_has_the_layout():
-    assert [mig_owner(node(labels={"eelgrid.io/mig-owner": name})) for name in ("eelgrid", "mig-manager")] == [
-        "eelgrid",
-        "mig-manager",
-    ]
-    assert mig_owner(node()) == ""
+def test_our_label_of_a_pool_goes_before_the_clouds():
     assert pool_of(node(labels={"eelgrid.io/pool": "a", "karpenter.sh/nodepool": "b"})) == "a"
 
 

@@ -157,9 +157,6 @@ class ClaimAllocator:
         self.room = ClusterCapacity()
         self.units: dict[str, ClaimUnit] = {}
         self.watchdog = UnboundPodWatchdog(unbound_s=settings.unbound_s)  # of pods that had to be pinned
-        self.waiting = 0  # units without devices, at the last look
-        self.allocated = 0
-        self.freed = 0
         self.conflicts = 0
         self._unit_of: dict[str, str] = {}
         self._marked: dict[str, None] = {}
@@ -440,10 +437,8 @@ class ClaimAllocator:
                 continue
             for answer in given:
                 self.book.record_decision(answer, stamp)
-                self.allocated += len(answer.results)
             one.unit.is_granting = True
             yield build_grant(self, one, given)
-        self.waiting = len(self._starved)
 
     def _free(self, found: Body, why: str) -> Iterator[ClaimDeallocation]:
         assert self.epoch is not None
@@ -451,7 +446,6 @@ class ClaimAllocator:
         version = metadata["resourceVersion"]
         if self._freeing.get(metadata["uid"]) != version and is_own_allocation(allocation_results(found)):
             self._freeing[metadata["uid"]] = version
-            self.freed += 1
             status = {key: value for key, value in found["status"].items() if key not in _HELD}
             body = {"metadata": metadata, "spec": found["spec"], "status": status}
             yield ClaimDeallocation(

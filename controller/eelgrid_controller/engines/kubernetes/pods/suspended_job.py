@@ -236,7 +236,6 @@ def _middle(run: _Run) -> float:
     return math.sqrt(run.energy_low_j * run.energy_high_j)
 
 
-JOB_KINDS = ("Job", "PyTorchJob", "JobSet", "TrainJob")
 RESIZABLE_KINDS = ("Job", "PyTorchJob")  # that let resources be changed while suspended
 _MODES = ("true", "recommend")
 _RAN_AT = 3  # the generation of a job that was let go and suspended again, at least

@@ -135,12 +135,6 @@ class CoreCommandRunner:
         monotonic_s: Callable[[], float],
         log: logging.Logger,
     ) -> None:
-        self.submitted = 0
-        self.adopted = 0
-        self.cancelled = 0
-        self.joined = 0
-        self.occupied = 0
-        self.refused = 0
         self._loop = loop
         self._feed = feed
         self._monotonic_s = monotonic_s
@@ -190,10 +184,8 @@ class CoreCommandRunner:
         async with self._turns:
             match asked:
                 case SubmitUnit(request):
-                    self.submitted += 1
                     await self._run_change(request.workload_id, self._loop.submit(request))
                 case AdoptUnit(request, adoption):
-                    self.adopted += 1
                     await self._run_change(request.workload_id, self._loop.adopt(request, adoption))
                 case CancelUnit(workload_id):
                     await self._cancel(workload_id)
@@ -201,10 +193,8 @@ class CoreCommandRunner:
                     await self._run_change(workload_id, self._loop.scale(workload_id, replicas))
                 case RegisterNode(inventory):
                     self._loop.presence.mark_connected(inventory.node_name)
-                    self.joined += 1
                     await self._on_result(inventory.node_name, self._loop.register_node(inventory))
                 case ReportUsage(name, others):
-                    self.occupied += 1
                     await self._on_result(name, self._loop.update_external_usage(name, others))
                 case RemoveNode(name):
                     self._loop.presence.mark_disconnected(name, deadline_s=self._monotonic_s())
@@ -215,7 +205,6 @@ class CoreCommandRunner:
         except NotFound:
             self._log.debug("node=%s reported=no reason=unknown", node_name)
         except (Fault, ContractError) as error:
-            self.refused += 1
             self._log.warning("node=%s reported=no error=%s action=retry", node_name, error)
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeReportFailed(node_name))
@@ -225,7 +214,6 @@ class CoreCommandRunner:
         try:
             workload = await command
         except (Fault, ContractError) as error:
-            self.refused += not isinstance(error, AlreadyExists)
             self._log.info("workload=%s refused=%s", workload_id, error)
             self._feed(UnitRefused(workload_id, str(error), is_taken=isinstance(error, AlreadyExists)))
         else:

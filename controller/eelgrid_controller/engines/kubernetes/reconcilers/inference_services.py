@@ -448,10 +448,6 @@ class InferenceServiceReconciler(Reconciler[str]):
 
     def __init__(self, around: ReconcilerContext) -> None:
         super().__init__(around, "services", limits=_LIMITS, max_concurrent_writes=_SERVICES_MOST)
-        self.looks = 0
-        self.scaled = 0
-        self.marked = 0
-        self.statuses = 0
         self._around = around
         self._power = PriorPowerModel(catalogue.load_catalogue())
         self._kept: dict[str, _Kept] = {}
@@ -505,7 +501,6 @@ class InferenceServiceReconciler(Reconciler[str]):
 
     def reconcile_services(self) -> None:
         """Compare all services with their targets, and write what differs."""
-        self.looks += 1
         around, at_s = self._around, self.clock.monotonic_s()
         found = {str(one["metadata"]["uid"]): one for one in self._services.objects.values()}
         self._read.retain(found.keys())
@@ -673,7 +668,6 @@ class InferenceServiceReconciler(Reconciler[str]):
         await self.write(
             lambda: self.cluster.patch(PODS, mark.key.name, body, namespace=mark.key.namespace), epoch=epoch
         )
-        self.marked += 1
 
     async def _set(self, asked: SetReplicas, kept: _Kept, name: str, epoch: int) -> None:
         target = asked.target
@@ -685,7 +679,6 @@ class InferenceServiceReconciler(Reconciler[str]):
             epoch=epoch,
         )
         kept.scaling.on_written(asked.replicas, str(written["metadata"]["resourceVersion"]), self.clock.monotonic_s())
-        self.scaled += 1
         self.log.info("service=%s target=%s replicas=%d", name, target.name, asked.replicas)
 
     async def _write_status(self, kept: _Kept, found: Object, status: dict[str, Any], name: str, epoch: int) -> None:
@@ -702,7 +695,6 @@ class InferenceServiceReconciler(Reconciler[str]):
             self.failures += 1
             self.log.warning("service=%s status=no error=%s", name, error)
         else:
-            self.statuses += 1
             kept.told = status
         kept.told_s = self.clock.monotonic_s()
 

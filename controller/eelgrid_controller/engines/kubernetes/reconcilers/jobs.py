@@ -217,7 +217,6 @@ class PreemptionBoostReconciler(Reconciler[str]):
     ) -> None:
         """`wasteful` says of the uid of a Workload's owner whether it wastes."""
         super().__init__(around, "boosts")
-        self.written = 0
         self._queues = served.find_served(CLUSTER_QUEUES, KUEUE_VERSIONS)
         self._workloads = served.find_served(KUEUE_WORKLOADS, KUEUE_VERSIONS)
         self._wasteful = wasteful
@@ -256,8 +255,6 @@ class PreemptionBoostReconciler(Reconciler[str]):
             except ClusterError as error:
                 self.failures += 1
                 self.log.info("workload=%s boosted=no error=%s", metadata["name"], error)
-            else:
-                self.written += 1
         return Result(self._every_s)
 
     def _plan_patch(self, workload: Object, most: Mapping[str, int]) -> dict[str, Any] | None:
@@ -367,7 +364,6 @@ class JobRightSizer:
     """All jobs that ask to be right-sized."""
 
     def __init__(self, settings: RightSizingSettings | None = None) -> None:
-        self.outcomes: dict[str, int] = {}
         self._settings = settings or RightSizingSettings()
         self._jobs: dict[str, _Job] = {}
         self._coming: dict[str, float] = {}  # since when a profile's prediction is waited for
@@ -439,7 +435,6 @@ class JobRightSizer:
         made, job.under_way = job.under_way, None
         job.is_settled = True  # until it is seen again, without the record
         job.failures = 0
-        self.outcomes[made.outcome] = self.outcomes.get(made.outcome, 0) + 1
         return [RecordJobEvent(made.job, made.outcome, made.why)] if made.outcome != "released" else []
 
     def _not_written(self, event: JobPatchFailed, at_s: float) -> list[RightSizingInstruction]:

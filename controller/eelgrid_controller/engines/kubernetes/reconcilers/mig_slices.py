@@ -179,7 +179,6 @@ class SlicePodScheduler:
 
     def __init__(self, *, unbound_s: float, flight_s: float) -> None:
         self.flights = InflightPods(most_s=flight_s)
-        self.let_go = 0
         self._watchdog = UnboundPodWatchdog(unbound_s=unbound_s)
         self._given: dict[str, _Given] = {}
         self._later: dict[str, float] = {}  # uid -> not before
@@ -264,7 +263,6 @@ class SlicePodScheduler:
             return
         for resource, _ in wanted:
             self.flights.record_start(unit, pod.uid, key, DeviceLane(choice.node_name, resource), at_s)
-        self.let_go += 1
         given = self._given[pod.uid] = _Given(key, choice, pod.resource_version)
         offers[choice.node_name] = _less(offers[choice.node_name], pod, given, "")
         plan = PodPlan(
@@ -532,8 +530,6 @@ class RepartitionTaintReconciler(Reconciler[str]):
 
     def __init__(self, around: ReconcilerContext) -> None:
         super().__init__(around, "taints")
-        self.put = 0
-        self.removed = 0
         self._around = around
         self._taints = TaintTimers()
         self._wanted: dict[str, str] = {}  # node -> the layout that it waits for
@@ -570,8 +566,6 @@ class RepartitionTaintReconciler(Reconciler[str]):
         self._due.pop(key, None)
         if not body or is_wanted is None:
             return None
-        self.put += is_wanted
-        self.removed += not is_wanted
         text = self._taint_text(key, is_wanted=is_wanted)
         self.log.info("node=%s event=%s", key, text)
         self.events.record(

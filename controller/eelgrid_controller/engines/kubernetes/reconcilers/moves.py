@@ -18,10 +18,7 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
     StaleTerm,
 )
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
-from eelgrid_controller.engines.kubernetes.api.port import (
-    Object,
-    ObjectKey,
-)
+from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
