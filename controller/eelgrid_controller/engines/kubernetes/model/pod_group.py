@@ -61,7 +61,6 @@ class OwnerPart(NamedTuple):
 class OwnerTemplate:
     """An object above pods, and how many it holds at once; no parts where it says nothing of that."""
 
-    ref: ObjectRef
     uid: str
     owner: OwnerReference | None = None
     parts: tuple[OwnerPart, ...] = ()
@@ -81,7 +80,6 @@ def parse_owner_template(ref: ObjectRef, found: Mapping[str, Any]) -> OwnerTempl
         read = _kubeflow_parts
     policy = (spec.get("schedulingPolicy") or {}).get("gang") or {}
     return OwnerTemplate(
-        ref=ref,
         uid=str((found.get("metadata") or {}).get("uid") or ""),
         owner=controller_of(found),
         parts=tuple(part for part in read(spec) if part.pods > 0) if read else (),
@@ -178,8 +176,6 @@ class GangMembership(NamedTuple):
     size: int
     owner_kind: str = ""
     owner_name: str = ""
-    part: str = ""
-    rank: int | None = None
 
 
 def membership_of(pod: Pod, holders: OwnerTemplates, *, is_training: bool = False) -> GangMembership | IntentRefusal:
@@ -212,8 +208,7 @@ def _alone(pod: Pod) -> GangMembership:
     if kind == "ReplicaSet":
         # It is called after its Deployment and a hash, and the Deployment is what people know.
         kind, name = "Deployment", name.rpartition("-")[0] or name
-    part = pod.labels.get(well_known.RAY_GROUP, "")
-    return GangMembership(f"pod-{pod.uid}", 1, kind, name, part, _index(pod))
+    return GangMembership(f"pod-{pod.uid}", 1, kind, name)
 
 
 def _own_word(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -232,7 +227,7 @@ def _own_word(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | N
             'give the pods of the group, such as "4"',
         )
     owner = pod.owner
-    return GangMembership(_unit(f"{pod.namespace}/{group}"), count, owner.kind if owner else "", group, "", _index(pod))
+    return GangMembership(_unit(f"{pod.namespace}/{group}"), count, owner.kind if owner else "", group)
 
 
 def _pod_group(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -244,7 +239,7 @@ def _pod_group(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefu
     holder = holders[ref]
     if holder is None or holder.least is None:
         return None
-    return GangMembership(_unit(holder.uid), holder.least, "PodGroup", pod.group, "", _index(pod))
+    return GangMembership(_unit(holder.uid), holder.least, "PodGroup", pod.group)
 
 
 def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -260,8 +255,7 @@ def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | Intent
         return IntentRefusal(
             well_known.LWS_SIZE, "is missing or no number", f"set {well_known.ANNOTATION_GROUP_SIZE} instead"
         )
-    index = _whole(pod.labels.get(well_known.LWS_WORKER_INDEX))
-    part = "leader" if index == 0 else "worker"
+    part = "leader" if _whole(pod.labels.get(well_known.LWS_WORKER_INDEX)) == 0 else "worker"
     group = f"{holder.uid if holder else pod.namespace + '/' + name}-{pod.labels.get(well_known.LWS_GROUP_INDEX, '0')}"
     # A group that is rebuilt in a rolling update has the size that its pods say, not the set's newest.
     parts: tuple[OwnerPart, ...] = (
@@ -272,7 +266,7 @@ def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | Intent
         counts = {"leader": 1, "worker": size - 1}
         parts = tuple(one._replace(pods=counts[one.name]) for one in (*holder.parts, *parts)[:2])
     return _of_parts(group, parts, part, is_staged=holder is not None and holder.is_staged)._replace(
-        owner_kind="LeaderWorkerSet", owner_name=name, rank=index
+        owner_kind="LeaderWorkerSet", owner_name=name
     )
 
 
@@ -293,8 +287,7 @@ def _job_set(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusa
     attempt = pod.labels.get(well_known.JOBSET_ATTEMPT, "0")
     group = holder.uid if attempt == "0" else f"{holder.uid}-r{attempt}"
     found = _of_parts(group, holder.parts, part, is_staged=holder.is_staged)
-    index = _whole(pod.labels.get(well_known.JOBSET_JOB_INDEX)) if found.size > 1 else None
-    return found._replace(owner_kind=kind, owner_name=shown, rank=index)
+    return found._replace(owner_kind=kind, owner_name=shown)
 
 
 def _kubeflow(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -309,9 +302,7 @@ def _kubeflow(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefus
         return _unseen(ref)
     part = pod.labels.get(well_known.KUBEFLOW_PART) or pod.labels.get(well_known.KUBEFLOW_ROLE, "")
     found = _of_parts(holder.uid, holder.parts, part.lower(), is_staged=holder.is_staged)
-    return found._replace(
-        owner_kind=owner.kind, owner_name=owner.name, rank=_whole(pod.labels.get(well_known.KUBEFLOW_INDEX))
-    )
+    return found._replace(owner_kind=owner.kind, owner_name=owner.name)
 
 
 def _kueue_group(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -323,13 +314,12 @@ def _kueue_group(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal 
         return IntentRefusal(
             well_known.KUEUE_TOTAL, "is missing or no number", 'give the pods of the group, such as "4"'
         )
-    index = _whole(pod.labels.get(well_known.KUEUE_INDEX))
-    return GangMembership(_unit(f"{pod.namespace}/{name}"), size, "PodGroup", name, "", index)
+    return GangMembership(_unit(f"{pod.namespace}/{name}"), size, "PodGroup", name)
 
 
 def _indexed_job(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    owner, index = pod.owner, _index(pod)
-    if owner is None or owner.kind != "Job" or index is None:
+    owner = pod.owner
+    if owner is None or owner.kind != "Job" or _index(pod) is None:
         return None
     ref = ObjectRef("batch", "Job", pod.namespace, owner.name)
     if ref not in holders:
@@ -340,7 +330,7 @@ def _indexed_job(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRe
     size = holder.parts[0].pods if holder.parts else 1
     if size == 1:
         return None
-    return GangMembership(_unit(holder.uid), size, "Job", owner.name, "", index)
+    return GangMembership(_unit(holder.uid), size, "Job", owner.name)
 
 
 _NOTHING_SAID = (NO_AMOUNTS, NO_CONSTRAINT)
@@ -350,12 +340,12 @@ def _of_parts(group: str, parts: tuple[OwnerPart, ...], name: str, *, is_staged:
     """The unit of a part: all parts that ask for the same, unless parts start one after another."""
     own = next((part for part in parts if part.name == name), None)
     if own is None:
-        return GangMembership(_unit(f"{group}-{name}" if name else group), 1, part=name)
+        return GangMembership(_unit(f"{group}-{name}" if name else group), 1)
     alike = [part for part in parts if (part.requested, part.constraint) == (own.requested, own.constraint)]
     if is_staged:
         alike = [own]
     unit = group if len(alike) == len(parts) else f"{group}-{alike[0].name}"
-    return GangMembership(_unit(unit), sum(part.pods for part in alike), part=name)
+    return GangMembership(_unit(unit), sum(part.pods for part in alike))
 
 
 def _unit(text: str) -> str:

@@ -207,7 +207,7 @@ def prune_pod(found: Object) -> Object:
     kept = _some(spec, _POD_SPEC)
     for part in ("containers", "initContainers"):
         if spec.get(part):
-            kept[part] = [_some(one, ("name", "resources", "restartPolicy", "ports")) for one in spec[part]]
+            kept[part] = [_some(one, ("name", "resources", "restartPolicy")) for one in spec[part]]
     if spec.get("volumes"):
         kept["volumes"] = [
             {"name": one.get("name", ""), "persistentVolumeClaim": one["persistentVolumeClaim"]}
