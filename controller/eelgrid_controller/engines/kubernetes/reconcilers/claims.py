@@ -15,9 +15,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     ObjectList,
 )
 from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
-from eelgrid_controller.engines.kubernetes.claims.demand import (
-    ClaimAllocatorSettings,
-)
+from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings
 from eelgrid_controller.engines.kubernetes.claims.events import (
     ClaimDeallocation,
     ClaimDeleted,

@@ -357,10 +357,7 @@ def _latency(service: InferenceService, facts: ServiceFacts, at_ns: int) -> list
     standing, found = facts.standing, []
     watched = next((one for one in service.promise.objectives if one.metric is not LatencyMetric.FIRST_TOKEN), None)
     for objective in service.promise.objectives:
-        told: dict[str, Any] = {
-            "metric": _SPELLED[objective.metric],
-            "percentile": round(objective.quantile * 100.0),
-        }
+        told: dict[str, Any] = {"metric": _SPELLED[objective.metric], "percentile": round(objective.quantile * 100.0)}
         if standing is not None and objective is watched:
             if standing.live_s is not None:
                 told |= {

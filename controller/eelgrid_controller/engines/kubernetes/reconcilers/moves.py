@@ -10,23 +10,14 @@ from dataclasses import dataclass, replace
 
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.engines.kubernetes.api.errors import (
-    ClusterError,
-    Conflict,
-    Forbidden,
-    RetryLimits,
-    StaleTerm,
-)
+from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden, RetryLimits, StaleTerm
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, unit_of
-from eelgrid_controller.engines.kubernetes.model.quantities import (
-    AnnotationUnreadable,
-    KubernetesUnreadable,
-)
+from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_DRAIN,
@@ -62,18 +53,10 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     survives_evictions,
 )
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit, UnitMember
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
-    MoveNote,
-    parse_move_note,
-    plan_for_pod,
-)
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note, plan_for_pod
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, ReconcilerContext
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
-    CLUSTER_KEY,
-    Reconciler,
-    Result,
-)
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.engines.kubernetes.reconcilers.writers import MoveWriter
 from eelgrid_controller.state.events import WorkloadMoved
 from eelgrid_controller.state.policy import is_pool_enforced

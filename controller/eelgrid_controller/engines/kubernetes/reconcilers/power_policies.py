@@ -35,11 +35,7 @@ from eelgrid_controller.engines.kubernetes.model.power_policy import (
     decode_value,
     encode_value,
 )
-from eelgrid_controller.engines.kubernetes.model.status_reporting import (
-    ConditionSet,
-    EventReference,
-    StatusCondition,
-)
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet, EventReference, StatusCondition
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.state.events import PolicyChanged

@@ -203,13 +203,7 @@ class EventRecorder:
             self.dropped += 1
         now_ns = self._clock.now_ns()
         event = build_event(
-            about,
-            text,
-            is_warning=is_warning,
-            reason=reason,
-            action=action,
-            identity=self._identity,
-            now_ns=now_ns,
+            about, text, is_warning=is_warning, reason=reason, action=action, identity=self._identity, now_ns=now_ns
         )
         self._queue.append((about, event))
         self._queued.set()
@@ -337,12 +331,7 @@ class Reconciler(ABC, Generic[KeyT]):
         return is_of(self.term(), epoch)
 
     def make_informer(
-        self,
-        resource: Resource,
-        *,
-        max_objects: int,
-        keep: Callable[[Object], Object] | None = None,
-        labels: str = "",
+        self, resource: Resource, *, max_objects: int, keep: Callable[[Object], Object] | None = None, labels: str = ""
     ) -> Informer:
         """An informer of a kind; `keep` prunes each object, `labels` selects."""
         return Informer(
@@ -363,11 +352,7 @@ class Reconciler(ABC, Generic[KeyT]):
         )
 
     async def write(
-        self,
-        call: Callable[[], Awaitable[T]],
-        *,
-        epoch: int | None = None,
-        may_send: Callable[[], bool] | None = None,
+        self, call: Callable[[], Awaitable[T]], *, epoch: int | None = None, may_send: Callable[[], bool] | None = None
     ) -> T:
         """Make an idempotent write, a bounded number at once, and return the server's answer.
 

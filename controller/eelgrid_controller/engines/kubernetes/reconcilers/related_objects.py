@@ -9,12 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from eelgrid_controller.engines.kubernetes.api.errors import (
-    Forbidden,
-    NotServed,
-    ObjectNotFound,
-    call_until_done,
-)
+from eelgrid_controller.engines.kubernetes.api.errors import Forbidden, NotServed, ObjectNotFound, call_until_done
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import (
     JOB_SETS,
@@ -172,15 +167,7 @@ class PodUsers:
         return self._users.get(ObjectKey(namespace, pod), "")
 
 
-_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "ownerReferences",
-)
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "ownerReferences")
 _POD_SPEC = (
     "schedulingGates",
     "affinity",

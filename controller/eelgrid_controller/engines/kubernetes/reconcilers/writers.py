@@ -71,11 +71,7 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UngatePod,
     WriteFailure,
 )
-from eelgrid_controller.engines.kubernetes.pods.migration import (
-    MarkPod,
-    ScaleDeployment,
-    find_blocking_budget,
-)
+from eelgrid_controller.engines.kubernetes.pods.migration import MarkPod, ScaleDeployment, find_blocking_budget
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import (
     annotation_patch,
     format_move_note,
