@@ -43,7 +43,6 @@ from eelgrid_controller.engines.kubernetes.reconcilers.power_policies import Pow
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     ClusterContext,
     LeaderLabelReconciler,
-    LeadershipSource,
     Reconciler,
 )
 from eelgrid_controller.runtime.config import KubernetesConfig
@@ -57,7 +56,7 @@ WAIT_REASONS = ("unreadable", "denied", "other_gate", "gang", "room", "refused",
 _BY_STAND = {PlacementPhase.WAITING: "room", PlacementPhase.REFUSED: "refused", PlacementPhase.PLACED: "patch"}
 
 
-def cluster_families(engine: GateEngine, elector: LeadershipSource) -> Iterator[MetricFamily]:
+def cluster_families(engine: GateEngine, elector: Elector) -> Iterator[MetricFamily]:
     """Everything that one controller counts of its cluster, as of now."""
     term = elector.term()
     yield build_family("eelgrid_kubernetes_leading", float(term is not None))

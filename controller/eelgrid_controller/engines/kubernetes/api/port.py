@@ -250,9 +250,6 @@ class ClusterClient(Protocol):
     ) -> None:
         """Ask a pod to go as its PodDisruptionBudgets allow, or whether it might; BudgetForbids."""
 
-    async def bind(self, name: str, *, namespace: str, node: str, uid: str = "") -> None:
-        """Put a pod onto a node without any check of the room there; Conflict if it is gated or bound."""
-
     async def discover(self) -> ServedResources:
         """Discover the server's version and the kinds that it serves."""
 

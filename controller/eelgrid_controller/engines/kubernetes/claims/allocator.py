@@ -93,7 +93,7 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
                 devices += [one.device for one in held if one.driver == DRIVER_NAME]
                 decided = state.book.decided.get(uid)
                 if decided is not None:
-                    status = _with_reservation(state, member, found, decided.status)
+                    status = _with_reservation(member, found, decided.status)
                     writes[uid] = ClaimStatusWrite(
                         uid, key, {"metadata": found["metadata"], "spec": found["spec"], "status": status}
                     )
@@ -102,10 +102,10 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
     return ClaimGrant(wanted.unit.name, state.epoch, tuple(writes.values()), tuple(releases))
 
 
-def _with_reservation(state: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
+def _with_reservation(member: ClaimMember, found: Body, status: Body) -> Body:
     """The reservation that kube-scheduler would add, for a claim that is this pod's alone."""
     owners = {one["uid"] for one in found["metadata"].get("ownerReferences") or ()}
-    if not state.settings.is_reserving or owners != {member.pod.uid}:
+    if owners != {member.pod.uid}:
         return status
     pod = member.pod
     return {**status, "reservedFor": [{"resource": "pods", "name": pod.name, "uid": pod.uid}]}

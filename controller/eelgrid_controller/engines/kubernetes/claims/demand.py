@@ -314,7 +314,6 @@ class ClaimAllocatorSettings:
     orphan_s: float = 5.0  # that an allocation without any pod is left
     busy_s: float = 5.0
     forbidden_s: float = 60.0
-    is_reserving: bool = True  # write the reservation with the allocation, where the claim is one pod's alone
 
 
 class ClaimState(Protocol):

@@ -30,6 +30,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     ObjectKey,
 )
 from eelgrid_controller.engines.kubernetes.model.inference_service import (
+    LATENCY_METRICS,
     WHOLE_GPU,
     InferenceService,
     ScaleTarget,
@@ -224,12 +225,7 @@ SERVICE_CONDITIONS = ("Accepted", "Placed", "PromiseKept", "ScalingActive", "Sca
 _COUNTED = ("replicas", "desiredReplicas", "slice", "gpuModel", "powerWatts")
 _FIELDS = (*_COUNTED, "latency")
 _EXPLANATION_MOST = 2_000
-_WORDS = {
-    "Response": LatencyMetric.RESPONSE,
-    "FirstToken": LatencyMetric.FIRST_TOKEN,
-    "InterToken": LatencyMetric.INTER_TOKEN,
-}
-_SPELLED = {metric: word for word, metric in _WORDS.items()}
+_SPELLED = {metric: word for word, metric in LATENCY_METRICS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm, is_of
+from eelgrid_controller.engines.kubernetes.api.election import Elector, LeadershipTerm, is_of
 from eelgrid_controller.engines.kubernetes.api.errors import (
     Backoff,
     ClusterError,
@@ -55,26 +55,12 @@ _EVENT_INTERVAL_S = 0.02
 CLUSTER_KEY = "cluster"
 
 
-class LeadershipSource(Protocol):
-    """What a reconciler needs of the elector."""
-
-    @property
-    def holder(self) -> str:
-        """Who leads, as far as is known."""
-
-    def term(self) -> LeadershipTerm | None:
-        """The term that runs at this moment."""
-
-    def add_listener(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
-        """Tell the beginning and the end of terms."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterContext:
     """What every reconciler of a cluster uses; `identity` is that of this process in Events and the Lease."""
 
     cluster: ClusterClient
-    elector: LeadershipSource
+    elector: Elector
     identity: str
     clock: Clock
     rng: random.Random
