@@ -58,6 +58,13 @@ class Delta(NamedTuple):
     old: Object | None
     new: Object | None
 
+    @property
+    def uid(self) -> str:
+        """The uid of the object, as it is or was."""
+        found = self.old if self.new is None else self.new
+        assert found is not None
+        return uid_of(found)
+
 
 class ObjectStore:
     """The objects of one kind as they are known."""

@@ -21,8 +21,10 @@ from eelgrid_controller.engines.kubernetes.claims.demand import (
     ClaimStore,
     ClaimUnit,
     UnfitAllocation,
+    claim_key,
     count_claim_gpus,
     evaluate_unit,
+    event_if_new,
     find_conflicting_claim,
     is_own_allocation,
     orphaned_allocations,
@@ -201,8 +203,7 @@ class ClaimAllocator:
             case ClaimUpdated(found):
                 self._claim(found, at_s)
             case ClaimDeleted(found):
-                metadata = found["metadata"]
-                key = PodKey(metadata["namespace"], metadata["name"])
+                key = claim_key(found)
                 running = [uid for uid in self.book.users.get(key, ()) if self._is_running(uid)]
                 self.book.remove_claim(found, running)
                 self._marked.update(self._starved)
@@ -298,7 +299,7 @@ class ClaimAllocator:
 
     def _claim(self, found: Body, at_s: float) -> None:
         metadata = found["metadata"]
-        key = PodKey(metadata["namespace"], metadata["name"])
+        key = claim_key(found)
         before = self.book.claims.get(key)
         was = self.book.node_of(before) if before is not None else ""
         is_lost = self.book.put_claim(found)
@@ -341,7 +342,7 @@ class ClaimAllocator:
             for member in unit.active_members:
                 self.room.reserve_pod(member.pod, "")
             for member in unit.alive_by_name[:1]:
-                self._record_event(member, f"cannot be given its devices: {why}", is_warning=True)
+                self._tells += event_if_new(member, f"cannot be given its devices: {why}", is_warning=True)
         self._on_grant_ended(name, at_s + wait_s)
 
     def _on_grant_ended(self, name: str, retry_s: float) -> None:
@@ -431,7 +432,7 @@ class ClaimAllocator:
                 self._starved[one.unit.name] = None
                 refused = next(answer for answer in found if not isinstance(answer, BundleAllocation))
                 for member in one.members[:1]:
-                    self._record_event(member, f"waits: {refused.reason}")
+                    self._tells += event_if_new(member, f"waits: {refused.reason}")
                 for claim in surrendered_claims(self.book, one):
                     yield from self._free(claim, "its gang has no room")
                 continue
@@ -448,11 +449,4 @@ class ClaimAllocator:
             self._freeing[metadata["uid"]] = version
             status = {key: value for key, value in found["status"].items() if key not in _HELD}
             body = {"metadata": metadata, "spec": found["spec"], "status": status}
-            yield ClaimDeallocation(
-                metadata["uid"], PodKey(metadata["namespace"], metadata["name"]), body, self.epoch, why
-            )
-
-    def _record_event(self, member: ClaimMember, text: str, *, is_warning: bool = False) -> None:
-        if member.told != text:
-            member.told = text
-            self._tells.append(RecordEvent(member.pod.uid, member.key, text, is_warning))
+            yield ClaimDeallocation(metadata["uid"], claim_key(found), body, self.epoch, why)

@@ -100,7 +100,7 @@ class ClaimReconciler(Reconciler[str]):
         self._inbox.drain()
         self._epoch: int | None = None
         self.writes = ClaimWriter(self, pods=lambda: self._engine.pods.objects, feed=self.feed)
-        self._lookups = OwnerLookups(self, done=self._on_owner_found)
+        self._lookups = OwnerLookups(self, pods=lambda: self._engine.pods.objects, done=self._pod)
 
     def is_ready(self) -> bool:
         """Always: the allocator takes events from the beginning, and decides nothing before it is synced and leads."""
@@ -181,8 +181,7 @@ class ClaimReconciler(Reconciler[str]):
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():
             if delta.new is None:
-                assert delta.old is not None
-                self.feed(PodDeleted(delta.old["metadata"]["uid"]))
+                self.feed(PodDeleted(delta.uid))
             else:
                 self._pod(delta.key, delta.new)
 
@@ -192,11 +191,6 @@ class ClaimReconciler(Reconciler[str]):
         if isinstance(member, IntentRefusal) and member.needs is not None:
             self._lookups.wait_for(member.needs, key)
         self.feed(event)
-
-    def _on_owner_found(self, key: ObjectKey) -> None:
-        found = self._engine.pods.objects.get(key)
-        if found is not None:
-            self._pod(key, found)
 
     def _nodes(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():

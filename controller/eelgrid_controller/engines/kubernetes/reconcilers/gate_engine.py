@@ -163,8 +163,6 @@ class GateEngine(Reconciler[str]):
         self._awaits_agent = awaits_agent
         self._inbox: EventInbox[GateEvent] = EventInbox(lambda: self.queue.add(CLUSTER_KEY))
         self._nodes: dict[str, KubeNodeUpdated] = {}  # as they were told
-        self._epoch: int | None = None
-        self._has_led = False  # the gate of this run was told that it leads
         self._nodes_heard: list[Callable[[Sequence[Delta]], None]] = []
         self._pods_heard: list[Callable[[Sequence[Delta]], None]] = []
         self.services = ServiceIndex()
@@ -181,15 +179,15 @@ class GateEngine(Reconciler[str]):
         self._is_running = False
         self._inbox.drain()
         self._nodes.clear()
-        self._epoch = None
-        self._has_led = False
+        self._epoch: int | None = None
+        self._has_led = False  # the gate of this run was told that it leads
         self.gate = Gate(settings.gate)
         self._loop.eligibility.rules = self.gate.others.rules
         self.pods = self.make_informer(PODS, keep=prune_pod, max_objects=settings.pods_most)
         self.nodes = self.make_informer(NODES, keep=prune_node, max_objects=settings.nodes_most)
         self.pods.add_listener(self._pod_deltas)
         self.nodes.add_listener(self._node_deltas)
-        self.lookups = OwnerLookups(self, done=self._on_owner_found)
+        self.lookups = OwnerLookups(self, pods=lambda: self.pods.objects, done=self._pod)
         self.related = RelatedObjects(self, feed=self.feed)
         self._shapes = PodShapeCache()
         self._recalls = PodRecalls(self.pods, self._pod)
@@ -285,9 +283,8 @@ class GateEngine(Reconciler[str]):
             callback(deltas)
         for delta in deltas:
             if delta.new is None:
-                assert delta.old is not None
-                self._recalls.uids.discard(delta.old["metadata"]["uid"])
-                self.feed(PodDeleted(delta.old["metadata"]["uid"]))
+                self._recalls.uids.discard(delta.uid)
+                self.feed(PodDeleted(delta.uid))
                 continue
             self._pod(delta.key, delta.new)
 
@@ -315,12 +312,6 @@ class GateEngine(Reconciler[str]):
         if needs is None or not sight.pod.is_gated:
             # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
-
-    def _on_owner_found(self, key: ObjectKey) -> None:
-        """An owner that a pod needed is known: the pod is judged again."""
-        found = self.pods.objects.get(key)
-        if found is not None:
-            self._pod(key, found)
 
     def _node_deltas(self, deltas: Sequence[Delta]) -> None:
         for callback in self._nodes_heard:

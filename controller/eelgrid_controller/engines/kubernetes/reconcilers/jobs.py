@@ -626,8 +626,7 @@ class JobReconciler(Reconciler[str]):
     def _deltas(self, kind: str, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
-                assert delta.old is not None
-                self._inbox.put(SuspendedJobDeleted(delta.old["metadata"]["uid"]))
+                self._inbox.put(SuspendedJobDeleted(delta.uid))
             else:
                 self._inbox.put(SuspendedJobUpdated(kind, delta.new))
 

@@ -394,8 +394,7 @@ class SlicePodReconciler(Reconciler[str]):
     def _on_pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
-                assert delta.old is not None
-                if self._pods.pop(delta.old["metadata"]["uid"], None) is not None:
+                if self._pods.pop(delta.uid, None) is not None:
                     self.queue.add(CLUSTER_KEY)
             elif _names_slices(delta.new):
                 self._pod(delta.new)

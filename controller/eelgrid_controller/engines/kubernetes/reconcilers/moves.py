@@ -12,7 +12,7 @@ from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden, RetryLimits, StaleTerm
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
-from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey
+from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey, uid_of
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
@@ -312,13 +312,13 @@ class OwnedPods:
             for kept in (self.noted, self._keys, self._owned):
                 kept.clear()
         for delta in deltas:
-            if delta.old is not None and (delta.new is None or _uid(delta.new) != _uid(delta.old)):
+            if delta.old is not None and (delta.new is None or uid_of(delta.new) != uid_of(delta.old)):
                 self._remove_pod(delta.old)
             if delta.new is not None:
                 self._put(delta.key, delta.new)
 
     def _put(self, key: ObjectKey, found: Object) -> None:
-        uid, owner = _uid(found), controller_of(found)
+        uid, owner = uid_of(found), controller_of(found)
         self._keys[uid] = key
         if owner is not None:
             self._owned.setdefault(owner.uid, {})[uid] = key
@@ -328,7 +328,7 @@ class OwnedPods:
             self.noted.pop(uid, None)
 
     def _remove_pod(self, found: Object) -> None:
-        uid, owner = _uid(found), controller_of(found)
+        uid, owner = uid_of(found), controller_of(found)
         self._keys.pop(uid, None)
         self.noted.pop(uid, None)
         if owner is not None and (owned := self._owned.get(owner.uid)) is not None:
@@ -340,7 +340,7 @@ class OwnedPods:
         """A pod as it is held; None where it is gone."""
         key = self._keys.get(uid)
         found = self._informer.objects.get(key) if key is not None and self._informer is not None else None
-        if found is None or _uid(found) != uid:
+        if found is None or uid_of(found) != uid:
             return None
         try:
             return parse_pod(found)
@@ -353,10 +353,6 @@ class OwnedPods:
             found = self.pod(uid)
             if found is not None:
                 yield found
-
-
-def _uid(found: Object) -> str:
-    return str(found["metadata"]["uid"])
 
 
 _LIMITS = RetryLimits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
@@ -403,10 +399,10 @@ class MoveReconciler(Reconciler[str]):
     def _on_pods(self, deltas: Sequence[Delta]) -> None:
         self._pods.on_deltas(self._around.engine.pods, deltas)
         for delta in deltas:
-            if delta.new is None and delta.old is not None:
-                self.mover.release_claim(str(delta.old["metadata"]["uid"]))
-            elif delta.old is None and delta.new is not None and self.mover.running:
-                found = self._pods.pod(str(delta.new["metadata"]["uid"]))
+            if delta.new is None:
+                self.mover.release_claim(delta.uid)
+            elif delta.old is None and self.mover.running:
+                found = self._pods.pod(delta.uid)
                 if found is not None:
                     self._claim(found)
 

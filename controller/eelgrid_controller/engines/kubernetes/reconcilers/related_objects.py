@@ -67,10 +67,17 @@ _KINDS = {
 class OwnerLookups:
     """Looks up the owners of pods; `found` holds what is known."""
 
-    def __init__(self, reconciler: Reconciler[str], *, done: Callable[[ObjectKey], None]) -> None:
-        """`done` is called for each pod that waited for an object that has been looked up."""
+    def __init__(
+        self,
+        reconciler: Reconciler[str],
+        *,
+        pods: Callable[[], Mapping[ObjectKey, Object]],
+        done: Callable[[ObjectKey, Object], None],
+    ) -> None:
+        """`done` is called for each of the `pods` that waited for an object, once that has been looked up."""
         self.found: dict[ObjectRef, OwnerTemplate | None] = {}
         self._reconciler = reconciler
+        self._pods = pods
         self._done = done
         self._waiting: dict[ObjectRef, dict[ObjectKey, None]] = {}  # pods by the object that they need
         self._until_s: dict[ObjectRef, float] = {}
@@ -114,7 +121,8 @@ class OwnerLookups:
         self.found[ref] = holder
         self._until_s[ref] = self._reconciler.clock.monotonic_s() + _AGE_S
         for key in self._waiting.pop(ref, {}):
-            self._done(key)
+            if (pod := self._pods().get(key)) is not None:
+                self._done(key, pod)
 
     async def _get(self, ref: ObjectRef) -> OwnerTemplate | None:
         kind = await self._kind(ref)
