@@ -6,7 +6,7 @@ the fullest GPU in use first. The agent's device plugin uses the same rule.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -478,18 +478,15 @@ class SlicePodReconciler(Reconciler[str]):
                 if resource.startswith(RESOURCE_MIG_PREFIX)
             }
             report = self._around.devices.newest.get(name)
-            slices, used = (None, {}) if report is None else _known(record, _uuids(report))
+            held_uuids = {uuid for pod in report.held.pods for uuid in pod.device_uuids} if report else set()
+            slices, used = _known(record, held_uuids) if report else (None, {})
             yield SliceOffer(
                 name, record.cpu_left_milli, record.memory_left_bytes, left, slices, used, is_awake=any(counts.values())
             )
 
 
-def _uuids(report: DeviceReport) -> frozenset[str]:
-    return frozenset(uuid for pod in report.held.pods for uuid in pod.device_uuids)
-
-
 def _known(
-    record: NodeRecord, held: frozenset[str]
+    record: NodeRecord, held: Collection[str]
 ) -> tuple[dict[str, tuple[OfferedMigSlice, ...]] | None, dict[int, int]]:
     """The free slices of a node by resource, and the memory slices in use by GPU; None where no instance is known."""
     free: dict[str, list[OfferedMigSlice]] = {}
@@ -513,12 +510,9 @@ def _known(
 def _names_slices(found: Mapping[str, Any]) -> bool:
     """Whether a pod's JSON asks for a slice: most do not, and are not read."""
     spec = found.get("spec") or {}
-    return any(map(_asks, (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))))
-
-
-def _asks(container: Mapping[str, Any]) -> bool:
-    resources = container.get("resources") or {}
-    named: Iterable[str] = (name for part in ("limits", "requests") for name in resources.get(part) or ())
+    containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+    resources = (one.get("resources") or {} for one in containers)
+    named = (name for one in resources for part in ("limits", "requests") for name in one.get(part) or ())
     return any(name.startswith(RESOURCE_MIG_PREFIX) for name in named)
 
 

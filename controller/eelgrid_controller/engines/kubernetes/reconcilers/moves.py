@@ -12,7 +12,7 @@ from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden, RetryLimits, StaleTerm
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
-from eelgrid_controller.engines.kubernetes.api.port import Object, ObjectKey, uid_of
+from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, JOBS, Object, ObjectKey, uid_of
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
 from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
@@ -593,7 +593,7 @@ class MoveReconciler(Reconciler[str]):
         if len(order.goes) > self.mover.bounds.gang_most:
             return f"its gang has {len(order.goes)} pods, and {self.mover.bounds.gang_most} may move at once"
         if order.owner_kind == "Job":
-            job = await self.writes.job(pod.namespace, order.owner_name)
+            job = await self.writes.find_object(JOBS, pod.namespace, order.owner_name)
             if job is not None and not survives_evictions(job, len(order.goes)):
                 return "its Job would fail: raise backoffLimit, or let podFailurePolicy ignore DisruptionTarget"
         return ""
@@ -624,7 +624,7 @@ class MoveReconciler(Reconciler[str]):
 
     async def _surge(self, run: _MoveRun) -> None:
         note, namespace = run.notes[0], run.order.goes[0].key.namespace
-        found = await self.writes.deployment(namespace, note.deployment)
+        found = await self.writes.find_object(DEPLOYMENTS, namespace, note.deployment)
         deployment = parse_deployment(found) if found is not None else None
         is_ours = deployment is not None and deployment.note is not None and deployment.note.uid == note.uid
         other = "" if is_ours else await self.writes.autoscaler(namespace, note.deployment)

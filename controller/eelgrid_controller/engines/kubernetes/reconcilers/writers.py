@@ -23,7 +23,6 @@ from eelgrid_controller.engines.kubernetes.api.errors import (
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEPLOYMENTS,
     HORIZONTAL_POD_AUTOSCALERS,
-    JOBS,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
@@ -32,6 +31,7 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     Object,
     ObjectKey,
     PatchKind,
+    Resource,
 )
 from eelgrid_controller.engines.kubernetes.claims.events import (
     ClaimDeallocation,
@@ -432,10 +432,10 @@ class MoveWriter:
         above = controller_of(found)
         return above.name if above is not None and above.kind == "Deployment" else ""
 
-    async def deployment(self, namespace: str, name: str) -> Object | None:
-        """A Deployment as it is; None if it is gone."""
+    async def find_object(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """An object as it is; None if it is gone."""
         try:
-            return await self._read(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
+            return await self._read(lambda: self._cluster.get(resource, name, namespace=namespace))
         except ObjectNotFound:
             return None
 
@@ -456,13 +456,6 @@ class MoveWriter:
             if target.get("kind") == "Deployment" and target.get("name") == deployment:
                 return f"the HorizontalPodAutoscaler {one['metadata']['name']}"
         return ""
-
-    async def job(self, namespace: str, name: str) -> Object | None:
-        """A Job; None if it is gone."""
-        try:
-            return await self._read(lambda: self._cluster.get(JOBS, name, namespace=namespace))
-        except ObjectNotFound:
-            return None
 
     # What is written
 
