@@ -2,8 +2,8 @@
 
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import CandidateNode, RightSizingInputs
-from eelgrid_controller.engines.kubernetes.pods.suspended_job import SizeMeasurement
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import CandidateNode, SizeMeasurement
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import RightSizingInputs
 
 H100, A100 = "H100-80GB-HBM3", "A100-SXM4-80GB"
 # Two GPUs are a little faster than half of four, at a little less than half of the watts.

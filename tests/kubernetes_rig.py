@@ -5,7 +5,7 @@ import itertools
 import yaml
 
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node, parse_pod
-from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef, parse_owner_template
+from eelgrid_controller.engines.kubernetes.model.pod_group import ObjectRef, parse_owner_template
 
 _UIDS = itertools.count(1)
 

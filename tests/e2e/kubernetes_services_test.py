@@ -15,19 +15,13 @@ from tests.e2e.steward_test import QUICK, Fleet
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.manifests import deployment, node
+from tests.fakes.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 from tests.fakes.metrics_servers import Listener, Replica
 from tests.fakes.stewarded import points
 
-from eelgrid_controller.engines.kubernetes.api.port import (
-    CUSTOM_RESOURCE_DEFINITIONS,
-    DEPLOYMENTS,
-    INFERENCE_SERVICES,
-    NODES,
-    PODS,
-    PatchKind,
-)
+from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS, PatchKind
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_protos.messages import EnforcementMode, GetPolicyRequest, PoolMode, UpdatePolicyRequest
 

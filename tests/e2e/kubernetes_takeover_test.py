@@ -9,9 +9,10 @@ from tests.controller_rig import running
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
+from tests.fakes.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS
 from tests.fakes.kubernetes.scheduler import Scheduler
 
-from eelgrid_controller.engines.kubernetes.api.port import CUSTOM_RESOURCE_DEFINITIONS, NODES, PODS, POWER_POLICIES
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, POWER_POLICIES
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP,

@@ -9,6 +9,7 @@ import time
 import pytest
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.resources import CONFIG_MAPS
 from tests.kubernetes_api_rig import eventually
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
@@ -21,7 +22,7 @@ from eelgrid_controller.engines.kubernetes.api.informer import (
     ObjectStore,
     TooManyObjects,
 )
-from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, ObjectKey, Resource, WatchEvent, WatchEventType
+from eelgrid_controller.engines.kubernetes.api.port import ObjectKey, Resource, WatchEvent, WatchEventType
 
 PACE = InformerTiming(watch_s=60.0, silent_s=20.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
 LOG = logging.getLogger("eelgrid.test")

@@ -8,7 +8,13 @@ from tests.jobs_rig import gated, ground, job, known, site, template
 
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
+    JobSize,
+    parse_size_constraints,
+    parse_suspended_job,
+    record_text,
+)
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import (
     JobPatched,
     JobPatchFailed,
     JobRightSizer,
@@ -16,12 +22,6 @@ from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
     RecordJobEvent,
     SuspendedJobDeleted,
     SuspendedJobUpdated,
-)
-from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
-    JobSize,
-    parse_size_constraints,
-    parse_suspended_job,
-    record_text,
 )
 
 LOOSE = {"slowdown": "95%"}

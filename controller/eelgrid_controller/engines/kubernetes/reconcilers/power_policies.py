@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound, StaleTerm
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    ClusterError,
+    Conflict,
+    ObjectNotFound,
+    RetryLimits,
+    StaleTerm,
+)
 from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import POWER_POLICIES, Object
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
 from eelgrid_controller.engines.kubernetes.model.power_policy import (
     ACCEPTED,
     CONFLICTING,
@@ -30,11 +35,7 @@ from eelgrid_controller.engines.kubernetes.model.power_policy import (
     decode_value,
     encode_value,
 )
-from eelgrid_controller.engines.kubernetes.model.status_reporting import (
-    ConditionSet,
-    EventReference,
-    StatusCondition,
-)
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet, EventReference, StatusCondition
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.state.events import PolicyChanged
