@@ -28,8 +28,7 @@ import numpy as np
 
 from bench.llm.audit import Promise
 from bench.llm.plan import Plan, WindowPlan
-from eelgrid_controller.profiles.errors import NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.points import NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
 from eelgrid_controller.whatif.frontier.instance_selection import (
     HOLD_WINDOWS,

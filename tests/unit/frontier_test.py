@@ -2,8 +2,7 @@
 
 import pytest
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.whatif.frontier.sweep import (
     FrontierPool,
     FrontierService,

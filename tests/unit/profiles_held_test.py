@@ -7,11 +7,17 @@ import sys
 import pytest
 from tests.profiles_rig import A100, FAMILY, STRANGER, catalogue, configurations, learned, measured, point
 
-from eelgrid_controller.profiles.errors import ImpossibleReading, UnknownSlice, UnreadableRecord
 from eelgrid_controller.profiles.features import COLUMNS_MOST, FeaturePoint, fit_frame
 from eelgrid_controller.profiles.gaussian_process import COORDINATES
 from eelgrid_controller.profiles.learning import learn_family
-from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point
+from eelgrid_controller.profiles.points import (
+    Configuration,
+    EstimateBasis,
+    ImpossibleReading,
+    Point,
+    UnknownSlice,
+    UnreadableRecord,
+)
 from eelgrid_controller.profiles.profile_service import (
     RECORD_FORMAT,
     RELEARN_GROWTH,

@@ -7,11 +7,11 @@ import pytest
 
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles import store as stores
-from eelgrid_controller.profiles.errors import ImpossibleReading
 from eelgrid_controller.profiles.points import (
     POWER,
     THROUGHPUT,
     Configuration,
+    ImpossibleReading,
     Point,
     latency_quantile_of,
     latency_quantity,

@@ -17,7 +17,7 @@ from eelgrid_controller.objectives.services.service_metrics import (
     server_metric_names,
     service_window,
 )
-from eelgrid_controller.profiles.errors import InvalidServingValue, MetricsUnreadable
+from eelgrid_controller.profiles.points import InvalidServingValue, MetricsUnreadable
 
 
 def histogram(name, counts, labels="", borders=("0.1", "0.2", "0.4", "+Inf")):

@@ -8,8 +8,13 @@ import pytest
 from bench.llm.queue_simulation import Queue, simulate, times
 from bench.llm.queues import QUANTILES, grid, missed
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration, ServingError
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import (
+    Configuration,
+    InvalidServingValue,
+    NoFeasibleConfiguration,
+    Point,
+    ServingError,
+)
 from eelgrid_controller.profiles.queueing_model import (
     MODEL_ERROR,
     ArrivalProcess,

@@ -13,8 +13,7 @@ from eelgrid_controller.objectives.services.service_model import (
     least_instances,
     token_curve,
 )
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective, SlownessFactor, erlang_c
 
 

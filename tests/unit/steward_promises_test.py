@@ -28,8 +28,7 @@ from eelgrid_controller.placement.gpu_power import (
     find_power_limit_range,
     list_limit_choices,
 )
-from eelgrid_controller.profiles.errors import InvalidServingValue
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, Point
 from eelgrid_controller.profiles.queueing_model import UNCORRECTED
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (

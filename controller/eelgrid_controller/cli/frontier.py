@@ -175,7 +175,7 @@ def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
 
 
 def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
-    from eelgrid_controller.profiles.errors import ServingError
+    from eelgrid_controller.profiles.points import ServingError
     from eelgrid_controller.whatif.frontier.sweep import compute_frontier
 
     import_library("scipy.optimize", "the frontier", "'eelgrid[bench]'")

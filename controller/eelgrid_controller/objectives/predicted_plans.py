@@ -23,7 +23,7 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 CURVE_POINTS = 3  # points of a service with a promise on tokens, from which on nothing is predicted
 OUTSIDE_WINDOWS = 8  # windows in a row
 _NORMAL_90 = 1.6448536269514722
-_FLOOR = 0.02  # scatter that two runs of one job may differ by (power.priors)
+_FLOOR = 0.02  # scatter that two runs of one job may differ by
 _HAIR = 0.03  # of a window's time, beside the interval
 _WITHDRAWN_MOST = 4096
 

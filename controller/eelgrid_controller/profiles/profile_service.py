@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.profiles.conformal import ConformalCalibration, ConformityScores
-from eelgrid_controller.profiles.errors import UnreadableRecord
 from eelgrid_controller.profiles.features import FeatureColumn, FeatureFrame
 from eelgrid_controller.profiles.gaussian_process import GpCovariance, GpEvidence, SurfaceCovariance
-from eelgrid_controller.profiles.points import Configuration, Point, ProfilePrediction
+from eelgrid_controller.profiles.points import Configuration, Point, ProfilePrediction, UnreadableRecord
 from eelgrid_controller.profiles.prediction import ProfilePredictor
 from eelgrid_controller.profiles.store import (
     DriftTest,
@@ -31,7 +29,13 @@ from eelgrid_controller.profiles.store import (
     WorkloadProfile,
     profile_provenance,
 )
-from eelgrid_controller.profiles.surfaces import CONFIGURATIONS_LEAST, LearnedFamily, LearnedSurface
+from eelgrid_controller.profiles.surfaces import (
+    CONFIGURATIONS_LEAST,
+    ConformalCalibration,
+    ConformityScores,
+    LearnedFamily,
+    LearnedSurface,
+)
 from eelgrid_protos.catalogue.loader import Catalogue
 
 RECORD_FORMAT = 1

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.points import InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_kernels.arrays import Floats
 from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
 

@@ -25,7 +25,7 @@ from eelgrid_controller.objectives.services.prometheus_text import (
     ScrapeTarget,
     parse_exposition,
 )
-from eelgrid_controller.profiles.errors import MetricsUnreadable
+from eelgrid_controller.profiles.points import MetricsUnreadable
 
 _HEAD_BYTES_MOST = 32 * 1024
 _URL_MOST = 2048

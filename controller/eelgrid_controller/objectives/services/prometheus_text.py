@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eelgrid_controller.profiles.errors import MetricsUnreadable
+from eelgrid_controller.profiles.points import MetricsUnreadable
 
 BYTES_MOST = 16 * 1024 * 1024
 SAMPLES_MOST = 200_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, MetricSample, SampleLabels
-from eelgrid_controller.profiles.errors import InvalidServingValue
+from eelgrid_controller.profiles.points import InvalidServingValue
 
 _MILLI, _MICRO = 1e-3, 1e-6
 

@@ -20,8 +20,7 @@ from eelgrid_controller.objectives.services.calibration import (
     sample_slowness,
 )
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.points import InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import (
     SERVERS_MOST,
     UNCORRECTED,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
+from eelgrid_controller.profiles.points import InvalidServingValue, NoFeasibleConfiguration
 from eelgrid_controller.whatif.frontier.instances import InstanceLoad, InstanceShape, dispatch_load
 from eelgrid_kernels.arrays import Floats
 

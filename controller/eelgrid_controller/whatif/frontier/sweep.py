@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
 from eelgrid_controller.whatif.frontier.instance_selection import ServiceDemand, choose_instances
 from eelgrid_controller.whatif.frontier.instances import InstanceShape, dispatch_load, feasible_shapes
