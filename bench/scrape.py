@@ -51,7 +51,7 @@ from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import EXPORTERS_MOST, Exporter, NamespaceSums
-from eelgrid_controller.objectives.policy_budgets import BudgetUsage
+from eelgrid_controller.objectives.power.budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
     BudgetControlStatus,
     JobControlStatus,

@@ -34,7 +34,7 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
 )
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, AllocationJob, allocate_limits
-from eelgrid_controller.objectives.power.limit_rollout import LimitRollout
+from eelgrid_controller.objectives.power.power_cap_controller import LimitRollout
 
 __all__ = ["LEVELS", "Counted", "lived_through"]
 

@@ -23,8 +23,14 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     solve_relaxation,
     total_value,
 )
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, InvalidPromise, MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
+    InvalidPromise,
+    LimitPoint,
+    MaxSlowdown,
+    PowerCurve,
+)
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0)
 

@@ -177,7 +177,7 @@ def test_the_daemon_answers_without_scikit_learn():
     """What it imports at its start, reads back what a child has learned and predicts loads none of it."""
     code = """
 import json, sys
-import eelgrid_controller.composition, eelgrid_controller.objectives.learning_process
+import eelgrid_controller.composition, eelgrid_controller.objectives.forecasts
 from eelgrid_controller.profiles.profile_service import ProfileService
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_protos.catalogue.loader import load_catalogue

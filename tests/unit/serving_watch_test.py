@@ -18,11 +18,11 @@ from eelgrid_controller.objectives.services.autoscaler import (
     on_window,
     start_autoscaler,
 )
-from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
 from eelgrid_controller.objectives.services.service_metrics import (
     LiveDistribution,
     MetricsWindow,
     ScrapePair,
+    parse_exposition,
     server_metric_names,
     service_window,
 )

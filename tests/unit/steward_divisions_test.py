@@ -7,7 +7,7 @@ from tests.controller_rig import until
 from tests.fakes.stewarded import job, node, stewarded
 
 from eelgrid_controller.objectives import control_loop
-from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
+from eelgrid_controller.objectives.power.control_events import ControlSettings
 from eelgrid_protos.messages import BudgetScope, PowerBudget
 
 APART = ControlSettings(divided_inside=0)

@@ -7,12 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.stewarded import job, points, service
 
-from eelgrid_controller.objectives.forecasts import JobQuestion, LimitCurve, ProfileForecast, ServiceQuestion
+from eelgrid_controller.objectives.forecasts import (
+    ConservativePoint,
+    JobQuestion,
+    LimitCurve,
+    ProfileForecast,
+    ServiceQuestion,
+)
 from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.predicted_plans import CURVE_POINTS, OUTSIDE_WINDOWS, PredictedPlans
 from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
-from eelgrid_controller.profiles.conservative import ConservativePoint
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, LogRatio, Point, ProfileEstimate
 from eelgrid_controller.state.profile_points import make_profile_point
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, Workload, WorkloadPhase

@@ -7,7 +7,7 @@ from tests.controller_rig import MemoryJournal
 from tests.fakes.stewarded import job, node, stewarded
 
 from eelgrid_controller.objectives.power.control_events import LimitPhase
-from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound
+from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
 from eelgrid_controller.runtime.scraper import parse_samples
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import BudgetScope, EnergyPrices, MetricsServer, MetricsSource, PowerBudget, PricePeriod

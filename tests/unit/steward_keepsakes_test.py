@@ -13,7 +13,7 @@ from eelgrid_controller.objectives.observation import ClusterObservation, Observ
 from eelgrid_controller.objectives.power.bandit import HISTORY_LIMITS_MOST, PickReason, start_search
 from eelgrid_controller.objectives.power.control_events import LimitPhase
 from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, WindowScatter
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.profile_points import make_job_profile_name

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.objectives.policy_budgets import NodePowerDraw, nearest_budgets, policy_budgets, policy_tariff
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.observation import ObjectiveSettings
+from eelgrid_controller.objectives.power.budgets import NodePowerDraw, nearest_budgets, policy_budgets
+from eelgrid_controller.objectives.power.power_model import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.tariffs import policy_tariff
 from eelgrid_controller.objectives.promises import (
     TokensWithFirstTokenWatch,
     job_holdings,
@@ -21,7 +23,6 @@ from eelgrid_controller.objectives.promises import (
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, MetricsWindow
 from eelgrid_controller.objectives.services.service_model import RequestService
-from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.placement.gpu_power import (
     LIMITS_WANTED,
     PowerLimitRange,

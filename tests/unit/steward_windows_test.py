@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eelgrid_controller.objectives.control_cycle import NodeLiveness, NodeLivenessTracker, PendingLimits
-from eelgrid_controller.objectives.observation import GpuCounters, JobMeter, JobProgress
+from eelgrid_controller.objectives.observation import (
+    GpuCounters,
+    JobMeter,
+    JobProgress,
+    NodeLiveness,
+    NodeLivenessTracker,
+    PendingLimits,
+)
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.control_events import (
     LimitConfirmed,

@@ -17,13 +17,20 @@ from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, ObjectivesStatus
-from eelgrid_controller.objectives.forecasts import FamilyLearner, ForecastQuestion, ForecastService, ProfileForecast
-from eelgrid_controller.objectives.learning_process import LearningProcess
+from eelgrid_controller.objectives.forecasts import (
+    STORED_POINTS_MOST,
+    FamilyLearner,
+    ForecastQuestion,
+    ForecastService,
+    LearningProcess,
+    ProfileForecast,
+)
 from eelgrid_controller.objectives.observation import (
     ClusterObservation,
     ClusterSums,
     JobProgress,
     NodeObservation,
+    ObjectiveSettings,
     ObservedNode,
     iter_batches,
     node_readings,
@@ -38,10 +45,8 @@ from eelgrid_controller.objectives.power.control_events import (
     SolveAllocation,
 )
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
-from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound, ScrapeTarget
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.services.service_metrics import ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.status import ControlCounts, objective_latency_s, promise_statuses, refusal_rule
-from eelgrid_controller.profiles.conservative import STORED_POINTS_MOST
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import EngineOverrides
 from eelgrid_controller.state.events import WorkloadCancelled, WorkloadSubmitted

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from eelgrid_controller.objectives.forecasts import (
+    ConservativePoint,
     ForecastQuestion,
     JobQuestion,
     LimitCurve,
@@ -15,7 +16,6 @@ from eelgrid_controller.objectives.forecasts import (
 from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
 from eelgrid_controller.objectives.power.estimates import LimitPrior, LimitRatio, MeasurementWindow
 from eelgrid_controller.objectives.promises import matches_workload, related_curves, slowest_gpu_model
-from eelgrid_controller.profiles.conservative import ConservativePoint
 from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.messages import LatencyMetric, ServicePromise, Workload
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE

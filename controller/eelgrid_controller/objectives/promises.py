@@ -8,9 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.objectives.observation import ObjectiveSettings
 from eelgrid_controller.objectives.power.budgets import Holding
-from eelgrid_controller.objectives.power.power_model import PowerCurve, PowerPlanError, fit_power_curve, is_same_limit
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
+from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
+    MaxSlowdown,
+    PowerCurve,
+    PowerPlanError,
+    TrainingPromise,
+    fit_power_curve,
+    is_same_limit,
+)
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
 from eelgrid_controller.objectives.services.service_metrics import (
     MetricsWindow,
@@ -19,7 +28,6 @@ from eelgrid_controller.objectives.services.service_metrics import (
     server_metric_names,
 )
 from eelgrid_controller.objectives.services.service_model import RequestService, TokenDemand, TokenService, token_curve
-from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import UNCORRECTED, QuantileObjective, station_from_point
 from eelgrid_controller.state.engine_reports import ReplicaBounds

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eelgrid_controller.objectives.services.prometheus_text import (
+from eelgrid_controller.objectives.services.service_metrics import (
     ExpositionPage,
     ScrapeRound,
     ScrapeTarget,

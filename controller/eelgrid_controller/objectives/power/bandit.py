@@ -24,12 +24,15 @@ from eelgrid_controller.objectives.power.estimates import (
 )
 from eelgrid_controller.objectives.power.power_model import (
     LIMITS_MOST,
+    BestEffort,
+    Deadline,
     InvalidCurve,
+    MaxSlowdown,
     PowerCurve,
+    TrainingPromise,
     is_higher_limit,
     is_same_limit,
 )
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
 _GROWS = 2.0  # power of the ratio of two limits with which time may grow; Zeus's steepest steps are near it

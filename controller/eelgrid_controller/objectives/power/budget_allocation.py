@@ -18,13 +18,16 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     allocate_limits,
 )
 from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
     LimitPoint,
+    MaxSlowdown,
     PowerCurve,
     PowerPlanError,
+    TrainingPromise,
     is_higher_limit,
     is_same_limit,
 )
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HAIR = 1e-9  # relative: a promise met exactly is met
 _SLOWS = 0.5  # power of the ratio of limits; measured jobs lie between 0 and 1

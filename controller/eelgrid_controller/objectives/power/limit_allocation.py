@@ -18,8 +18,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
 from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTooSmall, BudgetTree, InvalidBudget
-from eelgrid_controller.objectives.power.power_model import PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise, choose_limit
+from eelgrid_controller.objectives.power.power_model import BestEffort, PowerCurve, TrainingPromise, choose_limit
 
 _ROUNDS_MOST = 4
 _TRADES_MOST = 400  # steps up for which a trade is sought, a round
