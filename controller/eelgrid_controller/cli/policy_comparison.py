@@ -4,6 +4,7 @@ Imported when it is needed, since numpy and the kernels load slowly. Each row of
 a column in which nothing happened (no restart, no tariff) is left out.
 """
 
+import json
 import math
 import os
 import statistics
@@ -18,25 +19,32 @@ from eelgrid_controller.cli.connection import CliSettings
 from eelgrid_controller.cli.errors import CliError, UsageMismatch
 from eelgrid_controller.cli.output import ProgressBar
 from eelgrid_controller.errors import LibraryMissing
-from eelgrid_controller.replay import results
 from eelgrid_controller.replay.openb_protocol import SEEDS, arrival_order, build_trace
-from eelgrid_controller.replay.openb_source import TraceSearch
 from eelgrid_controller.replay.policy_comparison import (
     ArrivalRunResult,
     ArrivalScenario,
     RandomFailures,
+    ResultTable,
     RunBackend,
     RunResult,
+    TableCell,
+    TableFormat,
     TimedRunResult,
     TimedScenario,
+    arrivals_series,
+    arrivals_summary,
     execute_runs,
     list_runs,
+    plot_arrivals,
+    plot_times,
+    table_writer,
+    times_series,
+    times_summary,
 )
-from eelgrid_controller.replay.results import ResultTable, TableCell
 from eelgrid_controller.replay.run_statistics import expand_tariff
 from eelgrid_controller.replay.simulation import build_schedule, outages_from_rows
 from eelgrid_controller.replay.site_csv import read_failures, read_tariffs
-from eelgrid_controller.replay.trace_loading import LoadedTrace, find_trace, sample_nodes_evenly
+from eelgrid_controller.replay.trace_loading import LoadedTrace, TraceSearch, find_trace, sample_nodes_evenly
 
 _PIPE_WIDTH = 200
 _UNBOUND = 10_000
@@ -188,17 +196,27 @@ def compare_policies(settings: CliSettings, asked: frozenset[str], **options: An
     if isinstance(how, ArrivalScenario):
         for seed in seeds:
             arrival_order(how.trace, seed)  # says now what it would say in the middle of the work
-    write = results.table_writer(results.TableFormat(options["format"]))
+    write = table_writer(TableFormat(options["format"]))
     out: Path = options["out"]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CliError(f"cannot write to {out}: {error.strerror}", "choose another folder with --out") from None
     runs = _run(how, names, seeds, options)
-    paths = _write(found.name, runs, write, out)
+    timed = [run for run in runs if isinstance(run, TimedRunResult)]
+    arrivals = [run for run in runs if isinstance(run, ArrivalRunResult)]
+    tables = _tables(found.name, timed, arrivals)
+    try:
+        paths = [write(out, table) for table in tables]
+    except OSError as error:
+        raise CliError(f"cannot write to {out}: {error.strerror}", "choose another folder with --out") from None
     if options["plots"]:
-        paths += _draw(found.name, runs, out)
-    _print(settings, found, how, runs, paths)
+        paths += _draw(found.name, timed, arrivals, out)
+    if settings.output in {"json", "yaml"}:
+        click.echo(json.dumps(policy_means(tables[0]), indent=2))  # JSON is YAML too
+        return
+    print_comparison(found, how, tables[0])
+    click.echo(f"written    {', '.join(str(path) for path in paths)}")
 
 
 def _policies(asked: str) -> tuple[str, ...]:
@@ -274,55 +292,24 @@ def _run(
         progress.stop()
 
 
-def _timed_runs(runs: Sequence[RunResult]) -> list[TimedRunResult]:
-    return [run for run in runs if isinstance(run, TimedRunResult)]
+def _tables(
+    name: str, timed: Sequence[TimedRunResult], arrivals: Sequence[ArrivalRunResult]
+) -> tuple[ResultTable, ResultTable]:
+    """The summary and the series of the runs, which are of one kind."""
+    if timed:
+        return times_summary(name, timed), times_series(timed)
+    return arrivals_summary(name, arrivals), arrivals_series(arrivals)
 
 
-def _arriving(runs: Sequence[RunResult]) -> list[ArrivalRunResult]:
-    return [run for run in runs if isinstance(run, ArrivalRunResult)]
-
-
-def _summary(name: str, runs: Sequence[RunResult]) -> results.ResultTable:
-    timed = _timed_runs(runs)
-    return results.times_summary(name, timed) if timed else results.arrivals_summary(name, _arriving(runs))
-
-
-def _write(name: str, runs: Sequence[RunResult], write: Any, out: Path) -> list[Path]:
-    timed = _timed_runs(runs)
-    series = results.times_series(timed) if timed else results.arrivals_series(_arriving(runs))
-    try:
-        return [write(out, _summary(name, runs)), write(out, series)]
-    except OSError as error:
-        raise CliError(f"cannot write to {out}: {error.strerror}", "choose another folder with --out") from None
-
-
-def _draw(name: str, runs: Sequence[RunResult], out: Path) -> list[Path]:
+def _draw(name: str, timed: Sequence[TimedRunResult], arrivals: Sequence[ArrivalRunResult], out: Path) -> list[Path]:
     """Draws the plots, or prints a note if the library is missing."""
     path = out / "comparison.png"
     try:
-        timed = _timed_runs(runs)
         if timed:
-            results.plot_times(path, name, timed)
+            plot_times(path, name, timed)
         else:
-            results.plot_arrivals(path, name, _arriving(runs))
+            plot_arrivals(path, name, arrivals)
     except LibraryMissing as missing:
         click.echo(f"note: no plot: {missing.problem}; {missing.remedy}", err=True)
         return []
     return [path]
-
-
-def _print(
-    settings: CliSettings,
-    found: LoadedTrace,
-    how: ArrivalScenario | TimedScenario,
-    runs: Sequence[RunResult],
-    paths: list[Path],
-) -> None:
-
-    if settings.output in {"json", "yaml"}:
-        import json
-
-        click.echo(json.dumps(policy_means(_summary(found.name, runs)), indent=2))  # JSON is YAML too
-        return
-    print_comparison(found, how, _summary(found.name, runs))
-    click.echo(f"written    {', '.join(str(path) for path in paths)}")

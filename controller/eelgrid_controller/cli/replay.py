@@ -258,8 +258,7 @@ def replay(context: click.Context, /, **options: Any) -> None:
 def _submit(settings: CliSettings, options: dict[str, Any]) -> None:
     """Submits the trace to the controller, or writes its fleet file."""
     from eelgrid_controller.replay.openb import submission_of_task
-    from eelgrid_controller.replay.openb_source import TraceSearch
-    from eelgrid_controller.replay.trace_loading import find_trace, read_nodes, read_tasks
+    from eelgrid_controller.replay.trace_loading import TraceSearch, find_trace, read_nodes, read_tasks
 
     nodes, pods, fleet_out = options["nodes"], options["pods"], options["fleet_out"]
     found = None
