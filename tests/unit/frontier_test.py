@@ -3,7 +3,7 @@
 import pytest
 
 from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
-from eelgrid_controller.whatif.frontier.sweep import (
+from eelgrid_controller.whatif.frontier import (
     FrontierPool,
     FrontierService,
     RowCost,
