@@ -126,7 +126,7 @@ class _Allocation:
             PowerBudgetNode(one.name, watts, one.parent) for one, watts in zip(self.budgets.all, room, strict=True)
         )
         try:
-            given = allocate_limits(jobs, free, want, certify=False).given
+            given = allocate_limits(jobs, free, want).given
         except PowerPlanError:  # rounding at a room that is exactly the least
             return [min(each, key=lambda one: one.charge_w) for each in options]
         return [
