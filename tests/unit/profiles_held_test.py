@@ -37,12 +37,12 @@ def _held():
 
 def test_points_go_in_and_answers_come_out():
     held = ProfileService(catalogue())
-    assert held.workload_provenance("w") is None
+    assert held.snapshot().profiles == {}
     assert held.families_due() == ()
     for second, how in enumerate(configurations()):
         held.add_workload(ProfiledWorkload("middle", FAMILY)) if second == 0 else None
         held.observe(point("middle", how), float(second))
-    assert held.workload_provenance("middle").readings == 24
+    assert held.snapshot().profiles["middle"].readings == 24
     assert held.predict("middle", WHOLE).throughput_hz is None  # nothing was learned, and limits differ
     assert held.families_due() == (FAMILY,)
     held.adopt_family(learn_family(held.snapshot(), FAMILY, catalogue()))

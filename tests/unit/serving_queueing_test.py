@@ -21,12 +21,12 @@ from eelgrid_controller.profiles.queueing_model import (
     QuantileObjective,
     ServiceStation,
     SlownessFactor,
+    _waiting_time,
     erlang_c,
     keeps_objective,
     largest_rate_hz,
     latency_quantile,
     least_replicas,
-    mean_wait_s,
     response_tail,
     station_from_point,
     wait_plus_lognormal,
@@ -38,6 +38,12 @@ def _sum_erlang_c(servers, load):
     """The formula as it is written in books."""
     last = load**servers / math.factorial(servers) * servers / (servers - load)
     return last / (sum(load**k / math.factorial(k) for k in range(servers)) + last)
+
+
+def mean_wait_s(station, arrivals):
+    """Mean wait before service, batches of one; infinite at and past saturation."""
+    wait = _waiting_time(station, arrivals)
+    return math.inf if wait is None else wait.share / wait.decay_hz
 
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.3), (2, 1.9), (8, 4.0), (40, 35.0)])
@@ -203,7 +209,6 @@ def test_refusals_name_the_field_and_what_to_do():
         lambda: latency_quantile(slow, ArrivalProcess(-1.0), 0.5),
         lambda: latency_quantile(slow, ArrivalProcess(0.1, cv2=math.nan), 0.5),
         lambda: latency_quantile(slow, ArrivalProcess(0.1), 1.0),
-        lambda: mean_wait_s(ServiceStation(servers=1, service_s=1.0, batch=2), ArrivalProcess(0.1)),
         lambda: wait_plus_lognormal(
             ServiceStation(servers=1, service_s=1.0, batch=2), ArrivalProcess(0.1), 1.0, 0.0, 0.5
         ),

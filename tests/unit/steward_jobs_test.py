@@ -79,7 +79,7 @@ async def test_all_gpus_of_a_gang_on_two_nodes_get_the_same_limit():
         training = Training(world)
         await training.run(60, nodes=("n1", "n2"))
         assert {name for name, _ in training.uuids()} == {"n1", "n2"}
-        assert world.steward.limit_count >= 1
+        assert world.steward.counts.done["limit"] >= 1
         assert len(set(training.limits_w())) == 1
         assert standing(world).limit_w == training.limits_w()[0]
 

@@ -50,7 +50,7 @@ async def gone_on(folder, work, start_s, *, cycles=60, slower=1.0):
                 seen |= set(training.limits_w())
                 if world.steward.objectives_status.steering.jobs:
                     phases.append(standing(world).phase)
-            return seen, phases, world.steward.limit_count
+            return seen, phases, world.steward.counts.done["limit"]
 
 
 async def test_a_restart_goes_on_at_the_limit_that_was_found_and_tries_nothing_again(tmp_path):

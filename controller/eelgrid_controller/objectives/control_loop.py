@@ -28,6 +28,7 @@ from eelgrid_controller.objectives.forecasts import (
 from eelgrid_controller.objectives.observation import (
     ClusterObservation,
     ClusterSums,
+    CoreReader,
     JobProgress,
     NodeObservation,
     ObjectiveSettings,
@@ -95,11 +96,6 @@ class AllocationWorker:
         """The answers since the last time, by number."""
         taken, self._found = tuple(self._found), []
         return taken
-
-    async def wait_idle(self) -> None:
-        """Until nothing is asked."""
-        if self._working is not None:
-            await self._working
 
     def stop(self) -> None:
         """Hear of nothing more."""
@@ -176,17 +172,12 @@ _CHANGED_PROFILES_MOST = 1024
 _WANTED_MOST = 64  # profiles that others than promised workloads ask for
 
 
-class _CoreReads(Protocol):
-    async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """What `view` makes of the core."""
-
-
 class ForecastFeed:
     """Feeds new profile points to the forecasts; used from the event loop."""
 
     def __init__(
         self,
-        loop: _CoreReads,
+        loop: CoreReader,
         catalogue: Catalogue,
         *,
         learner: FamilyLearner | None,
@@ -316,16 +307,6 @@ class ControlLoop:
         for workload in loop.core.state.workloads.values():
             self._track_workload(workload.workload_id, workload)
         loop.listeners.append(self._on_commit)
-
-    @property
-    def scale_count(self) -> int:
-        """Services and jobs that were given other replicas, so far."""
-        return self.counts.done["scale"]
-
-    @property
-    def limit_count(self) -> int:
-        """Jobs that were given another limit, so far."""
-        return self.counts.done["limit"]
 
     @property
     def objectives_status(self) -> ObjectivesStatus:

@@ -139,11 +139,6 @@ class JobMeter:
         self._last: JobProgress | None = None
         self._opening: _Opening | None = None
 
-    @property
-    def latest_progress(self) -> float | None:
-        """The work that was reported last."""
-        return None if self._last is None else self._last.work
-
     def restart_window(self) -> None:
         """Drops the open window: what was seen so far belongs to another limit."""
         self._opening = None
@@ -436,10 +431,6 @@ class NodeLivenessTracker:
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
         self._away: dict[str, _Absence] = {}
-
-    def is_away(self, node: str) -> bool:
-        """Whether the controller was told that the node is unreachable and not yet that it is back."""
-        return node in self._away
 
     def observe_nodes(
         self, seen: Mapping[str, NodeLiveness], at_s: float, *, lease_s: float

@@ -20,14 +20,12 @@ from eelgrid_controller.profiles.store import (
     ExpectedReading,
     ProfileCell,
     ProfiledWorkload,
-    ProfileProvenance,
     ProfileReading,
     ProfileStore,
     ReadingNoise,
     ReadingTally,
     RecentReading,
     WorkloadProfile,
-    profile_provenance,
 )
 from eelgrid_controller.profiles.surfaces import (
     CONFIGURATIONS_LEAST,
@@ -191,11 +189,6 @@ class ProfileService:
     def predict_all(self, workload: str, configurations: Sequence[Configuration]) -> tuple[ProfilePrediction, ...]:
         """One answer a configuration; cheaper than one after the other."""
         return self._predictor.predict(workload, configurations)
-
-    def workload_provenance(self, workload: str) -> ProfileProvenance | None:
-        """What is known of a workload from what; None if nothing ever was."""
-        profile = self._profiles.profiles.get(workload)
-        return None if profile is None else profile_provenance(profile)
 
     def families_due(self) -> tuple[str, ...]:
         """Families never learned that could be, or with a quantity that has grown by GROWTH since; by name."""

@@ -109,11 +109,6 @@ class EnergyTariff:
                 made.append(PriceSlice(begin_s, end_s - begin_s, price))
         return tuple(made)
 
-    def price_weight(self, at_s: float, horizon_s: float = DAY_S) -> float:
-        """The cost then over its mean of the horizon that begins then, 0 at least; 1 where the mean is not above 0."""
-        mean = math.fsum(one.seconds * one.price for one in self.price_slices(at_s, horizon_s)) / horizon_s
-        return max(0.0, self.price_at(at_s) / mean) if mean > 0.0 else 1.0
-
 
 def policy_tariff(prices: EnergyPrices | None) -> EnergyTariff | None:
     """What a joule costs by Unix time; None for the same at all times."""

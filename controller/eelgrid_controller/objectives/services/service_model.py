@@ -8,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -341,34 +341,6 @@ QUEUE_WAIT_SHARE = 0.10
 _MEAN_ERROR = 0.03  # of a slowness by the mean: replicas are not scraped at one moment
 
 
-class ServiceModel(Protocol):
-    """What the watch asks."""
-
-    def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
-        """The replicas that keep every promise at a rate of requests, uncertainty added; `most` at most."""
-
-    def is_hopeless(self, known: SlownessFactor) -> bool:
-        """Whether no number of replicas keeps the promises."""
-
-    def expected_s(self, window: MetricsWindow, replicas: int) -> float:
-        """The promised quantile by the profile alone."""
-
-    def live_quantile(self, window: MetricsWindow) -> LiveQuantile | None:
-        """The promised quantile as it was served."""
-
-    def sample_steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
-        """What a window without a growing queue says of the profile."""
-
-    def sample_overload(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
-        """What a window says in which all replicas were busy."""
-
-    def is_late(self, window: MetricsWindow) -> bool:
-        """Whether a promise is broken now."""
-
-    def concurrent_requests(self, replicas: int) -> int:
-        """Requests that are served at once."""
-
-
 def _quantile(live: LiveDistribution | None, objective: QuantileObjective | None) -> LiveQuantile | None:
     return None if live is None or objective is None else live.quantile(objective.quantile)
 
@@ -526,3 +498,6 @@ class TokenService:
     def concurrent_requests(self, replicas: int) -> int:
         """Sequences at once."""
         return int(self.curve.sequences[-1]) * replicas
+
+
+ServiceModel: TypeAlias = RequestService | TokenService
