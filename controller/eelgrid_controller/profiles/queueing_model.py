@@ -322,25 +322,6 @@ def latency_quantile(station: ServiceStation, arrivals: ArrivalProcess, quantile
     )
 
 
-def wait_plus_lognormal(
-    station: ServiceStation, arrivals: ArrivalProcess, mean_s: float, cv2: float, quantile: float
-) -> LatencyEstimate:
-    """The quantile of the wait for a server and a lognormal time after it, batches of one.
-
-    For an answer that begins before its server is done with it: the first token of many.
-    """
-    beyond = _check_quantile(quantile)
-    if station.batch > 1:
-        raise InvalidServingValue("batch", f"{station.batch}", "count each place of a batch as a server")
-    wait = _waiting_time(station, arrivals.validated())
-    if wait is None:
-        return LatencyEstimate(math.inf, MODEL_ERROR.simple)
-    then = mean_s * _shape(cv2, ())
-    return LatencyEstimate(
-        _least(lambda time_s: _after(wait, time_s - then), beyond, max(mean_s, 1e-9)), MODEL_ERROR.simple
-    )
-
-
 _RATE_STEPS = 26  # 1e-8 of the capacity
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
 from eelgrid_controller.profiles.points import InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import (
-    SERVERS_MOST,
     UNCORRECTED,
     ArrivalProcess,
     LatencyEstimate,
@@ -26,7 +25,6 @@ from eelgrid_controller.profiles.queueing_model import (
     latency_quantile,
     least_replicas,
     response_tail,
-    wait_plus_lognormal,
 )
 
 FACTOR_BOUND = 4.0
@@ -168,28 +166,11 @@ class TokenDemand(NamedTuple):
     request_hz: float
     output_tokens: float  # mean of a request
     cv2: float = 1.0  # of the times between requests
-    output_cv2: float = 1.0
-    context_tokens: float = 0.0
-    context_cv2: float = 1.0
 
     @property
     def token_hz(self) -> float:
         """Output tokens a second."""
         return self.request_hz * self.output_tokens
-
-
-class PrefillCost(NamedTuple):
-    """What a prompt costs."""
-
-    token_s: float  # a token of the context
-    fixed_s: float = 0.0
-
-
-class FirstTokenEstimate(NamedTuple):
-    """Time to first token, or why there is none."""
-
-    estimate: LatencyEstimate | None
-    why_none: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,59 +248,25 @@ def inter_token_latency(curve: TokenCurve, token_hz: float, quantile: float) -> 
     return LatencyEstimate(_between(crowded, curve.sequences, times), CURVE_ERROR)
 
 
-def first_token_latency(
-    curve: TokenCurve, demand: TokenDemand, instances: int, quantile: float, prefill: PrefillCost | None
-) -> FirstTokenEstimate:
-    """Time to first token of a service on `instances`; no estimate where the prompt's cost is unknown."""
-    if prefill is None:
-        return FirstTokenEstimate(None, "how long a prompt takes was not measured")
-    each_hz = demand.token_hz / instances
-    if each_hz > curve.token_hz[-1]:
-        return FirstTokenEstimate(LatencyEstimate(math.inf, CURVE_ERROR))
-    held = float(np.interp(each_hz, curve.token_hz, curve.sequences))
-    # By Little's law n sequences at T(n) tokens a second: each waits n / T(n) for a token, in the mean.
-    step_s = held / float(np.interp(held, curve.sequences, curve.token_hz))
-    places = min(SERVERS_MOST, int(curve.sequences[-1]) * instances)
-    station = ServiceStation(servers=places, service_s=demand.output_tokens * step_s, service_cv2=demand.output_cv2)
-    mean_s = prefill.fixed_s + prefill.token_s * demand.context_tokens + step_s
-    varying = prefill.token_s * demand.context_tokens / mean_s
-    cv2 = demand.context_cv2 * varying * varying
-    return FirstTokenEstimate(
-        wait_plus_lognormal(station, ArrivalProcess(demand.request_hz, demand.cv2), mean_s, cv2, quantile)
-    )
-
-
 def least_instances(
     curve: TokenCurve,
     demand: TokenDemand,
     inter_token_objective: QuantileObjective,
     *,
     most: int,
-    first_token_objective: QuantileObjective | None = None,
-    prefill: PrefillCost | None = None,
     factor: SlownessFactor = UNCORRECTED,
 ) -> int:
-    """The least instances that keep both objectives, uncertainty added; NoFeasibleConfiguration if `most` do not.
+    """The least instances that keep the objective, uncertainty added; NoFeasibleConfiguration if `most` do not.
 
-    `factor` corrects the curve. An objective for the first token without
-    the prompt's cost cannot be checked: that is InvalidServingValue, not kept.
+    `factor` corrects the curve.
     """
-    if first_token_objective is not None and prefill is None:
-        raise InvalidServingValue("prefill", "not measured", "measure it, or promise no time to first token")
 
     def kept(instances: int) -> bool:
         asked_hz = demand.token_hz / instances
         # An engine so much slower gives the same tokens where the profile would give more.
         between = inter_token_latency(curve, asked_hz * factor.value, inter_token_objective.quantile)
-        if (
-            factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
-            > inter_token_objective.latency_s
-        ):
-            return False
-        if first_token_objective is None:
-            return True
-        first = first_token_latency(curve, demand, instances, first_token_objective.quantile, prefill)
-        return first.estimate is not None and first.estimate.upper_s <= first_token_objective.latency_s
+        upper_s = factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
+        return not upper_s > inter_token_objective.latency_s
 
     enough = 1
     while not kept(min(enough, most)):
@@ -411,29 +358,20 @@ class RequestService:
 
 @dataclass(frozen=True, slots=True)
 class TokenService:
-    """A service with objectives on inter-token latency and, where a prompt's cost is known, time to first token."""
+    """A service with an objective on inter-token latency; one on the time to first token is watched, not planned."""
 
     curve: TokenCurve
     usual: TokenDemand  # its request_hz is not used
     inter_token: QuantileObjective
-    first_token: QuantileObjective | None = None
-    prefill: PrefillCost | None = None
+    watched_first: QuantileObjective | None = None
 
     def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
-        """The instances that keep both promises; those that can give the tokens at all, if none do."""
+        """The instances that keep the promise; those that can give the tokens at all, if none do."""
         if most < 1:
             return 0
         demand = self.usual._replace(request_hz=rate_hz)
         try:
-            return least_instances(
-                self.curve,
-                demand,
-                self.inter_token,
-                most=most,
-                first_token_objective=self.first_token,
-                prefill=self.prefill,
-                factor=known,
-            )
+            return least_instances(self.curve, demand, self.inter_token, most=most, factor=known)
         except NoFeasibleConfiguration:
             wanted_hz = demand.token_hz * known.value * (1.0 + known.error)
             at_hz = self.curve.token_hz[0] if self.is_hopeless(known) else self.curve.token_hz[-1]
@@ -492,8 +430,14 @@ class TokenService:
 
     def is_late(self, window: MetricsWindow) -> bool:
         """Whether a token, or the first one, is too slow now."""
-        first = _quantile(window.first_token, self.first_token)
-        return _late(self.live_quantile(window), self.inter_token) or _late(first, self.first_token)
+        objective, first = self.watched_first, _quantile(window.first_token, self.watched_first)
+        if (
+            first is not None
+            and objective is not None
+            and first.value_s * (1.0 - first.resolution) > objective.latency_s
+        ):
+            return True
+        return _late(self.live_quantile(window), self.inter_token)
 
     def concurrent_requests(self, replicas: int) -> int:
         """Sequences at once."""
