@@ -175,7 +175,7 @@ def folder(tmp_path):
 
 
 def test_any_list_of_the_format_is_a_trace(folder):
-    assert traces.trace_names(folder) == openb_protocol.trace_names(folder / "csv") == ("mine",)
+    assert traces.trace_names(folder) == traces.trace_names(folder / "csv") == ("mine",)
     trace = traces.load_trace(folder, "mine")
     assert (trace.name, trace.specs.gpu_milli.tolist(), trace.models) == ("mine", [460], ("P100",))
 
