@@ -26,9 +26,10 @@ import numpy as np
 from numba import njit
 
 from bench.kernel_clock import THREAD, WALL, now_ns
+from bench.openb.traces import csv_folder, load_trace
 from bench.runner import Options, benchmark, data_option
 from bench.tables import write_csv
-from eelgrid_controller.replay.openb_protocol import TraceArrays, csv_folder, load_trace
+from eelgrid_controller.replay.openb_protocol import TraceArrays
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_task
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy

@@ -25,7 +25,7 @@ from eelgrid_controller.core.recovery import RecoveredState
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObservers
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.observation import ObjectiveSettings
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper

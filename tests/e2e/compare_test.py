@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from bench.openb.__main__ import main as bench
 
-from eelgrid_controller.replay.openb_source import NODE_LIST, synthesize_openb, task_list_name
+from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
+from eelgrid_controller.replay.trace_loading import synthesize_openb
 from eelgrid_protos.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]

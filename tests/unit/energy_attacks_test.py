@@ -13,24 +13,22 @@ from tests.ledger_rig import BEGIN_NS, CLOCK, OWNERS, SECOND_NS, Site, inventory
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import (
+    PAST_S_MOST,
+    PIECES_MOST,
+    ClaimAllowance,
     EnergyHolder,
     LedgerAmount,
     LedgerEntry,
     LedgerPlace,
     MeasuredEnergy,
+    count_pieces,
+    judge_window,
     parse_query,
+    spread_window,
 )
 from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.ledger_store import open_ledger
 from eelgrid_controller.energy.store.query_execution import answer_queries
-from eelgrid_controller.energy.windows import (
-    PAST_S_MOST,
-    PIECES_MOST,
-    ClaimAllowance,
-    count_pieces,
-    judge_window,
-    spread_window,
-)
 from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
 from eelgrid_protos.messages import (
     ConnectResponse,

@@ -27,7 +27,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_controller.state.telemetry import Telemetry
-from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
+from eelgrid_controller.whatif.scenarios import ShadowPolicy
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Aborted, FailedPrecondition, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (

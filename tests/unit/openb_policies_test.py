@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.openb import traces
 from bench.openb.published import plain_policy
 
 from eelgrid_controller.replay import openb_protocol
@@ -52,7 +53,7 @@ def published():
 
 @cache
 def trace(name):
-    return openb_protocol.load_trace(DATA, name)
+    return traces.load_trace(DATA, name)
 
 
 def allocated_pct(of, name, seed):

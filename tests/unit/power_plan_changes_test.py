@@ -17,7 +17,7 @@ from eelgrid_controller.objectives.power.control_events import (
     NodeReachable,
     NodeUnreachable,
 )
-from eelgrid_controller.objectives.power.limit_rollout import TRIES_MOST, LimitRollout
+from eelgrid_controller.objectives.power.power_cap_controller import TRIES_MOST, LimitRollout
 
 
 def changes(limits, room_w=500.0, restored_w=None):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.profiles_rig import A100, FAMILY, SIZES, catalogue, learned, measured, point
 
-from eelgrid_controller.profiles.conservative import (
+from eelgrid_controller.objectives.forecasts import (
     INTERVAL_RATIO_MOST,
     QUESTIONS_PER_PROFILE_MOST,
     SERVED,

@@ -14,8 +14,7 @@ from tests.fakes.terminal import terminal
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.server.grpc import whatif_runner
-from eelgrid_controller.whatif.comparison import compute_cluster_figures
-from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
+from eelgrid_controller.whatif.scenarios import ShadowPolicy, compute_cluster_figures
 from eelgrid_protos import catalogue, messages
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (

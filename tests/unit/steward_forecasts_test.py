@@ -13,11 +13,12 @@ from eelgrid_controller.objectives.forecasts import (
     RETRAIN_RETRY_S,
     ForecastService,
     JobQuestion,
+    LearningFailed,
+    LearningProcess,
     ScaleQuestion,
     ServiceQuestion,
+    build_store,
 )
-from eelgrid_controller.objectives.learning_process import LearningFailed, LearningProcess
-from eelgrid_controller.profiles.conservative import build_store
 from eelgrid_controller.profiles.learning import learn_family
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_controller.profiles.prediction import ProfilePredictor

@@ -13,7 +13,7 @@ from eelgrid_controller.objectives.observation import ClusterObservation, Observ
 from eelgrid_controller.objectives.power.bandit import HISTORY_LIMITS_MOST, PickReason, start_search
 from eelgrid_controller.objectives.power.control_events import LimitPhase
 from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, WindowScatter
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.runtime.sqlite_journal import open_journal
 from eelgrid_controller.state.profile_points import make_job_profile_name
@@ -50,7 +50,7 @@ async def gone_on(folder, work, start_s, *, cycles=60, slower=1.0):
                 seen |= set(training.limits_w())
                 if world.steward.objectives_status.steering.jobs:
                     phases.append(standing(world).phase)
-            return seen, phases, world.steward.limit_count
+            return seen, phases, world.steward.counts.done["limit"]
 
 
 async def test_a_restart_goes_on_at_the_limit_that_was_found_and_tries_nothing_again(tmp_path):

@@ -7,8 +7,7 @@ from tests.fakes.stewarded import job, node, stewarded
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import MonotonicUnixClock
-from eelgrid_controller.objectives.observation import node_readings, unmanaged_draw
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.observation import ObjectiveSettings, node_readings, unmanaged_draw
 from eelgrid_protos import catalogue
 
 

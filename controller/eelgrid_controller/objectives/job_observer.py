@@ -19,12 +19,12 @@ from eelgrid_controller.objectives.observation import (
     GpuCounters,
     JobMeter,
     JobProgress,
+    ObjectiveSettings,
     allows_enforcement,
     gpu_models_of,
 )
-from eelgrid_controller.objectives.policy_budgets import nearest_budgets
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
-from eelgrid_controller.objectives.power.budgets import Holding
+from eelgrid_controller.objectives.power.budgets import Holding, nearest_budgets
 from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     JobMeasured,
@@ -36,8 +36,7 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, MeasurementWindow, WindowScatter
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.promises import gpus_by_node, job_holdings, job_promise, metric_urls, related_curves
-from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, ScrapeTarget
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.services.service_metrics import ExpositionPage, ScrapeTarget
 from eelgrid_controller.placement.gpu_power import PowerLimitRange, find_power_limit_range, list_limit_choices
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name

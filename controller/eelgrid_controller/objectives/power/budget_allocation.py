@@ -18,13 +18,16 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     allocate_limits,
 )
 from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
     LimitPoint,
+    MaxSlowdown,
     PowerCurve,
     PowerPlanError,
+    TrainingPromise,
     is_higher_limit,
     is_same_limit,
 )
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HAIR = 1e-9  # relative: a promise met exactly is met
 _SLOWS = 0.5  # power of the ratio of limits; measured jobs lie between 0 and 1
@@ -123,7 +126,7 @@ class _Allocation:
             PowerBudgetNode(one.name, watts, one.parent) for one, watts in zip(self.budgets.all, room, strict=True)
         )
         try:
-            given = allocate_limits(jobs, free, want, certify=False).given
+            given = allocate_limits(jobs, free, want).given
         except PowerPlanError:  # rounding at a room that is exactly the least
             return [min(each, key=lambda one: one.charge_w) for each in options]
         return [

@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
-from eelgrid_controller.whatif.frontier.instance_selection import ServiceDemand, choose_instances
-from eelgrid_controller.whatif.frontier.instances import InstanceShape, dispatch_load, feasible_shapes
+from eelgrid_controller.whatif.instances import (
+    InstanceShape,
+    ServiceDemand,
+    choose_instances,
+    dispatch_load,
+    feasible_shapes,
+)
 
 CAPACITY_GAP = 1e-4  # relative
 _NODES_MOST = 1_000  # of one program: a limit in seconds would give another answer on another machine

@@ -1,20 +1,158 @@
-"""Selects the instances that serve the demand of a window from a GPU pool that services share.
+"""Service instances that keep a latency objective: the power at which they serve a load, and which of a pool serve it.
 
-One service alone is solved exactly by branch and bound; services that compete for a short pool are solved
-together as a mixed-integer program (HiGHS). Instances stay loaded for a number of windows.
+Each instance shape runs along the concave hull of throughput over power; a load is dispatched at least power. One
+service alone is solved exactly by branch and bound; services that compete for a short pool are solved together as a
+mixed-integer program (HiGHS).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.whatif.frontier.instances import InstanceLoad, InstanceShape, dispatch_load
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
 from eelgrid_kernels.arrays import Floats
+
+IDLE_POINT = -1
+
+
+class PartLoad(Enum):
+    """What an instance draws that has less to do than at its first point."""
+
+    MEASURED = "measured"
+    PROPORTIONAL = "proportional"
+
+
+class HullStep(NamedTuple):
+    """One point of a hull; `point` is its place among the points that were given, IDLE that of no one."""
+
+    throughput_hz: float
+    power_w: float
+    point: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceShape:
+    """What an instance is started as, and the hull that it runs along."""
+
+    configuration: Configuration  # batch is that of no one point: 0
+    steps: tuple[HullStep, ...]  # throughput and watts rise, watts per added token too
+    idle_w: float  # of all its GPUs
+    start_j: float  # energy of a start, on top of what its GPUs would draw idle
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.configuration.gpus
+
+    @property
+    def throughput_hz(self) -> float:
+        """The most that one instance gives within the objective."""
+        return self.steps[-1].throughput_hz
+
+
+class InstanceLoad(NamedTuple):
+    """How a load is served: instances at each step of each shape, in whole and one divided in time."""
+
+    instances: tuple[tuple[float, ...], ...]
+    throughput_hz: float
+    power_w: float  # of the instances that serve
+
+
+def _same(point: Point) -> Configuration:
+    return replace(point.configuration, batch=0)
+
+
+def _hull(steps: Iterable[HullStep]) -> tuple[HullStep, ...]:
+    """The lower right hull: from the least watts on, watts per added token rising."""
+    kept: list[HullStep] = []
+    for step in sorted(steps, key=lambda one: (one.power_w, -one.throughput_hz)):
+        if kept and step.throughput_hz <= kept[-1].throughput_hz:
+            continue
+        while len(kept) > 1 and _slope(kept[-2], kept[-1]) >= _slope(kept[-1], step):
+            kept.pop()
+        kept.append(step)
+    return tuple(kept)
+
+
+def _slope(low: HullStep, high: HullStep) -> float:
+    """Joules of an added token."""
+    return (high.power_w - low.power_w) / (high.throughput_hz - low.throughput_hz)
+
+
+def feasible_shapes(
+    points: Sequence[Point],
+    objective: QuantileObjective,
+    *,
+    idle_w: Mapping[str, float],
+    start_s: float,
+    part_load: PartLoad = PartLoad.MEASURED,
+) -> tuple[InstanceShape, ...]:
+    """The shapes with an admissible point, in the order of their first; NoFeasibleConfiguration if there is none.
+
+    `idle_w` is of one GPU by model. A start costs `start_s` at the least watts that the
+    shape was measured at. A point without watts, or without this quantile, is passed over.
+    """
+    if start_s < 0.0:
+        raise InvalidServingValue("start_s", f"{start_s} s", "give 0 or more")
+    admissible: dict[Configuration, list[HullStep]] = {}
+    for index, point in enumerate(points):
+        latency_s = point.latency_s.get(objective.quantile)
+        if latency_s is None or point.power_w is None or point.throughput_hz <= 0.0:
+            continue
+        if latency_s <= objective.latency_s:
+            step = HullStep(point.throughput_hz, point.power_w, index)
+            admissible.setdefault(_same(point), []).append(step)
+    if not admissible:
+        raise NoFeasibleConfiguration(
+            "latency_s",
+            f"no measured configuration keeps {objective.latency_s:g} s at quantile {objective.quantile:g}",
+            "relax the objective, or measure faster configurations",
+        )
+    found = []
+    for configuration, steps in admissible.items():
+        if configuration.gpu_model not in idle_w:
+            raise InvalidServingValue(
+                "idle_w", f"no idle watts of {configuration.gpu_model}", "give them for every model"
+            )
+        idle = idle_w[configuration.gpu_model] * configuration.gpus
+        start_j = start_s * min(step.power_w for step in steps)
+        if part_load is PartLoad.PROPORTIONAL:
+            steps.append(HullStep(0.0, idle, IDLE_POINT))
+        found.append(InstanceShape(configuration, _hull(steps), idle, start_j))
+    return tuple(found)
+
+
+def dispatch_load(shapes: Sequence[InstanceShape], serving: Sequence[int], demand_hz: float) -> InstanceLoad:
+    """Least watts at which `serving` instances of each shape give the demand, or all that they can."""
+    instances = [[0.0] * len(shape.steps) for shape in shapes]
+    throughput_hz = power_w = 0.0
+    segments: list[tuple[float, int, int]] = []
+    for number, (shape, count) in enumerate(zip(shapes, serving, strict=True)):
+        if count:
+            instances[number][0] = float(count)
+            throughput_hz += count * shape.steps[0].throughput_hz
+            power_w += count * shape.steps[0].power_w
+            segments += [
+                (_slope(shape.steps[at], shape.steps[at + 1]), number, at) for at in range(len(shape.steps) - 1)
+            ]
+    for slope, number, at in sorted(segments):
+        if throughput_hz >= demand_hz:
+            break
+        count = serving[number]
+        gain_hz = shapes[number].steps[at + 1].throughput_hz - shapes[number].steps[at].throughput_hz
+        moved = min(float(count), (demand_hz - throughput_hz) / gain_hz)
+        instances[number][at] -= moved
+        instances[number][at + 1] += moved
+        throughput_hz += moved * gain_hz
+        power_w += moved * gain_hz * slope
+    return InstanceLoad(tuple(map(tuple, instances)), throughput_hz, power_w)
+
 
 _GAP = 1e-5  # relative, of the program
 _SECONDS_MOST = 10.0  # of one program; the best so far is taken then
@@ -301,15 +439,6 @@ def search_instances(
 
 
 START_WINDOWS = 10  # windows that pay for a start
-HOLD_WINDOWS = 15  # windows that an instance stays loaded after it served
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedInstances:
-    """What is loaded and when it last served: instances by shape that served in each of the last windows."""
-
-    served: tuple[tuple[int, ...], ...]
-    instances: tuple[int, ...]
 
 
 def choose_instances(
@@ -344,56 +473,3 @@ def _fits(asks: Sequence[ServiceDemand], serving: Sequence[Sequence[int]], pool:
         for shape, count in zip(ask.shapes, counts, strict=True):
             used[shape.configuration.gpu_model] += count * shape.gpus
     return all(used[model] <= gpus for model, gpus in pool.items())
-
-
-def retain_instances(before: LoadedInstances, serving: Sequence[int], *, hold: int = HOLD_WINDOWS) -> LoadedInstances:
-    """What stays loaded: of each shape the most that served in one of the last `hold` windows."""
-    served = (*before.served, tuple(serving))[-hold:]
-    return LoadedInstances(served, tuple(max(counts) for counts in zip(*served, strict=True)))
-
-
-def _evict_idle(
-    asks: Sequence[ServiceDemand],
-    after: list[LoadedInstances],
-    serving: Sequence[Sequence[int]],
-    pool: Mapping[str, int],
-) -> None:
-    """Gives up idle instances, the largest first, until what is loaded fits into the pool; in place."""
-    for model, gpus in pool.items():
-        places = [
-            (ask.shapes[place].gpus, number, place)
-            for number, ask in enumerate(asks)
-            for place in range(len(ask.shapes))
-            if ask.shapes[place].configuration.gpu_model == model
-        ]
-        over = sum(size * after[number].instances[place] for size, number, place in places) - gpus
-        for size, number, place in sorted(places, reverse=True):
-            idle = after[number].instances[place] - serving[number][place]
-            gone = min(idle, -(-over // size)) if over > 0 else 0
-            if gone > 0:
-                counts = list(after[number].instances)
-                counts[place] -= gone
-                # Forgotten too, or the next window would load it again.
-                served = tuple(
-                    tuple(min(count, most) for count, most in zip(row, counts, strict=True))
-                    for row in after[number].served
-                )
-                after[number] = LoadedInstances(served, tuple(counts))
-                over -= gone * size
-
-
-def serve_window(
-    asks: Sequence[ServiceDemand],
-    before: Sequence[LoadedInstances],
-    pool: Mapping[str, int],
-    *,
-    window_s: float,
-    hold: int = HOLD_WINDOWS,
-    amortised: int = START_WINDOWS,
-) -> tuple[tuple[InstanceLoad, ...], tuple[LoadedInstances, ...]]:
-    """One window of all services: how each runs, and what is loaded in it and after it."""
-    serving = choose_instances(asks, pool, window_s=window_s, amortised=amortised)
-    after = [retain_instances(loaded, counts, hold=hold) for loaded, counts in zip(before, serving, strict=True)]
-    _evict_idle(asks, after, serving, pool)
-    running = tuple(dispatch_load(ask.shapes, counts, ask.demand_hz) for ask, counts in zip(asks, serving, strict=True))
-    return running, tuple(after)
