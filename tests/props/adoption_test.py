@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.clusters import GIB, node, request
 
-from eelgrid_controller.core.admission import AdoptionRefused
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import CorrectionRefused
+from eelgrid_controller.core.workloads import AdoptionRefused
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import event_from_plain, event_to_plain

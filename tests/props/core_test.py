@@ -14,7 +14,7 @@ from tests.clusters import decided, node, request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import CorrectionRefused
-from eelgrid_controller.core.scaling import list_healthy_replicas
+from eelgrid_controller.core.workloads import list_healthy_replicas
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.server.grpc.resource_views import ClusterTotals
 from eelgrid_controller.state.cluster_state import ClusterState

@@ -3,8 +3,8 @@
 import pytest
 from tests.controller_rig import inventory, wanted
 
-from eelgrid_controller.core.admission import AdoptionRefused
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.workloads import AdoptionRefused
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import event_from_plain, event_to_plain

@@ -15,9 +15,7 @@ from tests.unit.loop_test import looping
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalFull
 from eelgrid_controller.runtime.access_control import REQUIRED_ROLES
-from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.server.grpc.audit_service import AuditTrail
-from eelgrid_controller.state.audit_entries import (
+from eelgrid_controller.runtime.audit_log import (
     AUDITED,
     JOURNALLED,
     REPORTS,
@@ -25,6 +23,8 @@ from eelgrid_controller.state.audit_entries import (
     AuditFilter,
     summarize_request,
 )
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.server.grpc.audit_service import AuditTrail
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_protos.faults import InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (

@@ -31,7 +31,7 @@ from eelgrid_controller.energy.windows import (
     judge_window,
     spread_window,
 )
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos.messages import (
     ConnectResponse,
     EnergyAcknowledgement,

@@ -6,7 +6,7 @@ import pytest
 from tests.clusters import core_with, node, request
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.core.migration import MoveRefused
+from eelgrid_controller.core.workloads import MoveRefused
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadMoved, event_from_plain, event_to_plain

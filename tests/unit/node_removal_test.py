@@ -9,7 +9,7 @@ from tests.controller_rig import Agent, batch, inventory, running, until, wanted
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.state.agent_liveness import (
     EXPIRY_CONFIRM_S,
     REGISTRATION_WINDOW_S,

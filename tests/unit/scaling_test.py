@@ -17,8 +17,8 @@ from eelgrid_controller.state.events import (
     event_from_plain,
     event_to_plain,
 )
+from eelgrid_controller.state.measurements import MeasuredPoints
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
-from eelgrid_controller.state.profile_points import MeasuredPoints
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
     LatencyMetric,

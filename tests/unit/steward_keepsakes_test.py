@@ -16,7 +16,7 @@ from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory
 from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.state.profile_points import make_job_profile_name
+from eelgrid_controller.state.measurements import make_job_profile_name
 from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 
 OWN = make_job_profile_name("j")

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from eelgrid_controller.core.admission import check_feasibility, find_existing_workload, plan_adoption, validate_spec
-from eelgrid_controller.core.migration import plan_migration
 from eelgrid_controller.core.nodes import (
     NodeRemoval,
     PlanClaim,
@@ -27,8 +25,15 @@ from eelgrid_controller.core.nodes import (
     select_forgettable_nodes,
     select_longest_lost_nodes,
 )
-from eelgrid_controller.core.retry_rounds import RetryRounds
-from eelgrid_controller.core.scaling import plan_scaling
+from eelgrid_controller.core.workloads import (
+    RetryRounds,
+    check_feasibility,
+    find_existing_workload,
+    plan_adoption,
+    plan_migration,
+    plan_scaling,
+    validate_spec,
+)
 from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.partition.recommendation import PartitionStage, partition_event
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, survey_gpus
@@ -39,10 +44,10 @@ from eelgrid_controller.placement.explanations import (
     make_outcome_event,
     preview_workload,
 )
-from eelgrid_controller.placement.gpu_power import compute_modelled_power_w
 from eelgrid_controller.placement.migration_planner import MigrationProblem, build_migration_problem
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
+from eelgrid_controller.placement.power import compute_modelled_power_w
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE, Adoption, Eligibility, ExternalUsage
@@ -70,8 +75,7 @@ from eelgrid_controller.state.events import (
     check_readable,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
-from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced
-from eelgrid_controller.state.policy_validation import revise_policy
+from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import Violation
@@ -146,6 +150,23 @@ class CoreStep(Generic[_Result]):
     events: tuple[Event, ...]
     result: _Result
     nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The result of one commit: its events, the nodes that changed, and the new revision."""
+
+    events: tuple[Event, ...]
+    nodes: frozenset[str]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOrigin:
+    """Origin of a command for observers: when the call arrived, and the caller's trace context as W3C headers."""
+
+    arrived_ns: int
+    headers: Mapping[str, str]
 
 
 LIVE_WORKLOADS_MOST = 1_000_000

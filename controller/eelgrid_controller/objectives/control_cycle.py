@@ -52,8 +52,8 @@ from eelgrid_controller.objectives.predicted_plans import PredictedPlans
 from eelgrid_controller.objectives.service_observer import ServiceObservation, ServiceObserver
 from eelgrid_controller.objectives.services.prometheus_text import ScrapeTarget
 from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.state.measurements import WorkInterval
 from eelgrid_controller.state.node_allocations import is_sliced
-from eelgrid_controller.state.work_intervals import WorkInterval
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import (
     ApplyStatus,

@@ -1,7 +1,7 @@
 """Migration planner: which running work to move, where to and in which order, and what each move gains.
 
 Owns the `MigrationProblem`, a copy of one moment of the cluster, and the search from it to a `Recommendation`.
-Must not execute anything (core.migration does), nor know how a recommendation is kept or shown. What is lost,
+Must not execute anything (core.workloads does), nor know how a recommendation is kept or shown. What is lost,
 cordoned, partitioned or declared fixed stays where it is.
 
 Theory: `build_migration_problem` copies what the search needs in milliseconds, and `recommend_moves` works on

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
-from eelgrid_controller.placement.power_admission import ExceededBudget, PowerAdmission
+from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
 from eelgrid_controller.placement.snapshot import Snapshot, SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices

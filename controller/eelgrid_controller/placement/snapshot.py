@@ -1,36 +1,102 @@
 """Snapshots: the cluster state as arrays, updated row by row and lent out read-only for one decision.
 
-Owns the translation from node records to the arrays of eelgrid_kernels, and their growth. Must not know what is
-decided on them. Everything here is derived: it is in no checkpoint, and a mirror rebuilt from the state gives the
-same decisions.
+Owns the translation from node records to the arrays of eelgrid_kernels, and their growth; with it the GPU links of a
+node as a bandwidth matrix, and network locations of nodes as integer codes. Must not know what is decided on them.
+Everything here is derived: it is in no checkpoint, and a mirror rebuilt from the state gives the same decisions.
 
 Theory: a placement changes one row, so `refresh` rewrites rows by name instead of building arrays for each decision.
 Node arrays double when full; GPU slots widen to the widest node. A `Snapshot` is a read-only view for one decision,
 and `Snapshot.copy` returns a `SnapshotTrial` that is used and dropped, never merged. `changes` lists the rows that
 changed, in order, so that a planner can update its cache.
+
+A link is worth about its bandwidth one way, in whole GB/s: 25 for each NVLink lane, about 12 for PCIe 3.0 x16, less
+with every bridge, and least between processors. Only the order matters, and it is NVML's; single machines may measure
+otherwise (Li et al., "Evaluating Modern GPU Interconnect", IEEE TPDS 31, 2020). A link that the driver does not
+report is worth nothing, unless both GPUs name their NUMA node.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.topology import NetworkLocations, build_link_matrix
 from eelgrid_controller.state.demand import NO_OPPORTUNITY_PRICES, Demand, OpportunityPrices, PriceMarket, TaskClass
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST, NodeRecord
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.engine_setup import sort_bit
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, GPU_WHOLE_MILLI, refresh_fragmentation
-from eelgrid_protos.messages import Gpu, Inventory
+from eelgrid_protos.messages import Gpu, GpuLink, Inventory
 
 Ints = NDArray[np.int64]
 # Idle watts, full watts and their source.
 WattsOf = Callable[[Gpu], tuple[float, float, str]]
 _CHANGES_MOST = 65_536
 _ROWS_LEAST = 64
+_LANE_GB_S = 25
+# By NVML's nearest common ancestor: board, PCIe switch, several switches, host bridge, processor, machine.
+_PCIE_GB_S = {0: 13, 10: 12, 20: 11, 30: 10, 40: 9, 50: 6}
+_SAME_NUMA, _OTHER_NUMA = 40, 50
+
+
+def _ancestor_gb_s(ancestor: int) -> int:
+    """Returns the bandwidth of a common ancestor in GB/s; an unknown level counts as the next nearer one."""
+    return _PCIE_GB_S[max((level for level in _PCIE_GB_S if level <= ancestor), default=_OTHER_NUMA)]
+
+
+def build_link_matrix(gpus: Sequence[Gpu], links: Iterable[GpuLink]) -> Ints | None:
+    """Returns bandwidths (G, G) in the order of `gpus`, in GB/s; None if they could not affect a choice."""
+    told = {frozenset((link.one, link.other)): link for link in links}
+    matrix = np.zeros((len(gpus), len(gpus)), np.int64)
+    values = set()
+    for (row, one), (column, other) in combinations(enumerate(gpus), 2):
+        link = told.get(frozenset((one.index, other.index)))
+        if link is not None:
+            value = _LANE_GB_S * link.nvlinks + _ancestor_gb_s(link.ancestor)
+        elif one.numa_node is not None and other.numa_node is not None:
+            value = _ancestor_gb_s(_SAME_NUMA if one.numa_node == other.numa_node else _OTHER_NUMA)
+        else:
+            continue
+        matrix[row, column] = matrix[column, row] = value
+        values.add(value)
+    if len(values) <= 1:
+        return None
+    matrix.flags.writeable = False
+    return matrix
+
+
+class NetworkLocations:
+    """Network path of each row, and codes of shared places; rows without a path share one place."""
+
+    def __init__(self) -> None:
+        self._paths: list[tuple[str, ...]] = []
+        self._codes: Ints | None = None
+
+    def add_path(self, row: int, path: tuple[str, ...]) -> None:
+        """Sets the path of a row, outermost place first; rows are added in order."""
+        if row == len(self._paths):
+            self._paths.append(path)
+        elif self._paths[row] != path:
+            self._paths[row] = path
+        else:
+            return
+        self._codes = None
+
+    def codes(self) -> Ints:
+        """Returns codes (N, L), equal at a level for rows in the same place there, in the order of the paths' names."""
+        if self._codes is None:
+            levels = max(map(len, self._paths), default=0)
+            columns = []
+            for level in range(levels):
+                prefixes = [path[: level + 1] for path in self._paths]
+                code = {prefix: number for number, prefix in enumerate(sorted(set(prefixes)))}
+                columns.append([code[prefix] for prefix in prefixes])
+            self._codes = np.array(columns, np.int64).reshape(levels, len(self._paths)).T.copy()
+            self._codes.flags.writeable = False
+        return self._codes
 
 
 def _frozen(nodes: Nodes) -> Nodes:

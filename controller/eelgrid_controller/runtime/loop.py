@@ -11,21 +11,20 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock, RecentLatencies
-from eelgrid_controller.core.command import CommandOrigin, CommitResult, CoreCommand
-from eelgrid_controller.core.core import Core, CoreStep
+from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core, CoreStep
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
 from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
 from eelgrid_controller.errors import JournalError, JournalFull
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
+from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
-from eelgrid_controller.state.audit_entries import AuditedCall
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import Event, UnreadableEvent
@@ -57,6 +56,43 @@ _TICK_S = 0.25
 _FILES_EVERY_S = 2.0
 # Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class CoreCommand:
+    """One requested change; `fault` is the reason if it was refused."""
+
+    apply: Callable[[Core, int], CoreStep[Any]]
+    answer: asyncio.Future[Any]
+    is_decision: bool = False
+    # When it was queued, on the monotonic clock.
+    asked_s: float = 0.0
+    origin: CommandOrigin | None = None
+    # The operator's call behind it, for the audit log; None for commands of this process itself.
+    call: AuditedCall | None = None
+    # Further audit entries that are written to disk with it.
+    entries: tuple[AuditEntry, ...] = ()
+    outcome: Any = None
+    fault: Exception | None = None
+    # Wall time when it was applied.
+    turn_ns: int = 0
+
+    def audit_entries(self, revision: int) -> tuple[AuditEntry, ...]:
+        """Returns the audit entries of an accepted command; the authorizer records refusals."""
+        if self.fault is not None:
+            return ()
+        if self.call is None:
+            return self.entries
+        return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
+
+    def resolve(self, result: Any = None, *, fault: Exception | None = None) -> None:
+        """Answers the caller, unless it no longer waits."""
+        if self.answer.done():
+            return
+        if fault is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(fault)
 
 
 class JournalWriter:

@@ -54,6 +54,7 @@ from eelgrid_controller.state.events import (
     WorkloadSubmitted,
 )
 from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, encode_explanation
+from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.node_allocations import (
     AheadOfJournal,
     ContradictoryEvent,
@@ -72,7 +73,6 @@ from eelgrid_controller.state.node_allocations import (
     reallocate_slices,
 )
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
-from eelgrid_controller.state.profile_points import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.spending import SpendingState
 from eelgrid_protos.messages import Assignment, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain

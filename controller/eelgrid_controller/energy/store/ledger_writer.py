@@ -35,7 +35,7 @@ from eelgrid_controller.energy.windows import (
 from eelgrid_controller.errors import LedgerError, LedgerRefused
 from eelgrid_controller.objectives.policy_budgets import policy_tariff
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff
-from eelgrid_controller.state.work_intervals import WorkEntry, WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkEntry, WorkInterval, spread_work
 from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.products import Product
 from eelgrid_protos.faults import Unavailable

@@ -40,7 +40,7 @@ from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
 )
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, ParseCache, Reconciler, Result
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import ServiceStatus

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     Conflict,

@@ -1,20 +1,163 @@
-"""The audit log on disk: a table in the journal's SQLite file, written in the same transactions.
+"""The audit log: who requested which change and how the call ended, in a table of the journal's SQLite file.
 
-Owns the rows, their checksums and the bounds of the table. Must not know which calls are audited.
+Owns which calls are audited, the summary of a request, and the rows on disk with their checksums and bounds. Rows are
+written in the transactions of the journal, whose owner calls `AuditTable`.
 """
 
 import contextlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from eelgrid_controller.state.audit_entries import AuditFilter, AuditPage, is_denied
 from eelgrid_protos.errors import ContractError
-from eelgrid_protos.messages import AuditEntry
+from eelgrid_protos.messages import AUDIT_ARGUMENTS_MOST, AUDIT_REASON_MOST, AuditEntry
 from eelgrid_protos.plain_messages import from_plain, to_plain
+from eelgrid_protos.roles import Caller
+
+# Of one request, so that a policy or a thousand moves cost no more than what is kept of them.
+_ITEMS_SHOWN = 8
+_TEXT_MOST = 120
+_DEPTH_MOST = 4
+
+# Calls that change what the journal holds: their entries are in the commit of their events.
+JOURNALLED = frozenset(
+    {
+        "SubmitWorkload",
+        "CancelWorkload",
+        "ScaleWorkload",
+        "UpdatePolicy",
+        "ApplyMoves",
+        "ApplyPartitions",
+        "RecordPoints",
+        "RemoveNode",
+        "ReconcileNode",
+    }
+)
+# Calls that only tell something, often: those alike are one entry a minute.
+REPORTS = frozenset({"ReportProgress", "ConfirmEnergyExport"})
+# Every call that changes something; the others change what is in no journal.
+AUDITED = JOURNALLED | REPORTS | {"StartShadow", "StopShadow", "RemoveEnergyExporter"}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedCall:
+    """An operator's call: method, caller, peer and a summary of its request; without TLS the caller is None."""
+
+    method: str
+    caller: Caller | None
+    peer: str
+    arguments: str = ""
+
+    def entry(self, *, time_ns: int, code: str, reason: str = "", calls: int = 1, revision: int = 0) -> AuditEntry:
+        """Builds the audit entry of the call, or of several identical ones."""
+        caller = self.caller
+        return AuditEntry(
+            time_ns=time_ns,
+            subject="" if caller is None else caller.subject,
+            user="" if caller is None else caller.user,
+            role="" if caller is None else caller.greatest_role,
+            peer=escape_line_breaks(self.peer),
+            call=self.method,
+            arguments=self.arguments,
+            code=code,
+            reason=escape_line_breaks(reason)[:AUDIT_REASON_MOST],
+            calls=calls,
+            revision=revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Filter of a query for entries."""
+
+    since_ns: int = 0
+    user: str = ""
+    call: str = ""
+    denied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Entries, the newest first; how many match in all, whether there are more, and how many are damaged."""
+
+    entries: tuple[AuditEntry, ...] = ()
+    total: int = 0
+    next_before: int = 0
+    damaged: int = 0
+
+
+def is_denied(code: str) -> bool:
+    """Returns whether the status code says that the caller lacked the right."""
+    return code in {"PERMISSION_DENIED", "UNAUTHENTICATED"}
+
+
+def escape_line_breaks(text: str) -> str:
+    """Replaces every character that would start a line or move a cursor."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _submission(request: Any) -> dict[str, Any]:
+    spec = request.spec
+    asked = {
+        "workload_id": request.workload_id,
+        "name": spec.name,
+        "kind": spec.kind.name.lower(),
+        "namespace": spec.namespace,
+        "user": spec.user,
+        "queue": spec.queue,
+        "replicas": spec.replicas,
+        "gpu_count": spec.request.gpu_count,
+        "gpu_milli": spec.request.gpu_milli,
+        "priority": spec.priority,
+    }
+    kept = {name: value for name, value in asked.items() if value}
+    return kept | ({"labels": _bound_plain(spec.labels)} if spec.labels else {})
+
+
+def _count_items(field: str) -> Callable[[Any], dict[str, Any]]:
+    """How many items a request has, and the first few."""
+
+    def essence(request: Any) -> dict[str, Any]:
+        items = getattr(request, field)
+        return {"count": len(items), field: [_bound_plain(to_plain(item, brief=True)) for item in items[:_ITEMS_SHOWN]]}
+
+    return essence
+
+
+_ESSENCES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "SubmitWorkload": _submission,
+    "RecordPoints": _count_items("points"),
+}
+
+
+def summarize_request(method: str, request: Any) -> str:
+    """Summarizes a request as JSON of at most AUDIT_ARGUMENTS_MOST characters; longer ones are truncated."""
+    essence = _ESSENCES.get(method)
+    plain = essence(request) if essence is not None else _bound_plain(to_plain(request, brief=True))
+    text = json.dumps(plain, ensure_ascii=True, separators=(",", ":"))
+    return text if len(text) <= AUDIT_ARGUMENTS_MOST else f"{text[: AUDIT_ARGUMENTS_MOST - 3]}..."
+
+
+def _bound_plain(plain: Any, depth: int = 0) -> Any:
+    """Plain values with the first few items of each collection, and the beginning of each text."""
+    if isinstance(plain, str):
+        return plain if len(plain) <= _TEXT_MOST else f"{plain[:_TEXT_MOST]}..."
+    if isinstance(plain, Mapping | list | tuple):
+        if depth >= _DEPTH_MOST:
+            return f"({len(plain)} items)"
+        if isinstance(plain, Mapping):
+            kept: Any = {
+                key[:_TEXT_MOST]: _bound_plain(value, depth + 1) for key, value in list(plain.items())[:_ITEMS_SHOWN]
+            }
+            return kept | ({"...": len(plain) - _ITEMS_SHOWN} if len(plain) > _ITEMS_SHOWN else {})
+        more = [f"... {len(plain) - _ITEMS_SHOWN} more"] if len(plain) > _ITEMS_SHOWN else []
+        return [*(_bound_plain(item, depth + 1) for item in plain[:_ITEMS_SHOWN]), *more]
+    return plain
+
 
 # A quarter of a million calls: two months of a cluster with three calls a minute, a day of a busy one.
 AUDIT_ROWS_MOST = 250_000
