@@ -11,7 +11,7 @@ workloads that hold what is missing are named, too: freeing it is the one remedy
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
 from eelgrid_controller.placement.placer import WorkloadPlacer
-from eelgrid_controller.placement.planner import PlacementDecision, Planner
+from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
 from eelgrid_controller.placement.power import ExceededBudget
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -28,7 +28,6 @@ from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST, NodeRecord, is_sliced
 from eelgrid_controller.state.policy import CLUSTER_BUDGET, describe_budget
 from eelgrid_controller.state.spending import spending_reason, spending_remedy
-from eelgrid_kernels.arrays import Task
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import (
@@ -119,7 +118,7 @@ def _also(look: _NodeGaps, row: int, record: NodeRecord, freed: Iterable[str]) -
     return f"; it also needs {' and '.join(lacks)} there" if lacks else ""
 
 
-def _whole_gpus(look: _NodeGaps, state: ClusterState) -> str:
+def _whole_gpus(look: _NodeGaps, case: PendingCase) -> str:
     asked = look.request.gpu_count
     row = look.find_first_row(
         look.snapshot.nodes.available & (look.usable.sum(axis=1) >= asked),
@@ -131,7 +130,7 @@ def _whole_gpus(look: _NodeGaps, state: ClusterState) -> str:
         most = int(look.usable[look.snapshot.nodes.available].sum(axis=1).max(initial=0))
         return f"no node that is ready has more than {most} such GPUs, held or free; add one with {asked}"
     name, short = look.snapshot.names[row], int(look.gpus_short[row])
-    record = state.nodes[name]
+    record = case.state.nodes[name]
     held = np.flatnonzero(look.usable[row] & ~look.fitting[row])
     # Freeing the GPUs with the smallest allocations disturbs the least.
     held = np.sort(held[np.argsort(-look.snapshot.nodes.gpu_free[row, held], kind="stable")][:short])
@@ -145,7 +144,7 @@ def _whole_gpus(look: _NodeGaps, state: ClusterState) -> str:
     )
 
 
-def _describe_share_gap(look: _NodeGaps, state: ClusterState) -> str:
+def _describe_share_gap(look: _NodeGaps, case: PendingCase) -> str:
     nodes, asked = look.snapshot.nodes, look.request.gpu_milli
     free = np.where(look.usable, nodes.gpu_free, -1)
     best = free.max(axis=1, initial=-1)
@@ -153,7 +152,7 @@ def _describe_share_gap(look: _NodeGaps, state: ClusterState) -> str:
     if row is None:
         return ""
     name, slot = look.snapshot.names[row], int(free[row].argmax())
-    record, devices = state.nodes[name], look.snapshot.devices[row]
+    record, devices = case.state.nodes[name], look.snapshot.devices[row]
     holders = list(record.holders(devices.uuids[slot]))
     return (
         f"free {format_gpu(asked - int(best[row]))} more of GPU {devices.indexes[slot]} of node {name}, where "
@@ -171,7 +170,7 @@ def _with_gpus(look: _NodeGaps, row: int) -> str:
     return f", which has {_gpus(int(look.fitting[row].sum()))} free"
 
 
-def _cpu(look: _NodeGaps) -> str:
+def _cpu(look: _NodeGaps, _case: PendingCase) -> str:
     nodes = look.snapshot.nodes
     row = look.find_first_row(nodes.available & (look.gpus_short == 0), look.cpu_short, look.memory_short)
     if row is None:
@@ -185,7 +184,7 @@ def _cpu(look: _NodeGaps) -> str:
     )
 
 
-def _memory(look: _NodeGaps) -> str:
+def _memory(look: _NodeGaps, _case: PendingCase) -> str:
     nodes = look.snapshot.nodes
     row = look.find_first_row(nodes.available & (look.gpus_short == 0) & (look.cpu_short == 0), look.memory_short)
     if row is None:
@@ -197,7 +196,7 @@ def _memory(look: _NodeGaps) -> str:
     )
 
 
-def _mig(look: _NodeGaps) -> str:
+def _mig(look: _NodeGaps, _case: PendingCase) -> str:
     nodes, asked = look.snapshot.nodes, look.request.gpu_count
     could = look.fitting.sum(axis=1) + look.partitioned.sum(axis=1) >= asked
     row = look.find_first_row(nodes.available & could & (look.gpus_short > 0), look.gpus_short, look.cpu_short)
@@ -224,8 +223,8 @@ def _model(look: _NodeGaps, case: PendingCase) -> str:
     )
 
 
-def _unavailable(look: _NodeGaps, state: ClusterState) -> str:
-    nodes = look.snapshot.nodes
+def _unavailable(look: _NodeGaps, case: PendingCase) -> str:
+    nodes, state = look.snapshot.nodes, case.state
     would = ~nodes.available & (look.gpus_short == 0) & (look.cpu_short == 0) & (look.memory_short == 0)
     names = [look.snapshot.names[int(row)] for row in np.flatnonzero(would)]
     lost = sorted(name for name in names if state.nodes[name].state is NodeState.LOST)
@@ -245,10 +244,20 @@ def _unavailable(look: _NodeGaps, state: ClusterState) -> str:
     return "none of the lost nodes has room for it as they stand, so that bringing them back is not enough"
 
 
+_NEAREST_FITS: Mapping[str, Callable[[_NodeGaps, PendingCase], str]] = {
+    "gpu_count": _whole_gpus,
+    "gpu_share": _describe_share_gap,
+    "cpu": _cpu,
+    "memory": _memory,
+    "gpu_mig": _mig,
+    "gpu_model": _model,
+    "unavailable": _unavailable,
+}
+
+
 def _next_replica(case: PendingCase, room: int) -> str:
     """Describes what the first replica that does not fit lacks, once `room` replicas are placed."""
-    request, snapshot, weights = case.spec.request, case.snapshot, case.state.policy.weights
-    task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
+    snapshot, weights, task = case.snapshot, case.state.policy.weights, make_task(case.spec.request)
     rows = {name: row for row, name in enumerate(snapshot.names)}
     trial = snapshot.copy()
     for placement in case.planner.decide_placement(snapshot, replace(case.spec, replicas=room), weights).placements:
@@ -267,26 +276,10 @@ def _next_replica(case: PendingCase, room: int) -> str:
 
 def describe_nearest_fit(case: PendingCase, constraint: str, room: int) -> str:
     """Describes what would help, with names and amounts, as the middle of a sentence; empty if nothing can be added."""
-    look, state = _compare_nodes(case.snapshot, case.spec.request), case.state
-    match constraint:
-        case "replicas":
-            return _next_replica(case, room)
-        case "gpu_count":
-            return _whole_gpus(look, state)
-        case "gpu_share":
-            return _describe_share_gap(look, state)
-        case "cpu":
-            return _cpu(look)
-        case "memory":
-            return _memory(look)
-        case "gpu_mig":
-            return _mig(look)
-        case "gpu_model":
-            return _model(look, case)
-        case "unavailable":
-            return _unavailable(look, state)
-        case _:
-            return ""
+    if constraint == "replicas":
+        return _next_replica(case, room)
+    describe = _NEAREST_FITS.get(constraint)
+    return describe(_compare_nodes(case.snapshot, case.spec.request), case) if describe is not None else ""
 
 
 def select_binding_constraint(removals: Iterable[Removal], room: int) -> str:

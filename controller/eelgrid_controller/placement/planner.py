@@ -18,16 +18,16 @@ packing what these racks cannot hold, places replicas one by one on the node tha
 docs/explanation/topology.md measures both.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.placement.power import ExceededBudget
-from eelgrid_controller.placement.snapshot import Snapshot, limit_to_plan_size
-from eelgrid_controller.state.demand import OpportunityPrices
+from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
+from eelgrid_controller.state.demand import OpportunityPrices, TaskClass
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST
 from eelgrid_controller.state.spending import OverspentLimit
@@ -41,7 +41,6 @@ from eelgrid_kernels.node_cost import (
     CANDIDATES_MOST,
     CONSTRAINTS,
     FITS,
-    GPU_PLACEABLE,
     GPU_WHOLE_MILLI,
     count_verdicts,
     replica_room,
@@ -64,6 +63,8 @@ DEFAULT_PLACEMENT_POLICY = "eelgrid"
 # Above this share of stale rows, building the index again is as cheap.
 _STALE_SHARE = 2
 _MOMENTS = 2**31
+# To which tasks that would fit are counted.
+_TASKS_MOST = 1_000_000
 # Steps of the division, 0.3 ns each: a gang of 64 on 1,213 empty nodes of 8 GPUs takes 4 million.
 WORK_MOST = 50_000_000
 # Also counted: a cell of the table of divisions, of 8 bytes; and one replica evaluated in a state, 1 to 2 us.
@@ -93,20 +94,6 @@ class GangProblem(NamedTuple):
     work_most: int
 
 
-def _room(case: GangProblem, rows: Ints) -> tuple[Ints, Ints]:
-    """Returns how many replicas each of these rows can hold, at most those asked: ignoring memory, and with it."""
-    nodes, task = case.snapshot.nodes, case.task
-    room = np.full(len(rows), case.spec.replicas, np.int64)
-    if task.gpu_count > 0:
-        free = nodes.gpu_free[rows]
-        usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (case.allows[nodes.gpu_model[rows]] != 0)
-        room = np.minimum(room, np.where(usable, free // task.gpu_milli, 0).sum(axis=1) // task.gpu_count)
-    if task.cpu_milli > 0:
-        room = np.minimum(room, nodes.cpu_free[rows] // task.cpu_milli)
-    by_memory = nodes.memory_free[rows] // task.memory_bytes if task.memory_bytes > 0 else room
-    return room, np.minimum(room, by_memory)
-
-
 def _firsts(values: Ints) -> NDArray[np.bool_]:
     """Returns whether each value is the first of its kind."""
     firsts = np.zeros(len(values), np.bool_)
@@ -122,7 +109,7 @@ def _divisible(case: GangProblem, candidates: CandidateIndex, costs: Floats, gro
     """
     rows = np.flatnonzero(np.isfinite(costs))
     replicas, levels, states = case.spec.replicas, groups.shape[1] + 1, candidates.state_numbers(rows)
-    weighed, room = _room(case, rows)
+    weighed, room = count_room(case.snapshot.nodes, rows, case.task, case.allows, replicas)
     dividing = levels * (room * replicas + _STEPS_OF_A_CELL * (replicas + 1))
     weighing = _STEPS_OF_A_REPLICA * weighed
     if dividing.sum() + weighing[_firsts(states)].sum() <= case.work_most:
@@ -281,6 +268,13 @@ def make_task(request: ResourceRequest) -> Task:
     return Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
 
 
+def count_fitting_tasks(nodes: Nodes, models: Mapping[str, int], task: TaskClass, most: int = _TASKS_MOST) -> int:
+    """Returns how many tasks of one class fit at once, counted up to `most`, if nothing else arrives."""
+    allowed = [not task.gpu_models or model in task.gpu_models for model in models] or [True]
+    wanted = Task(task.cpu_milli, 0, task.gpu_count, task.gpu_milli)
+    return int(replica_room(nodes, wanted, np.array(allowed, np.int64), most))
+
+
 def _removals(counts: Sequence[int]) -> tuple[Removal, ...]:
     named = zip(CONSTRAINTS, counts[FITS + 1 :], strict=True)
     return tuple(Removal(constraint=name, nodes=count) for name, count in named if count)
@@ -317,7 +311,9 @@ class Planner:
             return self._place_replicas(snapshot, task, spec, weights, placement)
         # Rare; uses a planner of its own, since the index of this one covers other nodes.
         self.rebuilt += 1
-        limited, task = snapshot.limit_to_plan_size(task)
+        assert snapshot.assignments_left is not None
+        nodes, task = limit_to_plan_size(snapshot.nodes, task, snapshot.assignments_left)
+        limited = replace(snapshot, nodes=nodes, changes=[])
         return Planner(gang_work_most=self._gang_work_most)._place_replicas(limited, task, spec, weights, placement)  # noqa: SLF001
 
     def _place_replicas(

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE
 from eelgrid_protos.messages import Gpu, GpuLink, Inventory
 
 Ints = NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 # Idle watts, full watts and their source.
 WattsOf = Callable[[Gpu], tuple[float, float, str]]
 _CHANGES_MOST = 65_536
@@ -99,17 +100,14 @@ class NetworkLocations:
         return self._codes
 
 
-def _frozen(nodes: Nodes) -> Nodes:
-    views = [array.view() for array in nodes]
-    for view in views:
-        view.flags.writeable = False
-    return Nodes._make(views)
-
-
-def _read_only(array: Ints) -> Ints:
+def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _frozen(nodes: Nodes) -> Nodes:
+    return Nodes._make(map(_read_only, nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +121,27 @@ class GpuSlots:
 
 
 def limit_to_plan_size(nodes: Nodes, task: Task, assignments_left: Ints | int) -> tuple[Nodes, Task]:
-    """Returns nodes and a task whose memory bounds the tasks of each node by what its plan can express."""
+    """Returns nodes and a task whose memory bounds the tasks of each node by what its plan can express.
+
+    Memory costs nothing in the model.
+    """
     limited = task if task.memory_bytes else task._replace(memory_bytes=1)
     most = np.full(len(nodes.memory_free), assignments_left, np.int64) * limited.memory_bytes
     memory_free = np.minimum(nodes.memory_free, most) if task.memory_bytes else most
-    memory_free.flags.writeable = False
-    return nodes._replace(memory_free=memory_free), limited
+    return nodes._replace(memory_free=_read_only(memory_free)), limited
+
+
+def count_room(nodes: Nodes, rows: Ints, task: Task, allows: Ints, most: int) -> tuple[Ints, Ints]:
+    """Returns how many such tasks each of these rows can hold, up to `most`: ignoring memory, and with it."""
+    room = np.full(len(rows), most, np.int64)
+    if task.gpu_count > 0:
+        usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (allows[nodes.gpu_model[rows]] != 0)
+        shares = np.where(usable, nodes.gpu_free[rows] // task.gpu_milli, 0).sum(axis=1)
+        room = np.minimum(room, shares // task.gpu_count)
+    if task.cpu_milli > 0:
+        room = np.minimum(room, nodes.cpu_free[rows] // task.cpu_milli)
+    by_memory = nodes.memory_free[rows] // task.memory_bytes if task.memory_bytes > 0 else room
+    return room, np.minimum(room, by_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +180,7 @@ class Snapshot:
 
         `is_lasting` is for callers that always pass the same open nodes: their caches follow the cluster's changes.
         """
-        available = self.nodes.available & is_open
-        available.flags.writeable = False
+        available = _read_only(self.nodes.available & is_open)
         # Otherwise the list is separate: a cache of this snapshot must not be mistaken for one of the cluster's.
         changes = self.changes if is_lasting else []
         return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
@@ -179,28 +191,7 @@ class Snapshot:
         if left is None:
             return False
         rows = np.flatnonzero((left < replicas) & nodes.available)
-        if not len(rows):
-            return False
-        room = np.full(len(rows), replicas, np.int64)
-        if task.gpu_count > 0:
-            usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (allows[nodes.gpu_model[rows]] != 0)
-            shares = np.where(usable, nodes.gpu_free[rows] // task.gpu_milli, 0).sum(axis=1)
-            room = np.minimum(room, shares // task.gpu_count)
-        if task.cpu_milli > 0:
-            room = np.minimum(room, nodes.cpu_free[rows] // task.cpu_milli)
-        if task.memory_bytes > 0:
-            room = np.minimum(room, nodes.memory_free[rows] // task.memory_bytes)
-        return bool((room > left[rows]).any())
-
-    def limit_to_plan_size(self, task: Task) -> tuple["Snapshot", Task]:
-        """Returns the snapshot and the task changed so that no node holds more tasks than its plan can express.
-
-        The bound is expressed in memory, which costs nothing in the model: a node has memory for as many tasks as its
-        plan can express.
-        """
-        assert self.assignments_left is not None
-        nodes, limited = limit_to_plan_size(self.nodes, task, self.assignments_left)
-        return replace(self, nodes=nodes, changes=[]), limited
+        return len(rows) > 0 and bool((count_room(nodes, rows, task, allows, replicas)[1] > left[rows]).any())
 
     def emptied_nodes(self, memory_bytes: Ints) -> Nodes:
         """Returns the nodes as if nothing ran, nothing were lost and no GPU were partitioned."""

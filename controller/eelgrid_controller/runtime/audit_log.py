@@ -118,19 +118,15 @@ def _submission(request: Any) -> dict[str, Any]:
     return kept | ({"labels": _bound_plain(spec.labels)} if spec.labels else {})
 
 
-def _count_items(field: str) -> Callable[[Any], dict[str, Any]]:
-    """How many items a request has, and the first few."""
-
-    def essence(request: Any) -> dict[str, Any]:
-        items = getattr(request, field)
-        return {"count": len(items), field: [_bound_plain(to_plain(item, brief=True)) for item in items[:_ITEMS_SHOWN]]}
-
-    return essence
+def _recorded_points(request: Any) -> dict[str, Any]:
+    """Returns how many points a request has, and the first few."""
+    shown = [_bound_plain(to_plain(point, brief=True)) for point in request.points[:_ITEMS_SHOWN]]
+    return {"count": len(request.points), "points": shown}
 
 
 _ESSENCES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "SubmitWorkload": _submission,
-    "RecordPoints": _count_items("points"),
+    "RecordPoints": _recorded_points,
 }
 
 
@@ -207,17 +203,8 @@ class AuditTable:
             plain.pop("number", None)
             body = json.dumps(plain, separators=(",", ":")).encode()
             size += len(body)
-            rows.append(
-                (
-                    number,
-                    entry.time_ns,
-                    entry.user,
-                    entry.call,
-                    is_denied(entry.code),
-                    body.decode(),
-                    _crc(number, body),
-                )
-            )
+            denied, text = is_denied(entry.code), body.decode()
+            rows.append((number, entry.time_ns, entry.user, entry.call, denied, text, _crc(number, body)))
         self._connection.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         self._new = len(rows), size
 

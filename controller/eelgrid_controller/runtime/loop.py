@@ -178,6 +178,10 @@ class CheckpointWriter:
         self.events = 0
 
 
+def _change_nothing(_core: Core, _now_ns: int) -> CoreStep[None]:
+    return CoreStep((), None, frozenset())
+
+
 class ControllerLoop:
     """Runs a core over a journal. Used from one event loop; its public methods are the commands of callers."""
 
@@ -243,12 +247,7 @@ class ControllerLoop:
         self._is_begun = self.journal.lost is None and not asked
         if not self._is_begun:
             # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
-            nothing = asyncio.get_running_loop().create_future()
-            nothing.add_done_callback(asyncio.Future.exception)
-            self._queue.append(
-                CoreCommand(lambda _core, _now_ns: CoreStep((), None, frozenset()), nothing, asked_s=now_s)
-            )
-            self._wake.set()
+            self._queue_own(_change_nothing)
         self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._run, self._tick)]
         return recovered
 
@@ -370,11 +369,7 @@ class ControllerLoop:
 
     async def audit(self, entries: Sequence[AuditEntry]) -> None:
         """Writes audit entries of calls that changed nothing in the journal; returns when on disk. Raises Fault."""
-
-        def apply(_core: Core, _now_ns: int) -> CoreStep[None]:
-            return CoreStep((), None, frozenset())
-
-        await self.command(apply, entries=tuple(entries))
+        await self.command(_change_nothing, entries=tuple(entries))
 
     async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
         """Registers a node with its inventory, and the plan that its agent claims to hold."""
@@ -444,6 +439,17 @@ class ControllerLoop:
         result: _Result = await command.answer
         return result
 
+    def _queue_own(
+        self,
+        apply: Callable[[Core, int], CoreStep[Any]],
+        on_answer: Callable[[asyncio.Future[Any]], object] = asyncio.Future.exception,
+    ) -> None:
+        """Queues a command of the loop itself; by default its answer is ignored."""
+        answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(on_answer)
+        self._queue.append(CoreCommand(apply, answer, asked_s=self.clock.monotonic_s()))
+        self._wake.set()
+
     # The owner
 
     async def _guard(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -483,9 +489,7 @@ class ControllerLoop:
         is_turn = not self._queue or now_s >= self._retry_at_s
         if self.core.has_backlog and is_turn and self._journal_fault is None and not self._stopping:
             self._retry_at_s = now_s + _RETRY_EVERY_S
-            answer = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(asyncio.Future.exception)
-            self._queue.append(CoreCommand(lambda core, now_ns: core.retry(now_ns=now_ns), answer, asked_s=now_s))
+            self._queue_own(lambda core, now_ns: core.retry(now_ns=now_ns))
 
     def _beginning(self) -> CoreCommand:
         """Returns the command that precedes every other change and records the start of the controller.
@@ -657,12 +661,7 @@ class ControllerLoop:
             select_longest_lost_nodes(self.core.state), now_ns=self.clock.now_ns(), now_s=now_s
         )
         if names:
-            answer = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(self._forgot)
-            self._queue.append(
-                CoreCommand(lambda core, now_ns: core.forget_lost_nodes(names, now_ns=now_ns), answer, asked_s=now_s)
-            )
-            self._wake.set()
+            self._queue_own(lambda core, now_ns: core.forget_lost_nodes(names, now_ns=now_ns), self._forgot)
 
     def _forgot(self, answer: asyncio.Future[Any]) -> None:
         if not answer.cancelled() and answer.exception() is None and answer.result():
@@ -674,17 +673,10 @@ class ControllerLoop:
         if node_name not in self.core.state.nodes:
             # Its agent disconnected before its first inventory was accepted.
             return
-        command = CoreCommand(
-            lambda core, now_ns: core.mark_node_lost(node_name, now_ns=now_ns),
-            asyncio.get_running_loop().create_future(),
-            asked_s=self.clock.monotonic_s(),
-        )
 
         def check(answer: asyncio.Future[Any]) -> None:
             if answer.exception() is not None:
                 self._log.debug("node=%s lost=later reason=%s", node_name, answer.exception())
                 self.presence.schedule_recheck(node_name, deadline_s=self.clock.monotonic_s() + _PROBE_EVERY_S)
 
-        command.answer.add_done_callback(check)
-        self._queue.append(command)
-        self._wake.set()
+        self._queue_own(lambda core, now_ns: core.mark_node_lost(node_name, now_ns=now_ns), check)

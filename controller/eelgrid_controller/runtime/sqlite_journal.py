@@ -594,7 +594,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _examine(path: Path, mark: JournalMark | None) -> _Examined:
     """Compares what the file contains with what the mark says that it should contain; writes nothing."""
-    _refuse_empty(path)
+    if path.stat().st_size == 0:
+        raise JournalCorrupt(path, "the file is empty", "restore it from a backup, or remove it to begin anew")
     try:
         with contextlib.closing(_read_only(path)) as reader:
             reader.text_factory = bytes
@@ -718,11 +719,6 @@ def _create(path: Path, cluster_id: str) -> None:
         raise JournalUnavailable(path, str(error), "check the disk and the directory's permissions") from error
 
 
-def _refuse_empty(path: Path) -> None:
-    if path.stat().st_size == 0:
-        raise JournalCorrupt(path, "the file is empty", "restore it from a backup, or remove it to begin anew")
-
-
 def _read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=1.0)
 
@@ -740,11 +736,10 @@ def _connect(path: Path, bytes_most: int) -> sqlite3.Connection:
         # 16 MB of write-ahead log between checkpoints by SQLite; the one at a quiet moment usually comes first.
         connection.execute("PRAGMA wal_autocheckpoint=4096").fetchall()
         connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}").fetchall()
-    except _SQLITE_ERRORS as error:
+    except BaseException as error:
         connection.close()
-        raise _translate(path, error) from error
-    except BaseException:
-        connection.close()
+        if isinstance(error, _SQLITE_ERRORS):
+            raise _translate(path, error) from error
         raise
     return connection
 

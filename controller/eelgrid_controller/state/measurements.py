@@ -134,14 +134,10 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
 
     def copy(self) -> Self:
         """Returns an independent copy."""
-        twin = copy(self)
-        twin.detach()
+        twin: Self = copy(self)
+        twin._told = {profile: dict(told) for profile, told in self._told.items()}
+        twin._made = dict(self._made)
         return twin
-
-    def detach(self) -> None:
-        """Stops sharing data with the original of a copy."""
-        self._told = {profile: dict(told) for profile, told in self._told.items()}
-        self._made = dict(self._made)
 
     def dump(self) -> list[dict[str, Any]]:
         """Dumps everything that `load` needs, as plain values."""

@@ -84,14 +84,6 @@ class AheadOfJournal:
     workload_ids: tuple[str, ...] = ()
 
 
-def _ahead_to_plain(ahead: AheadOfJournal) -> dict[str, Any]:
-    return {**asdict(ahead), "workload_ids": list(ahead.workload_ids)}
-
-
-def _ahead_of(row: Mapping[str, Any] | None) -> AheadOfJournal | None:
-    return None if row is None else AheadOfJournal(**{**row, "workload_ids": tuple(row["workload_ids"])})
-
-
 @dataclass(slots=True, kw_only=True)
 class NodeRecord:
     """One node and its allocations; the amounts are sums over the assignments."""
@@ -344,6 +336,7 @@ class NodeRecord:
     def dump(self) -> dict[str, Any]:
         """Dumps what cannot be derived, as plain JSON values."""
         layouts = [to_plain(self.layouts[uuid], brief=True) for uuid in sorted(self.layouts)]
+        ahead = None if self.ahead is None else {**asdict(self.ahead), "workload_ids": list(self.ahead.workload_ids)}
         return {
             "inventory": to_plain(self.inventory, brief=True),
             "state": self.state.name.lower(),
@@ -352,7 +345,7 @@ class NodeRecord:
             **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NO_EXTERNAL_USAGE else {}),
-            **({"ahead": _ahead_to_plain(self.ahead)} if self.ahead is not None else {}),
+            **({"ahead": ahead} if ahead is not None else {}),
             **({"doubted_epoch": self.doubted_epoch} if self.doubted_epoch is not None else {}),
         }
 
@@ -361,6 +354,7 @@ class NodeRecord:
         """Loads a node from a checkpoint, without its assignments."""
         inventory = healer.read(Inventory, row["inventory"])
         layouts = (healer.read(GpuLayout, plain) for plain in row.get("layouts", ()))
+        ahead = row.get("ahead")
         return cls(
             inventory=inventory,
             state=NodeState[row["state"].upper()],
@@ -368,7 +362,7 @@ class NodeRecord:
             lost_gpus=set(map(healer.identifier, row["lost_gpus"])),
             others=healer.read(ExternalUsage, row.get("others", {})),
             layouts={layout.gpu_uuid: layout for layout in layouts},
-            ahead=_ahead_of(row.get("ahead")),
+            ahead=ahead and AheadOfJournal(**{**ahead, "workload_ids": tuple(ahead["workload_ids"])}),
             lost_ns=row.get("lost_ns", 0),
             doubted_epoch=row.get("doubted_epoch"),
         )

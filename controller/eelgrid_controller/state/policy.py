@@ -71,7 +71,7 @@ def describe_budget(key: str) -> str:
 
 @cache_by_identity
 def _limits_w(budgets: tuple[PowerBudget, ...]) -> Mapping[str, float]:
-    """The tightest of each place; made once a policy, for it is asked for of each node."""
+    """Returns the tightest budget of each place; computed once per policy, since it is needed for each node."""
     found: dict[str, float] = {}
     for budget in budgets:
         key = make_budget_key(budget.scope, budget.name)
@@ -85,15 +85,11 @@ class BudgetHierarchy:
     def __init__(self, policy: Policy) -> None:
         self.limits_w = _limits_w(policy.budgets)
 
-    def find_rack(self, inventory: Inventory) -> str | None:
-        """Returns the name of the innermost rack of a node that has a budget."""
-        return next((part for part in reversed(inventory.topology) if f"rack/{part}" in self.limits_w), None)
-
     def budgets_above(self, inventory: Inventory) -> tuple[str, ...]:
         """Returns the keys of the budgets that the node's GPUs draw from, the nearest first."""
-        rack = self.find_rack(inventory)
-        chain = (f"node/{inventory.node_name}", None if rack is None else f"rack/{rack}", CLUSTER_BUDGET)
-        return tuple(key for key in chain if key is not None and key in self.limits_w)
+        racks = (f"rack/{part}" for part in reversed(inventory.topology))
+        rack = next((key for key in racks if key in self.limits_w), "")
+        return tuple(key for key in (f"node/{inventory.node_name}", rack, CLUSTER_BUDGET) if key in self.limits_w)
 
 
 def is_pool_enforced(policy: Policy, pool: str) -> bool:

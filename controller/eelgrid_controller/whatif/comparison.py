@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.headroom import count_fitting_tasks
+from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_protos.messages import (
