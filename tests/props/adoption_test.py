@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.clusters import GIB, node, request
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import CorrectionRefused
@@ -225,7 +226,7 @@ class Claims(RuleBasedStateMachine):
 
     @invariant()
     def it_is_as_the_twin_has_it(self):
-        self.core.state.validate()
+        check_invariants(self.core.state)
         for name, record in self.core.state.nodes.items():
             assert (record.state is NodeState.LOST) == (name in self.twin.lost)
             assert record.allocated_memory_bytes == GIB * sum(where == name for where, _, _ in self.twin.held.values())

@@ -88,7 +88,7 @@ async def test_what_was_kept_is_no_lesson_for_others_and_ends_with_the_job():
         assert world.steward._desk._jobs._relatives[1].get("G2", ()) == ()
         await world.loop.cancel("j")
         assert OWN not in world.loop.core.state.points
-        assert world.loop.core.state.points.count == 0
+        assert not list(world.loop.core.state.points.list_points())
 
 
 def placed(key="j"):

@@ -356,11 +356,7 @@ def explain_workload(state: ClusterState, workload_id: str, chooser: WorkloadPla
         return Explanation(workload=workload, remedy=spending_remedy(hold, state.policy), constraint="spending")
     if is_sliced(workload):
         return Explanation(workload=workload, remedy=_slices_remedy(state), constraint="partitions")
-    decision, snapshot, planner = (
-        chooser.decide_placement(workload.spec, workload_id=workload_id),
-        chooser.snapshot(),
-        chooser.planner,
-    )
+    decision, snapshot = chooser.decide_placement(workload.spec, workload_id=workload_id), chooser.snapshot()
     if decision.lack is not None:
         return Explanation(workload=workload, remedy=_watts_remedy(decision.lack), constraint="budget")
     if decision.placements:
@@ -379,7 +375,9 @@ def explain_workload(state: ClusterState, workload_id: str, chooser: WorkloadPla
     )
     if decision.room:
         found = f"There is room for {decision.room} of {workload.spec.replicas} replicas"
-    concrete = describe_nearest_fit(PendingCase(workload.spec, state, snapshot, planner), constraint, decision.room)
+    concrete = describe_nearest_fit(
+        PendingCase(workload.spec, state, snapshot, chooser.planner), constraint, decision.room
+    )
     ways = [] if concrete and constraint in _SAID else [_WORDS[constraint][1]]
     remedy = f"{found}. To help: {'. Or '.join([concrete, *ways] if concrete else ways)}."
     return Explanation(workload=workload, replicas=decision.explanation, remedy=remedy, constraint=constraint)

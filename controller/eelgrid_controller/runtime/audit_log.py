@@ -188,11 +188,6 @@ class AuditTable:
                 "SELECT coalesce(max(number), 0), count(*), coalesce(sum(length(CAST(body AS BLOB))), 0) FROM audit"
             ).fetchone()
 
-    @property
-    def rows(self) -> int:
-        """Number of stored rows."""
-        return self._rows
-
     def insert(self, entries: Sequence[AuditEntry]) -> None:
         """Writes entries in order."""
         if not self._is_there:

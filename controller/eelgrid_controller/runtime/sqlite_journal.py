@@ -126,11 +126,6 @@ class HighWaterMark:
         self._writes += 1
         self.newest = mark
 
-    def identity(self) -> tuple[int, int]:
-        """Returns device and inode of the open file."""
-        found = os.fstat(self._descriptor)
-        return found.st_dev, found.st_ino
-
     def close(self) -> None:
         """Closes the file."""
         with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
 """The cluster state: nodes, workloads, policy, learned demand and the pending queue, as a function of the events.
 
 Owns every durable fact and the one function that changes them, `ClusterState.apply`; with it the order of pending
-work (priority, then submission), the stored explanations of placed replicas, and the invariants that hold in every
-state. Must not know how decisions are made: it applies outcomes and refuses only those that contradict the state
+work (priority, then submission) and the stored explanations of placed replicas. Must not know how decisions are made: it applies outcomes and refuses only those that contradict the state
 (ContradictoryEvent). No time and no numpy: the arrays of the planner are derived from this.
 
 Theory: revision n is the state after n events. `dump` holds what cannot be derived; the allocations of each node
@@ -57,7 +56,6 @@ from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profi
 from eelgrid_controller.state.node_allocations import (
     AheadOfJournal,
     ContradictoryEvent,
-    InvariantBroken,
     NodeRecord,
     apply_device_correction,
     apply_move,
@@ -73,7 +71,7 @@ from eelgrid_controller.state.node_allocations import (
 )
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
 from eelgrid_controller.state.spending import SpendingState
-from eelgrid_protos.messages import Assignment, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
 
 
@@ -529,20 +527,3 @@ class ClusterState:
     def digest(self, dumped: Mapping[str, Any] | None = None) -> str:
         """Computes a hash of the whole state: equal histories have equal digests. `dumped` is a current dump, if at hand."""
         return digest_of(dumped or self.dump())
-
-    def validate(self) -> None:
-        """Checks every invariant; raises InvariantBroken."""
-        expected: dict[str, dict[tuple[str, int], Assignment]] = {name: {} for name in self.nodes}
-        for key, workload in self.workloads.items():
-            if (key in self.pending) != (workload.phase is WorkloadPhase.PENDING):
-                raise InvariantBroken(f"{key} is {workload.phase.name} and in the queue or not at once")
-            if workload.phase is WorkloadPhase.PLACED:
-                for placement in workload.placements:
-                    expected[placement.node_name][key, placement.replica] = make_assignment(workload, placement)
-        for name, record in self.nodes.items():
-            if record.assignments != expected[name]:
-                raise InvariantBroken(f"{name} does not hold what the workloads say")
-            record.validate()
-        gone = {key for key, item in self.workloads.items() if item.phase is WorkloadPhase.CANCELLED}
-        if gone != set(self._ended) or len(self._ended) > self._ended_most:
-            raise InvariantBroken("the list of ended workloads is not that of the workloads")

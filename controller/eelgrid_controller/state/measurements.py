@@ -19,17 +19,9 @@ POINTS_MOST = 100_000
 JOB_PROFILE_PREFIX = "job/"  # prefix of the profiles of single jobs
 
 
-class PointKey(NamedTuple):
-    """Key of a point within its profile; sortable."""
-
-    gpu_model: str
-    mig_profile: str
-    gpus: int
-    batch: int
-    processes: int
-    power_limit_mw: int  # 0 for the default
-    clock_mhz: int  # 0 if not locked
-    label: str
+# GPU model, MIG profile, GPUs, batch, processes, power limit in mW (0 for the default), clock in MHz (0 if not locked)
+# and label.
+PointKey = tuple[str, str, int, int, int, int, int, str]
 
 
 def make_job_profile_name(workload_id: str) -> str:
@@ -38,8 +30,8 @@ def make_job_profile_name(workload_id: str) -> str:
 
 
 def make_point_key(point: MeasuredPoint) -> PointKey:
-    """Returns the key of a point within its profile."""
-    return PointKey(
+    """Returns the key of a point within its profile; sortable."""
+    return (
         point.gpu_model,
         point.mig_profile,
         point.gpus,
@@ -96,11 +88,6 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
 
     def __len__(self) -> int:
         return len(self._told)
-
-    @property
-    def count(self) -> int:
-        """Number of points of all profiles."""
-        return self._count
 
     def select_changed(self, points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
         """Returns the points that would change something, the last of each configuration."""

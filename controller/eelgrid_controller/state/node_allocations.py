@@ -52,10 +52,6 @@ class ContradictoryEvent(ValueError):
     """An event that cannot follow the events before it: the journal was altered, or there is a bug."""
 
 
-class InvariantBroken(AssertionError):
-    """The state contradicts itself, which is a bug."""
-
-
 def make_assignment(workload: Workload, placement: Placement) -> Assignment:
     """Builds the assignment of one placed replica."""
     request, part = workload.spec.request, placement.gpu_instance
@@ -366,31 +362,6 @@ class NodeRecord:
             lost_ns=row.get("lost_ns", 0),
             doubted_epoch=row.get("doubted_epoch"),
         )
-
-    def validate(self) -> None:
-        """Checks that the sums match the assignments; raises InvariantBroken."""
-        name, held = self.inventory.node_name, list(self.assignments.values())
-        by_gpu: dict[str, int] = {}
-        for item in held:
-            for uuid in item.gpu_uuids:
-                by_gpu[uuid] = by_gpu.get(uuid, 0) + item.gpu_milli
-        if by_gpu != self.gpu_milli or any(milli > GPU_MILLI_WHOLE for milli in by_gpu.values()):
-            raise InvariantBroken(f"{name}: a GPU is held twice, or its sum is wrong")
-        for uuid in {item.gpu_uuids[0] for item in held if item.gpu_instance is not None} | self.layouts.keys():
-            gpu, layout = self.gpu(uuid), self.layouts.get(uuid)
-            problem = find_slices_problem(layout, self.slices(uuid))
-            if gpu is not None and layout is not None:
-                problem = problem or find_layout_problem(gpu, layout)
-            if problem:
-                raise InvariantBroken(f"{name}: GPU {uuid}: {problem}")
-            if any(uuid in item.gpu_uuids and item.gpu_instance is None for item in held):
-                raise InvariantBroken(f"{name}: GPU {uuid} is cut, and held by what knows no slices")
-        cpu_milli, memory_bytes = sum(item.cpu_milli for item in held), sum(item.memory_bytes for item in held)
-        if (cpu_milli, memory_bytes) != (self.allocated_cpu_milli, self.allocated_memory_bytes):
-            raise InvariantBroken(f"{name}: the sums of CPU or memory are wrong")
-        beyond = cpu_milli > self.inventory.cpu_milli or memory_bytes > self.inventory.memory_bytes
-        if beyond != self.overcommitted:
-            raise InvariantBroken(f"{name}: holds more than it has though it did not shrink")
 
 
 def reallocate_replicas(
