@@ -88,7 +88,7 @@ async def test_what_was_kept_is_no_lesson_for_others_and_ends_with_the_job():
         assert world.steward._desk._jobs._relatives[1].get("G2", ()) == ()
         await world.loop.cancel("j")
         assert OWN not in world.loop.core.state.points
-        assert not list(world.loop.core.state.points.list_points())
+        assert world.loop.core.state.points._count == 0
 
 
 def placed(key="j"):

@@ -47,7 +47,6 @@ from eelgrid_controller.placement.explanations import (
 from eelgrid_controller.placement.migration_planner import MigrationProblem, build_migration_problem
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
-from eelgrid_controller.placement.power import compute_modelled_power_w
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import UNREPORTED_USAGE, Adoption, Eligibility, ExternalUsage
@@ -77,6 +76,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
 from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
+from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -202,8 +202,8 @@ class Core:
         return self._chooser.snapshot()
 
     def modelled_power_w(self) -> float:
-        """Computes the modelled power of the whole cluster, in watts."""
-        return compute_modelled_power_w(self.snapshot().nodes)
+        """Computes the modelled power of the whole cluster, in watts; lost nodes count, since their work may still run."""
+        return float(cluster_power(self.snapshot().nodes))
 
     def workload(self, workload_id: str) -> Workload:
         """Returns one workload; raises NotFound."""

@@ -105,14 +105,7 @@ def copy_nodes(nodes: Nodes) -> Nodes:
 
 def copy_mix(mix: Mix) -> Mix:
     """Returns a copy of the mix in one array type, whoever created it."""
-    return Mix(
-        cpu_milli=np.array(mix.cpu_milli, np.int64),
-        gpu_count=np.array(mix.gpu_count, np.int64),
-        gpu_milli=np.array(mix.gpu_milli, np.int64),
-        allows=np.array(mix.allows, np.int64, order="C"),
-        weight=np.array(mix.weight, np.int64),
-        total=mix.total,
-    )
+    return Mix._make([*(np.array(array, np.int64, order="C") for array in mix[:-1]), mix.total])
 
 
 def build_search_ground(

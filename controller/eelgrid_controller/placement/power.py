@@ -23,8 +23,6 @@ from typing import NamedTuple
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import BudgetHierarchy
-from eelgrid_kernels.arrays import Nodes
-from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import Gpu, Placement, Policy
 
@@ -92,11 +90,6 @@ class PriorPowerModel:
         if limit_w:
             return GpuPowerPrior(IDLE_SHARE * limit_w, limit_w, "limits")
         return GpuPowerPrior(IDLE_SHARE * DEFAULT_BUSY_W, DEFAULT_BUSY_W, "default")
-
-
-def compute_modelled_power_w(nodes: Nodes) -> float:
-    """Computes the modelled watts of all nodes, including lost ones: their work may still run."""
-    return float(cluster_power(nodes))
 
 
 _MILLI = 1000
