@@ -21,7 +21,7 @@ from bench.runner import Options, benchmark, data_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.replay import openb
 from eelgrid_controller.replay.openb import NODE_LIST, openb_product_key, task_list_name
 from eelgrid_controller.state.cluster_state import ClusterState

@@ -21,8 +21,7 @@ from bench.processes import spread
 from bench.runner import Options, benchmark
 from bench.tables import write_csv
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.gang import WORK_MOST
-from eelgrid_controller.placement.planner import PlacementDecision, Planner
+from eelgrid_controller.placement.planner import WORK_MOST, PlacementDecision, Planner
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_kernels.gang import choose_linked_gpus, divide_replicas

@@ -29,6 +29,7 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadSpec,
 )
+from tests.state_invariants import check_invariants
 
 A100 = catalogue.load_catalogue().products["a100-sxm4-40gb"]
 GIB = 2**30
@@ -146,7 +147,7 @@ def carried_out(core: Core, *, now_ns: int = 10) -> PartitionSearchResult:
     change = found(core)
     for stage in change.stages:
         core.apply_partitions(stage, now_ns=now_ns)
-        core.state.validate()
+        check_invariants(core.state)
         agents_act(core, now_ns=now_ns)
         for record in core.state.nodes.values():
             for gpu in record.inventory.gpus:

@@ -20,6 +20,7 @@ from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 from tests.fakes.metrics_servers import Listener, Replica
 from tests.fakes.stewarded import points
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS, PatchKind
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
@@ -125,7 +126,7 @@ def held_once(rig):
     state = rig.controller.loop.core.state
     (service,) = [one for one in state.workloads.values() if one.phase.name == "PLACED"]
     assert service.workload_id.startswith("service-")
-    state.validate()
+    check_invariants(state)
     return service
 
 

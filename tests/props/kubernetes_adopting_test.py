@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from tests.gate_rig import Api, Side, check, settle
 from tests.props.kubernetes_gate_test import Story
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
@@ -39,7 +40,7 @@ def units(api):
 
 def is_held_where_it_stands(api, side):
     core = side.core
-    core.state.validate()
+    check_invariants(core.state)
     wanted = units(api)
     live = [one for one in core.state.workloads.values() if one.placements and not one.ended_ns]
     held = {

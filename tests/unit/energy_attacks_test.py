@@ -29,7 +29,7 @@ from eelgrid_controller.energy.ledger import (
 from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.ledger_store import open_ledger
 from eelgrid_controller.energy.store.query_execution import answer_queries
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos.messages import (
     ConnectResponse,
     EnergyAcknowledgement,

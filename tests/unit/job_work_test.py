@@ -12,7 +12,7 @@ from eelgrid_controller.objectives.services.service_metrics import (
     parse_exposition,
     served_increment,
 )
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos import codec
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import TrainingPromise

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.controller_rig import inventory, running, until, wanted
 
-from eelgrid_controller.core.command import CommandOrigin, CommitResult
+from eelgrid_controller.core.core import CommandOrigin, CommitResult
 from eelgrid_controller.server.placement_traces import PlacementSpanKind, PlacementTraces, TraceLimits, TraceRoot
 from eelgrid_controller.state.events import PartitionsPlanned, SlicedService
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Assignment, CancelWorkloadRequest, NodePlan, PlanApplied

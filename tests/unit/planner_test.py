@@ -8,8 +8,8 @@ from tests import naive
 from tests.clusters import core_with, naive_cluster, naive_task, node, request
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.placement.snapshot import SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue

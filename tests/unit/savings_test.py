@@ -11,7 +11,7 @@ from tests.props.trace_test import CSV, nodes, tasks
 from tests.unit import slices_event_test
 
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.server import savings_monitor
 from eelgrid_controller.server.savings_monitor import SavingsMonitor
 from eelgrid_protos import catalogue

@@ -11,6 +11,7 @@ from tests.clusters import core_with, node, request
 from tests.controller_rig import inventory, running, until, wanted
 from tests.fakes.operators import FakeOperators
 from tests.fakes.terminal import terminal
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.server.grpc import whatif_runner
@@ -76,7 +77,7 @@ def test_the_policy_in_force_as_its_own_shadow_is_the_cluster(steps):
     assert (report.elsewhere, report.live_alone, report.shadow_alone, report.differences) == (0, 0, 0, ())
     for key, workload in core.state.workloads.items():
         assert shadow.core.state.workloads[key].placements == workload.placements
-    shadow.core.state.validate()
+    check_invariants(shadow.core.state)
 
 
 def test_another_policy_shows_where_it_differs():

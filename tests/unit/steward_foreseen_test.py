@@ -19,7 +19,7 @@ from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.predicted_plans import CURVE_POINTS, OUTSIDE_WINDOWS, PredictedPlans
 from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, LogRatio, Point, ProfileEstimate
-from eelgrid_controller.state.profile_points import make_profile_point
+from eelgrid_controller.state.measurements import make_profile_point
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, Workload, WorkloadPhase
 
 ELSEWHERE = tuple(make_profile_point(one) for one in points(model="G3"))

@@ -16,7 +16,7 @@ from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory
 from eelgrid_controller.objectives.power.power_model import MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.state.profile_points import make_job_profile_name
+from eelgrid_controller.state.measurements import make_job_profile_name
 from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 
 OWN = make_job_profile_name("j")
@@ -88,7 +88,7 @@ async def test_what_was_kept_is_no_lesson_for_others_and_ends_with_the_job():
         assert world.steward._desk._jobs._relatives[1].get("G2", ()) == ()
         await world.loop.cancel("j")
         assert OWN not in world.loop.core.state.points
-        assert world.loop.core.state.points.count == 0
+        assert world.loop.core.state.points._count == 0
 
 
 def placed(key="j"):

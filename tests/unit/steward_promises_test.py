@@ -22,7 +22,7 @@ from eelgrid_controller.objectives.promises import (
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, MetricsWindow
 from eelgrid_controller.objectives.services.service_model import RequestService, TokenService
-from eelgrid_controller.placement.gpu_power import (
+from eelgrid_controller.placement.power import (
     LIMITS_WANTED,
     PowerLimitRange,
     find_power_limit_range,

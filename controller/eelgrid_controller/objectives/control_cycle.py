@@ -87,9 +87,9 @@ from eelgrid_controller.objectives.services.autoscaler import (
 )
 from eelgrid_controller.objectives.services.service_metrics import ScrapeTarget
 from eelgrid_controller.objectives.services.service_model import calibration_factor
+from eelgrid_controller.state.measurements import WorkInterval
 from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_controller.state.policy import make_budget_key
-from eelgrid_controller.state.work_intervals import WorkInterval
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import (
     BudgetStatus,

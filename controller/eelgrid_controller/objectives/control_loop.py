@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, ObjectivesStatus
 from eelgrid_controller.objectives.forecasts import (
@@ -51,9 +50,8 @@ from eelgrid_controller.objectives.status import ControlCounts, objective_latenc
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import EngineOverrides
 from eelgrid_controller.state.events import WorkloadCancelled, WorkloadSubmitted
-from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name
+from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WorkInterval, make_job_profile_name
 from eelgrid_controller.state.telemetry import Telemetry
-from eelgrid_controller.state.work_intervals import WorkInterval
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound

@@ -37,10 +37,9 @@ from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.promises import gpus_by_node, job_holdings, job_promise, metric_urls, related_curves
 from eelgrid_controller.objectives.services.service_metrics import ExpositionPage, ScrapeTarget
-from eelgrid_controller.placement.gpu_power import PowerLimitRange, find_power_limit_range, list_limit_choices
+from eelgrid_controller.placement.power import PowerLimitRange, find_power_limit_range, list_limit_choices
 from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name
-from eelgrid_controller.state.work_intervals import WORK, WorkInterval
+from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WORK, WorkInterval, make_job_profile_name
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import MeasuredPoint, TrainingPromise, Workload
 

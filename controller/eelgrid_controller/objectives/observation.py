@@ -37,7 +37,7 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
 from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
-from eelgrid_controller.placement.gpu_power import find_power_limit_range
+from eelgrid_controller.placement.power import find_power_limit_range
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.node_allocations import NodeRecord

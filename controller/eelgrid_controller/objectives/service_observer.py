@@ -34,7 +34,7 @@ from eelgrid_controller.objectives.services.service_metrics import (
 )
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
-from eelgrid_controller.state.work_intervals import REQUEST, TOKEN, WorkInterval
+from eelgrid_controller.state.measurements import REQUEST, TOKEN, WorkInterval
 from eelgrid_protos.messages import MetricsSource, ServicePromise, Workload
 
 _STARTED = "process_start_time_seconds"  # tells that a process began anew

@@ -32,7 +32,7 @@ from eelgrid_controller.energy.store.ledger_store import LastWindow, LedgerStore
 from eelgrid_controller.energy.store.schema import NO_DAMAGE
 from eelgrid_controller.errors import LedgerError, LedgerRefused
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, policy_tariff
-from eelgrid_controller.state.work_intervals import WorkEntry, WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkEntry, WorkInterval, spread_work
 from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.products import Product
 from eelgrid_protos.faults import Unavailable

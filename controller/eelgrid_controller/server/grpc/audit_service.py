@@ -14,10 +14,7 @@ import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalError
-from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
-from eelgrid_controller.server.metrics.catalogue import build_family
-from eelgrid_controller.state.audit_entries import (
+from eelgrid_controller.runtime.audit_log import (
     AUDITED,
     JOURNALLED,
     REPORTS,
@@ -27,6 +24,9 @@ from eelgrid_controller.state.audit_entries import (
     is_denied,
     summarize_request,
 )
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, ListAuditEntriesResponse

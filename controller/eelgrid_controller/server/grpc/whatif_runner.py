@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event

@@ -46,7 +46,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
 from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, ParseCache, Reconciler, Result
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import LatencyMetric, ServiceStatus

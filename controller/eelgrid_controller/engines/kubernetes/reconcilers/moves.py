@@ -8,9 +8,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, Forbidden, RetryLimits, StaleTerm
+from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    RetryLimits,
+    StaleTerm,
+)
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, JOBS, Object, ObjectKey, uid_of
 from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s

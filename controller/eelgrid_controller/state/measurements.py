@@ -1,9 +1,11 @@
-"""Profile points: measurements of workloads in each configuration, as the journal keeps them.
+"""Measurements of workloads: points of their profiles, and how much useful work they did between two moments.
 
-Owns which point counts: the newest of each configuration. Must not know the models that are fitted to the points
-(eelgrid_controller.profiles), nor what is planned with them.
+Owns which point of a profile counts, the newest of each configuration, as the journal keeps them; and how work
+(tokens, requests, steps) is joined and spread over hours, by which the energy ledger divides joules. Must not know
+the models that are fitted to the points (eelgrid_controller.profiles), nor who measures.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from typing import Any, NamedTuple, Self
@@ -17,17 +19,9 @@ POINTS_MOST = 100_000
 JOB_PROFILE_PREFIX = "job/"  # prefix of the profiles of single jobs
 
 
-class PointKey(NamedTuple):
-    """Key of a point within its profile; sortable."""
-
-    gpu_model: str
-    mig_profile: str
-    gpus: int
-    batch: int
-    processes: int
-    power_limit_mw: int  # 0 for the default
-    clock_mhz: int  # 0 if not locked
-    label: str
+# GPU model, MIG profile, GPUs, batch, processes, power limit in mW (0 for the default), clock in MHz (0 if not locked)
+# and label.
+PointKey = tuple[str, str, int, int, int, int, int, str]
 
 
 def make_job_profile_name(workload_id: str) -> str:
@@ -36,8 +30,8 @@ def make_job_profile_name(workload_id: str) -> str:
 
 
 def make_point_key(point: MeasuredPoint) -> PointKey:
-    """Returns the key of a point within its profile."""
-    return PointKey(
+    """Returns the key of a point within its profile; sortable."""
+    return (
         point.gpu_model,
         point.mig_profile,
         point.gpus,
@@ -95,11 +89,6 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
     def __len__(self) -> int:
         return len(self._told)
 
-    @property
-    def count(self) -> int:
-        """Number of points of all profiles."""
-        return self._count
-
     def select_changed(self, points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
         """Returns the points that would change something, the last of each configuration."""
         last = {(point.profile, make_point_key(point)): point for point in points}
@@ -132,14 +121,10 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
 
     def copy(self) -> Self:
         """Returns an independent copy."""
-        twin = copy(self)
-        twin.detach()
+        twin: Self = copy(self)
+        twin._told = {profile: dict(told) for profile, told in self._told.items()}
+        twin._made = dict(self._made)
         return twin
-
-    def detach(self) -> None:
-        """Stops sharing data with the original of a copy."""
-        self._told = {profile: dict(told) for profile, told in self._told.items()}
-        self._made = dict(self._made)
 
     def dump(self) -> list[dict[str, Any]]:
         """Dumps everything that `load` needs, as plain values."""
@@ -149,3 +134,81 @@ class MeasuredPoints(Mapping[str, tuple[Point, ...]]):
     def load(cls, plain: Iterable[Mapping[str, Any]]) -> Self:
         """Loads points from a checkpoint."""
         return cls(from_plain(MeasuredPoint, row, trusted=True) for row in plain)
+
+
+_HOUR_S = 3600
+
+REQUEST, TOKEN, WORK = "request", "token", "work"
+# Scrapes and cycles of the objectives loop use different clocks.
+_SNAP_S = 20.0
+_GAP_S_MOST = 400 * 24 * 3600.0
+# Entries of one interval: two days by the hour; a longer interval has entries of several hours, each counted in its
+# first.
+_HOURS_MOST = 48
+
+
+class WorkInterval(NamedTuple):
+    """Units of work done between two moments, in seconds of Unix time."""
+
+    workload: str
+    unit: str
+    amount: float
+    begin_s: float
+    end_s: float
+    is_whole: bool = True  # False: `amount` is a lower bound
+
+
+class WorkEntry(NamedTuple):
+    """Work to add to one hour of a workload; `until_s` is the end of the interval from which it came."""
+
+    hour_s: int
+    workload: str
+    unit: str
+    amount: float
+    counted_s: float
+    missed_s: float
+    until_s: float
+
+
+def join_increment(worked: WorkInterval, until_s: float | None) -> WorkInterval:
+    """Moves the begin of an interval to the end of the previous one if they differ by no more than clock skew."""
+    begin_s = min(worked.begin_s, worked.end_s)
+    if until_s is not None and abs(begin_s - until_s) <= _SNAP_S:
+        begin_s = until_s
+    return worked._replace(begin_s=max(begin_s, until_s or begin_s), end_s=max(worked.end_s, until_s or begin_s))
+
+
+def spread_work(worked: WorkInterval, until_s: float | None) -> list[WorkEntry]:
+    """Spreads an interval over hours; `until_s` is the end of the previous one of this workload and unit, None if none.
+
+    The time between the two was missed. An end after this interval comes from a clock that was set back since, so
+    that nothing is known about the time between. A non-finite amount counts as zero.
+    """
+    if not all(map(math.isfinite, (worked.amount, worked.begin_s, worked.end_s))):
+        return []
+    if until_s is not None and until_s > worked.end_s + _SNAP_S:
+        until_s = None
+    worked = join_increment(worked, until_s)
+    found = []
+    if until_s is not None and worked.begin_s > until_s:
+        begin_s = max(until_s, worked.begin_s - _GAP_S_MOST)
+        found += [_entry(worked, hour_s, 0.0, 0.0, seconds) for hour_s, seconds in _hours(begin_s, worked.begin_s)]
+    length_s = worked.end_s - worked.begin_s
+    for hour_s, seconds in _hours(worked.begin_s, worked.end_s):
+        amount = worked.amount * (seconds / length_s if length_s else 1.0)
+        counted_s, missed_s = (seconds, 0.0) if worked.is_whole else (0.0, seconds)
+        found.append(_entry(worked, hour_s, amount, counted_s, missed_s))
+    return found
+
+
+def _entry(worked: WorkInterval, hour_s: int, amount: float, counted_s: float, missed_s: float) -> WorkEntry:
+    return WorkEntry(hour_s, worked.workload, worked.unit, amount, counted_s, missed_s, worked.end_s)
+
+
+def _hours(begin_s: float, end_s: float) -> Iterable[tuple[int, float]]:
+    """Yields the hours of an interval with the seconds in each; an empty interval is in one hour."""
+    hour_s = int(begin_s // _HOUR_S) * _HOUR_S
+    step_s = _HOUR_S * max(1, math.ceil((end_s - hour_s) / (_HOUR_S * _HOURS_MOST)))
+    yield hour_s, min(end_s, hour_s + step_s) - begin_s
+    while (hour_s := hour_s + step_s) < end_s:
+        yield hour_s, min(end_s, hour_s + step_s) - hour_s
