@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.headroom import count_fitting_tasks
+from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_controller.state.events import (
