@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
-from eelgrid_controller.objectives.power.budgets import BudgetTree
+from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTree
 from eelgrid_controller.objectives.power.limit_allocation import (
     AllocationGoal,
     AllocationJob,
@@ -26,7 +26,6 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     grant_limits,
     greedy_choice,
     improve_choice,
-    is_feasible,
     total_value,
 )
 
@@ -120,6 +119,11 @@ _NEAR = 2e-3  # of the bound: near enough not to search on
 
 
 _SMALL = 400  # options of all jobs up to which the exact program is tried
+
+
+def is_feasible(sack: Knapsack, chosen: Sequence[int]) -> bool:
+    """Whether no budget is exceeded, rounding aside."""
+    return all(used <= room + ROUNDING_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
 
 
 def _best(sack: Knapsack) -> tuple[list[int], float | None]:

@@ -4,7 +4,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from bench.powercap.certified import allocate_certified, solve_exact, solve_relaxation
+from bench.powercap.certified import allocate_certified, is_feasible, solve_exact, solve_relaxation
 
 from eelgrid_controller.objectives.power.budgets import BudgetTooSmall, BudgetTree, InvalidBudget, PowerBudgetNode
 from eelgrid_controller.objectives.power.limit_allocation import (
@@ -19,7 +19,6 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     drop_dominated,
     greedy_choice,
     improve_choice,
-    is_feasible,
     total_value,
 )
 from eelgrid_controller.objectives.power.power_model import (

@@ -21,6 +21,7 @@ from eelgrid_controller.objectives.observation import (
     ObjectiveSettings,
     PendingLimits,
     allows_enforcement,
+    highest_limit_w,
 )
 from eelgrid_controller.objectives.power.bandit import PickReason
 from eelgrid_controller.objectives.power.budgets import (
@@ -539,7 +540,7 @@ class ControlCycle:
         begun = self._jobs.managed_jobs()
         for job, uuids in begun.items():
             for name, held in uuids.items():
-                limit_w = _highest_w(world, name, held)
+                limit_w = highest_limit_w(world, name, held)
                 view, before = world.nodes.get(name), seen.get(name)
                 known = {} if before is None else before.limits_w
                 whole = None if known is None or limit_w is None else {**known, f"{job}/{name}": limit_w}
@@ -622,15 +623,6 @@ class ControlCycle:
             self._drawn,
             advice,
         )
-
-
-def _highest_w(world: ClusterObservation, node: str, uuids: Iterable[str]) -> float | None:
-    """The highest limit of these GPUs as read just now; None while one is not known."""
-    look = world.looks.get(node)
-    held = list(uuids)
-    if look is None or not look.limits_w.keys() >= set(held):
-        return None
-    return max(look.limits_w[uuid] for uuid in held)
 
 
 _UNKNOWN = "its power curve is not known yet, nor what it would lose"

@@ -22,6 +22,7 @@ from eelgrid_controller.objectives.observation import (
     ObjectiveSettings,
     allows_enforcement,
     gpu_models_of,
+    highest_limit_w,
 )
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budgets import Holding, nearest_budgets
@@ -443,7 +444,11 @@ class JobObserver:
         """The event that starts managing the job; None while that would be too early."""
         waited = world.at_s - job.since_s >= self._settings.readings_s
         ran_s = max(0.0, world.at_s - workload.placed_ns / 1e9)
-        limits_w = self._held_w(stand, world)
+        limits_w = {
+            node: limit_w
+            for node, uuids in stand.uuids.items()
+            if (limit_w := highest_limit_w(world, node, uuids)) is not None
+        }
         is_old = ran_s > self._settings.readings_s and stand.promise.deadline_ns > 0
         if not waited and (len(limits_w) < len(stand.holdings) or (is_old and job.progress is None)):
             return None
@@ -481,13 +486,3 @@ class JobObserver:
                 gpu_model,
             )
         return known[gpu_model]
-
-    @staticmethod
-    def _held_w(stand: _JobPlacement, world: ClusterObservation) -> dict[str, float]:
-        """The highest limit of its GPUs on each node that reported them all."""
-        found = {}
-        for node, uuids in stand.uuids.items():
-            look = world.looks.get(node)
-            if look is not None and look.limits_w.keys() >= set(uuids):
-                found[node] = max(look.limits_w[uuid] for uuid in uuids)
-        return found

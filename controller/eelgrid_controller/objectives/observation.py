@@ -259,6 +259,14 @@ def allows_enforcement(world: ClusterObservation, workload: Workload) -> bool:
     return all(node is not None and is_pool_enforced(world.policy, node.inventory.pool) for node in nodes)
 
 
+def highest_limit_w(world: ClusterObservation, node: str, uuids: Iterable[str]) -> float | None:
+    """The highest limit of these GPUs as read just now; None while one is not known."""
+    look, held = world.looks.get(node), list(uuids)
+    if look is None or not look.limits_w.keys() >= set(held):
+        return None
+    return max(look.limits_w[uuid] for uuid in held)
+
+
 def read_back_limits(world: ClusterObservation, jobs: Iterable[JobControlStatus] = ()) -> dict[str, float]:
     """The highest limit that a workload's GPUs have, or may yet ask back, where it is above the journal's."""
     found: dict[str, float] = {job.name: math.inf for job in jobs if job.back_w > 0.0 and job.name in world.workloads}

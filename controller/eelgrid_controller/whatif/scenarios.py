@@ -56,6 +56,7 @@ from eelgrid_protos.messages import (
     OBJECTIVES,
     AddNodes,
     CancelWorkloads,
+    Candidate,
     ClassRoom,
     ClusterFigures,
     DrainNodes,
@@ -163,6 +164,12 @@ def _why(was: Workload | None, now: Workload, outcome: ImaginedOutcome, drained:
             return ""
 
 
+def _first_candidate(state: ClusterState, key: str) -> Candidate | None:
+    """The place that was chosen for a workload's first replica, with its costs."""
+    explanation = state.explanations.get(key)
+    return explanation[0].candidates[0] if explanation and explanation[0].candidates else None
+
+
 def find_workload_differences(
     before: Mapping[str, Workload], state: ClusterState, drained: frozenset[str]
 ) -> Iterator[WorkloadDifference]:
@@ -172,7 +179,6 @@ def find_workload_differences(
         outcome = None if was is now else _outcome(was, now)
         if outcome is None:
             continue
-        explanation = state.explanations.get(now.workload_id) if now.placements else ()
         yield WorkloadDifference(
             workload_id=now.workload_id,
             name=now.spec.name,
@@ -180,7 +186,7 @@ def find_workload_differences(
             nodes_before=_nodes(was)[:_NODES_NAMED] if was else (),
             nodes_after=_nodes(now)[:_NODES_NAMED],
             reason=_why(was, now, outcome, drained),
-            candidate=explanation[0].candidates[0] if explanation and explanation[0].candidates else None,
+            candidate=_first_candidate(state, key) if now.placements else None,
         )
 
 
@@ -216,7 +222,6 @@ def compare_placements(
             "shadow_alone": ImaginedOutcome.PLACED,
             "elsewhere": ImaginedOutcome.MOVED,
         }
-        explanation = shadow.explanations.get(key)
         found.append(
             WorkloadDifference(
                 workload_id=key,
@@ -225,7 +230,7 @@ def compare_placements(
                 nodes_before=_nodes(here)[:_NODES_NAMED],
                 nodes_after=_nodes(there)[:_NODES_NAMED] if there else (),
                 reason=there.reason if there else "refused",
-                candidate=explanation[0].candidates[0] if explanation and explanation[0].candidates else None,
+                candidate=_first_candidate(shadow, key),
             )
         )
     return counts, tuple(found)

@@ -19,14 +19,13 @@ from eelgrid_controller.objectives.power.limit_allocation import (
 )
 from eelgrid_controller.objectives.power.power_model import (
     BestEffort,
-    Deadline,
     LimitPoint,
-    MaxSlowdown,
     PowerCurve,
     PowerPlanError,
     TrainingPromise,
     is_higher_limit,
     is_same_limit,
+    promised_pace_s,
 )
 
 _HAIR = 1e-9  # relative: a promise met exactly is met
@@ -81,7 +80,7 @@ class _Allocation:
         self.asking = asking
         self.budgets = budgets
         self.room = [room - fixed for room, fixed in zip(budgets.available_w(), fixed_w, strict=True)]
-        self.draws = [_draws(one, budgets) for one in asking]
+        self.draws = [budgets.count_gpus(one.gpus) for one in asking]
 
     def shortages_w(self, charges_w: Sequence[float]) -> list[float]:
         """Watts above the room of each budget, if each GPU of each job is charged so; negative where some are left."""
@@ -164,14 +163,6 @@ def allocate_budgets(
     return BudgetAllocation(ceilings, shortfalls)
 
 
-def _draws(one: AllocationRequest, budgets: BudgetTree) -> tuple[tuple[int, int], ...]:
-    gpus: dict[int, int] = {}
-    for names, count in one.gpus:
-        for place in budgets.chain_indices(names):
-            gpus[place] = gpus.get(place, 0) + count
-    return tuple(sorted(gpus.items()))
-
-
 def _nearest(one: AllocationRequest, limit_w: float) -> int:
     return min(range(len(one.limits_w)), key=lambda at: (abs(one.limits_w[at] - limit_w), at))
 
@@ -211,11 +202,7 @@ def _feasible_options(one: AllocationRequest) -> list[_Option]:
     curve, upto = one.curve, _options_up_to(one)
     assert curve is not None, "it is known"
     options = [_at(one, limit_w) for limit_w in upto]
-    pace_s = math.inf
-    if isinstance(one.promise, MaxSlowdown):
-        pace_s = (1.0 + one.promise.share) * curve.largest.time_s
-    elif isinstance(one.promise, Deadline):
-        pace_s = one.promise.time_s / one.promise.work
+    pace_s = promised_pace_s(curve, one.promise)
     return [at for at in options if at.time_s <= pace_s * (1.0 + _HAIR)] or options
 
 

@@ -113,6 +113,14 @@ class BudgetTree:
                 raise InvalidBudget("budgets", f"{name!r} is no budget", f"draw from one of {sorted(self._place)[:8]}")
         return tuple(dict.fromkeys(place for name in names for place in self._chains[self._place[name]]))
 
+    def count_gpus(self, shares: Iterable[tuple[Sequence[str], int]]) -> tuple[tuple[int, int], ...]:
+        """GPUs in each budget by its place, of shares that name their lowest budgets and count their GPUs."""
+        gpus: dict[int, int] = {}
+        for names, count in shares:
+            for place in self.chain_indices(names):
+                gpus[place] = gpus.get(place, 0) + count
+        return tuple(sorted(gpus.items()))
+
     def available_w(self) -> list[float]:
         """Watts of each budget that may be planned."""
         return [budget.limit_w - budget.other_w for budget in self.all]

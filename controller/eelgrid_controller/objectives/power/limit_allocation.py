@@ -75,11 +75,6 @@ def total_value(sack: Knapsack, chosen: Sequence[int]) -> float:
     return math.fsum(options[place].value for options, place in zip(sack.options, chosen, strict=True))
 
 
-def is_feasible(sack: Knapsack, chosen: Sequence[int]) -> bool:
-    """Whether no budget is exceeded, rounding aside."""
-    return all(used <= room + ROUNDING_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
-
-
 def least_choice(sack: Knapsack) -> list[int]:
     """The least watts for every job. Raises BudgetTooSmall, naming the budget that lacks most, if they are too many."""
     chosen = [0] * len(sack.options)
@@ -316,11 +311,7 @@ def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ..
             f"{job.name!r} has {job.curve.gpus} GPUs and shares of {[share.gpus for share in job.shares]}",
             "name the budgets of every GPU of the job once",
         )
-    gpus: dict[int, int] = {}
-    for share in job.shares:
-        for budget in budgets.chain_indices(share.budgets):
-            gpus[budget] = gpus.get(budget, 0) + share.gpus
-    return tuple(sorted(gpus.items()))
+    return budgets.count_gpus((share.budgets, share.gpus) for share in job.shares)
 
 
 def build_knapsack(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal) -> Knapsack:

@@ -240,10 +240,6 @@ class LimitRollout:
         """Watts that each budget may be drawn from at this moment, by name."""
         return {budget.name: max(0.0, claim) for budget, claim in zip(self._budgets.all, self._claims, strict=True)}
 
-    def confirmed_settings(self) -> dict[str, LimitSetting]:
-        """What was last read back of each holding."""
-        return {name: held.now for name, held in self._held.items()}
-
     def unfinished_holdings(self) -> tuple[str, ...]:
         """Holdings that are not known to have what is wanted: under way, waiting for room, lost or given up."""
         return tuple(name for name, held in self._held.items() if not held.done)

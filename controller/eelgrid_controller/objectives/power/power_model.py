@@ -298,7 +298,7 @@ class LimitChoice:
     barred: tuple[LimitPoint, ...]  # they would break the promise
 
 
-def _pace_s(curve: PowerCurve, promise: TrainingPromise) -> float:
+def promised_pace_s(curve: PowerCurve, promise: TrainingPromise) -> float:
     """The most seconds that a unit of work may take."""
     if isinstance(promise, MaxSlowdown):
         return (1.0 + promise.share) * curve.largest.time_s
@@ -335,7 +335,7 @@ def choose_limit(curve: PowerCurve, promise: TrainingPromise, limits_w: Sequence
     Raises InvalidPromise where not even the fastest limit keeps it.
     """
     options = _options(curve, limits_w)
-    pace_s = _pace_s(curve, promise)
+    pace_s = promised_pace_s(curve, promise)
     kept = [at for at in options if at.time_s <= pace_s * (1.0 + _HAIR)]
     if not kept:
         raise _too_slow(curve, pace_s, min(options, key=lambda at: at.time_s))
