@@ -42,6 +42,8 @@ $(VENV)/installed-dev: $(VENV)/installed requirements-dev.lock
 demo: $(VENV)/installed
 	@$(BIN)/python -m eelgrid_controller.demo $(if $(KEEP),--keep) $(DEMO)
 
+# Tests start some hundreds of processes, each of which would compile our sources again where bytecode is not kept.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/installed-dev
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
 	@echo "compiling the kernels, once for these sources (a minute or more); beside it, kernels without their compiler, for what it hides"
