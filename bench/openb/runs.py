@@ -77,7 +77,8 @@ class BoundResult(NamedTuple):
 @njit
 def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Ints) -> None:
     """The whole course; times of each decision and of the idle work before it into decision_ns and idle_ns (A,)."""
-    scratch, kinds, turn = np.zeros(2, np.int64), scene.kinds.shape[0], 0
+    # The bare number would be a type of its own, for which the kernels are compiled once more.
+    scratch, kinds, turn = np.zeros(2, np.int64), scene.kinds.shape[0], np.int64(0)
     for i in range(order.shape[0]):
         begun = now_ns(WALL, scratch)
         update_prices(scene)

@@ -279,7 +279,8 @@ def build_engine(
         kinds=kinds,
         groups=groups,
         classes=expected.classes,
-        class_weight=expected.class_weight,
+        # A copy: a mix of read-only arrays would be a type of its own, for which everything is compiled once more.
+        class_weight=expected.class_weight.copy(),
         relief=np.zeros((wanted.shape[0], groups.weight.shape[1]), RELIEF),
         captive=expected.captive.table,
         scalars=scalars,
