@@ -64,8 +64,7 @@ from eelgrid_controller.replay.openb_protocol import csv_folder
 from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ShellGauges
-from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
-from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
+from eelgrid_controller.server.metrics.collectors import FleetMetrics, LedgerMetrics, ObjectiveMetrics
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_controller.state.telemetry import Telemetry

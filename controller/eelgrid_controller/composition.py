@@ -30,22 +30,22 @@ from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
-from eelgrid_controller.server.authorization import Authorizer, CallerService
+from eelgrid_controller.server.energy_monitors import SavingsMonitor, SpendingMonitor
 from eelgrid_controller.server.grpc.agent_service import AgentService
-from eelgrid_controller.server.grpc.audit_service import AuditService, AuditTrail
-from eelgrid_controller.server.grpc.energy_service import EnergyService, SpendingService
-from eelgrid_controller.server.grpc.objective_service import ObjectiveService
+from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
 from eelgrid_controller.server.grpc.operator_service import NodeService, OperatorService
 from eelgrid_controller.server.grpc.pagination import OmissionCounter
-from eelgrid_controller.server.grpc.partition_service import PartitionService
+from eelgrid_controller.server.grpc.planner_services import (
+    EnergyService,
+    ObjectiveService,
+    PartitionService,
+    SpendingService,
+)
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, ShellGauges
 from eelgrid_controller.server.metrics.catalogue import build_family
-from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
-from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
-from eelgrid_controller.server.savings_monitor import SavingsMonitor
-from eelgrid_controller.server.spending_monitor import SpendingMonitor
+from eelgrid_controller.server.metrics.collectors import FleetMetrics, LedgerMetrics, ObjectiveMetrics
 from eelgrid_controller.server.tracing import CollectorEndpoint, LoopInstrumentation, Tracing, resolve_endpoint
 from eelgrid_controller.state.agent_liveness import RegistrationLimiter, RegistrationRefused
 from eelgrid_controller.state.cluster_state import ClusterState

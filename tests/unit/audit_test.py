@@ -16,7 +16,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalFull
 from eelgrid_controller.runtime.access_control import REQUIRED_ROLES
 from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.server.grpc.audit_service import AuditTrail
+from eelgrid_controller.server.grpc.authorization import AuditTrail
 from eelgrid_controller.state.audit_entries import (
     AUDITED,
     JOURNALLED,

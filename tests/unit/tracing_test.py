@@ -18,8 +18,7 @@ from tests.fakes.collector import collecting
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics
-from eelgrid_controller.server.placement_traces import PlacementSpanKind, Span, TraceRoot
-from eelgrid_controller.server.span_sender import SpanSender
+from eelgrid_controller.server.placement_traces import PlacementSpanKind, Span, SpanSender, TraceRoot
 from eelgrid_controller.server.tracing import CollectorEndpoint, extract_trace_headers, parse_endpoint, resolve_endpoint
 from eelgrid_protos.messages import ApplyStatus, NodePlan, PlanApplied
 
@@ -70,7 +69,6 @@ class Missing:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 logging.basicConfig()
-from eelgrid_controller.server.placement_traces import PlacementSpanKind, TraceRoot
 from eelgrid_controller.server.tracing import resolve_endpoint
 print(resolve_endpoint("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}, logging.getLogger()))
 from eelgrid_controller.__main__ import main

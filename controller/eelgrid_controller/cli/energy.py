@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_list, print_plain, text_table, use_colour
 from eelgrid_controller.formatting import format_energy
 from eelgrid_protos.messages import (

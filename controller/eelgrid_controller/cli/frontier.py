@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, output_option
-from eelgrid_controller.cli.errors import CliError, RequestRefused
+from eelgrid_controller.cli.connection import CliError, CliSettings, RequestRefused, output_option
 from eelgrid_controller.cli.output import ProgressBar, TableColumn, echo, print_plain, text_table, use_colour
 from eelgrid_controller.errors import import_library
 from eelgrid_protos.safe_text import escape_csv_cell

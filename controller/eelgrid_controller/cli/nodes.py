@@ -8,9 +8,14 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.amounts import SHARE
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
-from eelgrid_controller.cli.errors import NameNotFound
+from eelgrid_controller.cli.connection import (
+    SHARE,
+    CliSettings,
+    NameNotFound,
+    connect_operators,
+    iterate_pages,
+    output_option,
+)
 from eelgrid_controller.cli.output import TableColumn, print_document, print_list, text_table
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_percent, format_power
 from eelgrid_protos.messages import (

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, output_option
-from eelgrid_controller.cli.errors import CliError
+from eelgrid_controller.cli.connection import CliError, CliSettings, connect_operators, fetch_whole, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table, visible_columns
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,

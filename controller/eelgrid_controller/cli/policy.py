@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table, use_colour
 from eelgrid_controller.state.spending import (
     QUANTITY_UNITS,

@@ -14,8 +14,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings
-from eelgrid_controller.cli.errors import CliError, UsageMismatch
+from eelgrid_controller.cli.connection import CliError, CliSettings, UsageMismatch
 from eelgrid_controller.cli.output import ProgressBar
 from eelgrid_controller.errors import LibraryMissing
 from eelgrid_controller.replay import results

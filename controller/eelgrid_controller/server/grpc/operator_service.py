@@ -17,7 +17,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.authorization import DescribeCall, describe_no_call
+from eelgrid_controller.server.grpc.authorization import DescribeCall, describe_no_call
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner

@@ -18,8 +18,7 @@ import msgspec
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.http.live_model.change_history import FleetChange, read_earlier_changes
-from eelgrid_controller.server.http.live_model.live_view import LiveView
+from eelgrid_controller.server.http.live_model import FleetChange, LiveView, read_earlier_changes
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import JournalHistory
 from eelgrid_controller.state.telemetry import Telemetry
