@@ -78,7 +78,7 @@ def document(store):
     """As eelctl has it, over the wire."""
     prices = SimpleNamespace(currency="EUR")
     loop = SimpleNamespace(core=SimpleNamespace(state=SimpleNamespace(policy=SimpleNamespace(prices=prices))))
-    calls = EnergyService(loop=loop, desk=Desk(store), clock=Clock())
+    calls = EnergyService(loop=loop, desk=Desk(store), spending=None, clock=Clock())
 
     async def of(*by, rows=50, with_nobody=False):
         request = QueryEnergyRequest(

@@ -190,7 +190,7 @@ class CliError(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints the error to stderr, with a line for each violation."""
         out = file or sys.stderr
-        click.echo(f"eelctl: {escape_text(_line(self.message))}", file=out)
+        click.echo(f"eelctl: {escape_text(join_lines(self.message))}", file=out)
         for violation in self.violations:
             click.echo(f"  {escape_text(str(violation))}", file=out)
         click.echo(f"  next: {escape_text(self.remedy)}", file=out)
@@ -220,8 +220,8 @@ class RequestRefused(CliError):
     exit_code = 5
 
 
-def _line(text: str) -> str:
-    """One line, since gRPC's own messages may hold several."""
+def join_lines(text: str) -> str:
+    """Makes one line of a text, since messages of gRPC and others may hold several."""
     return " ".join(text.split())
 
 

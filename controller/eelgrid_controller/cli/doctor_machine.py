@@ -27,6 +27,7 @@ from enum import Enum, StrEnum
 from importlib import metadata
 from pathlib import Path
 
+from eelgrid_controller.cli.connection import join_lines
 from eelgrid_controller.formatting import format_memory
 from eelgrid_protos.sockets import split_address
 
@@ -60,22 +61,22 @@ class Finding:
 
 def report_ok(check: str, what: str) -> Finding:
     """Nothing to do."""
-    return Finding(check, FindingStatus.OK, _line(what))
+    return Finding(check, FindingStatus.OK, join_lines(what))
 
 
 def report_warning(check: str, what: str, remedy: str) -> Finding:
     """Something works less well than it could, or will not work for long."""
-    return Finding(check, FindingStatus.WARN, _line(what), _line(remedy))
+    return Finding(check, FindingStatus.WARN, join_lines(what), join_lines(remedy))
 
 
 def report_failure(check: str, what: str, remedy: str) -> Finding:
     """Returns a finding that something does not work."""
-    return Finding(check, FindingStatus.FAIL, _line(what), _line(remedy))
+    return Finding(check, FindingStatus.FAIL, join_lines(what), join_lines(remedy))
 
 
 def report_skipped(check: str, what: str, remedy: str) -> Finding:
     """Returns a finding that the check could not be made; the remedy says how to enable it."""
-    return Finding(check, FindingStatus.SKIPPED, _line(what), _line(remedy))
+    return Finding(check, FindingStatus.SKIPPED, join_lines(what), join_lines(remedy))
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
@@ -93,11 +94,6 @@ def join_names(names: Iterable[str]) -> str:
 def count_noun(count: int, one: str, many: str = "") -> str:
     """Formats a number with its noun, in singular or plural."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def _line(text: str) -> str:
-    """One line, since messages of others may hold several."""
-    return " ".join(text.split())
 
 
 PYTHON_LEAST, PYTHON_BELOW = (3, 11), (3, 14)

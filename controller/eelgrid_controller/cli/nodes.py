@@ -108,10 +108,6 @@ def _gpus_allocated(node: Node) -> str:
     return f"{format_gpu(node.allocated_gpu_milli)}/{every}" if every else "-"
 
 
-def _of(part: str, whole: str) -> str:
-    return f"{part}/{whole}"
-
-
 def _age(age_s: float | None) -> str:
     return "-" if age_s is None else f"{age_s:.1f} s"
 
@@ -122,7 +118,7 @@ def _state_colour(state: NodeState) -> str | None:
 
 def _gpu_memory(status: GpuStatus) -> str:
     used = "-" if status.memory_used_bytes is None else format_memory(status.memory_used_bytes)
-    return _of(used, format_memory(status.gpu.memory_bytes))
+    return f"{used}/{format_memory(status.gpu.memory_bytes)}"
 
 
 def _mig(status: GpuStatus) -> str:
@@ -146,16 +142,18 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
     TableColumn("POOL", lambda n: n.inventory.pool),
     TableColumn("MODEL", _models),
     TableColumn("GPUS", _gpus_allocated, right=True),
-    TableColumn("CPU", lambda n: _of(format_cpu(n.allocated_cpu_milli), format_cpu(n.inventory.cpu_milli)), right=True),
+    TableColumn(
+        "CPU", lambda n: f"{format_cpu(n.allocated_cpu_milli)}/{format_cpu(n.inventory.cpu_milli)}", right=True
+    ),
     TableColumn(
         "MEMORY",
-        lambda n: _of(format_memory(n.allocated_memory_bytes), format_memory(n.inventory.memory_bytes)),
+        lambda n: f"{format_memory(n.allocated_memory_bytes)}/{format_memory(n.inventory.memory_bytes)}",
         right=True,
     ),
     TableColumn("WORKLOADS", lambda n: str(n.workloads), right=True),
     TableColumn("POWER", lambda n: format_power(n.power_w), right=True),
     TableColumn("AGE", lambda n: _age(n.sample_age_s), right=True),
-    TableColumn("PLAN", lambda n: _of(str(n.applied_epoch), str(n.plan_epoch)), right=True, wide=True),
+    TableColumn("PLAN", lambda n: f"{n.applied_epoch}/{n.plan_epoch}", right=True, wide=True),
     TableColumn("SAMPLES", lambda n: str(n.samples_received), right=True, wide=True),
     TableColumn("LOST", lambda n: str(n.samples_lost), right=True, wide=True),
     TableColumn("DRIVER", lambda n: n.inventory.driver_version, wide=True),

@@ -65,16 +65,12 @@ _GPUS: tuple[TableColumn[PartitionedGpu], ...] = (
 )
 
 
-def _format_carried_rate(one: PartitionedService) -> str:
-    return f"{one.after_hz:.4g}/s" if one.replicas else "nothing"
-
-
 _SERVICES: tuple[TableColumn[PartitionedService], ...] = (
     TableColumn("SERVICE", lambda one: one.workload_id),
     TableColumn("NAME", lambda one: one.name, wide=True),
     TableColumn("RATE", lambda one: f"{one.rate_hz:.4g}/s", right=True),
     TableColumn("CARRIES NOW", lambda one: f"{one.before_hz:.4g}/s" if one.replicas_before else "nothing", right=True),
-    TableColumn("CARRIES THEN", _format_carried_rate, right=True),
+    TableColumn("CARRIES THEN", lambda one: f"{one.after_hz:.4g}/s" if one.replicas else "nothing", right=True),
     TableColumn("REPLICAS", lambda one: f"{one.replicas_before} -> {one.replicas}", right=True),
     TableColumn("ON THE WAY", lambda one: f"{100.0 * one.lowest_share:.0f} %" if one.replicas else "-", right=True),
     TableColumn("PROBLEM", lambda one: one.problem),

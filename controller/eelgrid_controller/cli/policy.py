@@ -216,12 +216,6 @@ def apply_limit_options(policy: Policy, texts: Iterable[str]) -> tuple[SpendingL
     return tuple(limits.values())
 
 
-def spending_lines(policy: Policy) -> Iterator[str]:
-    """Formats the limits for people, as they are set."""
-    for limit in policy.spending:
-        yield f"spending           {format_limit(limit)}"
-
-
 def _format_share(one: SpendingStatus) -> str:
     return "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %"
 
@@ -386,7 +380,8 @@ def _lines(policy: Policy) -> Iterator[str]:
         kept = ", MIG GPUs managed by the partition planner" if pool.partitioned else ""
         yield f"pool {pool.pool:<14}{pool.mode.name.lower()}{kept}"
     yield from budget_lines(policy)
-    yield from spending_lines(policy)
+    for limit in policy.spending:
+        yield f"spending           {format_limit(limit)}"
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
 

@@ -19,7 +19,7 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.nodes import limit_option
-from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
+from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour, visible_columns
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
 from eelgrid_protos.messages import (
@@ -264,5 +264,5 @@ def _print_queue(
     if not rows and settings.output not in {"json", "yaml"}:
         click.echo(empty, err=True)
         return
-    columns = [column for column in columns if settings.output == "wide" or not column.wide]
+    columns = visible_columns(settings, columns)
     print_plain(settings, plain, [*text_table(columns, rows, headers=settings.headers, colour=use_colour()), *more])

@@ -33,6 +33,7 @@ from eelgrid_controller.cli.output import (
     print_stream,
     text_table,
     use_colour,
+    visible_columns,
 )
 from eelgrid_controller.cli.policy import apply_budget_options
 from eelgrid_controller.formatting import (
@@ -157,11 +158,7 @@ def _amounts(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _GPUS_SHOWN = 8
-
-
-def phase_colour(workload: Workload) -> str | None:
-    """Returns green for a placed workload, yellow for a pending one."""
-    return {WorkloadPhase.PLACED: "green", WorkloadPhase.PENDING: "yellow"}.get(workload.phase)
+_COLOURS = {WorkloadPhase.PLACED: "green", WorkloadPhase.PENDING: "yellow"}
 
 
 def request_text(request: ResourceRequest) -> str:
@@ -196,7 +193,7 @@ def _format_wait(workload: Workload) -> str:
 WORKLOAD_COLUMNS: tuple[TableColumn[Workload], ...] = (
     TableColumn("ID", lambda w: w.workload_id, width=16),
     TableColumn("NAME", lambda w: w.spec.name, wide=True, width=16),
-    TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=phase_colour),
+    TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=lambda w: _COLOURS.get(w.phase)),
     TableColumn("KIND", lambda w: w.spec.kind.name.lower(), width=17),
     TableColumn("REPLICAS", lambda w: str(w.spec.replicas), right=True),
     TableColumn("EACH", lambda w: request_text(w.spec.request), width=28),
@@ -470,10 +467,6 @@ def _latency_colour(one: ServiceStatus) -> str | None:
     return "green" if one.live_s <= one.objective_s else "red"
 
 
-def _slowness(one: ServiceStatus) -> str:
-    return f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %"
-
-
 _SERVICES: tuple[TableColumn[ServiceStatus], ...] = (
     TableColumn("SERVICE", lambda one: one.workload_id),
     TableColumn("PHASE", lambda one: one.phase),
@@ -482,7 +475,9 @@ _SERVICES: tuple[TableColumn[ServiceStatus], ...] = (
     TableColumn("LIVE", lambda one: _seconds(one.live_s), right=True, colour=_latency_colour),
     TableColumn("PROMISED", lambda one: _seconds(one.objective_s), right=True),
     TableColumn("MODEL", lambda one: _seconds(one.modelled_s), right=True, wide=True),
-    TableColumn("SLOWNESS", _slowness, right=True, wide=True),
+    TableColumn(
+        "SLOWNESS", lambda one: f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %", right=True, wide=True
+    ),
     TableColumn("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
 )
 _JOBS: tuple[TableColumn[JobStatus], ...] = (
@@ -515,8 +510,7 @@ def _objective_lines(settings: CliSettings, found: ListPromisesResponse) -> Iter
         if not is_first:
             yield ""
         is_first = False
-        shown = [column for column in columns if settings.output == "wide" or not column.wide]
-        yield from text_table(shown, rows, headers=settings.headers, colour=use_colour())
+        yield from text_table(visible_columns(settings, columns), rows, headers=settings.headers, colour=use_colour())
     if is_first:
         yield "nothing has an objective; give a service objectives or a job a slowdown limit: docs/how-to/promises.md"
     if abs(found.price_ratio - 1.0) > _PRICE_SHOWN:

@@ -10,13 +10,14 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerAmount, LedgerAnswer, LedgerQuery
 from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings, SavingsFigures
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.metrics.catalogue import build_family
@@ -66,16 +67,6 @@ _UNITS: Mapping[SpendingQuantity, str] = {
 SpentAmounts = Mapping[tuple[SpendingKey, PeriodBounds], float]
 
 
-class SpendingLedger(Protocol):
-    """Who has the ledger."""
-
-    async def query(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
-        """Answers to questions of one stretch with the same filters; raises Unavailable."""
-
-    async def begun_s(self) -> int | None:
-        """The oldest hour, None without any; raises Unavailable."""
-
-
 class _SpendingReview(NamedTuple):
     """How limits stood, in which currency, and how much work waited for each."""
 
@@ -91,7 +82,7 @@ class SpendingMonitor:
         self,
         *,
         loop: ControllerLoop,
-        ledger: SpendingLedger,
+        ledger: LedgerWriter,
         every_s: float,
         clock: Clock,
         log: logging.Logger,

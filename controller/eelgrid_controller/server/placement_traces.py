@@ -11,8 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -46,14 +45,6 @@ from eelgrid_protos.openmetrics import MetricFamily
 AttributeValues = Mapping[str, str | int | float]
 
 
-class PlacementSpanKind(Enum):
-    """Who a span's work is for, by the names that OpenTelemetry gives."""
-
-    INTERNAL = "INTERNAL"
-    SERVER = "SERVER"
-    CLIENT = "CLIENT"
-
-
 @dataclass(frozen=True, slots=True)
 class TraceRoot:
     """What a trace goes on from: its id, the caller's span (0 for none) and the caller's tracestate."""
@@ -72,7 +63,7 @@ class Span:
     span_id: int
     parent_id: int
     start_ns: int
-    kind: PlacementSpanKind = PlacementSpanKind.INTERNAL
+    kind: SpanKind = SpanKind.INTERNAL
     attributes: dict[str, str | int | float] = field(default_factory=dict)
     events: list[tuple[int, str, AttributeValues]] = field(default_factory=list)
     error: str | None = None
@@ -174,25 +165,12 @@ class _Followed:
     sent: dict[str, tuple[int, Span]] = field(default_factory=dict)
 
 
-class SpanSink(Protocol):
-    """Where spans come from and where they go."""
-
-    def start_trace(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
-        """The beginning of a trace, of this id unless it is within a caller's; None for one that nobody wants."""
-
-    def new_span_id(self) -> int:
-        """An id for a span."""
-
-    def export_span(self, span: Span) -> None:
-        """Take a span that is over."""
-
-
 class PlacementTraces:
     """Follows placements; all calls are from the loop's thread and take microseconds."""
 
     def __init__(
         self,
-        spans: SpanSink,
+        spans: "SpanSender",
         *,
         cluster: str,
         now_ns: Callable[[], int],
@@ -308,7 +286,7 @@ class PlacementTraces:
             return
         now_ns = self._now_ns()
         said: AttributeValues = {"eelgrid.node": node_name, "eelgrid.replica": replica}
-        self._span("patch", followed.root, (start_ns, now_ns), said, kind=PlacementSpanKind.CLIENT)
+        self._span("patch", followed.root, (start_ns, now_ns), said, kind=SpanKind.CLIENT)
         self._on_arrival(workload_id, replica, now_ns)
 
     # Spans
@@ -320,7 +298,7 @@ class PlacementTraces:
         root = decided.root
         root.attributes |= request_attributes(event.spec)
         self._followed[event.workload_id] = _Followed(root)
-        kind, values = (PlacementSpanKind.SERVER, _RPC) if decided.is_call else (PlacementSpanKind.INTERNAL, {})
+        kind, values = (SpanKind.SERVER, _RPC) if decided.is_call else (SpanKind.INTERNAL, {})
         submit = self._open("submit", root, root.start_ns, values, kind=kind)
         self._span("decide", submit, (decided.start_ns, decided.end_ns), {"eelgrid.workload.id": event.workload_id})
         self._span("journal", submit, (max(commit_ns, decided.end_ns), now_ns))
@@ -374,7 +352,7 @@ class PlacementTraces:
             "eelgrid.plan.enforce": plan.enforce,
         }
         self._span("plan", followed.root, (followed.placed_ns, now_ns), said)
-        span = self._open("apply", followed.root, now_ns, said, kind=PlacementSpanKind.CLIENT)
+        span = self._open("apply", followed.root, now_ns, said, kind=SpanKind.CLIENT)
         followed.sent[plan.node_name] = plan.epoch, span
 
     def _on_applied(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
@@ -431,7 +409,7 @@ class PlacementTraces:
         start_ns: int,
         values: AttributeValues,
         *,
-        kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
+        kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
         return Span(name, parent.root, self._spans.new_span_id(), parent.span_id, start_ns, kind, dict(values))
 
@@ -447,7 +425,7 @@ class PlacementTraces:
         times_ns: tuple[int, int],
         values: AttributeValues | None = None,
         *,
-        kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
+        kind: SpanKind = SpanKind.INTERNAL,
     ) -> None:
         """A span that is over; `times_ns` are its start and its end."""
         self._close(self._open(name, parent, times_ns[0], values or {}, kind=kind), times_ns[1])
@@ -531,7 +509,7 @@ class SpanSender:
     # From the loop's thread
 
     def start_trace(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
-        """The beginning of a trace, within the caller's where its headers say so; None for one that is not sampled."""
+        """The beginning of a trace, of this id unless it is within a caller's; None for one that is not sampled."""
         context = self._propagator.extract(headers, context=Context()) if headers else Context()
         caller = get_current_span(context).get_span_context()
         trace_id = caller.trace_id if caller.is_valid else trace_id
@@ -611,7 +589,7 @@ class SpanSender:
             resource=self._resource,
             attributes=span.attributes,
             events=[Event(name, dict(values), time_ns) for time_ns, name, values in span.events],
-            kind=SpanKind[span.kind.value],
+            kind=span.kind,
             status=Status(StatusCode.UNSET if span.error is None else StatusCode.ERROR, span.error),
             start_time=span.start_ns,
             end_time=span.end_ns,

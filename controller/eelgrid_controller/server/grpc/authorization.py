@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc.aio
 
@@ -18,6 +18,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalError
 from eelgrid_controller.runtime.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role
 from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.runtime.sqlite_journal import SqliteJournal
 from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.audit_entries import (
@@ -26,7 +27,6 @@ from eelgrid_controller.state.audit_entries import (
     REPORTS,
     AuditedCall,
     AuditFilter,
-    AuditPage,
     is_denied,
     summarize_request,
 )
@@ -151,12 +151,8 @@ class CallerService:
         )
 
 
-# The call behind a request, by its name; None where nobody keeps account of calls.
-DescribeCall: TypeAlias = Callable[[str, object, Context], AuditedCall | None]
-
-
-def describe_no_call(_method: str, _request: object, _context: Context) -> None:
-    """Keeps no account of calls."""
+# The call behind a request, by its name.
+DescribeCall: TypeAlias = Callable[[str, object, Context], AuditedCall]
 
 
 _WRITE_EVERY_S = 1.0
@@ -302,24 +298,10 @@ def _code_of(error: Exception) -> str:
     return error.code.name if isinstance(error, Fault) else "INTERNAL"
 
 
-class AuditReader(Protocol):
-    """Who has the entries."""
-
-    def read_audit_page(self, wanted: AuditFilter, *, size: int, before: int | None = None) -> AuditPage:
-        """A page, the newest first; any thread may ask. Raises JournalError."""
-
-
-class AuditFlusher(Protocol):
-    """Who has entries that are not on disk yet."""
-
-    async def write(self) -> None:
-        """Writes them."""
-
-
 class AuditService:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, journal: AuditReader, trail: AuditFlusher) -> None:
+    def __init__(self, *, journal: SqliteJournal, trail: AuditTrail) -> None:
         self._journal = journal
         self._trail = trail
 

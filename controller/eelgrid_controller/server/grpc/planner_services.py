@@ -1,8 +1,8 @@
 """The operators' calls that planners answer: objectives, MIG partitions, energy and spending.
 
 `ObjectiveService` scales, records measured points and progress, and lists objectives. `PartitionService` recommends,
-applies and lists MIG layouts; the stages of an applied change follow one after the other. `EnergyService` and
-`SpendingService` query the energy ledger and list spending limits.
+applies and lists MIG layouts; the stages of an applied change follow one after the other. `EnergyService` queries the
+energy ledger and lists spending limits.
 """
 
 import asyncio
@@ -10,25 +10,26 @@ import contextlib
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import (
-    ExportClaim,
     Exporter,
     GroupWork,
     LedgerAmount,
     LedgerAnswer,
-    LedgerQuery,
     parse_export,
     parse_queries,
     parse_query,
 )
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.objectives.control_loop import ControlLoop
 from eelgrid_controller.partition.recommendation import (
     PartitionSearchResult,
     PartitionStage,
@@ -37,7 +38,8 @@ from eelgrid_controller.partition.recommendation import (
 )
 from eelgrid_controller.partition.survey import SurveyedGpu, apply_problem, partition_statuses
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.grpc.authorization import DescribeCall, describe_no_call
+from eelgrid_controller.server.energy_monitors import SpendingMonitor
+from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.state.profile_points import make_point_key
 from eelgrid_controller.state.spending import utc_offset_minutes_of
@@ -54,7 +56,6 @@ from eelgrid_protos.messages import (
     EnergyWork,
     ImagineBudgetsRequest,
     ImagineBudgetsResponse,
-    JobStatus,
     ListEnergyExportersRequest,
     ListEnergyExportersResponse,
     ListPartitionsRequest,
@@ -65,8 +66,6 @@ from eelgrid_protos.messages import (
     ListPromisesResponse,
     ListSpendingRequest,
     ListSpendingResponse,
-    MeasuredPoint,
-    PowerBudget,
     QueryEnergyReportRequest,
     QueryEnergyReportResponse,
     QueryEnergyRequest,
@@ -81,8 +80,6 @@ from eelgrid_protos.messages import (
     ReportProgressResponse,
     ScaleWorkloadRequest,
     ScaleWorkloadResponse,
-    ServiceStatus,
-    SpendingStatus,
     WorkloadPhase,
 )
 from eelgrid_protos.quantities import SENTENCE_LETTERS_MOST
@@ -93,25 +90,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Promised: TypeAlias = tuple[tuple[str, Any], tuple[int | str, ...]]
 
 
-class ObjectiveSource(Protocol):
-    """What keeps the promises."""
-
-    def progress(self, workload_id: str, work_done: float) -> None:
-        """A job tells how far it is."""
-
-    def promises(self) -> ListPromisesResponse:
-        """How promises are kept now."""
-
-    async def imagine(self, budgets: Sequence[PowerBudget]) -> ImagineBudgetsResponse:
-        """What jobs would have under other power budgets."""
-
-
 class ObjectiveService:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(
-        self, *, loop: ControllerLoop, steers: ObjectiveSource, call_of: DescribeCall = describe_no_call
-    ) -> None:
+    def __init__(self, *, loop: ControllerLoop, steers: ControlLoop, call_of: DescribeCall) -> None:
         self._loop = loop
         self._call_of = call_of
         self._steers = steers
@@ -134,7 +116,7 @@ class ObjectiveService:
                 request,
                 ListPointsResponse,
                 core.state.points.list_points(request.profile),
-                place_of=_point_key,
+                place_of=lambda point: (point.profile, *make_point_key(point)),
                 element_of=lambda point: ("points", point),
             )
 
@@ -159,10 +141,10 @@ class ObjectiveService:
 
     async def list_promises(self, request: ListPromisesRequest, _context: Context) -> Encoded:
         """A page of how promises are kept: services, then jobs, then budgets."""
-        found = self._steers.promises()
+        found, by_id = self._steers.promises(), attrgetter("workload_id")
         items: list[_Promised] = [
-            *((("services", one), (0, one.workload_id)) for one in sorted(found.services, key=_id)),
-            *((("jobs", one), (1, one.workload_id)) for one in sorted(found.jobs, key=_id)),
+            *((("services", one), (0, one.workload_id)) for one in sorted(found.services, key=by_id)),
+            *((("jobs", one), (1, one.workload_id)) for one in sorted(found.jobs, key=by_id)),
             *((("budgets", one), (2, number)) for number, one in enumerate(found.budgets)),
         ]
         return build_page(
@@ -178,14 +160,6 @@ class ObjectiveService:
     async def imagine_budgets(self, request: ImagineBudgetsRequest, _context: Context) -> ImagineBudgetsResponse:
         """What jobs would lose under other power budgets."""
         return await self._steers.imagine(request.budgets)
-
-
-def _id(status: ServiceStatus | JobStatus) -> str:
-    return status.workload_id
-
-
-def _point_key(point: MeasuredPoint) -> tuple[int | str, ...]:
-    return (point.profile, *make_point_key(point))
 
 
 KEPT_MOST = 8
@@ -205,7 +179,7 @@ class PartitionService:
         telemetry: Telemetry,
         monotonic_s: Callable[[], float],
         log: logging.Logger,
-        call_of: DescribeCall = describe_no_call,
+        call_of: DescribeCall,
     ) -> None:
         self._loop = loop
         self._call_of = call_of
@@ -336,32 +310,13 @@ _SUM_MOST = 1e15
 _AMOUNT_MOST = 1e300
 
 
-class LedgerQueries(Protocol):
-    """Who has the ledger."""
-
-    @property
-    def exporters(self) -> Mapping[str, Exporter]:
-        """Marks by name."""
-
-    async def query(self, asked: Sequence[LedgerQuery]) -> list[LedgerAnswer]:
-        """Answers to questions of one stretch; raises Unavailable."""
-
-    async def settled_s(self) -> int:
-        """Until when hours are settled; raises Unavailable."""
-
-    async def confirm(self, export: ExportClaim) -> Exporter:
-        """The mark as it is then; raises FailedPrecondition, ResourceExhausted and Unavailable."""
-
-    async def remove_exporter(self, name: str) -> None:
-        """Forgets a mark; raises NotFound and Unavailable."""
-
-
 class EnergyService:
     """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
-    def __init__(self, *, loop: ControllerLoop, desk: LedgerQueries, clock: Clock) -> None:
+    def __init__(self, *, loop: ControllerLoop, desk: LedgerWriter, spending: SpendingMonitor, clock: Clock) -> None:
         self._loop = loop
         self._desk = desk
+        self._spending = spending
         self._clock = clock
 
     async def query_energy(self, request: QueryEnergyRequest, _context: Context) -> QueryEnergyResponse:
@@ -415,6 +370,16 @@ class EnergyService:
         """Forgets a mark; raises NotFound and Unavailable."""
         await self._desk.remove_exporter(request.name)
         return RemoveEnergyExporterResponse()
+
+    async def list_spending(self, _request: ListSpendingRequest, _context: Context) -> ListSpendingResponse:
+        """What is spent of the policy's spending limits."""
+        limits = await self._spending.statuses()
+        policy = self._loop.core.state.policy
+        return ListSpendingResponse(
+            limits=limits,
+            currency="" if policy.prices is None else policy.prices.currency,
+            utc_offset_minutes=utc_offset_minutes_of(policy),
+        )
 
     def _build_response(self, answer: LedgerAnswer) -> QueryEnergyResponse:
         prices = self._loop.core.state.policy.prices
@@ -478,28 +443,3 @@ def _work(done: GroupWork) -> EnergyWork:
         missed_s=_within(done.missed_s, 0.0, _SUM_MOST),
         energy_per_unit_j=None if each_j is None else _within(each_j, 0.0, _AMOUNT_MOST),
     )
-
-
-class SpendingSource(Protocol):
-    """Who looks at spending."""
-
-    async def statuses(self) -> tuple[SpendingStatus, ...]:
-        """Every limit as it stands now."""
-
-
-class SpendingService:
-    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
-
-    def __init__(self, *, loop: ControllerLoop, desk: SpendingSource) -> None:
-        self._loop = loop
-        self._desk = desk
-
-    async def list_spending(self, _request: ListSpendingRequest, _context: Context) -> ListSpendingResponse:
-        """What is spent of the policy's spending limits."""
-        limits = await self._desk.statuses()
-        policy = self._loop.core.state.policy
-        return ListSpendingResponse(
-            limits=limits,
-            currency="" if policy.prices is None else policy.prices.currency,
-            utc_offset_minutes=utc_offset_minutes_of(policy),
-        )

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -52,39 +52,50 @@ class EventBytes:
         return packer.compress(self.plain) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-class LiveSource(Protocol):
-    """Where the page's numbers come from."""
+class LoopSource:
+    """Where the page's numbers come from: a running controller."""
 
-    @property
-    def telemetry(self) -> Telemetry:
-        """The readings."""
+    def __init__(
+        self, loop: ControllerLoop, telemetry: Telemetry, promises: Callable[[], ListPromisesResponse], clock: Clock
+    ) -> None:
+        self.telemetry = telemetry
+        # How promises are kept now.
+        self.promises = promises
+        self._loop = loop
+        self._clock = clock
 
     def read(self, view: Callable[[ClusterState], _Result]) -> Awaitable[_Result]:
         """What a view makes of the state when all of it is on disk."""
+        return self._loop.read(lambda core: view(core.state))
 
-    def explain_workload(self, workload_id: str) -> Awaitable[Explanation | None]:
+    async def explain_workload(self, workload_id: str) -> Explanation | None:
         """Why a workload stands where it stands; None for one that is not known."""
-
-    def promises(self) -> ListPromisesResponse:
-        """How promises are kept now."""
+        try:
+            return await self._loop.read(lambda core: core.explain_workload(workload_id))
+        except NotFound:
+            return None
 
     def read_history(self) -> JournalHistory:
         """What the journal tells of before now; for any thread. Raises JournalError."""
+        return self._loop.journal.read_history()
 
     def current_state(self) -> ClusterState:
         """The state at this moment, for a listener of commits."""
+        return self._loop.core.state
 
     def now_s(self) -> float:
         """Monotonic seconds."""
+        return self._clock.monotonic_s()
 
     def now_ns(self) -> int:
         """Nanoseconds since 1970."""
+        return self._clock.now_ns()
 
 
 class LiveHub:
     """Moves the board on and holds its frames; used from one event loop."""
 
-    def __init__(self, source: LiveSource, *, log: logging.Logger, every_s: float = FRAME_INTERVAL_S) -> None:
+    def __init__(self, source: LoopSource, *, log: logging.Logger, every_s: float = FRAME_INTERVAL_S) -> None:
         self.board = LiveView()
         self.viewers = 0
         self._source = source
@@ -208,42 +219,3 @@ def _slices(names: Sequence[str]) -> Iterator[list[str]]:
     left = iter(names)
     while part := list(islice(left, _NODES_A_SLICE)):
         yield part
-
-
-class LoopSource:
-    """Implements `Source` of live_hub.py."""
-
-    def __init__(
-        self, loop: ControllerLoop, telemetry: Telemetry, promises: Callable[[], ListPromisesResponse], clock: Clock
-    ) -> None:
-        self.telemetry = telemetry
-        self.promises = promises
-        self._loop = loop
-        self._clock = clock
-
-    def read(self, view: Callable[[ClusterState], _Result]) -> Awaitable[_Result]:
-        """What a view makes of the state when all of it is on disk."""
-        return self._loop.read(lambda core: view(core.state))
-
-    async def explain_workload(self, workload_id: str) -> Explanation | None:
-        """Why a workload stands where it stands; None for one that is not known."""
-        try:
-            return await self._loop.read(lambda core: core.explain_workload(workload_id))
-        except NotFound:
-            return None
-
-    def read_history(self) -> JournalHistory:
-        """What the journal tells of before now; for any thread. Raises JournalError."""
-        return self._loop.journal.read_history()
-
-    def current_state(self) -> ClusterState:
-        """The state at this moment."""
-        return self._loop.core.state
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-        return self._clock.monotonic_s()
-
-    def now_ns(self) -> int:
-        """Nanoseconds since 1970."""
-        return self._clock.now_ns()

@@ -506,7 +506,11 @@ class LiveView:
         self.frame += 1
         new = self.history.changes_after(self._told_number)
         self._told_number = self.history.number
-        glance = self._summary_fields(state)
+        glance = {
+            "counts": count_cluster(state),
+            "queue": list_queue(state),
+            "budgets": self._budgets.rows(state, self.fleet),
+        }
         changed = {key: value for key, value in glance.items() if self._glance.get(key) != value}
         self._glance = glance
         frame: dict[str, Any] = {
@@ -534,13 +538,6 @@ class LiveView:
                 change for change in self.history.changes if change.number <= self._told_number
             ),
             "changes_from": self.history.oldest,
-        }
-
-    def _summary_fields(self, state: ClusterState) -> dict[str, Any]:
-        return {
-            "counts": count_cluster(state),
-            "queue": list_queue(state),
-            "budgets": self._budgets.rows(state, self.fleet),
         }
 
     def change_rows(self, changes: Iterable[FleetChange]) -> list[list[Any]]:

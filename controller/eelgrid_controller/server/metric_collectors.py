@@ -1,21 +1,22 @@
-"""Collectors of the controller's metrics: the fleet, the energy ledger and the objectives.
+"""Collectors of the controller's metrics: its own work, the fleet, the energy ledger and the objectives.
 
-Pools, staleness, error of the power model, waiting work and power limits; windows, failures, size, exporters and joules
-by namespace; service levels, budgets, prices, control cycles and scraped pages.
+Agents, commands and the journal; pools, staleness, error of the power model, waiting work and power limits; windows,
+failures, size, exporters and joules by namespace; service levels, budgets, prices, control cycles and scraped pages.
 """
 
 import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eelgrid_controller.core.command import CommitResult
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.energy.ledger import OTHER_NAMESPACES, Exporter
+from eelgrid_controller.energy.ledger import OTHER_NAMESPACES
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.objectives.control_loop import ControlLoop
 from eelgrid_controller.objectives.policy_budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
@@ -25,7 +26,9 @@ from eelgrid_controller.objectives.power.control_events import (
 )
 from eelgrid_controller.objectives.status import AttainmentVerdict, objective_latency_s
 from eelgrid_controller.placement.snapshot import Snapshot
+from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import Scraper
+from eelgrid_controller.server.grpc.agent_service import AgentService
 from eelgrid_controller.server.metrics.catalogue import (
     MODELS_MOST,
     PENDING_REASONS,
@@ -48,6 +51,7 @@ from eelgrid_controller.state.events import (
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.telemetry import PowerReadings, Telemetry
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PLACEABLE, GPU_WHOLE_MILLI
+from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.messages import NodeState, Policy, Summary, Workload, WorkloadPhase
 from eelgrid_protos.openmetrics import MetricFamily
 
@@ -230,36 +234,41 @@ def _model_power(snapshot: Snapshot) -> tuple[Floats, NDArray[np.integer[Any]], 
 _NS_S = 1e-9
 
 
-class LedgerCounters(Protocol):
-    """What a desk counts of itself; windows are all that came."""
+class ShellMetrics:
+    """Families of a controller's own work: streams of agents, commands, calls and the journal."""
 
-    windows: int
-    again: int
-    dropped: int
-    refused: int
-    unplaced: int
-    failures: int
-    newest_ns: int | None  # the latest end of a window that is on disk
-    forgotten: Mapping[str, int]  # rows by why they had to go
-    used_bytes: int | None
-    bytes_most: int
+    def __init__(self, loop: ControllerLoop, agents: AgentService, telemetry: Telemetry, guard: PeerGuard) -> None:
+        self._loop, self._agents, self._telemetry, self._guard = loop, agents, telemetry, guard
 
-    @property
-    def damaged_parts(self) -> int:
-        """Hours and days of nodes, and names, that are left out of answers."""
-
-    @property
-    def exporters(self) -> Mapping[str, Exporter]:
-        """Marks by name; `ledger.EXPORTERS_MOST` at most."""
-
-    def joules_by_namespace(self) -> Mapping[str, float]:
-        """Joules of what is on disk, since the ledger began."""
+    def families(self) -> Iterator[MetricFamily]:
+        """All of them, as of now."""
+        loop, agents, state = self._loop, self._agents, self._loop.core.state
+        events = {kind.name.lower(): count for kind, count in agents.events.items()}
+        yield build_family("eelgrid_agents_connected", agents.connected)
+        yield build_family("eelgrid_commands_queued", loop.queued)
+        yield build_family("eelgrid_journal_writable", float(loop.journal_fault is None))
+        yield build_family("eelgrid_journal_lag_seconds", loop.lag_s)
+        yield build_family("eelgrid_plans_sent_total", agents.plans_sent)
+        yield build_family("eelgrid_batches_refused_total", agents.refused_batches)
+        yield build_family("eelgrid_batches_duplicate_total", self._telemetry.duplicates)
+        yield build_family("eelgrid_agent_events_total", events)
+        yield build_family("eelgrid_delayed_agent_events_total", agents.delayed_events)
+        yield build_family("eelgrid_excess_calls_total", dict(self._guard.refused))
+        yield build_family("eelgrid_ended_connections_total", dict(self._guard.ended))
+        journal = loop.journal.counters
+        yield build_family("eelgrid_journal_commits_total", journal.commits)
+        yield build_family("eelgrid_journal_entries_total", journal.entries)
+        yield build_family("eelgrid_journal_written_bytes_total", journal.bytes_written)
+        yield build_family("eelgrid_journal_checkpoints_total", journal.checkpoints)
+        yield build_family("eelgrid_journal_checkpoint_bytes", journal.checkpoint_bytes)
+        yield build_family("eelgrid_journal_rollbacks_total", state.rollbacks)
+        yield build_family("eelgrid_ahead_nodes", sum(one.ahead is not None for one in state.nodes.values()))
 
 
 class LedgerMetrics:
     """Families of one desk."""
 
-    def __init__(self, counts: LedgerCounters, *, now_ns: Callable[[], int]) -> None:
+    def __init__(self, counts: LedgerWriter, *, now_ns: Callable[[], int]) -> None:
         self._counts, self._now_ns = counts, now_ns
 
     def families(self) -> Iterator[MetricFamily]:
