@@ -99,10 +99,6 @@ def topology(settings: CliSettings, node: str) -> None:
 limit_option = click.option("--limit", type=click.IntRange(1), help="Show at most this many; all by default.")
 
 
-def _models(node: Node) -> str:
-    return ",".join(dict.fromkeys(gpu.model for gpu in node.inventory.gpus))
-
-
 def _gpus_allocated(node: Node) -> str:
     every = len(node.inventory.gpus)
     return f"{format_gpu(node.allocated_gpu_milli)}/{every}" if every else "-"
@@ -140,7 +136,7 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
         colour=lambda n: _state_colour(n.state) if n.ahead_epoch is None else "red",
     ),
     TableColumn("POOL", lambda n: n.inventory.pool),
-    TableColumn("MODEL", _models),
+    TableColumn("MODEL", lambda n: ",".join(dict.fromkeys(gpu.model for gpu in n.inventory.gpus))),
     TableColumn("GPUS", _gpus_allocated, right=True),
     TableColumn(
         "CPU", lambda n: f"{format_cpu(n.allocated_cpu_milli)}/{format_cpu(n.inventory.cpu_milli)}", right=True

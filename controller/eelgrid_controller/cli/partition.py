@@ -48,12 +48,8 @@ def _who(residents: Sequence[Resident]) -> str:
     )
 
 
-def _stays(gpu: PartitionedGpu) -> bool:
-    return gpu.before == gpu.after
-
-
 def _after(gpu: PartitionedGpu) -> str:
-    return f"stays: {gpu.held}" if gpu.held else "as it is" if _stays(gpu) else _layout(gpu.after)
+    return f"stays: {gpu.held}" if gpu.held else "as it is" if gpu.before == gpu.after else _layout(gpu.after)
 
 
 _GPUS: tuple[TableColumn[PartitionedGpu], ...] = (

@@ -216,10 +216,6 @@ def apply_limit_options(policy: Policy, texts: Iterable[str]) -> tuple[SpendingL
     return tuple(limits.values())
 
 
-def _format_share(one: SpendingStatus) -> str:
-    return "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %"
-
-
 def _state(one: SpendingStatus) -> str:
     if one.spent is None:
         return "not known"
@@ -251,7 +247,9 @@ def _columns(found: ListSpendingResponse) -> tuple[TableColumn[SpendingStatus], 
         TableColumn("PERIOD", period),
         TableColumn("LIMIT", lambda one: amount(one, one.limit.most), right=True),
         TableColumn("SPENT", lambda one: amount(one, one.spent), right=True),
-        TableColumn("SHARE", _format_share, right=True),
+        TableColumn(
+            "SHARE", lambda one: "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %", right=True
+        ),
         TableColumn("FORECAST", lambda one: amount(one, one.forecast), right=True),
         TableColumn("STATE", _state, colour=_colour),
         TableColumn("SINCE", since),

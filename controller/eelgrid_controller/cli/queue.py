@@ -86,10 +86,6 @@ def _duration(wait_s: float) -> str:
     return f"{wait_s:.0f} s"
 
 
-def _since(row: _Waiting) -> str:
-    return f"{datetime.fromtimestamp(row.workload.submitted_ns / 1e9, UTC):%FT%TZ}"
-
-
 def _each(amount: Callable[[Any], int]) -> Callable[[_Waiting], int]:
     """An amount of all replicas."""
     return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
@@ -106,7 +102,7 @@ _COLUMNS: tuple[TableColumn[_Waiting], ...] = (
     TableColumn("KIND", lambda r: r.workload.spec.kind.name.lower(), wide=True),
     TableColumn("REPLICAS", lambda r: str(r.workload.spec.replicas), right=True),
     TableColumn("EACH", lambda r: request_text(r.workload.spec.request)),
-    TableColumn("SINCE", _since, wide=True),
+    TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.workload.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
     TableColumn("WAITS", lambda r: _duration(r.waits_s), right=True),
     TableColumn("REASON", lambda r: r.workload.reason),
 )

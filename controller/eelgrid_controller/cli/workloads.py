@@ -9,6 +9,7 @@ memory_bytes, ...), or it is what `eelctl get -o yaml` prints. Every error names
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import click
@@ -306,17 +307,9 @@ def workloads(
         changes = client.watch_workloads(WatchWorkloadsRequest(after_revision=after))
         try:
             print_stream(
-                settings, WORKLOAD_COLUMNS, _first(limit, filter(_build_filter(request), (c.workload for c in changes)))
+                settings, WORKLOAD_COLUMNS, islice(filter(_build_filter(request), (c.workload for c in changes)), limit)
             )
         except KeyboardInterrupt:
-            return
-
-
-def _first(limit: int | None, rows: Iterator[Workload]) -> Iterator[Workload]:
-    """Yields the first `limit` rows, without waiting for another one."""
-    for count, row in enumerate(rows, start=1):
-        yield row
-        if count == limit:
             return
 
 

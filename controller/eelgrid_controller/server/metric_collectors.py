@@ -319,7 +319,9 @@ class ObjectiveMetrics:
         yield from self._turns(steering.ignored)
         yield from _phases(steering.services, steering.jobs, standing.unsteered, workloads)
         yield from self._services(steering.services, workloads, steering.at_s)
-        yield from _jobs(_worst(steering.jobs, _debt_key), workloads)
+        yield from _jobs(
+            _worst(steering.jobs, lambda one: (math.inf if one.earned_s is None else one.earned_s,)), workloads
+        )
         yield from _budgets(_worst(steering.budgets, _fill_key), standing.drawn)
         yield build_family(
             "eelgrid_promise_series_left_out", {kind: max(0, count - SERIES_MOST) for kind, count in left_out.items()}
@@ -389,10 +391,6 @@ class ObjectiveMetrics:
 def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     """What is not known has no series."""
     return {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _debt_key(one: JobControlStatus) -> tuple[float, ...]:
-    return (math.inf if one.earned_s is None else one.earned_s,)
 
 
 def _fill_key(one: BudgetControlStatus) -> tuple[float, ...]:

@@ -7,10 +7,9 @@ import asyncio
 import logging
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -147,7 +146,8 @@ class LiveHub:
             era = board.fleet.era
             await source.read(board.sync_nodes)
             names = await source.read(lambda state: list(state.nodes))
-            for part in _slices(names):
+            for start in range(0, len(names), _NODES_A_SLICE):
+                part = names[start : start + _NODES_A_SLICE]
                 await source.read(lambda state, part=part: self._update_nodes(state, part))  # type: ignore[misc]
                 await asyncio.sleep(0)
             # Nothing may come between: viewers number their frames by this.
@@ -213,9 +213,3 @@ class LiveHub:
 def _event(kind: str, frame: int, body: dict[str, Any]) -> EventBytes:
     """One server-sent event; the body's JSON has no line breaks."""
     return EventBytes(b"id: %d\nevent: %s\ndata: %s\n\n" % (frame, kind.encode(), msgspec.json.encode(body)))
-
-
-def _slices(names: Sequence[str]) -> Iterator[list[str]]:
-    left = iter(names)
-    while part := list(islice(left, _NODES_A_SLICE)):
-        yield part
