@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.controller_rig import batch, inventory, running, until, wanted
 
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES, ChangedHours, Exporter
+from eelgrid_controller.server.metric_collectors import LedgerMetrics, waiting_by_reason
 from eelgrid_controller.server.metrics.catalogue import PENDING_REASONS, PLAN_CHANGES
-from eelgrid_controller.server.metrics.fleet_metrics import LedgerMetrics, waiting_by_reason
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
     AttributionConfidence,

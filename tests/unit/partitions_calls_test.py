@@ -7,7 +7,7 @@ import pytest
 from tests.controller_rig import running, until
 from tests.slices_rig import laid_out, node, points, service
 
-from eelgrid_controller.server.grpc import partition_service
+from eelgrid_controller.server.grpc import planner_services
 from eelgrid_protos.faults import FailedPrecondition, NotFound
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
@@ -58,8 +58,8 @@ async def plan_with(agent, wanted) -> NodePlan:
 
 
 async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr(partition_service, "ASK_FIRST_S", 0.05)
-    monkeypatch.setattr(partition_service, "POLL_S", 0.02)
+    monkeypatch.setattr(planner_services, "ASK_FIRST_S", 0.05)
+    monkeypatch.setattr(planner_services, "POLL_S", 0.02)
     async with running(tmp_path) as rig:
         agent = await rig.join(node("a", gpus=1))
         await hand_over(rig)
@@ -95,7 +95,7 @@ async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_pat
 
 
 async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr(partition_service, "POLL_S", 0.02)
+    monkeypatch.setattr(planner_services, "POLL_S", 0.02)
     async with running(tmp_path) as rig:
         agent = await rig.join(node("a"))
         await hand_over(rig)

@@ -12,8 +12,8 @@ from tests.unit import slices_event_test
 
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
 from eelgrid_controller.placement.power import PriorPowerModel
-from eelgrid_controller.server import savings_monitor
-from eelgrid_controller.server.savings_monitor import SavingsMonitor
+from eelgrid_controller.server import energy_monitors
+from eelgrid_controller.server.energy_monitors import SavingsMonitor
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import Weights
 
@@ -153,7 +153,7 @@ async def test_the_desk_follows_a_running_controller_and_tells(tmp_path):
 
 
 async def test_one_that_cannot_keep_up_begins_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(savings_monitor, "_BEHIND_MOST", 1)
+    monkeypatch.setattr(energy_monitors, "_BEHIND_MOST", 1)
     async with running(tmp_path) as rig:
         desk: SavingsMonitor = rig.controller.savings
         await until(lambda: desk._is_following, within_s=60.0)
