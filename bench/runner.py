@@ -75,8 +75,8 @@ class Progress:
 
 
 def report_promise(what: str, *, kept: bool) -> int:
-    """Prints whether a promise is kept; the exit status for that."""
-    print(f"promise ({what}): {'kept' if kept else 'NOT KEPT'}")
+    """Prints whether a target is met; returns the exit status."""
+    print(f"target ({what}): {'met' if kept else 'MISSED'}")
     return 0 if kept else 1
 
 
