@@ -1,6 +1,6 @@
-"""Benchmarks: each module measures one promise and prints what it found with its spread.
+"""Benchmarks: each module measures one target and prints the result with its spread.
 
-`python -m bench --out DIR` runs those that need no trace of their own; each
-can be run alone as `python -m bench.NAME`. Times on a shared machine are
-noisy: medians of several runs, with the spread, and ratios within one run.
+`python -m bench --out DIR` runs those that have targets and need no trace; each
+can be run alone as `python -m bench.NAME`. Times on a shared machine are noisy,
+so results are medians of several runs with their spread, and ratios within one run.
 """

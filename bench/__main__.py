@@ -1,7 +1,7 @@
-"""The benchmarks: `python -m bench` lists them, and `python -m bench --out DIR` runs those that make promises.
+"""The benchmarks: `python -m bench` lists them, and `python -m bench --out DIR` runs those that have targets.
 
-python -m bench                     what there is, a line each
-python -m bench --out DIR           each of PROMISING in a process of its own; the exit status counts promises broken
+python -m bench                     one line per benchmark
+python -m bench --out DIR           runs each of WITH_TARGETS in a separate process; the exit status counts missed targets
 python -m bench NAME [OPTIONS]      the same as python -m bench.NAME [OPTIONS]
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 FOLDER = Path(__file__).resolve().parent
-PROMISING = ("start", "agent_overhead", "streams", "latency", "replay", "node")
+WITH_TARGETS = ("start", "agent_overhead", "streams", "latency", "replay", "node")
 
 
 def list_benchmarks() -> dict[str, str]:
@@ -37,25 +37,25 @@ def _run(name: str, arguments: list[str]) -> int:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def main(context: click.Context, arguments: tuple[str, ...]) -> None:
-    """Lists, runs one, or runs those that make promises."""
+    """Lists the benchmarks, runs one, or runs those that have targets."""
     known = list_benchmarks()
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(__doc__)
         width = max(map(len, known))
         for name, said in known.items():
-            print(f"{'*' if name in PROMISING else ' '} {name:{width}}  {said}")
-        print("\n* makes promises")
+            print(f"{'*' if name in WITH_TARGETS else ' '} {name:{width}}  {said}")
+        print("\n* has targets")
         return
     if arguments[0] in known:
         context.exit(_run(arguments[0], [*arguments[1:]]))
     if not arguments[0].startswith("--out"):
         raise click.UsageError(f"there is no benchmark {arguments[0]!r}; python -m bench lists them")
     broken = []
-    for name in PROMISING:
+    for name in WITH_TARGETS:
         print(f"== {name}", flush=True)
         if _run(name, [*arguments]):
             broken.append(name)
-    print(f"not kept: {', '.join(broken)}" if broken else "every promise kept")
+    print(f"targets missed: {', '.join(broken)}" if broken else "all targets met")
     context.exit(len(broken))
 
 

@@ -1,21 +1,21 @@
-"""What an agent costs its node: 8 simulated GPUs at 1 Hz and 10 Hz, beside nvitop's exporter over the same library.
+"""Overhead of an agent on its node: 8 simulated GPUs at 1 Hz and 10 Hz, compared with nvitop's exporter.
 
     python -m venv PEER && PEER/bin/pip install nvitop-exporter
     python -m bench.agent_overhead --peer PEER/bin/python
 
 Without --peer it measures the agent alone, in both of its forms: with its
-devices in its own process, as the peer has them, and as on a real machine, with
-the driver in a child process, whose cost is counted in. Each run is a new
-process; all of them alternate and change who goes first; all are scraped alike
+devices in its own process, like the peer, and as on a real machine, with
+the driver in a child process, whose cost is included. Each run is a new
+process; the runs alternate and change their order; all are scraped equally
 while they are measured, and the agent streams to a controller that only
 acknowledges. All read the same simulated library, which is Python in the
-program's own process and dearer than the driver, so one more run of each counts
-what it asks and what the library itself costs: what is left is the program's
-own. (A library in a child is not counted.)
+program's own process and more expensive than the driver. One more run of each
+therefore counts its calls and the cost of the library itself; the rest is the
+program's own cost. (A library in a child process is not counted.)
 
-Promise: with its devices in its own process, at 1 Hz and scraped every 15 s,
-under 1 % of a core and under 60 MB resident. Of the peer nothing is promised:
-it reads less of each device and keeps no stream, and is here to be compared.
+Target: with its devices in its own process, at 1 Hz and scraped every 15 s,
+under 1 % of a core and under 60 MB resident. The peer has no target: it reads
+less of each device and has no stream, and serves as a comparison.
 """
 
 import http.client
@@ -209,12 +209,12 @@ def _kept(runs: list[Run]) -> bool | None:
 
 @benchmark()
 @click.option("--peer", metavar="PYTHON", help="an interpreter with nvitop-exporter installed")
-@click.option("--rates", default="1,10", help="looks a second")
+@click.option("--rates", default="1,10", help="samples per second, with commas")
 @click.option("--gpus", default=8)
-@click.option("--product", default="h100-sxm5-80gb", help="which part to simulate")
+@click.option("--product", default="h100-sxm5-80gb", help="GPU model to simulate")
 @click.option("--rounds", default=5)
 @click.option("--seconds", default=15.0, help="length of a window")
-@click.option("--settle", default=4.0, help="what goes before it")
+@click.option("--settle", default=4.0, help="seconds before the window")
 @click.option("--scrape", default=15.0, help="seconds between scrapes")
 def main(options: Options) -> int:
     """Measures, writes a CSV and says what came out."""

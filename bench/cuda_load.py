@@ -1,4 +1,4 @@
-"""A load on one GPU and nothing else: fused multiply-adds on every multiprocessor, for a while.
+"""A load for one GPU: fused multiply-adds on every multiprocessor, for a given time.
 
 It needs the driver's libcuda and no toolkit: the kernel is PTX, which the
 driver compiles. It changes no setting of the device.
@@ -103,7 +103,7 @@ def _burn(seconds: float, index: int) -> int:
 
 @benchmark(out=None)
 @click.option("--seconds", default=30.0)
-@click.option("--gpu", default=0, help="as CUDA counts them")
+@click.option("--gpu", default=0, help="CUDA index of the GPU")
 def main(options: Options) -> int:
     """Loads the GPU, and says how often the kernel ran."""
     try:

@@ -1,4 +1,4 @@
-"""What all simulated worlds of faults share: where an agent dies, what is durable, and what a run of many seeds found.
+"""Common parts of the simulated fault worlds: crash points of an agent, durable storage, and results of many seeds.
 
 Theory: an agent's process may end before and after every write to a device and to the disk, and nowhere else can a
 death be told from one there. So each write is two crash points; a schedule that is run once counts them, and then an

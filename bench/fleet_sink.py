@@ -1,4 +1,4 @@
-"""A controller that only acknowledges: what it costs to send, with nobody deciding anything.
+"""A controller that only acknowledges: measures the cost of sending without any decisions.
 
     python bench/fleet_sink.py [--listen 127.0.0.1:7443] [--send 5] [--sample 1] [--window 8] [--seconds 0]
 

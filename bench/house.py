@@ -1,12 +1,12 @@
-"""`python -m bench.house --out DIR`: the shape of the source: modules, names, imports, and what is asked of them.
+"""`python -m bench.house --out DIR`: Structure of the source: modules, names and imports, compared with their targets.
 
-Reads the files with Python's own syntax tree and imports nothing of the product. Lines are lines of
-files, comments and docstrings with them; generated code (`eelgrid_protos/wire`) is left out everywhere.
-A module imports another where any statement of it says so, also inside of a function. A circle is a
-strongly connected component of two or more modules in that graph.
+Parses the files without importing the product. Lines are lines of files, including comments and
+docstrings; generated code (`eelgrid_protos/wire`) is left out everywhere. A module imports another if
+any of its statements does, also inside a function. A circle is a strongly connected component of two or
+more modules in that graph.
 
 Writes `house.csv` (package, modules, median and 90th percentile of lines) and `summary.csv`
-(measure, value, goal); exits with 1 when a goal is missed.
+(measure, value, goal); exits with 1 if a goal is missed.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""A clock that compiled code can read: what is timed is the kernel, not Python; a reading costs some 30 ns.
+"""A clock for compiled code, so that the kernel is timed and not Python; a reading takes about 30 ns.
 
 Owns the system call. Must not know what is timed.
 """

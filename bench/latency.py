@@ -1,9 +1,9 @@
-"""Submit to placed, as a client sees it: one submission under way, beside 1,213 streaming agents.
+"""Latency from submit to placed for a client: one submission at a time, with 1,213 streaming agents.
 
-Promise: p99 under 5 ms at 1,213 nodes. Controller, fleet and client share this
-machine's cores, so two floors are printed beside each figure: a call that only
-reads the policy, made under the same streams just before, and a write of 4 KiB
-with a wait for the disk. A p99 below the floor of the call cannot be had here.
+Target: p99 under 5 ms at 1,213 nodes. Controller, fleet and client share this
+machine's cores, so two lower bounds are printed with each figure: a call that only
+reads the policy, made with the same streams just before, and a synchronous write
+of 4 KiB. A p99 below that of the call is impossible on this machine.
 """
 
 import asyncio

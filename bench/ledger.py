@@ -1,10 +1,10 @@
-"""`python -m bench.ledger --out DIR`: how large a year of the energy ledger is, and how long a month's report takes.
+"""`python -m bench.ledger --out DIR`: Size of a year of the energy ledger, and time of a month's report.
 
-Before that, what a window costs the controller: 1,213 nodes of eight GPUs send one each, as in a minute of a cluster.
+First it measures the controller's cost of a window: 1,213 nodes of eight GPUs send one each, as in a minute of a cluster.
 
-A thousand GPUs in 125 nodes. In each hour a node has `--holders` holders, and jobs last some hours, so that names come
-and go: a year has about a third of a million jobs. Windows come by the minute in life; here the sums of their hours are
-written, which leaves the same rows. Asked: a year in under 5 GB, a month's report in under a second.
+The ledger has a thousand GPUs in 125 nodes. In each hour a node has `--holders` owners, and jobs last some hours, so
+names come and go: a year has about a third of a million jobs. Real windows arrive every minute; here the hourly sums are
+written, which gives the same rows. Targets: a year in under 5 GB, a month's report in under a second.
 """
 
 import asyncio
@@ -310,8 +310,8 @@ def _asked_rows(folder: Path) -> list[Row]:
 
 @benchmark(out="bench-out/ledger")
 @click.option("--days", default=365)
-@click.option("--holders", default=12, help="of a node in an hour")
-@click.option("--again", is_flag=True, help="ask the ledger that DIR has from before")
+@click.option("--holders", default=12, help="owners per node and hour")
+@click.option("--again", is_flag=True, help="query the existing ledger in DIR")
 def main(options: Options) -> None:
     """Fills a ledger, asks it, and writes DIR/summary.csv (measure, value, bound)."""
     rows: list[Row] = []

@@ -1,11 +1,11 @@
-"""What a program asks of the simulated NVML library: calls by function, and the CPU time spent inside.
+"""Calls of a program to the simulated NVML library, by function, and the CPU time spent inside.
 
     python -m bench.library_meter OUT.json [eelgrid-agent's own flags]
 
-The simulated library is Python and dearer than the driver, and whoever measures
-a program over it measures both; this tells them apart. SIGUSR1 begins the
-count, SIGUSR2 writes it. Counting costs too, so what is counted is not timed.
-It sees this process alone: a library in another one is not counted.
+The simulated library is Python and more expensive than the driver, so a measurement
+of a program with it includes both; this separates them. SIGUSR1 starts the
+count, SIGUSR2 writes it. Counting also costs time, so a counted run is not timed.
+Only this process is counted, not a library in another process.
 """
 
 import json

@@ -1,10 +1,10 @@
 """A small device of the MIG half of the port, for crashing: one GPU, its geometry, and a hook around every change.
 
-Stands in for the driver where SimulatedNode cannot be stopped in the middle of
-a call. Every instance and compute instance has a serial that is never used
-again, which no driver tells, so that a test sees what was destroyed and made
-anew behind equal ids. What the agent must never ask for (to destroy what is in
-use or not its own) is noted in `violations` even where the driver refuses it.
+Replaces the driver where SimulatedNode cannot be stopped in the middle of
+a call. Every instance and compute instance has a serial number that is never
+reused and that no driver reports, so a test sees which instances were destroyed
+and recreated with equal ids. Forbidden requests of the agent (to destroy instances
+in use or of others) are recorded in `violations` even if the driver refuses them.
 """
 
 from collections.abc import Callable

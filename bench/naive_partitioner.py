@@ -1,4 +1,4 @@
-"""A slow, obvious twin of the partitioner: breadth-first search over everything that a device could be.
+"""A slow, obvious reference for the partitioner: breadth-first search over all states of a device.
 
 A state is the mode and, for each instance, its profile, its start and its
 compute instances as a sorted tuple. `moves` says what one call may do to a

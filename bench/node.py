@@ -1,4 +1,4 @@
-"""Proof that the node's enforcement can be trusted: layouts to layouts, crashes, and schedules of faults, from any seed.
+"""Correctness of the node's enforcement: layout transitions, crashes and fault schedules, from any seed.
 
 `python -m bench.node --seeds N --out DIR` runs every check and writes
 DIR/summary.csv with the columns check, cases, failures and seconds. A failure
@@ -87,7 +87,7 @@ def run_check(check: Check, *, first: int, seeds: int, progress: Progress) -> Ou
 
 @benchmark()
 @seeds_option(10_000)
-@click.option("--first-seed", default=0, help="which comes first")
+@click.option("--first-seed", default=0, help="first seed")
 @click.option("--only", multiple=True, help="A check by its name; may be repeated.")
 def main(options: Options, checks: Sequence[Check] = CHECKS) -> int:
     """Runs the checks; 1 where one failed."""

@@ -1,4 +1,4 @@
-"""Layouts to layouts: the partitioner's plans carried out on paper and held against a brute-force twin.
+"""Layout transitions: the partitioner's plans executed on a model and compared with brute force.
 
 Every check takes a seed and a count and returns a Tally; the tests run few
 cases of each, the benchmark runs all. A case that fails says how to get it

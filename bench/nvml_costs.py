@@ -1,12 +1,12 @@
-"""What NVML costs and says on this machine: seconds per call, and watts against the energy counter, idle and loaded.
+"""NVML on this machine: seconds per call, and watts compared with the energy counter, idle and under load.
 
-Run it on a machine with a GPU that nobody else uses:
+Run it on a machine with an otherwise unused GPU:
 
     python -m bench.nvml_costs --out DIR --load "python -m bench.cuda_load --seconds 60"
 
-It only reads: a call that could change anything is refused before the library
-sees it. `nvml_costs.json` is the record; it names no device and no machine.
-`--simulate PRODUCT` runs it on the simulated library. No promise is made.
+It only reads: a call that could change anything is refused before it reaches the
+library. `nvml_costs.json` is the record; it names no device and no machine.
+`--simulate PRODUCT` runs it on the simulated library. It has no target.
 """
 
 import json
@@ -274,7 +274,7 @@ def record(options: Options, node: SimulatedNode | None) -> dict[str, Any]:
 @benchmark()
 @click.option("--rounds", default=200)
 @click.option("--seconds", default=20.0, help="length of each phase")
-@click.option("--load", default="", help="a command that loads the first GPU; it is ended when it was seen")
+@click.option("--load", default="", help="a command that loads the first GPU; it is ended after the measurement")
 @click.option("--simulate", default="", metavar="PRODUCT", help="eight simulated devices of this product")
 def main(options: Options) -> int:
     """Writes the record and says the dearest calls."""

@@ -1,12 +1,12 @@
-"""`python -m bench.page --out DIR`: what the live page costs the controller with ten viewers at 10,000 GPUs.
+"""`python -m bench.page --out DIR`: Cost of the live page for the controller, with ten viewers at 10,000 GPUs.
 
-The fleet, its door and its hub run in this process, made up (bench.page_fleet): 1,250 nodes of eight GPUs. The viewers
-are another process, so that what they cost is not counted. Agents send every 5 s by default: each second a fifth of the
+A synthetic fleet (bench.page_fleet) of 1,250 nodes with eight GPUs, its server and its hub run in this process. The
+viewers are another process, so their cost is not counted. Agents send every 5 s by default: each second a fifth of the
 nodes reports (`agents`); in the second round every node reports each second and nearly every GPU changes (`all`).
 
-Counted is the processor time of this process, less what the making of the readings took, over the time in which ten
-viewers listened; beside it the same with no viewers. Asked: under 5 % of one core. `whole_ms` is the time from a
-viewer's connecting to its having everything.
+The measure is the CPU time of this process, minus the time for generating readings, while ten viewers are connected; it
+is compared with the same without viewers. Target: under 5 % of one core. `whole_ms` is the time from a viewer's
+connection until it has received everything.
 
 The round `paint` opens the page in a real Chromium some times with an empty cache, where there is one: `shell_ms` until
 the first contentful paint, `map_ms` until the whole map is on its canvas, and `renderer_cpu_ms`, the processor time that

@@ -1,6 +1,6 @@
 """A fleet for the live page without a controller: a state made by events, telemetry, and a source over both.
 
-Owns made-up readings. Nothing decides here: places are given.
+Owns synthetic readings. Nothing is decided here: placements are given.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""nvitop's exporter over our simulated NVML library, in one process, with nothing of ours but the library.
+"""nvitop's exporter with the simulated NVML library in one process, without any other code of Eelgrid.
 
     PYTHON bench/peer_exporter.py FLEET INTERVAL_S METER [the exporter's own flags]
 

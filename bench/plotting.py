@@ -1,6 +1,6 @@
 """One style for all pictures of benchmarks.
 
-Owns size, grid, legend, resolution and that no screen is looked for. Must not know what is drawn.
+Owns size, grid, legend, resolution and a backend without a display. Must not know what is drawn.
 """
 
 from collections.abc import Iterator

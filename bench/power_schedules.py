@@ -1,4 +1,4 @@
-"""Random lives of a node under power enforcement: plans, budgets, faults and crashes, and what must hold of them all.
+"""Random schedules for a node with power enforcement: plans, budgets, faults and crashes, and the invariants.
 
 `run_schedule(seed)` lives one and raises AssertionError where the agent broke
 a promise:

@@ -1,4 +1,4 @@
-"""How long a fleet takes to be ready, and to be back after its controller was killed.
+"""Time until a fleet is ready, and until it is back after its controller was killed.
 
 Owns the scene and its clock: one controller, one fleet process, SIGKILL, the same data again. Prints seconds
 until each share of the fleet is there, so that a queue that starves its tail shows.

@@ -1,7 +1,7 @@
-"""The main job, several times: the demo's figures with their spread.
+"""The demo, several times: its figures with their spread.
 
-Promises: 8,152 tasks replayed through gRPC in at most 20 s; the whole demo
-under 60 s. How long one submission takes is bench.latency.
+Targets: 8,152 tasks replayed through gRPC in at most 20 s; the whole demo
+under 60 s. bench.latency measures the time of one submission.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Runs a benchmark: options, header, progress, refusals and exit status, the same for every `python -m bench.X`.
 
-Owns the options that several benchmarks share and what an exit status says: 0, everything was measured, and every
-promise kept where one is made; 1, a promise was not kept; 2, refused, because what was asked for cannot be done. A
-figure means little without its machine, so facts of it stand above the results. Must not know what is measured.
+Owns the options that several benchmarks share and the meaning of an exit status: 0, everything was measured and all
+targets were met; 1, a target was missed; 2, refused, because the request cannot be carried out. A figure means little
+without its machine, so a description of the machine precedes the results. Must not know what is measured.
 """
 
 import inspect
@@ -75,8 +75,8 @@ class Progress:
 
 
 def report_promise(what: str, *, kept: bool) -> int:
-    """Prints whether a promise is kept; the exit status for that."""
-    print(f"promise ({what}): {'kept' if kept else 'NOT KEPT'}")
+    """Prints whether a target is met; returns the exit status."""
+    print(f"target ({what}): {'met' if kept else 'MISSED'}")
     return 0 if kept else 1
 
 
@@ -108,7 +108,7 @@ def data_option(below: str = "") -> Callable[[_Body], _Body]:
         "--data",
         type=click.Path(path_type=Path),
         default=lambda: default_data() / below,
-        help="The folder with the data; by default where EELGRID_DATA says.",
+        help="The folder with the data; by default the value of EELGRID_DATA.",
     )
 
 
@@ -118,7 +118,7 @@ def seeds_option(default: int, help_text: str = "How many seeds.") -> Callable[[
 
 
 processes_option = click.option(
-    "--processes", type=int, default=lambda: len(os.sched_getaffinity(0)), help="By default one a usable core."
+    "--processes", type=int, default=lambda: len(os.sched_getaffinity(0)), help="By default one per usable core."
 )
 plots_option = click.option("--no-plots", is_flag=True, help="Tables only.")
 

@@ -1,9 +1,9 @@
-"""What the comparison with plain best fit costs and tells: `python -m bench.savings --data DIR --out DIR`.
+"""Cost and result of the comparison with plain best fit: `python -m bench.savings --data DIR --out DIR`.
 
-Owns the course and the clock. The openb nodes join a core; tasks drawn from the whole trace
-fill them to a share of their GPUs, then leave and come at that share. The core decides each, and
-`Savings` follows its events, timed apart by CPU time of the thread. `begun anew` is the
-comparison as a restart would make it at the end of the same course, from the state alone.
+Owns the scenario and the clock. The openb nodes join a core; tasks drawn from the whole trace
+fill them to a share of their GPUs, then leave and arrive at that share. The core decides each, and
+`Savings` follows its events, timed separately by CPU time of the thread. `begun anew` is the
+comparison that a restart would make at the end of the same scenario, from the state only.
 """
 
 import random

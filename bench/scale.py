@@ -1,17 +1,17 @@
-"""The cost of a decision against the size of the fleet: `python -m bench.scale --out DIR`.
+"""Cost of a decision by the size of the fleet: `python -m bench.scale --out DIR`.
 
-Owns the growing of the fleet and the clock. Knows the engine by its kernels.
+Owns the construction of the fleet and the clock. Uses the engine through its kernels.
 
-A fleet of so many GPUs is the openb node list over and over, cut where it has
+A fleet of a given number of GPUs is the repeated openb node list, cut where it has
 enough. It is filled to 80 % of its GPUs by tasks drawn from the trace; each task
-then draws a turn of leaving, so that arrivals and departures keep it there. After
-every kind of task has come at least once (`settling` steps, not timed) each
-arrival is timed in the compiled loop, with its commit. Departures are timed apart:
-they rescore nothing, the arrivals after them do. `scan` is the same engine that
-forgets what it kept before each decision, so that it weighs every state anew:
-what the index saves, in the same run on the same fleet. `tended` does bounded
-idle work before each decision, one kind in turn, timed apart: rare kinds have
-less to catch up then, and the whole costs more.
+then draws the time of its departure, so arrivals and departures keep that load. After
+every kind of task has arrived at least once (`settling` steps, not timed), each
+arrival is timed in the compiled loop, with its commit. Departures are timed separately:
+they rescore nothing, the following arrivals do. `scan` is the same engine, which
+discards its index before each decision and evaluates every state again: the
+difference is the gain of the index, in the same run on the same fleet. `tended` does
+bounded idle work before each decision, for one kind in turn, timed separately: rare
+kinds then have less to catch up, and the total cost is higher.
 """
 # ruff: noqa: PLR0917 (numba takes arguments by position)
 

@@ -1,16 +1,16 @@
-"""`python -m bench.scrape --out DIR`: what a scrape costs: the controller's page at 1,213 nodes, the agent's with 8 GPUs.
+"""`python -m bench.scrape --out DIR`: Cost of a scrape: the controller at 1,213 nodes, the agent with 8 GPUs.
 
 The controller's parts are composed as its daemon composes them, without a journal and without
 processes: the openb fleet (1,213 nodes, 6,212 GPUs), the default task list submitted until some
 wait, fresh readings of every node. `full` has 100 services, 100 jobs, 100 budgets and 150
-namespaces besides, which is the most that may have series of their own. Each scrape reads
-everything anew: nothing kept between scrapes is young enough. "On the loop" is the part that
-the event loop waits for; making the text is a thread's. The agent has 8 simulated H100 with all
-readings and 30 pods that share them, each in three parts; each scrape is of a new tick. "Loop" of
-an agent is not asked: a page is rendered in a thread of the server's.
+namespaces in addition, the most that may have series of their own. Each scrape reads
+everything again, because cached values are too old. "On the loop" is the part that blocks the
+event loop; the text is rendered in a thread. The agent has 8 simulated H100 with all readings and
+30 pods that share them, each in three parts; each scrape is of a new tick. For the agent "loop" is
+not measured, because its server renders in a thread.
 
-Asked: the controller under 50 ms and under 20 MB more at its peak (tracemalloc, in a scrape that
-is not timed), the agent under 5 ms. Wall time, median and extremes; CPU time beside it, since the
+Targets: the controller under 50 ms and under 20 MB more at its peak (tracemalloc, in a scrape that
+is not timed), the agent under 5 ms. Wall time, median and extremes; also CPU time, because the
 machine is shared.
 """
 

@@ -1,6 +1,6 @@
-"""How long a person waits for eelctl to begin: whole processes, `--help` and `--version`.
+"""Start time of eelctl: whole processes, `--help` and `--version`.
 
-Promise: under 0.3 s.
+Target: under 0.3 s.
 """
 
 import subprocess

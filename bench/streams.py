@@ -1,7 +1,7 @@
-"""What a thousand agent streams cost: controller and fleet process, at each send interval.
+"""Cost of a thousand agent streams: controller and fleet process, at each send interval.
 
-Promise: 1,213 agents sampling and streaming at 1 Hz cost the controller at most
-40 % of one core and 300 MB; the fleet process is reported beside it.
+Target: 1,213 agents sampling and streaming at 1 Hz cost the controller at most
+40 % of one core and 300 MB; the fleet process is reported as well.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Tables of results: a CSV file, and the same in columns for who reads along.
+"""Tables of results: a CSV file, and the same in columns on the terminal.
 
-Owns how rows are laid out, by pandas. Must not know what they say: a row has its cells in the order of the columns,
-formatted by who knows their units, or names them.
+Owns the layout of rows, with pandas. Must not know their meaning: a row has its cells in the order of the columns, or
+by name, formatted by the caller, who knows their units.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,10 +1,10 @@
-"""Placement by topology: how long it takes, and how near to the best of all placements it comes.
+"""Placement by topology: its time, and its distance from the optimal placement.
 
-Random small clusters with racks and switches, some load, and a gang that asks
-to be packed or spread. `exact` is the planner as it is; `bounded` may divide
+Random small clusters with racks and switches, some load, and a gang that requests
+to be packed or spread. `exact` is the unchanged planner; `bounded` may divide the gang
 among about half of the nodes, as in the largest fleets; `one by one` has no time to
-divide at all, as with the largest gangs. The best of all is found by
-trying every choice of GPUs on every node and every division among nodes.
+divide at all, as with the largest gangs. The optimum is found by trying every choice
+of GPUs on every node and every division among nodes.
 """
 
 import random

@@ -1,10 +1,10 @@
-"""`python -m bench.tracing --out DIR`: processor time and latency of a submission, with its trace sent and without.
+"""`python -m bench.tracing --out DIR`: CPU time and latency of a submission, with and without its trace.
 
-Two controllers at once, each with an agent of 20 simulated nodes, one with `--traces`, whose spans
-a collector in this process takes over real gRPC. They are asked in turns, in blocks of submissions
-one after the other, so that what else the machine does meets both. A block's time ends when its
-plans are applied and its spans sent; what the process uses when nobody asks is taken off. One
-round is a fresh pair of controllers; its figure is the ratio of the medians of its blocks.
+Two controllers run at the same time, each with an agent of 20 simulated nodes, one with `--traces`,
+whose spans a collector in this process receives over real gRPC. They are called alternately, in
+blocks of consecutive submissions, so that other load on the machine affects both. A block's time ends
+when its plans are applied and its spans sent; the idle CPU time of the process is subtracted. One
+round uses a fresh pair of controllers; its figure is the ratio of the medians of its blocks.
 """
 
 import contextlib

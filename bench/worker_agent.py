@@ -1,10 +1,10 @@
-"""The agent as it stands on a real machine, its driver in a child process, where the child simulates the devices.
+"""The agent as on a real machine, with its driver in a child process that simulates the devices.
 
     python -m bench.worker_agent SCENE [eelgrid-agent's own flags]
 
 SCENE is the file of eelgrid_agent.simulation.node_files. `eelgrid-agent --simulate`
-has its devices in the agent's own process, so that it alone would not tell what
-the child, the way to it, and the machine's own readings cost.
+has its devices in the agent's own process, so it does not show the cost of
+the child, the communication with it, and the machine's own readings.
 """
 
 import sys

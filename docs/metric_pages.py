@@ -120,28 +120,28 @@ the scraper prefers, compressed where it takes gzip. `/livez` and `/readyz` are 
 `honor_labels: true`, or `pod`, `namespace` and `container` become `exported_pod` and so on.
 
 - Units are base units; a name ends in its unit, and a counter in `_total`.
-- A device's own series have one label, `gpu`, its UUID; what else is known of it is in `eelgrid_gpu_info`:
+- A device's own series have one label, `gpu`, its UUID; its other properties are labels of `eelgrid_gpu_info`:
   `eelgrid_gpu_power_watts * on (gpu) group_left (model, index) eelgrid_gpu_info`.
-- A sum over any energy, memory or traffic metric counts nothing twice: what was attributed of a device's energy, and
-  the memory of its instances, have names of their own. Power of a module that carries several devices has no series,
-  for each of them tells the whole of it.
-- Of a device, `eelgrid_gpu_energy_joules_total` is `eelgrid_workload_gpu_energy_joules_total` and
-  `eelgrid_gpu_unattributed_energy_joules_total` summed, as rates; as totals, `eelgrid_gpu_ended_energy_joules_total`
-  belongs to it too.
-- A reading that cannot be had has no series. `eelgrid_gpu_reading_absent` says why: {reasons}.
+- A sum over any energy, memory or traffic metric counts nothing twice: a device's attributed energy and the memory of
+  its instances have metrics of their own. The power of a module that carries several devices has no series, because
+  each of the devices reports the power of the whole module.
+- For each device, the rate of `eelgrid_gpu_energy_joules_total` is the sum of the rates of
+  `eelgrid_workload_gpu_energy_joules_total` and `eelgrid_gpu_unattributed_energy_joules_total`. Between totals, add
+  `eelgrid_gpu_ended_energy_joules_total` to the sum.
+- A reading that is not available has no series. `eelgrid_gpu_reading_absent` gives the reason: {reasons}.
 - Prefer `rate(eelgrid_gpu_energy_joules_total[1m])` to sampled power: it misses nothing between two scrapes.
-- Every metric has a bound, "series at most": what a node of {gpus} devices, each in {instances} GPU instances, could
-  have. Owners with a series have at most {shares:,}, and `eelgrid_workload_series_left_out` counts those beyond. An agent
-  with 8 whole GPUs and 30 pods that share them tells some {usual:,} series (`python -m bench.scrape`).
-- An agent that simulates several nodes shows the series of the agent and its process alone.
+- Every metric has a bound, "series at most": the number for a node of {gpus} devices with {instances} GPU instances
+  each. At most {shares:,} owners have a series, and `eelgrid_workload_series_left_out` counts the others. An agent with
+  8 whole GPUs and 30 pods that share them exports about {usual:,} series (`python -m bench.scrape`).
+- An agent that simulates several nodes exports only the series of the agent and of its process.
 
 `--web-config FILE` takes the web configuration file of Prometheus' exporters: `tls_server_config`,
-`basic_auth_users` and `http_server_config.headers`. The file and the certificates are read again when they change.
-Certificates are always verified where they are asked for, keys are given as files, and at most one curve may be named;
-`rate_limit` is refused, since scrapes are bounded anyway. The probes ask for no password.
+`basic_auth_users` and `http_server_config.headers`. The file and the certificates are reloaded when they change.
+Client certificates are always verified where they are requested, keys must be files, and at most one curve may be
+named; `rate_limit` is rejected, because scrapes are bounded anyway. The probes need no password.
 
-GET and HEAD are answered, {scrapes} at once, each within {seconds:g} s and {head} KiB of request line and headers. A page
-is rendered at most once for each sample and second, and not at all while nobody asks.
+The server answers GET and HEAD, {scrapes} requests at once, each within {seconds:g} s and {head} KiB of request line and
+headers. It renders the metrics at most once per sample and second, and only when they are requested.
 """
 
 
@@ -221,38 +221,41 @@ _CONTROLLER_INTRODUCTION = """\
 {origin}
 
 The controller serves these on `/metrics` (`--metrics HOST:PORT`) as Prometheus' text format or as OpenMetrics, whichever
-the scraper likes better, beside the probes `/livez` and `/readyz`. The agent's are [here](agent-metrics.md). Units
-are base units, in the name; what is not known has no series. Values are those of the moment of the scrape; those of
-promises and budgets are of the steward's last turn.
+the scraper prefers, together with the probes `/livez` and `/readyz`. The agent's metrics are [here](agent-metrics.md).
+Units are base units and part of the name; an unknown value has no series. Values are those at the time of the scrape;
+values of objectives and budgets are those of the last control cycle.
 
-At most {most} services, {most} jobs and {most} budgets have series of their own, those that stand worst where there
-are more: services by the share of windows kept, jobs by the time that they owe, budgets the cluster first, then racks,
-then nodes, each by what is claimed of the limit. So a series may end and come back. `eelgrid_promise_series_left_out`
-says how many have none; sums over all services are in `eelgrid_promise_windows_total`.
+At most {most} services, {most} jobs and {most} budgets have series of their own. If there are more, those in the worst
+state are chosen: services by the share of windows kept, jobs by the time that they are behind, and budgets in the order
+cluster, racks, nodes, each by the claimed share of the limit. A series may therefore end and come back.
+`eelgrid_promise_series_left_out` counts those without series; sums over all services are in
+`eelgrid_promise_windows_total`.
 
-Every label has a bound, and so has every metric: "series at most" is the product of its labels' bounds. Workloads,
-nodes, devices and people are in no label but the {most} of each kind named above; pools and namespaces beyond {most}
-are summed up under `other`. A controller of 1,213 nodes and 6,212 GPUs tells some {usual} series.
+Every label has a bound, and so has every metric: "series at most" is the product of its labels' bounds. No label names
+workloads, nodes, devices or people, except for the {most} of each kind above; pools and namespaces beyond {most} are
+summed up under `other`. A controller of 1,213 nodes and 6,212 GPUs exports about {usual} series.
 
-In OpenMetrics the buckets of `eelgrid_decision_duration_seconds` have exemplars, the newest decision of each: the label
-`workload` is the id that `eelctl explain ID` takes and that the [live page](../how-to/live-page.md) opens at `#workload/ID`, so that a
-slow decision leads to why it went as it went; where placements are [traced](../how-to/tracing.md), `trace_id` leads
-to its trace. Prometheus keeps them with `--enable-feature=exemplar-storage`. While the disk stalls, the page comes within seconds without what is
-read from the state, since nobody may see what is not on disk; `eelgrid_journal_lag_seconds` is on it.
+In OpenMetrics each bucket of `eelgrid_decision_duration_seconds` has its newest decision as an exemplar. The label
+`workload` is the id for `eelctl explain ID` and for `#workload/ID` on the [live page](../how-to/live-page.md), so a slow
+decision leads to its explanation; where placements are [traced](../how-to/tracing.md), `trace_id` leads to the trace.
+Prometheus stores exemplars with `--enable-feature=exemplar-storage`.
+
+While the disk stalls, the endpoint still answers within seconds but leaves out values read from the state, because
+state that is not on disk must not become visible; `eelgrid_journal_lag_seconds` is included.
 
 - Attainment of the last hour: `sum by (workload) (increase(eelgrid_service_windows_total{{verdict="kept"}}[1h])) /
   sum by (workload) (increase(eelgrid_service_windows_total{{verdict=~"kept|missed"}}[1h]))`.
-- A budget that is drawn from too much: `eelgrid_power_budget_drawn_watts > eelgrid_power_budget_limit_watts`.
-- A service that nobody sees: `eelgrid_service_window_age_seconds > 60`.
-- Pods that wait for room: `eelgrid_kubernetes_pods_waiting{{reason="room"}}`; of the leader alone:
+- Exceeded power budgets: `eelgrid_power_budget_drawn_watts > eelgrid_power_budget_limit_watts`.
+- Services without measurements: `eelgrid_service_window_age_seconds > 60`.
+- Pods waiting for capacity: `eelgrid_kubernetes_pods_waiting{{reason="room"}}`; only those of the leader:
   `eelgrid_kubernetes_pods_waiting and on (instance) eelgrid_kubernetes_leading == 1`.
-- Measured against modelled power: `sum(eelgrid_measured_power_watts)` has fewer GPUs in it than the fleet where readings
-  are missing; `eelgrid_model_power_error_ratio` compares the same GPUs on both sides, of nodes that are read whole.
-- Energy by namespace: `sum by (namespace) (rate(eelgrid_ledger_energy_joules_total[1h]))` is watts. A namespace that
-  comes to spend twice what the least of those named spends takes its place; totals are `eelctl energy`'s.
-- Held and idle GPUs are the agents' to tell: `time() - eelgrid_gpu_idle_since_timestamp_seconds` is for how long, by
-  holder.
-- A spending limit that is spent: `eelgrid_spending_ratio >= 1`; what waits for it: `eelgrid_spending_waiting_workloads`.
+- Measured and modelled power: `sum(eelgrid_measured_power_watts)` leaves out GPUs without a reading;
+  `eelgrid_model_power_error_ratio` compares the same GPUs on both sides, of nodes with all readings.
+- Energy by namespace: `sum by (namespace) (rate(eelgrid_ledger_energy_joules_total[1h]))` is in watts. A namespace that
+  comes to spend twice as much as the smallest named one takes its place; `eelctl energy` has the exact totals.
+- Held and idle GPUs are exported by the agents: `time() - eelgrid_gpu_idle_since_timestamp_seconds` is the idle time by
+  owner.
+- Spent spending limits: `eelgrid_spending_ratio >= 1`; workloads that wait: `eelgrid_spending_waiting_workloads`.
 - No leader: `sum(eelgrid_kubernetes_leading) == 0`.
 """
 

@@ -1,7 +1,8 @@
-"""`python -m bench.kubernetes --out DIR`: see the package; writes DIR/summary.csv (measure,value,baseline).
+"""`python -m bench.kubernetes --out DIR`: Bursts, claims, takeovers and restarts on a Kubernetes control plane.
 
-The baseline of a rate is kube-scheduler alone in the same run, in turns with ours; that of
-a count is what must be; that of a time its bound, where there is one.
+Writes DIR/summary.csv (measure,value,baseline). The baseline of a rate is kube-scheduler alone in the
+same run, alternating with Eelgrid; that of a count is the required value; that of a time is its limit,
+if there is one.
 """
 
 import asyncio
@@ -199,12 +200,12 @@ async def _main(options: Options, plane: ControlPlane) -> None:
 @benchmark(out="bench-out/kubernetes", refused=(NoControlPlane,))
 @click.option("--nodes", default=500)
 @click.option("--pods", default=2000)
-@click.option("--pairs", default=3, help="bursts of each kind, in turns")
+@click.option("--pairs", default=3, help="bursts of each kind, alternating")
 @click.option("--kills", default=20, help="leaders killed")
 @click.option("--lease", default=15.0, help="seconds, while leaders are killed")
-@click.option("--takeovers", type=int, default=50, help="leaders that end in a burst, and others after them")
-@click.option("--takeover-lease", default=3.0, help="seconds, in these")
-@click.option("--only", default="", help="of burst,claims,gangs,leaders,restart,takeovers; all by default")
+@click.option("--takeovers", type=int, default=50, help="takeovers during a burst")
+@click.option("--takeover-lease", default=3.0, help="lease of these takeovers in seconds")
+@click.option("--only", default="", help="some of burst,claims,gangs,leaders,restart,takeovers; default all")
 @click.option("--claims", default=1000, help="pods with claims")
 @click.option("--claims-alone", type=int, default=80, help="pods for kube-scheduler's own search of devices")
 def main(options: Options) -> int:

@@ -1,8 +1,8 @@
-"""Runs a command beside the control plane at hand, which EELGRID_KUBECONFIG names to it.
+"""Runs a command with the available control plane, which EELGRID_KUBECONFIG names for it.
 
-`python -m bench.kubernetes.beside COMMAND...`: one that K8S_HOME can start is started for it and stopped
-after it; where there is none the command runs all the same, and says itself what it left out. The
-exit code is the command's.
+`python -m bench.kubernetes.beside COMMAND...`: a control plane that K8S_HOME can start is started before the
+command and stopped after it; if there is none, the command runs nevertheless and reports what it skipped. The
+exit code is that of the command.
 """
 
 import os

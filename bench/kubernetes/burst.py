@@ -1,9 +1,9 @@
 """A burst of pods onto an empty fleet: gated and placed by Eelgrid, and kube-scheduler alone, in turns.
 
 Both create the same pods in the same way, and the clock runs from the first creation to the
-last binding that a watch tells; creating is part of it. Between them everything is deleted.
-What each process used of the processors in that time is told beside the rate: it holds on a
-machine that does other work at the same time, too.
+last binding reported by a watch, including the creation. In between everything is deleted.
+The CPU time of each process is reported together with the rate, because it is meaningful even on
+a machine with other load.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""E3: energy against latency of LLM serving, and the grid that the queueing model is checked on."""
+"""E3: energy against latency of LLM serving, and the grid on which the queueing model is checked."""

@@ -1,21 +1,21 @@
-"""The policies that are compared: ours, ours without foresight of the window, ours blind to energy, four baselines.
+"""The compared policies: Eelgrid's, the same without knowledge of the window, the same without energy, four baselines.
 
 Owns what each chooses. Must not know accounts or bounds: a plan is judged by audit.py.
 
-What each knows. `eelgrid`, `blind` and `most-throughput` know the demand of the window
-that they choose for and all before it, never the future: that is the protocol's "choose
-per window", and it stands for a forecast one start ahead that is right. `causal` knows
-the windows before it alone, and the mean rate, which a service states. The three that are sized once know the peak of the whole
-hour beforehand, which favours them.
+What each knows. `eelgrid`, `blind` and `most-throughput` know the demand of the current window
+and of all earlier ones, never the future: that is the protocol's "choose per window", and
+corresponds to a correct forecast one replica start ahead. `causal` knows only the earlier
+windows, and the mean rate, which a service states. The three that are sized once know the peak of
+the whole hour beforehand, which favours them.
 
-    peak-latency      enough instances of the configuration of least latency for the peak
-    peak-throughput   the same of the configuration of most throughput
-    spread            instances of every shape in turn until they give the peak
-    most-throughput   each window enough instances of the configuration of most throughput
+    peak-latency      enough instances of the configuration with the lowest latency for the peak
+    peak-throughput   the same with the configuration of the highest throughput
+    spread            instances of every shape in turn until they serve the peak
+    most-throughput   in each window enough instances of the configuration with the highest throughput
     blind             the same planner with one watt for every GPU
-All of them keep the objective, and their load runs on the same curves as ours: an
-instance with less to do runs at a smaller admissible point of its shape. What they do
-not do is choose by watts: a load is shared in proportion to what instances can give.
+All of them keep the objective and use the same curves as Eelgrid: an instance with less
+load runs at a smaller admissible point of its shape. They do not choose by watts: load is
+shared in proportion to the capacity of the instances.
 """
 
 import itertools

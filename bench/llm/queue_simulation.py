@@ -1,8 +1,8 @@
-"""A queue, customer by customer: the twin of the queueing model.
+"""Simulation of a queue, customer by customer: the reference for the queueing model.
 
-Owns the simulation. Must not know the model. Servers that are alike, first come
-first served; a free server takes what waits, at most a batch, and never waits for
-more. Slow and obvious on purpose; the seed is an argument.
+Owns the simulation. Must not know the model. Identical servers, first come first
+served; a free server takes the waiting requests, at most a batch, and never waits
+for more. Deliberately slow and obvious; the seed is an argument.
 """
 
 import heapq

@@ -1,7 +1,7 @@
-"""What the queueing model misses a simulation by: python -m bench.llm.queues.
+"""Error of the queueing model compared with a simulation: python -m bench.llm.queues.
 
-Owns the grid and its table. The error that the model states must hold 95 of 100
-points of it: that is checked here, and the exit status says so.
+Owns the grid and its table. The stated error of the model must hold for 95 of 100
+points of the grid; this is checked, and the exit status reports it.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
 Owns the command. A day of a cluster with services under the Azure 2023 traces, training
 jobs of Zeus's tables, a tariff, budgets of racks and cluster and two nodes that fail,
-under the real Core and Steering and under what is run today. Writes summary.csv (columns
+under the real Core and Steering and under today's common policies. Writes summary.csv (columns
 in report.py), day.png, policies.png and front.png.
 """
 
@@ -44,7 +44,7 @@ _HOURS_LEAST = 1.0
 @data_option()
 @seeds_option(5)
 @click.option("--hours", type=float, help="24, or 4 with --small")
-@click.option("--small", is_flag=True, help="a small cluster, for a look")
+@click.option("--small", is_flag=True, help="a small cluster, for a quick run")
 @click.option("--policies", default=",".join(COMPARED))
 @click.option("--services", type=int, help="22, or 5 with --small; few for training alone")
 @click.option("--rack-share", type=float, default=Size().rack_share, help="budget of a rack for training")

@@ -1,7 +1,7 @@
-"""What a day came to: joules, money, tokens, promises, budgets.
+"""Results of a day: joules, money, tokens, objectives, budgets.
 
-Owns the counting. Must not know policies, planners or steering: it is told watts of
-every GPU, tokens of every service and the ends of jobs, and the scene that they belong to.
+Owns the counting. Must not know policies, planners or steering: its inputs are the watts of
+every GPU, the tokens of every service, the ends of jobs, and the scene that they belong to.
 
 A window of a service is WINDOW_S long. It is violated if less than 95 % of its tokens
 came within the objective, or if none came while requests waited. Windows that end within

@@ -1,6 +1,6 @@
-"""What is run today, tuned to its advantage: static replicas, Kubernetes' autoscaler, fixed caps, Zeus for each job.
+"""Common policies of today, tuned in their favour: static replicas, Kubernetes' autoscaler, fixed caps, Zeus per job.
 
-Owns the drivers that are not ours. Must not know steering beyond its words.
+Owns the baseline drivers. Must not know steering beyond its events and instructions.
 
 `Hpa` is the HorizontalPodAutoscaler with its documented algorithm and defaults: desired =
 ceil(load / (capacity x target)), nothing within a tenth of the target, replicas that do not

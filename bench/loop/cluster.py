@@ -1,8 +1,8 @@
-"""The real Core, and how the world talks to it: nodes, submissions, replicas, places.
+"""The real Core and the simulated world's interface to it: nodes, submissions, replicas, placements.
 
 Owns ids of workloads and the difference between two states. Must not know physics,
 watts or who decides. What the engine of a real cluster would do is done here for every
-policy alike: replicas and jobs of a lost node are taken off it and asked for anew.
+policy equally: replicas and jobs of a lost node are removed from it and submitted again.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What is asked of a service in every step of a day: an hour of the Azure traces, repeated under a day's rise and fall.
+"""Demand of a service in every step of a day: an hour of the Azure traces, repeated and scaled by a daily curve.
 
 Owns the course of arrivals. Must not know engines, replicas or policies.
 

@@ -1,6 +1,6 @@
-"""Steering as a driver, and the same blind to energy.
+"""Steering as a driver, and a variant that ignores energy.
 
-Owns nothing but the handing over. Must not know the world.
+Owns only the adapter. Must not know the world.
 
 Blind: the Core weighs performance, services are scaled by the same models, and no limit is
 ever lowered: jobs promise no slowdown at all, there are no prices and no budgets.

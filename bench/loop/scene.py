@@ -1,4 +1,4 @@
-"""What there is: nodes in racks, services, training jobs, budgets, a tariff and the nodes that fail.
+"""The simulated cluster: nodes in racks, services, training jobs, budgets, a tariff and the nodes that fail.
 
 Owns the making of one seed's world from the published data. Must not know policies.
 

@@ -1,4 +1,4 @@
-"""What is told of the world in the words of the controller: windows of metrics, and what a service promised.
+"""Translates the simulated world into the controller's events: windows of metrics, and the objectives of services.
 
 Owns the translation. Must not know policies, or change what is true.
 """

@@ -1,8 +1,8 @@
-"""A day of a cluster: physics by steps, and what is told and carried out in between.
+"""A day of a cluster: physics in steps, and the events and instructions in between.
 
-Owns time, delays, losses and noise. Must not know what a driver thinks: it tells events
-in steering's words and carries out instructions, late, sometimes not at all, as agents,
-engines and scrapers do. The same words go to every policy.
+Owns time, delays, losses and noise. Must not know how a driver decides: it sends events
+as steering expects them and carries out instructions, late, sometimes not at all, as agents,
+engines and scrapers do. Every policy gets the same events.
 
     every step     replicas serve, jobs work, all GPUs draw watts, accounts are kept
     every SCRAPE_S of a service, a window of its metrics: 1 to 3 s late, 2 % half a minute late, 2 % never read

@@ -1,4 +1,4 @@
-"""Watts for points that nobody measured them for: a prior, from the catalogue alone.
+"""Assumed watts for points without a power measurement: a prior from the catalogue only.
 
 Owns that guess and its name. Must not know plans.
 

@@ -1,4 +1,4 @@
-"""A whole fleet: the time of a plan from nothing, of one after a few rates changed, and of a change in place.
+"""Planning times of a whole fleet: a plan from scratch, one after a few changed rates, and a change in place.
 
 Owns the fleets and the measures. Must not know files. Services are drawn like the
 scenarios (scenes.py), each with a rate whose logarithm varies by 1 (standard

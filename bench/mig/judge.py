@@ -1,7 +1,7 @@
-"""Whether a plan keeps what was asked, from the raw files alone.
+"""Checks whether a plan meets the objectives, from the raw files only.
 
-Owns rules of its own: not the planner's options, its catalogue or its sums. Must
-not import any of it. Numbers are read as decimals, so that nothing is rounded.
+Owns an independent set of rules: it must not import the planner's options, catalogue
+or sums. Numbers are read as decimals, so that nothing is rounded.
 
 Source of the geometry: NVIDIA's MIG user guide, A100 profiles and placements.
 """

@@ -1,1 +1,1 @@
-"""How well profiles are predicted: every measured data set, configurations and workloads held out, peers beside ours."""
+"""Accuracy of predicted profiles: every measured data set, held-out configurations and workloads, compared with peers."""

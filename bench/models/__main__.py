@@ -4,8 +4,8 @@ Owns the command. Writes summary.csv (its columns: bench/models/report.py), drif
 summary.png and calibration.png. Configurations, workloads and GPU models are held out
 (bench/models/splits.py); peers (bench/models/peers.py) are fitted on the same points.
 
-What has a target runs first, then its peers, then whole workloads and GPU models. After --minutes
-nothing more begins: what is left out is told, and the column `runs` says what each line rests on.
+Rows with a target run first, then their peers, then whole workloads and GPU models. After --minutes
+no further run starts: skipped runs are reported, and the column `runs` gives the number behind each row.
 """
 
 import resource
@@ -141,7 +141,7 @@ def _told_costs(sets: Sequence[DataSet], out: Path) -> None:
 @click.option("--held-out", default="0.2,0.8", help="shares of configurations, with commas")
 @click.option("--only-configurations", is_flag=True, help="no whole workloads, no GPU models")
 @click.option("--no-costs", is_flag=True, help="neither drift.csv nor costs.csv")
-@click.option("--minutes", default=60.0, help="after which nothing more begins")
+@click.option("--minutes", default=60.0, help="no run starts after this time")
 @processes_option
 @plots_option
 def main(options: Options) -> int:

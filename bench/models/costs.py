@@ -1,4 +1,4 @@
-"""What profiles cost: importing, telling a reading, an answer, learning a family.
+"""Cost of profiles: importing, recording a reading, a prediction, learning a family.
 
 Owns the measuring. Must not know how the numbers are laid out.
 """

@@ -1,8 +1,8 @@
-"""What others would do: nearest point, linear interpolation, boosted trees, a Gaussian process for each workload.
+"""Other methods: nearest point, linear interpolation, boosted trees, a Gaussian process for each workload.
 
-Owns the peers. Must not know how they are judged.
+Owns the peers. Must not know how they are evaluated.
 
-Each is fitted on the same points as ours, to the logarithm of the quantity, with the same coordinates,
+Each is fitted on the same points as Eelgrid's models, to the logarithm of the quantity, with the same coordinates,
 names and facts about workloads. Peers without intervals of their own get one from their errors in
 five-fold cross-validation on what they were fitted on (90 % of them lie within).
 

@@ -1,4 +1,4 @@
-"""Figures and tables of what predictions came to. Must not know models.
+"""Figures and tables of prediction results. Must not know models.
 
 summary.csv, a line a family of workloads, quantity, split and method:
     data_set, quantity   as in docs/explanation/profiles.md
@@ -8,7 +8,7 @@ summary.csv, a line a family of workloads, quantity, split and method:
     method               eelgrid, or a peer of bench/models/peers.py
     runs                 seeds, or folds
     points               held-out truths over all runs
-    unanswered           of all that were asked, beside `points`: no answer but a reason (peers answer everything)
+    unanswered           questions, in addition to `points`, answered by a reason instead (peers answer everything)
     median_error_pct, p90_error_pct   of |median / truth - 1|
     coverage_pct         share of truths within [lower, upper], which should be CONFIDENCE_PCT
     coverage_sd_pct      spread of the coverage between seeds (or folds)

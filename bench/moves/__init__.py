@@ -1,1 +1,1 @@
-"""What a churn budget gains on a production trace: python -m bench.moves."""
+"""Gain of a churn budget on a production trace: python -m bench.moves."""

@@ -1,1 +1,1 @@
-"""Placement policies, published and ours, on the openb trace: one command, one protocol, one table."""
+"""Placement policies, published ones and Eelgrid's, on the openb trace: one command, one protocol, one table."""

@@ -1,4 +1,4 @@
-"""What no policy can beat: the least power of a set of tasks, and the most GPU that can be allocated from it.
+"""Bounds for every policy: the least power of a set of tasks, and the most GPU that can be allocated from it.
 
 Owns the relaxation and its means over seeds. Must not know policies, files or how
 a run is made: a fleet is shapes of nodes with their multiplicity, work is counts of

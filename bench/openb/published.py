@@ -1,4 +1,4 @@
-"""How far our peers are from what their authors published, in percentage points.
+"""Deviation of the reimplemented peers from their published results, in percentage points.
 
 Owns the two files of published results: allocation by policy and seed, and
 readings off the figures of PWR; and how near is near enough. Must not know how

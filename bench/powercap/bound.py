@@ -1,4 +1,4 @@
-"""The linear program of the cluster comparison, written down a second time.
+"""An independent formulation of the linear program of the cluster comparison.
 
 Owns the bound that the table shows: one column for each job and measured limit,
 one row for each job and budget, no hulls and no code of the planner's, so that a

@@ -1,4 +1,4 @@
-"""The bound that holds for any use of limits in turn: the best mixture of two limits of a known curve."""
+"""Bound for any sequence of limits: the best mixture of two limits of a known curve."""
 
 from dataclasses import dataclass
 

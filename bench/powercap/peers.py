@@ -1,4 +1,4 @@
-"""How others cap a fleet, and the watch that counts what exceeds a budget.
+"""Other ways to cap a fleet, and the check that counts exceeded budgets.
 
 Owns the peers' rules and an account of watts that shares no code with the
 planner's. Must not know the planner.

@@ -26,41 +26,41 @@ _NOW = Row(
     (
         figure(
             "Fullest budget",
-            "Drawn over limit, of the budget where that is highest.",
+            "Drawn power over limit, for the budget with the highest ratio.",
             "percentunit",
             Query(f"max({_DRAWN} / {_LIMIT})"),
             bad_above=1,
         ),
         figure(
             "Most claimed",
-            "What may be drawn by limits, of jobs and others, over the budget's limit; the highest.",
+            "Power that the limits of jobs and others allow, over the budget's limit; the highest ratio.",
             "percentunit",
             Query(f"max(({_CLAIMED} + {_budget('others_watts')}) / {_LIMIT})"),
             bad_above=1.0001,
         ),
         figure(
             "Shortfall",
-            "What promises and lost nodes need beyond their budgets.",
+            "Power that objectives and lost nodes need beyond their budgets.",
             "watt",
             Query(f"max({_budget('shortfall_watts')})"),
             bad_above=1,
         ),
         figure(
             "GPUs without a reading",
-            "They are not in what is drawn.",
+            "The drawn power does not include them.",
             "short",
             Query(f"max({_budget('unread_gpus')})"),
             bad_above=1,
         ),
         figure(
             "Price against the day",
-            "Price of energy now over its mean of the coming day; 1 without prices.",
+            "Current price of energy over its mean of the coming day; 1 without prices.",
             "percentunit",
             Query(f"max({of('eelgrid_energy_price_ratio')})"),
         ),
         figure(
             "Nodes that enforce",
-            "Nodes whose plan may change devices; the others observe.",
+            "Nodes whose plan may change devices; the others only observe.",
             "short",
             Query(f"sum({of('eelgrid_guard_enforcing')})"),
         ),
@@ -72,28 +72,28 @@ _BUDGETS = Row(
     (
         lines(
             "Drawn and limit",
-            "What GPUs below each budget were read to draw, and what they may.",
+            "Measured power of the GPUs under each budget, and the budget.",
             "watt",
             Query(_DRAWN, "{{budget}} drawn"),
             Query(_LIMIT, "{{budget}} limit"),
         ),
         lines(
             "Claimed by jobs, and by others",
-            "What jobs may draw by the limits that they have or are on their way to, and what GPUs that nobody steers may draw.",
+            "Power that jobs may draw by the limits that they have or are about to get, and power that GPUs without power control may draw.",
             "watt",
             Query(_CLAIMED, "{{budget}} jobs"),
             Query(_budget("others_watts"), "{{budget}} others"),
         ),
         lines(
             "Room",
-            "What is left beside jobs and others; below 0 while limits come down.",
+            "Power that neither jobs nor others claim; below 0 while limits are being lowered.",
             "watt",
             Query(_budget("room_watts"), "{{budget}}"),
             width=8,
         ),
         lines(
             "Drawn over limit",
-            "Above 1 too much is drawn. Limits hold the mean of a part's own window, so short peaks above are possible.",
+            "Above 1 the budget is exceeded. A GPU holds its limit as a mean over its own window, so short peaks above it are possible.",
             "percentunit",
             Query(f"{_DRAWN} / {_LIMIT}", "{{budget}}"),
             width=8,
@@ -101,14 +101,14 @@ _BUDGETS = Row(
         ),
         states(
             "Over the limit",
-            "When more was drawn than a budget allows.",
+            "When more power was drawn than a budget allows.",
             "short",
             Query(or_none(f"{_DRAWN} > bool {_LIMIT}", "budget"), "{{budget}}"),
             width=8,
         ),
         listing(
             "All budgets",
-            "As they stand now.",
+            "Current values.",
             "watt",
             Query(_LIMIT, "limit"),
             Query(_DRAWN, "drawn"),
@@ -120,7 +120,7 @@ _BUDGETS = Row(
         ),
         lines(
             "Share of a day's energy that is used",
-            "Energy of the last 24 h at what was drawn, over what the limit allows in 24 h.",
+            "Energy drawn in the last 24 h over the energy that the limit allows in 24 h.",
             "percentunit",
             Query(
                 f"max by (budget) (avg_over_time({of('eelgrid_power_budget_drawn_watts', _CHOSEN)}[24h])) / {_LIMIT}",
@@ -136,21 +136,21 @@ _PRICES = Row(
     (
         lines(
             "Price of energy",
-            "Of a kilowatt-hour as a joule is priced now, carbon and PUE included, in the policy's currency.",
+            "Current price of a kilowatt-hour, carbon and PUE included, in the policy's currency.",
             "short",
             Query(f"{_PRICE} * 3.6e6", "{{currency}} per kWh"),
             width=8,
         ),
         lines(
             "Price against the mean of the coming day",
-            "Above 1 it pays to wait.",
+            "Above 1 waiting saves money.",
             "percentunit",
             Query(f"max({of('eelgrid_energy_price_ratio')})", "ratio"),
             width=8,
         ),
         lines(
             "Cost per hour of each budget",
-            "What is drawn at the price of each moment.",
+            "Drawn power at the price of each moment.",
             "short",
             Query(f"{_DRAWN} * on () group_left (currency) {_PRICE} * 3600", "{{budget}} {{currency}} per hour"),
             width=8,
@@ -163,21 +163,21 @@ _SPENDING = Row(
         # Names of limits are long, so panels are wide and tables have few columns.
         bars(
             "Spent of each limit",
-            "What a namespace, a user, a queue or a label has spent of its GPU-hours, joules, money or carbon in the period under way, over the limit.",
+            "GPU-hours, joules, money or carbon that a namespace, user, queue or label has spent in the current period, over its limit.",
             "percentunit",
             Query(_spending("ratio"), "{{limit}}"),
             width=12,
         ),
         lines(
             "Share that is spent",
-            "At 1 work that has not begun waits, where the limit is enforced.",
+            "At 1 work that has not started waits, if the limit is enforced.",
             "percentunit",
             Query(_spending("ratio"), "{{limit}}"),
             top=1.0,
         ),
         listing(
             "Pace of each limit",
-            "What the share that is spent grows by in a day, at the pace of the last six hours.",
+            "Growth of the spent share in a day, at the rate of the last six hours.",
             "percentunit",
             Query(f"max by (limit) (deriv({of('eelgrid_spending_ratio')}[6h])) * 86400", "a day"),
         ),
@@ -195,7 +195,7 @@ _LIMITS = Row(
     (
         lines(
             "Limit of each GPU of a job",
-            "As read back, and as wanted; apart for long, a node cannot set it.",
+            "Limit as read back, and wanted limit; if they differ for long, a node cannot set it.",
             "watt",
             Query(f"max by (workload) ({of('eelgrid_job_power_limit_watts')})", "{{workload}}"),
             Query(f"max by (workload) ({of('eelgrid_job_power_limit_wanted_watts')})", "{{workload}} wanted"),
@@ -203,7 +203,7 @@ _LIMITS = Row(
         ),
         lines(
             "What limits cost and save",
-            "Slowdown of jobs, and energy of the same work that their limits save against the largest measured limit.",
+            "Slowdown of jobs, and energy that their limits save for the same work compared with the largest measured limit.",
             "percentunit",
             Query(f"max by (workload) ({of('eelgrid_job_slowdown_ratio')})", "{{workload}} slowdown"),
             Query(f"max by (workload) ({of('eelgrid_job_energy_saved_ratio')})", "{{workload}} saved"),
@@ -211,28 +211,28 @@ _LIMITS = Row(
         ),
         lines(
             "Limits answered by nodes",
-            "Confirmed, or not set, per second.",
+            "Limits confirmed, and limits that could not be set, per second.",
             "ops",
             Query(f"sum by (result) ({rate('eelgrid_steward_limits_answered_total')})", "{{result}}"),
             width=8,
         ),
         lines(
             "Lease left",
-            "Time until a node's plan lapses and it puts back what it found, unless the controller renews it.",
+            "Time until a node's plan expires and the node restores its original settings, unless the controller renews it.",
             "s",
             Query(by_node(of("eelgrid_guard_lease_left_seconds")), "{{node}}"),
             width=8,
         ),
         lines(
             "Budget of each node",
-            "Power that all devices of a node may draw together, as its guard has it.",
+            "Power that all devices of a node may draw together, as its guard enforces it.",
             "watt",
             Query(by_node(of("eelgrid_guard_power_budget_watts")), "{{node}}"),
             width=8,
         ),
         lines(
             "Put back, refused",
-            "Settings that something else changed and the guard put back, and items of plans that it refused, per second.",
+            "Settings that something else changed and the guard restored, and items of plans that it refused, per second.",
             "ops",
             Query(f"sum by (setting) ({rate('eelgrid_guard_drift_repairs_total')})", "put back {{setting}}"),
             Query(f"sum by (rule) ({rate('eelgrid_guard_refusals_total')})", "refused {{rule}}"),
@@ -246,7 +246,7 @@ _INFO = '{job=~"$job", instance=~"$instance"'
 PAGE = Page(
     "budget",
     "Eelgrid / Energy budget",
-    "What each budget allows, what is claimed, drawn and left below it, the price of energy, what is spent of spending limits, and the limits that hold it.",
+    "Power budgets: allowed, claimed, drawn and free watts; the price of energy; spending limits; and the power limits that enforce the budgets.",
     (_NOW, _BUDGETS, _PRICES, _SPENDING, _LIMITS),
     (
         Variable("budget", "Budget", f"label_values(eelgrid_power_budget_limit_watts{_INFO}}}, budget)"),

@@ -31,14 +31,14 @@ _NOW = Row(
         ),
         figure(
             "Fragmentation",
-            "Share of the free GPU that the expected mix of tasks could not use.",
+            "Share of the free GPU capacity that the expected mix of tasks cannot use.",
             "percentunit",
             Query(_now("eelgrid_fragmentation_ratio")),
             bad_above=0.2,
         ),
         figure(
             "Journal writable",
-            "0 while a full or failing disk stops acceptance.",
+            "0 while a full or failing disk prevents the controller from accepting commands.",
             "short",
             Query(f"min({of('eelgrid_journal_writable')})"),
             bad_below=1,
@@ -48,14 +48,14 @@ _NOW = Row(
         ),
         figure(
             "Stale nodes",
-            "Ready nodes whose newest sample is too old to stand for now.",
+            "Ready nodes whose newest sample is too old.",
             "short",
             Query(_now("eelgrid_stale_nodes")),
             bad_above=1,
         ),
         figure(
             "Steward's failures",
-            "Cycles per second that failed as a whole.",
+            "Control cycles that failed as a whole, per second.",
             "ops",
             Query(f"sum({rate('eelgrid_steward_failures_total')})"),
             bad_above=0.001,
@@ -68,7 +68,7 @@ _COST = Row(
     (
         lines(
             "Power: measured and modelled",
-            "The energy term is modelled power at the price; measured power tells how true it is.",
+            "The energy term is modelled power times the price; measured power shows how accurate the model is.",
             "watt",
             Query(f"sum({of('eelgrid_measured_power_watts')})", "measured"),
             Query(f"sum({of('eelgrid_modelled_power_watts')})", "modelled"),
@@ -76,7 +76,7 @@ _COST = Row(
         ),
         lines(
             "Promises missed",
-            "The latency term: share of judged windows of all services that were missed.",
+            "The latency term: share of missed windows among the judged windows of all services.",
             "percentunit",
             Query(
                 f"sum({rate('eelgrid_promise_windows_total', _MISSED)}) / (sum({rate('eelgrid_promise_windows_total', _JUDGED)}) > 0)",
@@ -87,7 +87,7 @@ _COST = Row(
         ),
         lines(
             "Slowdown of jobs",
-            "The throughput term: mean and worst slowdown of training jobs against their largest measured limit.",
+            "The throughput term: mean and worst slowdown of training jobs relative to their largest measured limit.",
             "percentunit",
             Query(f"avg({of('eelgrid_job_slowdown_ratio')})", "mean"),
             Query(f"max({of('eelgrid_job_slowdown_ratio')})", "worst"),
@@ -95,14 +95,14 @@ _COST = Row(
         ),
         lines(
             "Energy saved by limits",
-            "Method: each job's energy of the same work at its largest measured limit, by its own measured curve; mean over jobs.",
+            "Compared with each job's energy for the same work at its largest measured limit, by its own measured curve; mean over jobs.",
             "percentunit",
             Query(f"avg({of('eelgrid_job_energy_saved_ratio')})", "mean of jobs"),
             width=8,
         ),
         lines(
             "Saved against plain best fit",
-            "Method: the same work on the same nodes placed by plain best fit at default limits, model against model, of the replicas that stand in both plans, so that work which does not run saves nothing. Limits: what lowered limits take off at the most; limited work runs longer.",
+            "Compared with the same work placed on the same nodes by plain best fit at default limits. Both sides are modelled, for the replicas placed in both plans, so work that does not run saves nothing. By limits: the most that lowered limits save; limited work runs longer.",
             "watt",
             Query(f"sum({of('eelgrid_saved_power_watts', _PLACEMENT)})", "by placement"),
             Query(f"sum({of('eelgrid_saved_power_watts', _LIMITS)})", "by limits"),
@@ -110,7 +110,7 @@ _COST = Row(
         ),
         lines(
             "Power of the compared plans",
-            "By the planner's model at default limits, of all nodes with the replicas that stand in both plans; beside them what GPUs were read to draw, with all work and their real limits.",
+            "Modelled power at default limits of all nodes with the replicas placed in both plans, and the measured power of the GPUs with all work and their real limits.",
             "watt",
             Query(f"sum({of('eelgrid_compared_power_watts', _THEIRS)})", "best fit, modelled"),
             Query(f"sum({of('eelgrid_compared_power_watts', _OURS)})", "Eelgrid, modelled"),
@@ -119,7 +119,7 @@ _COST = Row(
         ),
         lines(
             "Compared with best fit",
-            "GPUs held by work that stands in both plans, and in one alone; where much stands in one alone, the savings are of a part of the work.",
+            "GPUs allocated to work placed in both plans, and to work placed in only one; if much is placed in only one, the savings cover only a part of the work.",
             "short",
             Query(f"sum({of('eelgrid_compared_gpus', _BOTH)})", "in both plans"),
             Query(f"sum({of('eelgrid_compared_gpus', _OURS)})", "in Eelgrid's alone"),
@@ -128,7 +128,7 @@ _COST = Row(
         ),
         lines(
             "Model error",
-            "Measured over modelled power less one, by GPU model; below 0 GPUs draw less than the planner takes.",
+            "Measured over modelled power, minus one, by GPU model; below 0 the GPUs draw less than modelled.",
             "percentunit",
             Query(_now("eelgrid_model_power_error_ratio", by="model"), "{{model}}"),
             width=8,
@@ -136,7 +136,7 @@ _COST = Row(
         ),
         lines(
             "Fragmentation and allocation",
-            "Share of the free GPU that the expected mix of tasks could not use, beside the share of GPUs that is allocated.",
+            "Share of the free GPU capacity that the expected mix of tasks cannot use, and the share of GPUs that is allocated.",
             "percentunit",
             Query(_now("eelgrid_fragmentation_ratio"), "fragmentation"),
             Query(_now("eelgrid_gpus_allocated_ratio"), "allocated"),
@@ -166,7 +166,7 @@ _DECISIONS = Row(
         ),
         lines(
             "Churn of the plan",
-            "Changes of the plan that were made durable, per second. Moves are what churn costs; placements are work.",
+            "Durable changes of the plan, per second. Moves are the cost of churn; placements are work.",
             "ops",
             Query(f"sum by (change) ({rate('eelgrid_plan_changes_total')})", "{{change}}"),
             width=8,
@@ -181,7 +181,7 @@ _DECISIONS = Row(
         ),
         lines(
             "Commands that wait",
-            "In the writer's queue.",
+            "Commands in the writer's queue.",
             "short",
             Query(_now("eelgrid_commands_queued"), "commands"),
             width=8,
@@ -189,7 +189,7 @@ _DECISIONS = Row(
         ),
         lines(
             "Pending by reason",
-            "By the constraint that stands in their way.",
+            "Pending workloads by the constraint that they wait for.",
             "short",
             Query(some(_now("eelgrid_pending_workloads", by="reason"), "reason"), "{{reason}}"),
             width=8,
@@ -202,7 +202,7 @@ _STEWARD = Row(
     (
         lines(
             "Turn, 99 %",
-            "Time of a turn in its thread, and of a division of watts beside the turns.",
+            "Duration of a control cycle in its thread, and of a power budget allocation.",
             "s",
             Query(quantile(0.99, "eelgrid_steward_turn_duration_seconds"), "turn"),
             Query(quantile(0.99, "eelgrid_steward_division_duration_seconds"), "division"),
@@ -210,7 +210,7 @@ _STEWARD = Row(
         ),
         lines(
             "Commands",
-            "Carried out, per second.",
+            "Commands carried out, per second.",
             "ops",
             Query(f"sum by (command) ({rate('eelgrid_steward_commands_total')})", "{{command}}"),
             width=8,
@@ -225,7 +225,7 @@ _STEWARD = Row(
         ),
         lines(
             "Faults",
-            "Workloads passed over for an error, and cycles that failed, per second.",
+            "Workloads skipped because of an error, and control cycles that failed, per second.",
             "ops",
             Query(f"sum({rate('eelgrid_steward_faults_total')})", "workloads"),
             Query(f"sum({rate('eelgrid_steward_failures_total')})", "cycles"),
@@ -234,7 +234,7 @@ _STEWARD = Row(
         ),
         lines(
             "Pages of workloads",
-            "Read, and not to be had by what stood between, per second.",
+            "Successful scrapes, and failed scrapes by kind of failure, per second.",
             "ops",
             Query(f"sum({rate('eelgrid_scrape_pages_read_total')})", "read"),
             Query(f"sum by (kind) ({rate('eelgrid_scrape_failures_total')})", "{{kind}}"),
@@ -242,7 +242,7 @@ _STEWARD = Row(
         ),
         lines(
             "Limits answered",
-            "Power limits that a node confirmed, or failed to set, per second.",
+            "Power limits that nodes confirmed or failed to set, per second.",
             "ops",
             Query(f"sum by (result) ({rate('eelgrid_steward_limits_answered_total')})", "{{result}}"),
             width=8,
@@ -254,7 +254,7 @@ _JOURNAL = Row(
     (
         lines(
             "Commit, 99 %",
-            "Time to put one batch on disk.",
+            "Time to write one batch to disk.",
             "s",
             Query(quantile(0.99, "eelgrid_journal_commit_duration_seconds"), "99 %"),
             Query(quantile(0.5, "eelgrid_journal_commit_duration_seconds"), "50 %"),
@@ -270,21 +270,21 @@ _JOURNAL = Row(
         ),
         lines(
             "Journal lag",
-            "How long the oldest command has waited to be on disk; 0 while none waits.",
+            "How long the oldest command has waited to be written to disk; 0 while none waits.",
             "s",
             Query(_now("eelgrid_journal_lag_seconds"), "lag"),
             width=8,
         ),
         lines(
             "Checkpoint",
-            "Size of the last one.",
+            "Size of the last checkpoint.",
             "bytes",
             Query(_now("eelgrid_journal_checkpoint_bytes"), "size"),
             width=8,
         ),
         lines(
             "Energy windows",
-            "Windows that agents sent: taken, here before, without room, refused, or far from now; and attempts to write that failed. Per second.",
+            "Windows received from agents: stored, already stored, without space, refused, or with an implausible time; and failed writes. Per second.",
             "ops",
             Query(f"sum by (result) ({rate('eelgrid_ledger_windows_total')})", "{{result}}"),
             Query(f"sum({rate('eelgrid_ledger_failures_total')})", "failed writes"),
@@ -292,14 +292,14 @@ _JOURNAL = Row(
         ),
         lines(
             "Damaged parts of the ledger",
-            "Hours and days of nodes, and names, that do not agree with their checksums.",
+            "Hours and days of nodes, and names, that do not match their checksums.",
             "short",
             Query(_now("eelgrid_ledger_damaged_parts"), "parts"),
             width=8,
         ),
         lines(
             "Age of the newest energy window",
-            "Of those on disk; it grows while the ledger cannot be written.",
+            "Age of the newest window on disk; it grows while the ledger cannot be written.",
             "s",
             Query(_now("eelgrid_ledger_newest_window_age_seconds"), "age"),
             width=8,
@@ -311,7 +311,7 @@ _SIGHT = Row(
     (
         lines(
             "Samples",
-            "Ticks of nodes that came, and that never came, per second.",
+            "Samples of nodes received and lost, per second.",
             "ops",
             Query(f"sum({rate('eelgrid_samples_received_total')})", "came"),
             Query(f"sum({rate('eelgrid_samples_lost_total')})", "lost"),
@@ -319,35 +319,35 @@ _SIGHT = Row(
         ),
         lines(
             "Age of the oldest sample",
-            "Of the ready node where the newest is oldest.",
+            "Age of the newest sample of the ready node where it is oldest.",
             "s",
             Query(_now("eelgrid_oldest_sample_age_seconds"), "age"),
             width=8,
         ),
         lines(
             "Event loop lag, 99 %",
-            "How late the event loop wakes a sleeper.",
+            "How late the event loop runs a timer.",
             "s",
             Query(quantile(0.99, "eelgrid_event_loop_lag_seconds"), "99 %"),
             width=8,
         ),
         lines(
             "Processor",
-            "Cores in use by each process of ours.",
+            "CPU cores used by each Eelgrid process.",
             "short",
             Query(rate("process_cpu_seconds_total"), "{{job}} {{instance}}"),
             width=8,
         ),
         lines(
             "Memory",
-            "Resident memory of each process of ours.",
+            "Resident memory of each Eelgrid process.",
             "bytes",
             Query(of("process_resident_memory_bytes"), "{{job}} {{instance}}"),
             width=8,
         ),
         states(
             "Who leads",
-            "Green while a controller holds the Lease of Kubernetes; without Kubernetes none does.",
+            "Green while a controller holds the Kubernetes Lease; empty without Kubernetes.",
             "short",
             Query(
                 f"{of('eelgrid_kubernetes_leading')} or on (job, instance) 0 * {of('eelgrid_controller_info')}",
@@ -363,6 +363,6 @@ _SIGHT = Row(
 PAGE = Page(
     "engine",
     "Eelgrid / Placement engine",
-    "Whether the engine decides fast, well and durably: terms of the objective, fragmentation, churn, the steward, the journal, and what it sees. The terms of one placement are in eelctl explain.",
+    "Whether the engine decides fast, well and durably: terms of the objective function, fragmentation, churn, the objectives loop, the journal, and telemetry. The cost terms of a single placement are in eelctl explain.",
     (_NOW, _COST, _DECISIONS, _STEWARD, _JOURNAL, _SIGHT),
 )

@@ -35,20 +35,20 @@ _NOW = Row(
         figure("Power of GPUs", "Sum of fresh power readings of all GPUs, as agents sent them.", "watt", Query(_POWER)),
         figure(
             "Energy of 24 h",
-            "By the energy counters of all GPUs, which miss nothing between scrapes.",
+            "From the energy counters of all GPUs, which miss nothing between scrapes.",
             "kwatth",
             Query(f"{_DAY_J} / 3.6e6"),
             instant=True,
         ),
         figure(
             "Cost per hour",
-            "Measured power at the present price, PUE and carbon price included, in the policy's currency. Empty without prices.",
+            "Measured power at the current price, PUE and carbon price included, in the policy's currency. Empty without prices.",
             "short",
             Query(f"{_POWER} * on () group_right () {_PRICE} * 3600", "{{currency}}"),
         ),
         figure(
             "Cost of 24 h",
-            "Energy of the last 24 h at the mean price of the same time. Where load follows the tariff, this is a little high; the ledger has the true sum.",
+            "Energy of the last 24 h at the mean price of that time. If load follows the tariff, this is slightly too high; the ledger has the exact sum.",
             "short",
             Query(
                 f"{_DAY_J} * on () group_right () max by (currency) (avg_over_time({of('eelgrid_energy_price_per_joule')}[24h]))",
@@ -58,7 +58,7 @@ _NOW = Row(
         ),
         figure(
             "Saved against best fit",
-            "Watts that the same work on the same nodes would draw more now if plain best fit had placed it, model against model; below 0 best fit would draw less. What is compared, and what is not: the dashboard of the placement engine.",
+            "Additional watts that the same work on the same nodes would draw now if plain best fit had placed it, both sides modelled; below 0 best fit would draw less. The placement engine dashboard shows what is compared.",
             "watt",
             Query(f"sum({of('eelgrid_saved_power_watts', _PLACEMENT)})"),
             bad_below=0.0,
@@ -66,7 +66,7 @@ _NOW = Row(
         ),
         figure(
             "Saved in 24 h",
-            "The same as energy: of best fit's plan less that of the real one. What power limits save is not in it.",
+            "The same as energy: best fit's plan minus the real one. Savings by power limits are not included.",
             "kwatth",
             Query(f"({_compared_j('best_fit')} - {_compared_j('eelgrid')}) / 3.6e6"),
             bad_below=0.0,
@@ -75,7 +75,7 @@ _NOW = Row(
         ),
         figure(
             "Promises kept, 1 h",
-            "Share of all services' windows of the last hour in which the promise was kept; windows with too few answers to tell are left out.",
+            "Share of all services' windows of the last hour in which the objective was met; windows with too few responses to judge are left out.",
             "percentunit",
             Query(_attainment("", _HOUR)),
             bad_below=0.95,
@@ -90,7 +90,7 @@ _NOW = Row(
         ),
         figure(
             "Pending workloads",
-            "Workloads that wait for a place; the dashboard of workloads says why.",
+            "Workloads waiting for placement; the workloads dashboard shows the reasons.",
             "short",
             Query("sum(" + of("eelgrid_workloads", 'phase="pending"') + ")"),
             bad_above=1,
@@ -99,7 +99,7 @@ _NOW = Row(
         ),
         figure(
             "Nodes lost",
-            "Nodes whose agents have been silent for longer than the grace period.",
+            "Nodes whose agents have been disconnected for longer than the grace period.",
             "short",
             Query("sum(" + of("eelgrid_nodes", 'state="lost"') + ")"),
             bad_above=1,
@@ -127,7 +127,7 @@ _ENERGY = Row(
         ),
         lines(
             "Measured and modelled power",
-            "What GPUs were read to draw beside what the model gives for the present placement. Only GPUs with a fresh reading are in the first.",
+            "Measured power of the GPUs with a fresh reading, and modelled power of the current placements.",
             "watt",
             Query(_POWER, "measured"),
             Query(f"sum({of('eelgrid_modelled_power_watts')})", "modelled"),
@@ -135,7 +135,7 @@ _ENERGY = Row(
         ),
         lines(
             "Power from counters",
-            "Rate of all energy counters beside the sampled power of the same agents' GPUs.",
+            "Rate of all energy counters, and the sampled power of the same agents' GPUs.",
             "watt",
             Query(f"sum({rate('eelgrid_gpu_energy_joules_total')})", "by counters"),
             Query(f"sum({of('eelgrid_gpu_power_watts')})", "sampled"),
@@ -143,7 +143,7 @@ _ENERGY = Row(
         ),
         bars(
             "Energy of 24 h by namespace",
-            "From the controller's ledger; a namespace beyond the hundred with the most is in other.",
+            "From the controller's ledger; namespaces beyond the hundred largest are summed up as other.",
             "kwatth",
             Query(
                 f"topk(15, sum by (namespace) ({increase('eelgrid_ledger_energy_joules_total', over='24h')})) / 3.6e6",
@@ -159,14 +159,14 @@ _ENERGY = Row(
         ),
         lines(
             "Price of energy",
-            "Price of a kilowatt-hour as a joule is priced now, carbon and PUE included.",
+            "Current price of a kilowatt-hour, carbon and PUE included.",
             "short",
             Query(f"{_PRICE} * 3.6e6", "{{currency}} per kWh"),
             width=8,
         ),
         lines(
             "Saved against plain best fit",
-            "By placement: watts that the same work would draw more if plain best fit had placed it. By limits: what lowered power limits take off it at the most; limited work runs longer.",
+            "By placement: additional watts that the same work would draw if plain best fit had placed it. By limits: the most that lowered power limits save; limited work runs longer.",
             "watt",
             Query(f"sum({of('eelgrid_saved_power_watts', _PLACEMENT)})", "by placement"),
             Query(f"sum({of('eelgrid_saved_power_watts', _LIMITS)})", "by limits"),
@@ -179,14 +179,14 @@ _PROMISES = Row(
     (
         lines(
             "Attainment of the last hour",
-            "Windows in which a service kept its promise, of those that could be judged. The 20 that stand worst.",
+            "Share of judged windows in which a service met its objective. The worst 20.",
             "percentunit",
             Query(f"bottomk(20, {_attainment('workload', _HOUR)})", "{{workload}}"),
             top=1.0,
         ),
         lines(
             "Latency over objective",
-            "The promised quantile as served, over what it may be: above 1 the promise is missed. The 20 that stand worst.",
+            "Measured latency quantile over its objective; above 1 the objective is missed. The worst 20.",
             "percentunit",
             Query(
                 f"topk(20, max by (workload) ({of('eelgrid_service_latency_seconds')}) / max by (workload) ({of('eelgrid_service_latency_objective_seconds')}))",
@@ -196,7 +196,7 @@ _PROMISES = Row(
         ),
         lines(
             "Windows by verdict",
-            "Windows of all services per second: kept, missed, or too few answers to tell.",
+            "Windows of all services per second: kept, missed, or too few responses to judge.",
             "short",
             Query(f"sum by (verdict) ({rate('eelgrid_promise_windows_total')})", "{{verdict}}"),
             width=8,
@@ -205,7 +205,7 @@ _PROMISES = Row(
         ),
         lines(
             "Slowdown of jobs, less what is promised",
-            "Above 0 a training job is slower than its promise allows. The 20 that stand worst.",
+            "Above 0 a training job is slower than its objective allows. The worst 20.",
             "percentunit",
             Query(
                 f"topk(20, max by (workload) ({of('eelgrid_job_slowdown_ratio')}) - max by (workload) ({of('eelgrid_job_slowdown_promised_ratio')}))",
@@ -230,7 +230,7 @@ _CHANGED = Row(
     (
         lines(
             "Workloads by phase",
-            "As the controller counts them now.",
+            "As counted by the controller.",
             "short",
             Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"),
             width=8,
@@ -245,14 +245,14 @@ _CHANGED = Row(
         ),
         lines(
             "Commands of the steward",
-            "What it carried out for promises and budgets, per second.",
+            "Commands that the objectives loop carried out for objectives and budgets, per second.",
             "ops",
             Query(f"sum by (command) ({rate('eelgrid_steward_commands_total')})", "{{command}}"),
             width=8,
         ),
         lines(
             "Nodes by state",
-            "As the controller counts them now.",
+            "As counted by the controller.",
             "short",
             Query(f"max by (state) ({of('eelgrid_nodes')})", "{{state}}"),
             width=8,
@@ -260,7 +260,7 @@ _CHANGED = Row(
         ),
         lines(
             "Events of agents",
-            "What agents reported of their own accord, per second: lost devices, XIDs, refused settings.",
+            "Events reported by agents, per second: lost devices, XIDs, refused settings.",
             "ops",
             Query(f"sum by (kind) ({rate('eelgrid_agent_events_total')})", "{{kind}}"),
             width=8,
@@ -268,7 +268,7 @@ _CHANGED = Row(
         ),
         lines(
             "GPUs by model",
-            "GPUs that the controller knows.",
+            "GPUs known to the controller.",
             "short",
             Query(f"max by (model) ({of('eelgrid_gpus')})", "{{model}}"),
             width=8,
@@ -279,6 +279,6 @@ _CHANGED = Row(
 PAGE = Page(
     "fleet",
     "Eelgrid / Fleet",
-    "Power, cost, promises and changes of the whole fleet. Devices, workloads, the engine and budgets have dashboards of their own.",
+    "Power, cost, objectives and changes of the whole fleet. Devices, workloads, the engine and budgets have dashboards of their own.",
     (_NOW, _ENERGY, _PROMISES, _CHANGED),
 )

@@ -27,11 +27,14 @@ _NOW = Row(
     "Now",
     (
         figure(
-            "GPUs that answer", "Of the chosen nodes.", "short", Query(f"sum({by_device(of('eelgrid_gpu_up', _GPU))})")
+            "GPUs that answer",
+            "On the selected nodes.",
+            "short",
+            Query(f"sum({by_device(of('eelgrid_gpu_up', _GPU))})"),
         ),
         figure(
             "Lost or quarantined",
-            "Devices that do not answer, or were lost too often and take no work.",
+            "Devices that do not answer, and devices that were lost too often and take no work.",
             "short",
             Query(f"sum((1 - {of('eelgrid_gpu_up', _GPU)}) or {of('eelgrid_gpu_quarantined', _GPU)})"),
             bad_above=1,
@@ -44,7 +47,7 @@ _NOW = Row(
         ),
         figure(
             "Energy of 24 h",
-            "By the energy counters.",
+            "From the energy counters.",
             "kwatth",
             Query(f"sum({by_device(increase('eelgrid_gpu_energy_joules_total', _GPU, over='24h'))}) / 3.6e6"),
             instant=True,
@@ -58,7 +61,7 @@ _NOW = Row(
         ),
         figure(
             "Held and idle",
-            "Power of devices that somebody holds and nothing works on, for five minutes at least.",
+            "Power of devices that have been allocated but idle for at least five minutes.",
             "watt",
             Query(
                 f"sum({of('eelgrid_gpu_power_watts', _GPU)} * on (job, instance, gpu) max by (job, instance, gpu) ({of('eelgrid_gpu_anomaly', _HELD_IDLE)})) or vector(0)"
@@ -79,13 +82,13 @@ _POWER = Row(
         ),
         lines(
             "Power as sampled",
-            "Board power at the moment of the sample, where the part can tell.",
+            "Instantaneous board power, where the GPU supports it.",
             "watt",
             Query(each_device(of("eelgrid_gpu_power_watts", _GPU)), _DEVICE),
         ),
         lines(
             "Counter less sampled power",
-            "How far the mean of the samples is from the counter, for each device. A lasting gap says that the sampling misses bursts or that a sensor is off.",
+            "Difference between the energy counter and the mean of the samples, for each device. A lasting gap means that sampling misses bursts or that a sensor is wrong.",
             "watt",
             Query(
                 each_device(
@@ -120,7 +123,7 @@ _WORK = Row(
     (
         lines(
             "Utilization",
-            "Share of the last period in which a kernel ran; not how much of the device it filled.",
+            "Share of the last period in which a kernel ran, regardless of how much of the device it used.",
             "percentunit",
             Query(each_device(of("eelgrid_gpu_utilization_ratio", _GPU)), _DEVICE),
             width=8,
@@ -128,7 +131,7 @@ _WORK = Row(
         ),
         lines(
             "Multiprocessors at work",
-            "Share of multiprocessors with work, over time; Hopper and newer tell it.",
+            "Share of multiprocessors with work, over time; reported by Hopper and newer.",
             "percentunit",
             Query(each_device(of("eelgrid_gpu_sm_activity_ratio", _GPU)), _DEVICE),
             width=8,
@@ -176,14 +179,14 @@ _HELD = Row(
     (
         listing(
             "Held and idle since",
-            "Who holds a GPU or a slice on which nothing has been at work for five minutes at least, and since when.",
+            "Owners of GPUs and slices that have been idle for at least five minutes, and since when.",
             "dateTimeFromNow",
             Query(f"sort({by_device(f'({_IDLE_SINCE} * 1000)')})", "idle since"),
             hidden=_SCRAPED,
         ),
         states(
             "Ways to be held and not used",
-            "held_idle, idle_context, allocation_without_process, stalled and process_without_allocation, each after it has lasted as docs/explanation/energy-attribution.md says.",
+            "held_idle, idle_context, allocation_without_process, stalled and process_without_allocation, each after the time given in docs/explanation/energy-attribution.md.",
             "short",
             Query(
                 or_none(f"{each_device(of('eelgrid_gpu_anomaly', _GPU), 'anomaly')} == 1", "device"),
@@ -197,7 +200,7 @@ _SLICES = Row(
     (
         lines(
             "Work of each slice",
-            "Share of time that any engine of the GPU instance worked; Hopper and newer tell it.",
+            "Share of time in which any engine of the GPU instance worked; reported by Hopper and newer.",
             "percentunit",
             Query(
                 each_device(of("eelgrid_gpu_instance_graphics_activity_ratio", _GPU), "gpu_instance"),
@@ -218,7 +221,7 @@ _SLICES = Row(
         ),
         lines(
             "Power charged to each slice",
-            "What the agent charges to owners on the slice; the method is in the dashboard of workloads.",
+            "Power that the agent charges to owners on the slice; the workloads dashboard shows the method.",
             "watt",
             Query(
                 each_device(f"sum by (job, instance, gpu, gpu_instance) (rate({owned(_OF_SLICES)}))", "gpu_instance"),
@@ -236,7 +239,7 @@ _SLICES = Row(
         ),
         listing(
             "MIG mode",
-            "Of parts that can have it.",
+            "Of GPU models that support MIG.",
             "short",
             Query(f"sort_desc({by_device(of('eelgrid_gpu_mig_enabled', _GPU))})", "MIG"),
             width=8,
@@ -250,7 +253,7 @@ _WRONG = Row(
     (
         states(
             "Reasons that hold clocks down",
-            "Each reason that the driver gives, but that a GPU is idle. software_power_cap is our limit at work; thermal and power brake are faults of the room.",
+            "Each reason that the driver reports, except that a GPU is idle. software_power_cap is the effect of the power limit; thermal and power brake reasons are faults of cooling or supply.",
             "short",
             Query(
                 or_none(f"{each_device(of('eelgrid_gpu_clocks_event_active', _HELD_BACK), 'reason')} == 1", "device"),
@@ -267,7 +270,7 @@ _WRONG = Row(
         ),
         bars(
             "XIDs of 24 h",
-            "Errors that the driver reported, by XID. The first of a new XID makes a new series, which an increase misses: the table beside this has it.",
+            "Errors reported by the driver, by XID. The first report of an XID creates a new series, which increase() misses; the table next to this panel shows it.",
             "short",
             Query(f"round(sum by (xid) ({increase('eelgrid_gpu_xid_errors_total', _GPU, over='24h')}))", "XID {{xid}}"),
             width=6,
@@ -284,7 +287,7 @@ _WRONG = Row(
         ),
         listing(
             "Rows remapped in 30 days",
-            "Memory rows that failed and were replaced; uncorrected ones foretell the part's end.",
+            "Memory rows that failed and were replaced; uncorrectable errors indicate that the GPU will fail.",
             "short",
             Query(
                 f"sort_desc(round({by_device(increase('eelgrid_gpu_remapped_rows_total', _GPU, over='30d'))}))", "rows"
@@ -294,7 +297,7 @@ _WRONG = Row(
         ),
         listing(
             "Rows that cannot be remapped",
-            "Where one could not be, the part has to be replaced.",
+            "If a row cannot be remapped, the GPU has to be replaced.",
             "short",
             Query(f"sort_desc({by_device(of('eelgrid_gpu_row_remap_failed', _GPU))})", "part"),
             width=8,
@@ -303,7 +306,7 @@ _WRONG = Row(
         ),
         lines(
             "PCIe link",
-            "Lanes of the link as it runs now; a link that trained down stays so until somebody looks.",
+            "Current lanes of the link; a link that trained down stays so until somebody repairs it.",
             "short",
             Query(each_device(of("eelgrid_gpu_pcie_link_lanes", _GPU)), _DEVICE),
             width=8,
@@ -320,7 +323,7 @@ _WRONG = Row(
         ),
         lines(
             "NVLinks that are up",
-            "Links of each device; fewer than its neighbours is a fault.",
+            "Active links of each device; fewer than on its neighbours indicates a fault.",
             "short",
             Query(each_device(of("eelgrid_gpu_nvlink_active_links", _GPU)), _DEVICE),
             width=8,
@@ -332,28 +335,28 @@ _AGENT = Row(
     (
         lines(
             "Age of the newest sample",
-            "Above a few sample intervals the agent is stuck.",
+            "If it exceeds a few sample intervals, the agent is stuck.",
             "s",
             Query(by_node(of("eelgrid_agent_sample_age_seconds")), "{{node}}"),
             width=8,
         ),
         lines(
             "Calls to the driver, 99 %",
-            "Time that calls to the device library took, by call.",
+            "Duration of calls to the device library, by call.",
             "s",
             Query(quantile(0.99, "eelgrid_device_call_duration_seconds", by="call"), "{{call}}"),
             width=8,
         ),
         bars(
             "Readings that cannot be had",
-            "By reason. Other than not_supported, it is worth a look.",
+            "By reason. Reasons other than not_supported are worth checking.",
             "short",
             Query(f"count by (reason) ({of('eelgrid_gpu_reading_absent', _GPU)})", "{{reason}}"),
             width=8,
         ),
         lines(
             "Stream to the controller",
-            "1 while the node has one; and ticks that wait to be sent.",
+            "1 while the node is connected; and ticks that wait to be sent.",
             "short",
             Query(by_node(of("eelgrid_agent_connected_nodes")), "{{node}} connected"),
             Query(by_node(of("eelgrid_agent_spool_ticks")), "{{node}} ticks waiting"),
@@ -369,7 +372,7 @@ _AGENT = Row(
         ),
         lines(
             "Settings put back, plans refused",
-            "What something else changed and the agent put back, and items of plans that it refused, per second.",
+            "Settings that something else changed and the agent restored, and items of plans that it refused, per second.",
             "ops",
             Query(f"sum by (setting) ({rate('eelgrid_guard_drift_repairs_total')})", "put back {{setting}}"),
             Query(f"sum by (rule) ({rate('eelgrid_guard_refusals_total')})", "refused {{rule}}"),
@@ -384,7 +387,7 @@ _NAMED = f'label_join({by_node(of("eelgrid_gpu_info"))}, "device", " gpu ", "nod
 PAGE = Page(
     "node",
     "Eelgrid / Nodes and GPUs",
-    "One node, one GPU, one MIG slice: power by counter and by sample, work, what holds it back, what fails, and what is held and not used.",
+    "One node, one GPU, one MIG slice: power by counter and by sample, work, throttling, faults, and what is allocated but not used.",
     (_NOW, _POWER, _WORK, _HELD, _SLICES, _WRONG, _AGENT),
     (
         Variable("node", "Node", f"label_values(eelgrid_node_info{_INFO}}}, node)"),

@@ -39,14 +39,16 @@ _NOW = Row(
     (
         figure(
             "Power with an owner",
-            "Power that the agents charge to the chosen workloads.",
+            "Power charged to the selected workloads.",
             "watt",
             Query(f"sum({_WATTS})"),
         ),
-        figure("Energy of 24 h", "Of the chosen workloads.", "kwatth", Query(f"sum({_JOULES}) / 3.6e6"), instant=True),
+        figure(
+            "Energy of 24 h", "Of the selected workloads.", "kwatth", Query(f"sum({_JOULES}) / 3.6e6"), instant=True
+        ),
         figure(
             "Energy without an owner",
-            "Share of all GPUs' power that nobody is charged for: nobody holds the place, or whoever used it cannot be named.",
+            "Share of all GPUs' power without an owner: the capacity is not allocated, or its user is unknown.",
             "percentunit",
             Query(
                 f"sum({rate('eelgrid_gpu_unattributed_energy_joules_total')}) / (sum({rate('eelgrid_gpu_energy_joules_total')}) > 0)"
@@ -54,13 +56,13 @@ _NOW = Row(
         ),
         figure(
             "Services and jobs",
-            "With a promise, as the controller counts them.",
+            "Services and jobs with objectives.",
             "short",
             Query(f"sum({of('eelgrid_services')}) + sum({of('eelgrid_jobs')})"),
         ),
         figure(
             "Waiting",
-            "Workloads without a place.",
+            "Workloads that are not placed yet.",
             "short",
             Query(f"sum({of('eelgrid_pending_workloads')})"),
             bad_above=1,
@@ -68,7 +70,7 @@ _NOW = Row(
         ),
         figure(
             "Refused in 24 h",
-            "Submissions that no node could ever take, or that contradict themselves.",
+            "Submissions that fit on no node, or that are contradictory.",
             "short",
             Query(f"round(sum({increase('eelgrid_workloads_refused_total', over=_DAY)}))"),
             bad_above=1,
@@ -83,14 +85,14 @@ _ENERGY = Row(
     (
         lines(
             "Power by owner",
-            "What the agents charge, by the labels chosen. The 20 with the most.",
+            "Power charged by the agents, by the selected labels. The largest 20.",
             "watt",
             Query(f"topk(20, {_divided(_WATTS)})", _OWNER),
             stacked=True,
         ),
         lines(
             "Power by part",
-            "Bare idle goes to whom a place is allocated, context idle to whoever has a context open, active to whoever works: docs/explanation/energy-attribution.md.",
+            "Bare idle power is charged to the owner of the allocation, context idle power to owners of open contexts, active power to those that work: docs/explanation/energy-attribution.md.",
             "watt",
             Query(f"sum by (part) ({_WATTS})", "{{part}}"),
             stacked=True,
@@ -98,7 +100,7 @@ _ENERGY = Row(
         ),
         lines(
             "Power by method",
-            "How owners and their shares were found, and how sure it is.",
+            "How owners and their shares were determined, and with which confidence.",
             "watt",
             Query(f"sum by (method, confidence) ({_WATTS})", "{{method}}, {{confidence}}"),
             stacked=True,
@@ -106,34 +108,34 @@ _ENERGY = Row(
         ),
         lines(
             "Joules per token",
-            "Power over the rate of tokens that the workload's own page counts; empty where that page is not scraped or stands still.",
+            "Power over the token rate of the workload's own metrics; empty if they are not scraped or do not change.",
             "joule",
             Query(_per("$token_counter"), _OWNER),
             width=8,
         ),
         lines(
             "Joules per request",
-            "Power over the rate of requests that the workload's own page counts.",
+            "Power over the request rate of the workload's own metrics.",
             "joule",
             Query(_per("$request_counter"), _OWNER),
             width=8,
         ),
         lines(
             "Joules per step",
-            "Power over the rate of steps that a training job's own page counts.",
+            "Power over the step rate of a training job's own metrics.",
             "joule",
             Query(_per("$step_counter"), _OWNER),
             width=8,
         ),
         listing(
             "Energy of 24 h by owner",
-            "By the labels chosen. The 50 with the most.",
+            "By the selected labels. The largest 50.",
             "kwatth",
             Query(f"topk(50, {_divided(_JOULES)}) / 3.6e6", "energy"),
         ),
         bars(
             "Energy of 24 h without an owner",
-            "Unallocated: of nobody's share. Unattributed: of whom cannot be named. Other: no room for the owner.",
+            "Unallocated: capacity without an owner. Unattributed: unknown user. Other: owners beyond the limit on series.",
             "kwatth",
             Query(
                 f"sum by (reason) ({increase('eelgrid_gpu_unattributed_energy_joules_total', over=_DAY)}) / 3.6e6",
@@ -148,7 +150,7 @@ _SERVICES = Row(
     (
         lines(
             "Latency against objective",
-            "The promised quantile as served in the last window, and what it may be.",
+            "Latency quantile measured in the last window, and its objective.",
             "s",
             Query(f"max by (workload) ({of('eelgrid_service_latency_seconds', _SERVED)})", "{{workload}}"),
             Query(
@@ -164,7 +166,7 @@ _SERVICES = Row(
         ),
         lines(
             "Windows by verdict",
-            "Kept, missed, or too few answers to tell; per second.",
+            "Kept, missed, or too few responses to judge; per second.",
             "ops",
             Query(
                 f"sum by (workload, verdict) ({rate('eelgrid_service_windows_total', _SERVED)})",
@@ -174,14 +176,14 @@ _SERVICES = Row(
         ),
         lines(
             "Age of the last window",
-            "Above a minute nobody sees the service.",
+            "Above a minute the service is no longer observed.",
             "s",
             Query(f"max by (workload) ({of('eelgrid_service_window_age_seconds', _SERVED)})", "{{workload}}"),
             width=8,
         ),
         lines(
             "Slower than its profile",
-            "How much slower than its profile a service is taken to be; 1 is as measured.",
+            "Estimated latency relative to the profile; 1 is as measured.",
             "short",
             Query(f"max by (workload) ({of('eelgrid_service_slowness_ratio', _SERVED)})", "{{workload}}"),
             width=8,
@@ -193,7 +195,7 @@ _JOBS = Row(
     (
         lines(
             "Slowdown against promise",
-            "Time so far over that at the largest measured limit, less one; and what it may be at the end.",
+            "Time so far relative to the largest measured limit, minus one; and the objective at the end.",
             "percentunit",
             Query(f"max by (workload) ({of('eelgrid_job_slowdown_ratio', _SERVED)})", "{{workload}}"),
             Query(f"max by (workload) ({of('eelgrid_job_slowdown_promised_ratio', _SERVED)})", "{{workload}} promised"),
@@ -201,14 +203,14 @@ _JOBS = Row(
         ),
         lines(
             "Energy saved",
-            "Of the same work at the largest measured limit. Method: the job's own curve of watts and speed by limit.",
+            "Compared with the same work at the largest measured limit, by the job's own curve of power and speed by limit.",
             "percentunit",
             Query(f"max by (workload) ({of('eelgrid_job_energy_saved_ratio', _SERVED)})", "{{workload}}"),
             width=8,
         ),
         lines(
             "Power limit of each GPU",
-            "As read back, and as wanted.",
+            "Limit as read back, and wanted limit.",
             "watt",
             Query(f"max by (workload) ({of('eelgrid_job_power_limit_watts', _SERVED)})", "{{workload}}"),
             Query(f"max by (workload) ({of('eelgrid_job_power_limit_wanted_watts', _SERVED)})", "{{workload}} wanted"),
@@ -221,7 +223,7 @@ _WAITING = Row(
     (
         lines(
             "Waiting workloads by reason",
-            "By the constraint that stands in their way; `eelctl explain` says it for one of them, with what would help.",
+            "By the constraint that they wait for; `eelctl explain` gives it for one workload, with what would help.",
             "short",
             Query(some(f"max by (reason) ({of('eelgrid_pending_workloads')})", "reason"), "{{reason}}"),
             width=8,
@@ -229,7 +231,7 @@ _WAITING = Row(
         ),
         lines(
             "Workloads by phase",
-            "As the controller counts them now.",
+            "As counted by the controller.",
             "short",
             Query(f"max by (phase) ({of('eelgrid_workloads')})", "{{phase}}"),
             width=8,
@@ -237,7 +239,7 @@ _WAITING = Row(
         ),
         lines(
             "Gated pods by reason",
-            "Pods of Kubernetes that wait behind our gate; of the leader, which knows. Without Kubernetes there are none.",
+            "Pods that wait behind Eelgrid's gate, as reported by the leader. Empty without Kubernetes.",
             "short",
             Query(f"max by (reason) ({of('eelgrid_kubernetes_pods_waiting')})", "{{reason}}"),
             width=8,
@@ -249,7 +251,7 @@ _WAITING = Row(
 PAGE = Page(
     "workloads",
     "Eelgrid / Workloads",
-    "Whose the joules are, what a token, a request and a step cost, whether promises are kept, and why workloads wait.",
+    "Energy by owner; joules per token, request and step; whether objectives are met; and why workloads wait.",
     (_NOW, _ENERGY, _SERVICES, _JOBS, _WAITING),
     (
         Variable("namespace", "Namespace", f"label_values({of(_OWNED)}, namespace)"),

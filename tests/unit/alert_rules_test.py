@@ -100,21 +100,21 @@ def test_each_alert_has_a_page_and_each_page_an_alert():
     assert {path.stem for path in PAGES.glob("*.md")} == {*ALERTS, "README"}
     index = (PAGES / "README.md").read_text()
     rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (\w+) \| (.+?) \|$", index, re.MULTILINE)
-    told = {name: (page, severity, after) for name, page, severity, after in rows}
-    assert told == {
+    listed = {name: (page, severity, after) for name, page, severity, after in rows}
+    assert listed == {
         name: (name, rule["labels"]["severity"], rule.get("for", "at once")) for name, rule in ALERTS.items()
     }
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_a_page_begins_with_what_to_look_at_and_ends_with_what_to_do(name):
+def test_a_page_begins_with_diagnosis_and_ends_with_mitigation(name):
     page = PAGES / f"{name}.md"
     assert page.read_text().startswith(f"# {name}\n")
     sections = _sections(page)
-    assert (sections[0], sections[-1]) == ("What to look at", "What to do")
+    assert (sections[0], sections[-1]) == ("Diagnosis", "Mitigation")
     assert _fences(page, "promql")
     assert _fences(page, "bash")
-    done = page.read_text().partition("## What to do\n")[2]
+    done = page.read_text().partition("## Mitigation\n")[2]
     assert len(re.findall(r"^- ", done, re.MULTILINE)) >= 3
 
 

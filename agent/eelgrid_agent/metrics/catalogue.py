@@ -231,61 +231,63 @@ DEVICE_METRICS = (
         pci_bus_id="gpu.pci_bus_id",
     ),
     _gpu_attribute("up", "up", "1 while the device answers, 0 while it is lost."),
-    _gpu_attribute("cordoned", "cordoned", "1 while the device should take no new work."),
-    _gpu_attribute("reading_age_seconds", "ages_s", "Age of the device's newest readings, by kind of look.", "look"),
-    absence_metric(GPU_ABSENT, MetricScope.GPU, "1 for each reading of a device that cannot be had, and why."),
-    gpu_metric("power_watts", Reading.POWER_W, "Board power, at this instant where the part can tell."),
-    gpu_metric(
-        "power_average_watts", Reading.POWER_AVERAGE_W, "Board power, averaged by the part over about a second."
-    ),
+    _gpu_attribute("cordoned", "cordoned", "1 while the device takes no new work."),
+    _gpu_attribute("reading_age_seconds", "ages_s", "Age of the device's newest readings, by kind of reading.", "look"),
+    absence_metric(GPU_ABSENT, MetricScope.GPU, "1 for each device reading that is not available, by reason."),
+    gpu_metric("power_watts", Reading.POWER_W, "Board power, instantaneous where the GPU supports it."),
+    gpu_metric("power_average_watts", Reading.POWER_AVERAGE_W, "Board power, averaged by the GPU over about a second."),
     gpu_metric("memory_power_watts", Reading.MEMORY_POWER_W, "Power of the device's memory, a part of board power."),
     gpu_metric("energy_joules_total", Reading.ENERGY_J, "Energy since the agent began to count.", kind=_COUNTER),
     _gpu_attribute(
         "energy_uncertainty_joules",
         "energy_uncertainty_j",
-        "How far the energy counted may be off: the sensor's gain, the ends, and what was integrated.",
+        "Uncertainty of the energy counted: the sensor's gain, the ends, and what was integrated.",
     ),
     gpu_metric("power_limit_watts", Reading.POWER_LIMIT_W, "Power limit that the device enforces."),
-    gpu_metric("power_limit_requested_watts", Reading.POWER_LIMIT_REQUESTED_W, "Power limit that was asked for."),
-    _gpu_attribute(
-        "power_limit_default_watts", "gpu.power_limit_default_w", "Power limit that the device starts with."
-    ),
-    _gpu_attribute("power_limit_min_watts", "gpu.power_limit_min_w", "Least power limit that the device takes."),
-    _gpu_attribute("power_limit_max_watts", "gpu.power_limit_max_w", "Greatest power limit that the device takes."),
+    gpu_metric("power_limit_requested_watts", Reading.POWER_LIMIT_REQUESTED_W, "Requested power limit."),
+    _gpu_attribute("power_limit_default_watts", "gpu.power_limit_default_w", "Default power limit of the device."),
+    _gpu_attribute("power_limit_min_watts", "gpu.power_limit_min_w", "Lowest power limit that the device accepts."),
+    _gpu_attribute("power_limit_max_watts", "gpu.power_limit_max_w", "Highest power limit that the device accepts."),
     gpu_metric("utilization_ratio", Reading.UTILIZATION_RATIO, "Share of the last period in which a kernel ran."),
     gpu_metric(
         "memory_utilization_ratio",
         Reading.MEMORY_UTILIZATION_RATIO,
         "Share of the last period in which memory was read or written.",
     ),
-    gpu_metric("memory_used_bytes", Reading.MEMORY_USED_BYTES, "Memory in use, without what the driver reserves."),
-    gpu_metric("memory_reserved_bytes", Reading.MEMORY_RESERVED_BYTES, "Memory that the driver keeps for itself."),
+    gpu_metric("memory_used_bytes", Reading.MEMORY_USED_BYTES, "Memory in use, without the driver's reserve."),
+    gpu_metric("memory_reserved_bytes", Reading.MEMORY_RESERVED_BYTES, "Memory reserved by the driver."),
     _gpu_attribute("memory_size_bytes", "gpu.memory_bytes", "Memory of the device."),
-    gpu_metric("sm_clock_hertz", Reading.SM_CLOCK_MHZ, "Clock of the multiprocessors.", scale=_HERTZ_PER_MHZ),
+    gpu_metric("sm_clock_hertz", Reading.SM_CLOCK_MHZ, "Clock of the streaming multiprocessors.", scale=_HERTZ_PER_MHZ),
     gpu_metric("memory_clock_hertz", Reading.MEMORY_CLOCK_MHZ, "Clock of the memory.", scale=_HERTZ_PER_MHZ),
     gpu_metric("temperature_celsius", Reading.TEMPERATURE_C, "Temperature of the device."),
     gpu_metric("memory_temperature_celsius", Reading.MEMORY_TEMPERATURE_C, "Temperature of the memory."),
-    gpu_metric("performance_state", Reading.PERFORMANCE_STATE, "Performance state, 0 the fastest to 15."),
+    gpu_metric("performance_state", Reading.PERFORMANCE_STATE, "Performance state, from 0, the fastest, to 15."),
     gpu_metric(
         "clocks_event_active",
         Reading.EVENT_REASONS_MASK,
-        "1 for each reason that holds the clocks below their highest now.",
+        "1 for each reason that currently holds the clocks below their maximum.",
         labels=("reason",),
         bits=_EVENT_REASONS,
     ),
-    gpu_metric("graphics_activity_ratio", Reading.GRAPHICS_ACTIVITY_RATIO, "Share of time that any engine worked."),
+    gpu_metric("graphics_activity_ratio", Reading.GRAPHICS_ACTIVITY_RATIO, "Share of time in which any engine worked."),
     gpu_metric("sm_activity_ratio", Reading.SM_ACTIVITY_RATIO, "Share of multiprocessors with work, over time."),
-    gpu_metric("sm_occupancy_ratio", Reading.SM_OCCUPANCY_RATIO, "Resident warps as a share of what would fit."),
-    gpu_metric("tensor_activity_ratio", Reading.TENSOR_ACTIVITY_RATIO, "Share of time that tensor pipes worked."),
+    gpu_metric("sm_occupancy_ratio", Reading.SM_OCCUPANCY_RATIO, "Resident warps as a share of the maximum."),
+    gpu_metric("tensor_activity_ratio", Reading.TENSOR_ACTIVITY_RATIO, "Share of time in which tensor pipes worked."),
     gpu_metric("memory_activity_ratio", Reading.MEMORY_ACTIVITY_RATIO, "Share of memory bandwidth in use."),
-    gpu_metric("fp16_activity_ratio", Reading.FP16_ACTIVITY_RATIO, "Share of time that half-precision pipes worked."),
-    gpu_metric("fp32_activity_ratio", Reading.FP32_ACTIVITY_RATIO, "Share of time that single-precision pipes worked."),
-    gpu_metric("fp64_activity_ratio", Reading.FP64_ACTIVITY_RATIO, "Share of time that double-precision pipes worked."),
+    gpu_metric(
+        "fp16_activity_ratio", Reading.FP16_ACTIVITY_RATIO, "Share of time in which half-precision pipes worked."
+    ),
+    gpu_metric(
+        "fp32_activity_ratio", Reading.FP32_ACTIVITY_RATIO, "Share of time in which single-precision pipes worked."
+    ),
+    gpu_metric(
+        "fp64_activity_ratio", Reading.FP64_ACTIVITY_RATIO, "Share of time in which double-precision pipes worked."
+    ),
     gpu_metric("processes", Reading.PROCESSES, "Processes with a context on the device."),
     _gpu_attribute(
         "anomaly",
         "anomalies",
-        "1 for each way in which the device is held and not used, or used and not held, now.",
+        "1 for each current anomaly of the device: allocated and not used, or used and not allocated.",
         "anomaly",
     ),
 )
@@ -294,14 +296,14 @@ HEALTH_METRICS = (
     _gpu_attribute(
         "xid_errors_total",
         "xids",
-        "Errors that the driver reported since the agent began, by XID.",
+        "Errors reported by the driver since the agent started, by XID.",
         "xid",
         kind=_COUNTER,
     ),
     _gpu_attribute(
         "xid_last_timestamp_seconds",
         "xid_last_s",
-        "When the driver last reported the XID, since 1970; alert on this, for increase() misses the first.",
+        "When the driver last reported the XID, in seconds since 1970; alert on this, because increase() misses the first report.",
         "xid",
     ),
     labelled_metric(
@@ -314,31 +316,31 @@ HEALTH_METRICS = (
         "eelgrid_gpu_ecc_lifetime_errors_total",
         "severity",
         {"corrected": Reading.ECC_CORRECTED_AGGREGATE, "uncorrected": Reading.ECC_UNCORRECTED_AGGREGATE},
-        "Memory errors over the life of the part.",
+        "Memory errors over the life of the GPU.",
     ),
     labelled_metric(
         "eelgrid_gpu_remapped_rows_total",
         "severity",
         {"corrected": Reading.REMAPPED_ROWS_CORRECTABLE, "uncorrected": Reading.REMAPPED_ROWS_UNCORRECTABLE},
-        "Memory rows remapped over the life of the part, by the errors that caused it.",
+        "Memory rows remapped over the life of the GPU, by the errors that caused it.",
     ),
     gpu_metric("row_remap_pending", Reading.ROW_REMAP_PENDING, "1 while rows wait for a reset to be remapped."),
-    gpu_metric("row_remap_failed", Reading.ROW_REMAP_FAILED, "1 when rows could not be remapped: replace the part."),
+    gpu_metric("row_remap_failed", Reading.ROW_REMAP_FAILED, "1 if rows could not be remapped: replace the GPU."),
     gpu_metric(
         "recovery_action",
         Reading.RECOVERY_ACTION,
-        "1 for what the driver asks for to bring the device back.",
+        "1 for the recovery action that the driver requests.",
         labels=("action",),
         states=_RECOVERY_ACTIONS,
     ),
-    gpu_metric("pcie_link_generation", Reading.PCIE_LINK_GENERATION, "Generation of the PCIe link as it runs now."),
-    gpu_metric("pcie_link_lanes", Reading.PCIE_LINK_WIDTH, "Lanes of the PCIe link as it runs now."),
+    gpu_metric("pcie_link_generation", Reading.PCIE_LINK_GENERATION, "Current generation of the PCIe link."),
+    gpu_metric("pcie_link_lanes", Reading.PCIE_LINK_WIDTH, "Current number of lanes of the PCIe link."),
     gpu_metric("pcie_replays_total", Reading.PCIE_REPLAYS, "PCIe packets sent again.", kind=_COUNTER),
     labelled_metric(
         "eelgrid_gpu_pcie_throughput_bytes_per_second",
         "direction",
         {"sent": Reading.PCIE_SENT_BYTES_PER_S, "received": Reading.PCIE_RECEIVED_BYTES_PER_S},
-        "PCIe traffic over the part's own window; it keeps no counter.",
+        "PCIe traffic over the GPU's own measuring interval; the GPU has no counter.",
         kind=MetricType.GAUGE,
     ),
     labelled_metric(
@@ -362,12 +364,12 @@ HEALTH_METRICS = (
 
 
 MIG_METRICS = (
-    _gpu_attribute("mig_enabled", "mig_enabled", "1 while MIG is on; no series on parts without MIG."),
+    _gpu_attribute("mig_enabled", "mig_enabled", "1 while MIG is enabled; no series on models without MIG."),
     _gpu_attribute("mig_pending", "mig_pending", "1 while a change of MIG mode waits for a reset."),
     info_metric(
         "eelgrid_gpu_instance_info",
         MetricScope.INSTANCE,
-        "A MIG GPU instance, on memory slices from start on.",
+        "A MIG GPU instance; start is its first memory slice.",
         profile="profile",
         profile_id="profile_id",
         start="start",
@@ -376,25 +378,27 @@ MIG_METRICS = (
     info_metric(
         "eelgrid_compute_instance_info",
         MetricScope.COMPUTE,
-        "A MIG compute instance; uuid is what a process opens.",
+        "A MIG compute instance; uuid is the one that a process opens.",
         uuid="uuid",
         profile_id="profile_id",
         generation="generation",
     ),
     absence_metric(
-        INSTANCE_ABSENT, MetricScope.INSTANCE, "1 for each reading of a GPU instance that cannot be had, and why."
+        INSTANCE_ABSENT, MetricScope.INSTANCE, "1 for each reading of a GPU instance that is not available, by reason."
     ),
     instance_metric(
-        "memory_used_bytes", Reading.MEMORY_USED_BYTES, "Memory of the instance in use; also in the device's."
+        "memory_used_bytes", Reading.MEMORY_USED_BYTES, "Memory of the instance in use; also included in the device's."
     ),
     instance_metric(
-        "graphics_activity_ratio", Reading.GRAPHICS_ACTIVITY_RATIO, "Share of time that any engine worked."
+        "graphics_activity_ratio", Reading.GRAPHICS_ACTIVITY_RATIO, "Share of time in which any engine worked."
     ),
     instance_metric(
         "sm_activity_ratio", Reading.SM_ACTIVITY_RATIO, "Share of its multiprocessors with work, over time."
     ),
-    instance_metric("sm_occupancy_ratio", Reading.SM_OCCUPANCY_RATIO, "Resident warps as a share of what would fit."),
-    instance_metric("tensor_activity_ratio", Reading.TENSOR_ACTIVITY_RATIO, "Share of time that tensor pipes worked."),
+    instance_metric("sm_occupancy_ratio", Reading.SM_OCCUPANCY_RATIO, "Resident warps as a share of the maximum."),
+    instance_metric(
+        "tensor_activity_ratio", Reading.TENSOR_ACTIVITY_RATIO, "Share of time in which tensor pipes worked."
+    ),
     instance_metric("memory_activity_ratio", Reading.MEMORY_ACTIVITY_RATIO, "Share of its memory bandwidth in use."),
 )
 
@@ -403,59 +407,62 @@ MIG_METRICS = (
 HOST_ABSENT = "eelgrid_host_reading_absent"
 
 _AGENT = (
-    info_metric("eelgrid_agent_info", MetricScope.AGENT, "This agent.", version="version"),
-    _agent_attribute("nodes", "nodes", "Nodes of this process."),
+    info_metric("eelgrid_agent_info", MetricScope.AGENT, "The running agent.", version="version"),
+    _agent_attribute("nodes", "nodes", "Nodes served by this process."),
     _agent_attribute("connected_nodes", "connected_nodes", "Nodes with a stream to the controller."),
     _agent_attribute("samples_total", "samples", "Ticks sampled.", kind=_COUNTER),
-    _agent_attribute("batches_total", "batches", "Batches sent, resends too.", kind=_COUNTER),
-    _agent_attribute("dropped_samples_total", "dropped_samples", "Ticks dropped from a full spool.", kind=_COUNTER),
-    _agent_attribute("connections_total", "connections", "Connections that the controller welcomed.", kind=_COUNTER),
+    _agent_attribute("batches_total", "batches", "Batches sent, including resends.", kind=_COUNTER),
+    _agent_attribute(
+        "dropped_samples_total", "dropped_samples", "Ticks dropped because the spool was full.", kind=_COUNTER
+    ),
+    _agent_attribute("connections_total", "connections", "Connections that the controller accepted.", kind=_COUNTER),
     _agent_attribute(
         "refused_calls_total",
         "refused_calls",
-        "Calls of the node's own API refused for the role of the caller's certificate.",
+        "Calls of the agent's own API refused because of the role of the caller's certificate.",
         kind=_COUNTER,
     ),
     _agent_attribute(
-        "uncounted_seconds_total", "uncounted_s", "Device-seconds whose energy is in no total.", kind=_COUNTER
+        "uncounted_seconds_total",
+        "uncounted_s",
+        "Device-seconds whose energy is missing from every total.",
+        kind=_COUNTER,
     ),
-    _agent_attribute("spool_ticks", "spool_ticks", "Ticks not sent yet."),
-    _agent_attribute("batches_under_way", "batches_under_way", "Batches sent and not acknowledged."),
-    _agent_attribute("sample_age_seconds", "sample_age_s", "Age of the newest tick, of the node where it is oldest."),
+    _agent_attribute("spool_ticks", "spool_ticks", "Ticks in the spool, not sent yet."),
+    _agent_attribute("batches_under_way", "batches_under_way", "Batches sent and not acknowledged yet."),
+    _agent_attribute("sample_age_seconds", "sample_age_s", "Age of the newest tick, for the node where it is oldest."),
     _agent_attribute(
-        "collection_duration_seconds", "collection_s", "Time that the newest look took, by kind of look.", "look"
+        "collection_duration_seconds", "collection_s", "Duration of the newest reading, by kind of reading.", "look"
     ),
     attribute_metric(
         "eelgrid_device_call_duration_seconds",
         MetricScope.AGENT,
         "calls",
-        "Time that calls to the device library took, by call of the device port.",
+        "Duration of calls to the device library, by call of the device port.",
         "call",
         kind=MetricType.HISTOGRAM,
     ),
     _process_attribute("cpu_seconds_total", "cpu_s", "CPU time of this process.", kind=_COUNTER),
     _process_attribute("resident_memory_bytes", "resident_bytes", "Resident memory of this process."),
-    _process_attribute("start_time_seconds", "started_s", "When this process began, since 1970."),
+    _process_attribute("start_time_seconds", "started_s", "Start time of this process, in seconds since 1970."),
     _process_attribute("threads", "threads", "Threads of this process."),
-    _worker_attribute("starts_total", "starts", "Processes started to hold the driver.", kind=_COUNTER),
+    _worker_attribute("starts_total", "starts", "Driver processes started.", kind=_COUNTER),
     _worker_attribute(
-        "hangs_total", "hangs", "Calls to the driver that never came back, and processes that it ended.", kind=_COUNTER
+        "hangs_total", "hangs", "Driver calls that never returned, and driver processes that died.", kind=_COUNTER
     ),
     _worker_attribute(
         "stuck_processes",
         "left_behind",
-        "Processes that hang in the driver and cannot be ended until the node is booted anew.",
+        "Processes that hang in the driver and cannot be ended before the node is rebooted.",
     ),
-    _worker_attribute("hung_devices", "hung_gpus", "Devices set apart because they hang."),
+    _worker_attribute("hung_devices", "hung_gpus", "Devices isolated because they hang."),
     _worker_attribute(
         "cpu_seconds_total",
         "cpu_s",
-        "CPU time of the processes that hold the driver now; starts over with them.",
+        "CPU time of the current driver processes; resets when they restart.",
         kind=_COUNTER,
     ),
-    _worker_attribute(
-        "resident_memory_bytes", "resident_bytes", "Resident memory of the processes that hold the driver."
-    ),
+    _worker_attribute("resident_memory_bytes", "resident_bytes", "Resident memory of the driver processes."),
 )
 
 _NODE = (
@@ -500,44 +507,45 @@ _NODE = (
         "Bytes moved by the host's network interfaces since it booted.",
         scope=MetricScope.HOST,
     ),
-    absence_metric(HOST_ABSENT, MetricScope.HOST, "1 for each reading of the host that cannot be had, and why."),
+    absence_metric(HOST_ABSENT, MetricScope.HOST, "1 for each host reading that is not available, by reason."),
 )
 
 _GUARD = (
     _guard_attribute("plan_epoch", "plan_epoch", "Epoch of the plan in force; 0 before the first."),
-    _guard_attribute("enforcing", "enforcing", "1 where the plan may change devices, 0 to observe."),
+    _guard_attribute("enforcing", "enforcing", "1 if the plan may change devices, 0 if the agent only observes."),
     _guard_attribute(
-        "lease_left_seconds", "lease_left_s", "Time until the plan lapses unless the controller renews it."
+        "lease_left_seconds", "lease_left_s", "Time until the plan expires unless the controller renews it."
     ),
     _guard_attribute("power_budget_watts", "budget_w", "Power that all devices may draw together."),
     _guard_attribute(
         "power_budget_fixed_devices",
         "budget_fixed",
-        "Devices that an enforced power budget cannot lower now: they tell no range of limits, refuse, are lost or left "
-        "alone; no series without such a budget.",
+        "Devices that an enforced power budget cannot lower now: they report no range of limits, refuse, are lost or suspended; no series without such a budget.",
     ),
     _guard_attribute(
         "drift_repairs_total",
         "drift_repairs",
-        "Settings put back after something else changed them.",
+        "Settings restored after something else changed them.",
         "setting",
         kind=_COUNTER,
     ),
     _guard_attribute(
         "refusals_total",
         "refusals",
-        "Items of plans that were refused, by the rule that refused them.",
+        "Refused items of plans, by the rule that refused them.",
         "rule",
         kind=_COUNTER,
     ),
-    _gpu_attribute("quarantined", "quarantined", "1 while a failing device takes no work."),
+    _gpu_attribute("quarantined", "quarantined", "1 while the device is quarantined and takes no work."),
     _gpu_attribute(
-        "enforcement_suspended", "enforcement_suspended", "1 while repairs of the device's settings are given up."
+        "enforcement_suspended",
+        "enforcement_suspended",
+        "1 while the agent has given up restoring the device's settings.",
     ),
     _gpu_attribute(
         "layout_unmet",
         "layout_unmet",
-        "1 while the MIG layout of the plan in force is not reached; no series on parts without MIG.",
+        "1 while the MIG layout of the current plan is not reached; no series on models without MIG.",
     ),
 )
 
@@ -546,7 +554,7 @@ _ATTRIBUTION = (
         "eelgrid_workload_gpu_energy_joules_total",
         MetricScope.OWNERS,
         "energy_j",
-        "Energy by owner; what has none, and what owners had that are gone, is in metrics of its own.",
+        "Energy by owner; energy without an owner, and of owners that are gone, has metrics of its own.",
         *SHARE_LABELS,
         kind=_COUNTER,
     ),
@@ -554,29 +562,27 @@ _ATTRIBUTION = (
         "eelgrid_gpu_idle_since_timestamp_seconds",
         MetricScope.OWNERS,
         "idle_since_s",
-        "When a device or slice that the owner holds began to idle, since 1970, once that is five minutes ago; no series "
-        "while it works or nobody holds it.",
+        "When a device or slice that the owner holds became idle, in seconds since 1970, once that is five minutes ago; no series while it works or is not allocated.",
         *HOLDER_LABELS,
     ),
     _gpu_attribute(
         "unattributed_energy_joules_total",
         "unattributed_j",
-        "Energy without an owner: of nobody's share (unallocated), of whom cannot be named (unattributed), or of owners for "
-        "whom there was no room (other).",
+        "Energy without an owner: of unallocated capacity (unallocated), of unknown owners (unattributed), or of owners beyond the limit on series (other).",
         "reason",
         kind=_COUNTER,
     ),
     _gpu_attribute(
         "ended_energy_joules_total",
         "ended_j",
-        "Energy of owners that have no series any more; rates of theirs have counted it, so add it to totals only.",
+        "Energy of owners that no longer have a series; their rates have counted it, so add it to totals only.",
         kind=_COUNTER,
     ),
     attribute_metric(
         "eelgrid_workload_series_left_out",
         MetricScope.OWNERS,
         "left_out",
-        "Owners without a series of their own, for there are too many; their energy is in no series.",
+        "Owners without a series of their own because there are too many; their energy is in no series.",
     ),
 )
 

@@ -44,67 +44,69 @@ _C, _G, _H = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 # By the title of their section in the reference.
 SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
     "The controller": (
-        MetricDescription("eelgrid_controller_info", MetricType.INFO, "The program", ("version",)),
-        MetricDescription("eelgrid_state_revision", _G, "Events applied since the beginning"),
+        MetricDescription("eelgrid_controller_info", MetricType.INFO, "The running program", ("version",)),
+        MetricDescription("eelgrid_state_revision", _G, "Events applied since the journal began"),
         MetricDescription("eelgrid_agents_connected", _G, "Agents with an open stream"),
-        MetricDescription("eelgrid_commands_queued", _G, "Commands that wait"),
-        MetricDescription("eelgrid_event_loop_lag_seconds", _H, "How late the event loop wakes a sleeper"),
+        MetricDescription("eelgrid_commands_queued", _G, "Commands waiting in the queue"),
+        MetricDescription("eelgrid_event_loop_lag_seconds", _H, "How late the event loop runs a timer"),
         MetricDescription("eelgrid_plans_sent_total", _C, "Node plans sent to agents"),
-        MetricDescription("eelgrid_samples_received_total", _C, "Ticks of nodes that came"),
-        MetricDescription("eelgrid_samples_lost_total", _C, "Ticks of nodes that never came"),
-        MetricDescription("eelgrid_batches_refused_total", _C, "Batches that contradict"),
-        MetricDescription("eelgrid_batches_duplicate_total", _C, "Batches that came again"),
+        MetricDescription("eelgrid_samples_received_total", _C, "Samples of nodes received"),
+        MetricDescription("eelgrid_samples_lost_total", _C, "Samples of nodes that were lost before they arrived"),
+        MetricDescription(
+            "eelgrid_batches_refused_total", _C, "Batches refused because their content is contradictory"
+        ),
+        MetricDescription("eelgrid_batches_duplicate_total", _C, "Batches received again"),
         MetricDescription("eelgrid_agent_events_total", _C, "Events that agents reported", ("kind",)),
         MetricDescription(
             "eelgrid_answer_omitted_elements_total",
             _C,
-            "Elements that were left out of answers, agents' plans among them, since they break the contract, by call; the log says which",
+            "Elements left out of responses, including agents' plans, because they violate the API contract, by call; the log names them",
             ("call",),
         ),
         MetricDescription(
             "eelgrid_delayed_agent_events_total",
             _C,
-            "Events that waited, with all else of their stream, since their node sent more than it may",
+            "Events delayed, with the rest of their stream, because the node sends more than its rate limit",
         ),
         MetricDescription(
             "eelgrid_excess_calls_total",
             _C,
-            "Calls that were refused since their caller had too many under way: calls, or watches",
+            "Calls refused because the client has too many in progress: calls, or watches",
             ("kind",),
         ),
         MetricDescription(
             "eelgrid_ended_connections_total",
             _C,
-            "Connections that were ended: for a flood of refused and reset calls, a certificate that ran out, an authority that is trusted no more, a message that nobody read, or as idle ones when descriptors ran short",
+            "Connections closed by the controller, by reason: a flood of refused and reset calls, an expired certificate, a certificate authority that is no longer trusted, a response that the client does not read, or an idle connection when file descriptors run short",
             ("reason",),
         ),
         MetricDescription(
             "eelgrid_calls_refused_total",
             _C,
-            "Calls, and looks at the page, that were refused for the role of the caller's certificate, by that role, and by what was needed: a role, `node` the certificate of that node, `date` one that has not expired, `owner` that of the work's owner, or `user`, `namespace`, `queue` or `label` a right to the one that was named; no series without TLS",
+            "Calls, and requests for the live page, refused by authorization, by the role of the client's certificate and by what was needed: a role, `node` the certificate of that node, `date` a certificate that has not expired, `owner` the certificate of the workload's owner, or `user`, `namespace`, `queue` or `label` a right to the named one; no series without TLS",
             ("role", "needs"),
         ),
         MetricDescription(
             "eelgrid_registrations_refused_total",
             _C,
-            "Nodes that were never seen and were not registered, by the limit on new names that was reached: `peer` that of one certificate or address, `all` that of all together",
+            "New nodes refused, by the registration limit that was reached: `peer` is the limit of one certificate or address, `all` the limit for all together",
             ("limit",),
         ),
         MetricDescription(
             "eelgrid_audit_events_total",
             _C,
-            "Calls that change something, by whether they were accepted; refused are those of any call that the caller may not make, too",
+            "Audited calls: those that change something, accepted or refused, and all calls refused by authorization",
             ("outcome",),
         ),
         MetricDescription(
             "eelgrid_audit_events_lost_total",
             _C,
-            "Refused calls that the audit log has no entry of, since the disk took none",
+            "Refused calls missing from the audit log because the disk could not be written",
         ),
         MetricDescription(
             "eelgrid_calls_without_role_total",
             _C,
-            "Calls of certificates without a role that were let in for want of `--roles require`, by the role that they would have needed; no series without TLS",
+            "Calls with a certificate without a role that were permitted because `--roles require` is not set, by the role that they would need; no series without TLS",
             ("needs",),
         ),
     ),
@@ -118,41 +120,41 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription("eelgrid_cpus_allocated_ratio", _G, "Allocated share of all CPUs"),
         MetricDescription("eelgrid_measured_power_watts", _G, "Sum of fresh power readings by GPU model", ("model",)),
         MetricDescription("eelgrid_measured_gpus", _G, "GPUs with a fresh power reading"),
-        MetricDescription("eelgrid_modelled_power_watts", _G, "Power that the model gives for the present placement"),
+        MetricDescription("eelgrid_modelled_power_watts", _G, "Modelled power of the current placements"),
         MetricDescription(
             "eelgrid_model_power_error_ratio",
             _G,
-            "Measured over modelled power of GPUs with a fresh reading, of nodes without work under a limit, less one, by model; below 0 they draw less than the planner takes",
+            "Measured over modelled power, minus one, by model; of GPUs with a fresh reading on nodes without work under a power limit; below 0 the GPUs draw less than modelled",
             ("model",),
         ),
         MetricDescription("eelgrid_pool_power_watts", _G, "Sum of fresh power readings by node pool", ("pool",)),
         MetricDescription(
             "eelgrid_stale_nodes",
             _G,
-            "Ready nodes with an agent whose newest sample is too old to stand for now, or never came",
+            "Ready nodes with an agent whose newest sample is too old, or that have sent none",
         ),
         MetricDescription(
             "eelgrid_oldest_sample_age_seconds",
             _G,
-            "Age of the newest sample, of the ready node where it is oldest; no series before the first",
+            "Age of the newest sample of the ready node where it is oldest; no series before the first sample",
         ),
         MetricDescription(
             "eelgrid_fragmentation_ratio",
             _G,
-            "Share of the free GPU that the expected mix of tasks could not use; no series where none is free",
+            "Share of the free GPU capacity that the expected mix of tasks cannot use; no series while no GPU is free",
         ),
     ),
     "The plan": (
         MetricDescription(
             "eelgrid_pending_workloads",
             _G,
-            "Workloads that wait, by the constraint that stands in their way",
+            "Pending workloads by the constraint that they wait for",
             ("reason",),
         ),
         MetricDescription(
             "eelgrid_plan_changes_total",
             _C,
-            "Changes of the plan that were made durable, by kind: workloads placed, moved, scaled, limited, cancelled or deferred, replicas that sit on other devices than planned, and partitions",
+            "Durable changes of the plan, by kind: workloads placed, moved, scaled, limited, cancelled or deferred, replicas found on other devices than planned, and partitions",
             ("change",),
         ),
     ),
@@ -160,116 +162,120 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_saved_power_watts",
             _G,
-            "Watts saved against the same work on the same nodes placed by plain best fit at default power limits, model against model, of the replicas that stand in both plans: `placement` is what other places save; `limits` is what lowered limits take off these replicas at the most while they run, and they run longer",
+            "Modelled watts saved compared with a plain best-fit placement of the same work on the same nodes at default power limits, for the replicas placed in both plans: `placement` is saved by other placements; `limits` is the most that lowered power limits save on these replicas while they run, and they run longer",
             ("part",),
         ),
         MetricDescription(
             "eelgrid_compared_power_watts",
             _G,
-            "Watts by the planner's model, at default limits, of all nodes with the replicas that stand in both plans: placed as they are (eelgrid), and by plain best fit",
+            "Modelled watts at default limits of all nodes with the replicas placed in both plans: as Eelgrid placed them (eelgrid), and by plain best fit (best_fit)",
             ("plan",),
         ),
         MetricDescription(
             "eelgrid_compared_energy_joules_total",
             _C,
-            "The same summed over time; joules saved by placement are the increase under best_fit less that under eelgrid",
+            "The same integrated over time; joules saved by placement are the increase under best_fit minus the increase under eelgrid",
             ("plan",),
         ),
         MetricDescription(
             "eelgrid_compared_replicas",
             _G,
-            "Replicas that stand in both plans and are compared, and those that stand in one alone, where the other has no room, and are in no watts",
+            "Replicas placed in both plans, which are compared, and replicas placed in one plan only because the other has no capacity, which are in no power figure",
             ("plan",),
         ),
-        MetricDescription("eelgrid_compared_gpus", _G, "The same in GPUs held", ("plan",)),
+        MetricDescription("eelgrid_compared_gpus", _G, "The same, in allocated GPUs", ("plan",)),
         MetricDescription(
             "eelgrid_compared_since_timestamp_seconds",
             _G,
-            "When the comparison began; what lived then was placed by best fit in the order of submission",
+            "When the comparison started; work that ran at that time was placed by best fit in the order of submission",
         ),
         MetricDescription(
             "eelgrid_savings_failures_total",
             _C,
-            "Comparisons that ended for a fault, or since too many events waited, and began anew",
+            "Comparisons that failed, or fell too many events behind, and were restarted",
             ("reason",),
         ),
     ),
     "Time": (
         MetricDescription(
-            "eelgrid_clock_jumps_total", _C, "Jumps of the machine's wall clock, ahead or back, by more than a second"
+            "eelgrid_clock_jumps_total", _C, "Jumps of the machine's wall clock, forward or back, by more than a second"
         ),
         MetricDescription(
             "eelgrid_clock_jump_seconds",
             _G,
-            "How far the last of them went ahead, or back; one that is undone within a minute is not followed",
+            "Size of the last jump, negative when the clock went back; a jump that is undone within a minute is not followed",
         ),
     ),
     "The journal": (
-        MetricDescription("eelgrid_journal_writable", _G, "0 while a full or failing disk stops acceptance"),
+        MetricDescription(
+            "eelgrid_journal_writable",
+            _G,
+            "0 while a full or failing disk prevents the controller from accepting commands",
+        ),
         MetricDescription(
             "eelgrid_journal_lag_seconds",
             _G,
-            "How long the oldest command has waited to be on disk; 0 while none waits",
+            "How long the oldest command has waited to be written to disk; 0 while none waits",
         ),
-        MetricDescription("eelgrid_journal_commit_duration_seconds", _H, "Time to put one batch on disk"),
-        MetricDescription("eelgrid_journal_commits_total", _C, "Batches put on disk"),
-        MetricDescription("eelgrid_journal_entries_total", _C, "Events put on disk"),
-        MetricDescription("eelgrid_journal_written_bytes_total", _C, "Bytes of events"),
+        MetricDescription("eelgrid_journal_commit_duration_seconds", _H, "Time to write one batch to disk"),
+        MetricDescription("eelgrid_journal_commits_total", _C, "Batches written to disk"),
+        MetricDescription("eelgrid_journal_entries_total", _C, "Events written to disk"),
+        MetricDescription("eelgrid_journal_written_bytes_total", _C, "Bytes of events written to disk"),
         MetricDescription("eelgrid_journal_checkpoints_total", _C, "Checkpoints written"),
         MetricDescription("eelgrid_journal_checkpoint_bytes", _G, "Size of the last checkpoint"),
         MetricDescription(
             "eelgrid_journal_rollbacks_total",
             _C,
-            "How often an operator accepted that acknowledged entries were lost, as the journal has it",
+            "How often an operator accepted the loss of acknowledged entries, as recorded in the journal",
         ),
         MetricDescription(
             "eelgrid_ahead_nodes",
             _G,
-            "Nodes whose agents hold a plan that the journal does not know: nothing is placed there until they are reconciled (eelctl reconcile)",
+            "Nodes whose agents hold a plan that the journal does not contain: nothing is placed on them until they are reconciled (eelctl reconcile)",
         ),
     ),
     "The energy ledger": (
         MetricDescription(
             "eelgrid_ledger_windows_total",
             _C,
-            "Energy windows of agents: taken, here before (again), without room, which come again (dropped), refused, or far from now and counted in the hour in which they came (unplaced)",
+            "Energy windows received from agents: stored (taken), already stored (again), not stored for lack of space and sent again later (dropped), refused, or with an implausible time and counted in the hour of arrival (unplaced)",
             ("result",),
         ),
         MetricDescription(
             "eelgrid_ledger_damaged_parts",
             _G,
-            "Hours and days of nodes, and names, that do not agree with their checksums and are left out of answers; looked at with each answer, and day by day",
+            "Hours and days of nodes, and names, that do not match their checksums and are left out of answers; checked with each answer, and day by day",
         ),
         MetricDescription(
             "eelgrid_ledger_failures_total",
             _C,
-            "Attempts to open or write the ledger that failed; what came is tried again",
+            "Failed attempts to open or write the ledger; windows are written again later",
         ),
         MetricDescription(
             "eelgrid_ledger_newest_window_age_seconds",
             _G,
-            "Time since the end of the newest window that is on disk; no series before the first since the start",
+            "Time since the end of the newest window on disk; no series before the first window since the start",
         ),
         MetricDescription(
             "eelgrid_ledger_size_bytes",
             _G,
-            "Size of the ledger's file without pages that are free; looked at every ten minutes",
+            "Size of the ledger's file without free pages; measured every ten minutes",
         ),
         MetricDescription(
             "eelgrid_ledger_size_limit_bytes",
             _G,
-            "Size beyond which the oldest hours and days are let go, whoever has them",
+            "Size beyond which the oldest hours and days are deleted, even if they were not exported",
         ),
         MetricDescription(
             "eelgrid_ledger_forgotten_rows_total",
             _C,
-            "Rows that were let go since the start: for their age, or for the file's size",
+            "Rows deleted since the start, by reason: their age, or the file's size",
             ("reason",),
         ),
         MetricDescription(
             "eelgrid_ledger_export_lag_seconds",
             _G,
-            "For how long there have been rows that an exporter does not have; no series without exporters",
+            "Time for which there have been rows that an exporter has not confirmed; no series without exporters",
             ("exporter",),
         ),
         MetricDescription(
@@ -278,288 +284,307 @@ SECTIONS: Mapping[str, tuple[MetricDescription, ...]] = {
         MetricDescription(
             "eelgrid_ledger_energy_joules_total",
             _C,
-            "Energy since the ledger began, by namespace of who is charged; it goes on after a restart. `(unallocated)` and `(unattributed)` are nobody's, `(none)` is of owners without a namespace",
+            "Energy since the ledger began, by the namespace that is charged; it continues across restarts. `(unallocated)` and `(unattributed)` have no owner, `(none)` are owners without a namespace",
             ("namespace",),
         ),
     ),
     "Traces": (
-        MetricDescription("eelgrid_traces_open", _G, "Placements that are followed; no series without `--traces`"),
+        MetricDescription("eelgrid_traces_open", _G, "Placements being traced; no series without `--traces`"),
         MetricDescription(
             "eelgrid_traces_total",
             _C,
-            "Traces of placements that ended: in force everywhere, cancelled before, or given up for a bound",
+            "Finished traces of placements: in force on all nodes, cancelled before, or abandoned because of a limit",
             ("result",),
         ),
         MetricDescription(
             "eelgrid_spans_total",
             _C,
-            "Spans by what became of them: taken by the collector, refused by it, or dropped since the queue to it was full",
+            "Spans by result: accepted by the collector, refused by it, or dropped because the export queue was full",
             ("result",),
         ),
     ),
     "Promises": (
         MetricDescription(
-            "eelgrid_services", _G, "Services with a promise by phase; unsteered ones cannot be watched", ("phase",)
+            "eelgrid_services",
+            _G,
+            "Services with objectives, by phase; unsteered ones have no metrics to observe",
+            ("phase",),
         ),
-        MetricDescription("eelgrid_jobs", _G, "Training jobs with a promise by phase", ("phase",)),
+        MetricDescription("eelgrid_jobs", _G, "Training jobs with an objective, by phase", ("phase",)),
         MetricDescription(
             "eelgrid_promise_windows_total",
             _C,
-            "Windows of all services: the promise kept, missed, or too few answers to tell",
+            "Windows of all services, by verdict: the objective kept, missed, or too few responses to judge",
             ("verdict",),
         ),
         MetricDescription(
             "eelgrid_promise_series_left_out",
             _G,
-            "Services, jobs and budgets without series of their own, for there are too many",
+            "Services, jobs and budgets without series of their own because there are too many",
             ("kind",),
         ),
         MetricDescription(
             "eelgrid_service_windows_total",
             _C,
-            "Windows of a service by verdict: attainment is kept over kept and missed",
+            "Windows of a service, by verdict; attainment is kept over kept and missed",
             ("workload", "verdict"),
         ),
         MetricDescription(
-            "eelgrid_service_latency_seconds", _G, "The promised quantile as served in the last window", ("workload",)
+            "eelgrid_service_latency_seconds",
+            _G,
+            "The objective's latency quantile, measured in the last window",
+            ("workload",),
         ),
-        MetricDescription("eelgrid_service_latency_objective_seconds", _G, "What it may be", ("workload",)),
+        MetricDescription("eelgrid_service_latency_objective_seconds", _G, "The latency objective", ("workload",)),
         MetricDescription(
-            "eelgrid_service_window_age_seconds", _G, "Time since the last window of a service ended", ("workload",)
+            "eelgrid_service_window_age_seconds", _G, "Time since the end of a service's last window", ("workload",)
         ),
         MetricDescription(
             "eelgrid_service_replicas",
             _G,
-            "Replicas of a service that are wanted, and that serve",
+            "Replicas of a service: wanted, and serving",
             ("workload", "state"),
         ),
         MetricDescription(
             "eelgrid_service_slowness_ratio",
             _G,
-            "How much slower than its profile a service is taken to be",
+            "Estimated latency of a service relative to its profile; 1 is as the profile",
             ("workload",),
         ),
         MetricDescription(
             "eelgrid_job_slowdown_ratio",
             _G,
-            "Time of a job so far over that at its largest measured limit, less one",
+            "Time of a job so far relative to its time at the largest measured limit, minus one",
             ("workload",),
         ),
         MetricDescription(
             "eelgrid_job_slowdown_promised_ratio",
             _G,
-            "What that may be at the end; no series for other promises",
+            "The largest slowdown that the objective allows at the end; no series for other objectives",
             ("workload",),
         ),
         MetricDescription(
             "eelgrid_job_energy_saved_ratio",
             _G,
-            "Energy of the same work that its limit saves, of that at the largest measured",
+            "Share of the energy at the largest measured limit that a job's current limit saves for the same work",
             ("workload",),
         ),
         MetricDescription(
-            "eelgrid_job_power_limit_watts", _G, "Limit of each GPU of a job, as read back", ("workload",)
+            "eelgrid_job_power_limit_watts", _G, "Power limit of each GPU of a job, as read back", ("workload",)
         ),
         MetricDescription(
-            "eelgrid_job_power_limit_wanted_watts", _G, "Limit of each GPU that a job should have", ("workload",)
+            "eelgrid_job_power_limit_wanted_watts", _G, "Power limit that each GPU of a job should have", ("workload",)
         ),
     ),
     "Power": (
-        MetricDescription("eelgrid_power_budget_limit_watts", _G, "What all GPUs below a budget may draw", ("budget",)),
+        MetricDescription(
+            "eelgrid_power_budget_limit_watts", _G, "Power that all GPUs under a budget may draw together", ("budget",)
+        ),
         MetricDescription(
             "eelgrid_power_budget_claimed_watts",
             _G,
-            "What jobs may draw of it by the limits that they have or are on their way to",
+            "Power of a budget claimed by jobs: the limits that their GPUs have or are about to get",
             ("budget",),
         ),
         MetricDescription(
-            "eelgrid_power_budget_others_watts", _G, "What GPUs that nobody steers may draw of it", ("budget",)
+            "eelgrid_power_budget_others_watts",
+            _G,
+            "Power of a budget that GPUs without power control may draw",
+            ("budget",),
         ),
         MetricDescription(
             "eelgrid_power_budget_drawn_watts",
             _G,
-            "What they were read to draw, at most half a minute ago",
+            "Measured power of the GPUs under a budget, at most half a minute old",
             ("budget",),
         ),
         MetricDescription(
             "eelgrid_power_budget_unread_gpus",
             _G,
-            "GPUs below a budget without a fresh reading; they are not in what is drawn",
+            "GPUs under a budget without a fresh power reading; the measured power does not include them",
             ("budget",),
         ),
         MetricDescription(
             "eelgrid_power_budget_room_watts",
             _G,
-            "What is left beside jobs and others; below 0 while limits come down",
+            "Power of a budget that neither jobs nor others claim; below 0 while limits are being lowered",
             ("budget",),
         ),
         MetricDescription(
-            "eelgrid_power_budget_shortfall_watts", _G, "What promises and lost nodes need beyond it", ("budget",)
+            "eelgrid_power_budget_shortfall_watts",
+            _G,
+            "Power that objectives and lost nodes need beyond the budget",
+            ("budget",),
         ),
         MetricDescription(
             "eelgrid_energy_price_per_joule",
             _G,
-            "Price now, carbon and PUE included; no series without prices",
+            "Current price, carbon and PUE included; no series without prices",
             ("currency",),
         ),
-        MetricDescription("eelgrid_energy_price_ratio", _G, "Price now over its mean of the coming day"),
+        MetricDescription("eelgrid_energy_price_ratio", _G, "Current price relative to its mean over the coming day"),
     ),
     "Spending limits": (
         MetricDescription(
             "eelgrid_spending_limit_gpu_seconds",
             _G,
-            "The most GPU time that work of somebody may take in a period; the label is the limit without its amount",
+            "Limit on GPU time in a period; the label is the limit without its amount",
             ("limit",),
         ),
         MetricDescription(
             "eelgrid_spending_spent_gpu_seconds",
             _G,
-            "What it has taken in the period under way, by the last look; shares and slices count as such",
+            "GPU time spent in the current period, as of the last check; shares and slices count as fractions",
             ("limit",),
         ),
         MetricDescription(
-            "eelgrid_spending_limit_joules", _G, "The same of energy of devices, without PUE", ("limit",)
+            "eelgrid_spending_limit_joules", _G, "Limit on device energy in a period, without PUE", ("limit",)
         ),
         MetricDescription(
             "eelgrid_spending_spent_joules",
             _G,
-            "What is spent of it, by the energy ledger; no series while it cannot be read",
+            "Device energy spent, from the energy ledger; no series while it cannot be read",
             ("limit",),
         ),
-        MetricDescription("eelgrid_spending_limit_money", _G, "The same of money", ("limit", "currency")),
-        MetricDescription("eelgrid_spending_spent_money", _G, "What is spent of it", ("limit", "currency")),
-        MetricDescription("eelgrid_spending_limit_grams", _G, "The same of carbon dioxide", ("limit",)),
-        MetricDescription("eelgrid_spending_spent_grams", _G, "What is spent of it", ("limit",)),
+        MetricDescription("eelgrid_spending_limit_money", _G, "Limit on money in a period", ("limit", "currency")),
         MetricDescription(
-            "eelgrid_spending_ratio", _G, "What is spent of a limit, whatever its unit, over the limit", ("limit",)
+            "eelgrid_spending_spent_money", _G, "Money spent, from the energy ledger", ("limit", "currency")
+        ),
+        MetricDescription("eelgrid_spending_limit_grams", _G, "Limit on carbon dioxide in a period", ("limit",)),
+        MetricDescription(
+            "eelgrid_spending_spent_grams", _G, "Carbon dioxide emitted, from the energy ledger", ("limit",)
+        ),
+        MetricDescription("eelgrid_spending_ratio", _G, "Spent share of a limit, whatever its unit", ("limit",)),
+        MetricDescription(
+            "eelgrid_spending_warning_ratio", _G, "Share from which a limit counts as nearly spent", ("limit",)
         ),
         MetricDescription(
-            "eelgrid_spending_warning_ratio", _G, "From which share on it counts as nearly spent", ("limit",)
-        ),
-        MetricDescription(
-            "eelgrid_spending_waiting_workloads", _G, "Workloads that wait because of a limit", ("limit",)
+            "eelgrid_spending_waiting_workloads", _G, "Workloads that wait because a limit is spent", ("limit",)
         ),
         MetricDescription(
             "eelgrid_spending_failures_total",
             _C,
-            "Looks at which the ledger could not be read, or nothing could be judged",
+            "Checks in which the ledger could not be read or the limits could not be evaluated",
         ),
     ),
     "The steward": (
-        MetricDescription("eelgrid_steward_cycles_total", _C, "Looks at all promises"),
-        MetricDescription("eelgrid_steward_failures_total", _C, "Cycles that failed as a whole"),
+        MetricDescription("eelgrid_steward_cycles_total", _C, "Control cycles over all objectives"),
+        MetricDescription("eelgrid_steward_failures_total", _C, "Control cycles that failed as a whole"),
         MetricDescription(
-            "eelgrid_steward_faults_total", _C, "Workloads that were passed over in a cycle, for an error"
+            "eelgrid_steward_faults_total", _C, "Workloads skipped in a control cycle because of an error"
         ),
-        MetricDescription("eelgrid_steward_turn_duration_seconds", _H, "Time of a turn in its thread"),
+        MetricDescription("eelgrid_steward_turn_duration_seconds", _H, "Duration of a control cycle in its thread"),
         MetricDescription(
             "eelgrid_steward_division_duration_seconds",
             _H,
-            "Time of a division of watts that was made beside the turns",
+            "Duration of a power budget allocation, which runs between control cycles",
         ),
-        MetricDescription("eelgrid_steward_commands_total", _C, "Commands that were carried out", ("command",)),
+        MetricDescription("eelgrid_steward_commands_total", _C, "Commands carried out", ("command",)),
         MetricDescription(
             "eelgrid_steward_refusals_total",
             _C,
-            "Commands that were refused, by the rule that refused them",
+            "Commands refused, by the rule that refused them",
             ("command", "rule"),
         ),
         MetricDescription(
-            "eelgrid_steward_limits_answered_total", _C, "Limits that a node confirmed, or failed to set", ("result",)
+            "eelgrid_steward_limits_answered_total",
+            _C,
+            "Power limits that nodes confirmed or failed to set",
+            ("result",),
         ),
+        MetricDescription("eelgrid_steward_ignored_events_total", _C, "Events without effect, by reason", ("reason",)),
         MetricDescription(
-            "eelgrid_steward_ignored_events_total", _C, "Events that changed nothing, by the reason", ("reason",)
+            "eelgrid_scrape_pages", _G, "Metrics endpoints of services and jobs that are scraped in each interval"
         ),
-        MetricDescription("eelgrid_scrape_pages", _G, "Pages of services and jobs that are asked for in each interval"),
-        MetricDescription("eelgrid_scrape_pages_read_total", _C, "Pages that were read"),
-        MetricDescription(
-            "eelgrid_scrape_failures_total", _C, "Pages that could not be had, by what stood between", ("kind",)
-        ),
+        MetricDescription("eelgrid_scrape_pages_read_total", _C, "Successful scrapes"),
+        MetricDescription("eelgrid_scrape_failures_total", _C, "Failed scrapes, by kind of failure", ("kind",)),
     ),
     "Kubernetes": (
         MetricDescription("eelgrid_kubernetes_leading", _G, "1 while this controller holds the Lease"),
         MetricDescription(
-            "eelgrid_kubernetes_epoch", _G, "Number of the term in which it leads; no series while it does not"
+            "eelgrid_kubernetes_epoch",
+            _G,
+            "Number of the leadership term; no series while this controller does not lead",
         ),
         MetricDescription(
             "eelgrid_kubernetes_pods_waiting",
             _G,
-            "Pods behind our gate by why: their wishes cannot be read, the API server denies the pin, others' gates, members of their gang are missing, no room, the core refuses, the patch is under way, the core has not answered",
+            "Pods behind Eelgrid's gate, by reason: their annotations are invalid, the API server denies the pin, other controllers' gates, missing members of the gang, no capacity, refused by the core, the patch is in progress, the core has not answered",
             ("reason",),
         ),
-        MetricDescription("eelgrid_kubernetes_pods_pinned", _G, "Pods that are sent to a node and not bound yet"),
+        MetricDescription("eelgrid_kubernetes_pods_pinned", _G, "Pods pinned to a node and not bound yet"),
         MetricDescription(
-            "eelgrid_kubernetes_pods_unschedulable", _G, "Those of them that kube-scheduler cannot put there"
+            "eelgrid_kubernetes_pods_unschedulable", _G, "Pinned pods that kube-scheduler reports as unschedulable"
         ),
         MetricDescription(
             "eelgrid_kubernetes_writes_total",
             _C,
-            "Patches of pods by what became of them; failed deletions are in there, too",
+            "Patches of pods by result; failed deletions are included",
             ("result",),
         ),
         MetricDescription(
-            "eelgrid_kubernetes_recreated_total", _C, "Pinned pods that were deleted for their owner to make anew"
+            "eelgrid_kubernetes_recreated_total", _C, "Pinned pods deleted so that their owner recreates them"
         ),
         MetricDescription(
             "eelgrid_kubernetes_flights",
             _G,
-            "Pods on their way to a node whose plugin gives each unit its planned devices",
+            "Pods on their way to a node whose device plugin allocates the planned devices",
         ),
         MetricDescription(
             "eelgrid_kubernetes_flights_total",
             _C,
-            "Pods that came there, and those nobody heard of in time",
+            "Such pods that arrived, and those whose arrival was not reported in time",
             ("result",),
         ),
         MetricDescription(
-            "eelgrid_kubernetes_device_reports_total", _C, "Words of agents on the devices that pods hold"
+            "eelgrid_kubernetes_device_reports_total", _C, "Reports of agents about the devices that pods hold"
         ),
         MetricDescription(
             "eelgrid_kubernetes_device_corrections_total",
             _C,
-            "Replicas pointed at the devices that they hold, corrections that the state refused, pods made anew",
+            "Replicas corrected to the devices that they hold, corrections that the core refused, and pods recreated",
             ("result",),
         ),
         MetricDescription(
             "eelgrid_kubernetes_pods_wrong_devices",
             _G,
-            "Pods that hold other devices than planned, where nothing puts it right",
+            "Pods that hold other devices than planned and that no mechanism corrects",
         ),
         MetricDescription(
             "eelgrid_kubernetes_notes_total",
             _C,
-            "Events for people that were sent, or dropped for there were too many",
+            "Kubernetes Events that were sent, or dropped because there were too many",
             ("result",),
         ),
         MetricDescription(
             "eelgrid_kubernetes_conditions_total",
             _C,
-            "Conditions of pods, that say why each waits, that were written, or not",
+            "Pod conditions that explain why a pod waits, by whether they were written",
             ("result",),
         ),
-        MetricDescription("eelgrid_kubernetes_rounds_total", _C, "Rounds of the gate"),
-        MetricDescription("eelgrid_kubernetes_events_total", _C, "Events that they took"),
-        MetricDescription("eelgrid_kubernetes_round_longest_seconds", _G, "The longest of them"),
+        MetricDescription("eelgrid_kubernetes_rounds_total", _C, "Reconcile rounds of the gate"),
+        MetricDescription("eelgrid_kubernetes_events_total", _C, "Watch events processed by these rounds"),
+        MetricDescription("eelgrid_kubernetes_round_longest_seconds", _G, "Duration of the longest round"),
         MetricDescription(
-            "eelgrid_kubernetes_unreadable_total", _C, "Pods and nodes that could not be read, each time that they came"
+            "eelgrid_kubernetes_unreadable_total", _C, "Invalid pods and nodes, counted each time that one is received"
         ),
         MetricDescription(
-            "eelgrid_kubernetes_failures_total", _C, "Runs that ended by a fault and began anew from lists"
+            "eelgrid_kubernetes_failures_total", _C, "Runs that ended with an error and restarted from lists"
         ),
-        MetricDescription("eelgrid_kubernetes_objects", _G, "Objects that are held", ("kind",)),
-        MetricDescription("eelgrid_kubernetes_lists_total", _C, "Lists that were read whole", ("kind",)),
-        MetricDescription("eelgrid_kubernetes_watches_total", _C, "Watches that were begun", ("kind",)),
+        MetricDescription("eelgrid_kubernetes_objects", _G, "Objects in the cache", ("kind",)),
+        MetricDescription("eelgrid_kubernetes_lists_total", _C, "Complete lists read", ("kind",)),
+        MetricDescription("eelgrid_kubernetes_watches_total", _C, "Watches started", ("kind",)),
         MetricDescription("eelgrid_kubernetes_watch_failures_total", _C, "Lists and watches that failed", ("kind",)),
         MetricDescription(
             "eelgrid_kubernetes_silence_seconds",
             _G,
-            "Time since the API server last said anything of a kind; bookmarks come about each minute",
+            "Time since the API server last sent a watch event for a kind; bookmarks arrive about once a minute",
             ("kind",),
         ),
         MetricDescription(
             "eelgrid_kubernetes_reviews_total",
             _C,
-            "New pods that the webhook gated, left alone or could not read, and requests that it refused; no series without a webhook",
+            "New pods that the webhook gated, left unchanged or could not read, and requests that it refused; no series without a webhook",
             ("answer",),
         ),
     ),
