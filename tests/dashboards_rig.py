@@ -42,7 +42,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from tests.agent_process import agent_process
-from tests.controller_rig import running, until
+from tests.builders.server import run_controller, wait_until
 from tests.e2e.processes import free_address
 from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener, answer
@@ -206,11 +206,11 @@ async def scene(folder, *, seconds):
     """The fleet after it has lived so long, still living: Prometheus' address, and when it began."""
     with Served() as fleet, Listener(fleet.reply) as listener:
         async with contextlib.AsyncExitStack() as held:
-            rig = await held.enter_async_context(running(folder / "data", **QUICK))
+            rig = await held.enter_async_context(run_controller(folder / "data", **QUICK))
             agents = [await held.enter_async_context(agent(folder, rig.address, node)) for node in NODES]
             url = listener.url.removesuffix("/metrics")
             with prometheus(folder, rig.metrics, agents, url.removeprefix("http://")) as address:
-                await until(lambda: rig.controller.agents.connected == len(NODES), within_s=30.0)
+                await wait_until(lambda: rig.controller.agents.connected == len(NODES), within_s=30.0)
                 policy = (await rig.operators.get_policy(GetPolicyRequest())).policy
                 await rig.operators.update_policy(UpdatePolicyRequest(policy=_policy(policy)))
                 began_s = time.time()

@@ -3,8 +3,8 @@
 import asyncio
 import json
 
+from tests.builders.server import run_controller
 from tests.claims_rig import device_class, overdrawn, pod, slices, template
-from tests.controller_rig import running
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node
@@ -50,7 +50,7 @@ def test_pods_get_their_slices_and_each_is_bound_where_its_claim_is(tmp_path):
             cluster = fake.client()
             every = await fleet(fake, cluster, ("a", "b", "c"))
             settings = config(fake, tmp_path, abilities=ABILITIES)
-            async with running(tmp_path / "data", kubernetes=settings):
+            async with run_controller(tmp_path / "data", kubernetes=settings):
                 for index in range(40):
                     await cluster.create(PODS, pod(f"p{index:02d}", "one"))
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 40)
@@ -87,7 +87,7 @@ def test_whole_gpus_of_nodes_that_publish_slices_are_not_given_by_mode_gate(tmp_
             await fleet(fake, cluster, ("a",))
             await cluster.create(NODES, node("b", gpus=8))
             settings = config(fake, tmp_path, abilities=ABILITIES)
-            async with running(tmp_path / "data", kubernetes=settings) as rig:
+            async with run_controller(tmp_path / "data", kubernetes=settings) as rig:
                 for index in range(4):
                     await cluster.create(PODS, plain(f"g{index}", gpus=2))
                     await cluster.create(PODS, pod(f"p{index}", "three"))
@@ -106,7 +106,7 @@ def test_lost_answers_dropped_watches_and_restarts_give_nothing_twice(tmp_path):
             cluster = fake.client()
             every = await fleet(fake, cluster, ("a", "b", "c", "d"))
             settings = config(fake, tmp_path, abilities=ABILITIES)
-            async with running(tmp_path / "data", kubernetes=settings):
+            async with run_controller(tmp_path / "data", kubernetes=settings):
                 fake.knobs.add("lose", times=6, verbs=("update",), part="/resourceclaims/")
                 fake.knobs.add("lose", times=4, verbs=("patch",), part="/pods/")
                 fake.knobs.add("hang", times=2, verbs=("update",), part="/resourceclaims/")

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections import Counter
 
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
@@ -66,7 +66,7 @@ def play(tmp_path, story, *, parts=(Scheduler, Workloads), **options):
         async with FakeCluster() as fake:
             for part in parts:
                 await fake.add(part(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path, **options)) as rig:
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path, **options)) as rig:
                 await story(fake.client(), fake, rig)
 
     asyncio.run(run())

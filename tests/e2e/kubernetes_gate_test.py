@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import yaml
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod, template
 from tests.fakes.kubernetes.scheduler import Scheduler
@@ -90,7 +90,7 @@ def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
             for index in range(50):
                 await cluster.create(NODES, node(f"n{index:02d}"))
             await fake.add(Scheduler(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
                 for index in range(200):
                     await cluster.create(PODS, pod(f"p{index:03d}"))
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 200)
@@ -119,7 +119,7 @@ def test_a_gang_goes_together_and_a_stolen_place_is_found_anew(tmp_path):
             for name in ("a", "b", "c"):
                 await cluster.create(NODES, node(name))
             await fake.add(Workloads(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=1.0)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=1.0)):
                 notes = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2"}
                 spec = template(gpus=8, gates=(GATE,), labels={"app": "g"})
                 spec["metadata"]["annotations"] = notes
@@ -153,7 +153,7 @@ def test_what_an_api_server_does_in_its_worst_hour_places_nothing_twice(tmp_path
             for index in range(10):
                 await cluster.create(NODES, node(f"n{index}"))
             await fake.add(Scheduler(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)):
                 for index in range(30):
                     await cluster.create(PODS, pod(f"p{index:02d}"))
                 fake.knobs.add("lose", times=5, verbs=("patch",), part="/pods/")

@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config
 from tests.fakes.kubernetes import faults, kinds
 from tests.fakes.kubernetes.admission import gate_injector
@@ -31,7 +31,7 @@ async def whole(tmp_path, fake, *, nodes=2, more=()):
     await fake.add(Workloads(fake))
     fake.api.mutators.append(gate_injector(well_known.LABEL_MANAGED, "true", well_known.GATE))
     kubernetes = config(fake, tmp_path, abilities=frozenset({"jobs"}))
-    async with running(tmp_path / "data", kubernetes=kubernetes) as rig:
+    async with run_controller(tmp_path / "data", kubernetes=kubernetes) as rig:
         points = [
             MeasuredPoint(profile="bert", gpu_model=H100, gpus=gpus, throughput_hz=hz, power_w=watts)
             for gpus, (hz, watts) in HALVES.items()

@@ -5,7 +5,7 @@ import contextlib
 import json
 from dataclasses import replace
 
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.admission import gate_injector
 from tests.fakes.kubernetes.cluster import FakeCluster
@@ -54,7 +54,7 @@ async def a_fake(*, start_s=0.2):
 async def mover(fake, tmp_path, *, enforced=True, **options):
     """A controller that moves."""
     chosen = config(fake, tmp_path, abilities=frozenset({"moves", "taints"}), **options)
-    async with running(tmp_path / "data", kubernetes=chosen) as rig:
+    async with run_controller(tmp_path / "data", kubernetes=chosen) as rig:
         loop = rig.controller.loop
         if enforced:
             modes = (PoolMode(pool="p", mode=EnforcementMode.ENFORCE),)
@@ -181,8 +181,7 @@ def test_a_job_is_told_and_evicted_after_its_grace_and_comes_to_the_kept_place(t
             begin_s = asyncio.get_running_loop().time()
             workload = await order(loop, old, to)
             pods = await until(
-                cluster,
-                lambda pods: [one for one in ready(pods) if one["metadata"]["uid"] != old["metadata"]["uid"]],
+                cluster, lambda pods: [one for one in ready(pods) if one["metadata"]["uid"] != old["metadata"]["uid"]]
             )
             assert asyncio.get_running_loop().time() - begin_s >= 2.0
             (new,) = ready(pods)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
@@ -34,7 +34,7 @@ def test_thirty_completions_of_two_seconds_by_tens_end_within_a_minute(tmp_path)
                 await cluster.create(NODES, node(f"n{index:02d}"))
             for part in (Scheduler(fake), Workloads(fake), Kubelets(fake, run_s=2.0)):
                 await fake.add(part)
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)):
                 await cluster.create(JOBS, wanted())
                 await until(cluster, lambda pods: succeeded(pods) == 30, within_s=60.0)
 
@@ -50,7 +50,7 @@ def test_a_job_whose_places_were_all_stolen_at_once_ends_in_time(tmp_path):
             for index in range(20):
                 await cluster.create(NODES, node(f"n{index:02d}", gpus=1))
             await fake.add(Workloads(fake))
-            async with running(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=2.0)):
+            async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path, unbound_s=2.0)):
                 await cluster.create(JOBS, wanted())
                 pods = await until(cluster, lambda pods: len([one for one in pods if pinned_node(one)]) == 10)
                 for one in pods:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.deploy_rig import crd_files
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.e2e.steward_test import QUICK, Fleet
@@ -146,7 +146,7 @@ def test_a_deployment_follows_its_load(tmp_path):
             options = {"kubernetes": config(fake, tmp_path, abilities=frozenset({"services"})), **QUICK}
             with Addresses(cluster) as fleet, fleet.listeners:
                 following = asyncio.create_task(fleet.follow())
-                async with running(tmp_path / "data", **options) as rig:
+                async with run_controller(tmp_path / "data", **options) as rig:
                     await enforce(rig)
                     await rig.controller.loop.record_points(points(model=MODEL))
                     (first,) = await seen(cluster, lambda pods: len(bound(pods)) == 1)
@@ -178,7 +178,7 @@ def test_a_deployment_follows_its_load(tmp_path):
                 # Nobody asks for pods now; what the first one asked for last may have come while it ended.
                 pods = await seen(cluster, lambda pods: len(bound(pods)) == len(pods))
                 where = {one["metadata"]["uid"]: one["spec"]["nodeName"] for one in pods}
-                async with running(tmp_path / "data", **options) as rig:
+                async with run_controller(tmp_path / "data", **options) as rig:
                     pods = await seen(cluster, lambda pods: len(pods) == len(bound(pods)) <= 2)
                     left = {one["metadata"]["uid"]: one["spec"]["nodeName"] for one in pods}
                     assert left.items() <= where.items(), "a pod was made anew"
@@ -201,7 +201,7 @@ def test_nothing_is_changed_in_mode_recommend_and_others_are_heard(tmp_path):
             await cluster.create(INFERENCE_SERVICES, {**SERVICE, "spec": spec})
             await cluster.create(DEPLOYMENTS, deployment("chat", replicas=2, gates=("eelgrid.io/placement",)))
             options = {"kubernetes": config(fake, tmp_path, abilities=frozenset({"services"})), **QUICK}
-            async with running(tmp_path / "data", **options) as rig:
+            async with run_controller(tmp_path / "data", **options) as rig:
                 pods = await seen(cluster, lambda pods: len(bound(pods)) == 2 and is_agreed(rig, pods))
                 status = await told(cluster, lambda status: condition(status, "Placed")["status"] == "True")
                 assert condition(status, "ScalingActive")["reason"] == "ModeRecommend"

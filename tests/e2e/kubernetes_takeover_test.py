@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import yaml
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
@@ -48,7 +48,7 @@ def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
             await cluster.create(POWER_POLICIES, order)
             await fake.add(Scheduler(fake))
             how = config(fake, tmp_path, abilities=frozenset({"policies"}))
-            async with running(tmp_path / "first", kubernetes=how) as rig:
+            async with run_controller(tmp_path / "first", kubernetes=how) as rig:
                 for index in range(24):
                     await cluster.create(PODS, pod(f"p{index:02d}"))
                 for index in range(4):
@@ -58,7 +58,7 @@ def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 28)
                 before = standing(rig.controller.loop.core.state)
                 assert len(before) == 25
-            async with running(tmp_path / "second", kubernetes=how) as rig:
+            async with run_controller(tmp_path / "second", kubernetes=how) as rig:
                 state = rig.controller.loop.core.state
 
                 async def look():

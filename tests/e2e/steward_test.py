@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from tests.agent_process import agent_process
-from tests.controller_rig import running, until
+from tests.builders.server import run_controller, wait_until
 from tests.e2e.processes import fleet_of
 from tests.fakes.metrics_servers import Listener, Replica, answer
 from tests.fakes.stewarded import points
@@ -146,8 +146,8 @@ async def eventually(condition, *, within_s):
 
 async def test_a_service_follows_its_load_and_a_job_finds_its_limit(tmp_path):
     with Fleet() as fleet, Listener(fleet.reply) as listener:
-        async with running(tmp_path / "data", **QUICK) as rig, agent(tmp_path, rig.address) as listen:
-            await until(lambda: rig.controller.agents.connected == 2, within_s=30.0)
+        async with run_controller(tmp_path / "data", **QUICK) as rig, agent(tmp_path, rig.address) as listen:
+            await wait_until(lambda: rig.controller.agents.connected == 2, within_s=30.0)
             policy = (await rig.operators.get_policy(GetPolicyRequest())).policy
             pools = (PoolMode(pool="g", mode=EnforcementMode.ENFORCE),)
             quick = replace(policy, pools=pools, send_interval_s=0.5, sample_interval_s=0.5)

@@ -6,7 +6,7 @@ import urllib.request
 import grpc
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config
 from tests.e2e.processes import Cluster, fleet_of, metric
 from tests.fakes.collector import collecting
@@ -167,7 +167,7 @@ def test_a_pods_trace_ends_with_the_patch_that_sends_it_to_its_node(tmp_path):
             cluster = fake.client()
             await cluster.create(NODES, node("n1"))
             kubernetes = config(fake, tmp_path)
-            async with running(tmp_path / "data", kubernetes=kubernetes, traces=collector.address) as rig:
+            async with run_controller(tmp_path / "data", kubernetes=kubernetes, traces=collector.address) as rig:
                 await cluster.create(PODS, pod("p1", gpus=1))
                 async with asyncio.timeout(60.0):
                     while not rig.controller.watches.tracing.traces.results["finished"]:  # noqa: ASYNC110

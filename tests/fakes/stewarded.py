@@ -47,7 +47,7 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadSpec,
 )
-from tests.controller_rig import MemoryJournal
+from tests.builders.server import MemoryJournal
 from tests.fakes.metrics_servers import Replica
 
 LOG = logging.getLogger("test.steward")

@@ -6,7 +6,7 @@ import json
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.clusters import request
+from tests.builders.cluster import build_request
 from tests.slices_rig import as_planned, node, points, policy, service
 
 from eelgrid_controller.core.core import Core
@@ -58,7 +58,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(milli=st.sampled_from([500, 1000]))
     def submit_other(self, milli):
         with contextlib.suppress(InvalidArgument):
-            self.take(self.core.submit(request(gpus=1, milli=milli), now_ns=self.now_ns))
+            self.take(self.core.submit(build_request(gpus=1, milli=milli), now_ns=self.now_ns))
 
     @precondition(lambda self: self.core.state.workloads)
     @rule(data=st.data())

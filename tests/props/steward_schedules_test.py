@@ -9,7 +9,7 @@ import contextlib
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.controller_rig import MemoryJournal
+from tests.builders.server import MemoryJournal
 from tests.fakes.stewarded import job, node, points, service, stewarded
 
 from eelgrid_protos.faults import Fault

@@ -8,7 +8,8 @@ import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.controller_rig import running, until, wanted
+from tests.builders.cluster import build_request
+from tests.builders.server import run_controller, wait_until
 from tests.fakes.stewarded import job, node, points, service, stewarded
 
 from eelgrid_controller.objectives.status import refusal_rule
@@ -172,10 +173,10 @@ async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are
 
 
 async def test_the_whole_page_tells_what_is_listed(tmp_path):
-    async with running(tmp_path) as rig:
-        await rig.operators.submit_workload(wanted("w1"))
-        await until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
-        await until(lambda: rig.controller.ledger.used_bytes is not None, within_s=60.0)
+    async with run_controller(tmp_path) as rig:
+        await rig.operators.submit_workload(build_request("w1"))
+        await wait_until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
+        await wait_until(lambda: rig.controller.ledger.used_bytes is not None, within_s=60.0)
         text = (await rig.controller.metrics.render_page()).decode()
     types = {
         one.name + {"counter": "_total", "info": "_info"}.get(one.type, ""): one
@@ -203,7 +204,7 @@ def words_of_promtool(text):
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: prometheus)")
 async def test_promtool_has_nothing_to_say_of_a_page_with_promises(tmp_path):
-    async with running(tmp_path) as rig, stewarded() as world:
+    async with run_controller(tmp_path) as rig, stewarded() as world:
         await lived(world)
         own = rig.controller.metrics._sources
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
@@ -235,7 +236,7 @@ class Whole:
 )
 async def test_the_page_is_read_under_our_own_names_and_no_strangers(tmp_path, host, status):
     """DNS rebinding: a page of a stranger reads our metrics through a browser that can reach them."""
-    async with running(tmp_path, metrics_hosts=("eelgrid-controller-metrics.eelgrid.svc",)) as rig:
+    async with run_controller(tmp_path, metrics_hosts=("eelgrid-controller-metrics.eelgrid.svc",)) as rig:
         address, _, port = rig.metrics.rpartition(":")
         for path in ("/metrics", "/livez"):
             reader, writer = await asyncio.open_connection(address, int(port))

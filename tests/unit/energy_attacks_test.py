@@ -5,9 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import inventory as node_inventory
-from tests.controller_rig import running
-from tests.controller_rig import until as rig_until
+from tests.builders.cluster import build_node as node_inventory
+from tests.builders.server import run_controller
+from tests.builders.server import wait_until as rig_until
 from tests.energy_rig import EnergyNode
 from tests.ledger_rig import BEGIN_NS, CLOCK, OWNERS, SECOND_NS, Site, inventory, window
 
@@ -221,7 +221,7 @@ async def test_refusals_are_logged_once_in_a_while_with_their_number(tmp_path, c
 
 
 async def test_an_agent_is_told_of_what_was_refused_and_its_stream_goes_on(tmp_path):
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         agent = await rig.join(node_inventory("n1"))
         now_ns = rig.controller._clock.now_ns()
         await rig_until(lambda: rig.controller.ledger._store is not None)

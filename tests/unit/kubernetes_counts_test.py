@@ -5,7 +5,7 @@ import asyncio
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from tests import admission_rig
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
@@ -37,10 +37,7 @@ def config(fake, folder):
     (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
     (folder / "kubeconfig").write_text(_KUBECONFIG.format(server=fake.url))
     webhook = WebhookConfig(
-        listen="127.0.0.1:0",
-        certificate=folder / "tls.crt",
-        key=folder / "tls.key",
-        rules=admission_rig.RULES,
+        listen="127.0.0.1:0", certificate=folder / "tls.crt", key=folder / "tls.key", rules=admission_rig.RULES
     )
     return KubernetesConfig(
         kubeconfig=str(folder / "kubeconfig"), lease_s=3.0, webhook=webhook, abilities=frozenset({"devices"})
@@ -83,7 +80,7 @@ async def test_a_page_tells_who_waits_and_why_and_what_became_of_writes(tmp_path
         cluster = fake.client()
         await cluster.create(NODES, node("n1"))
         await fake.add(Scheduler(fake))
-        async with running(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
+        async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
             gang = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2"}
             for one in (
                 *(pod(f"fits-{index}") for index in range(3)),
@@ -127,9 +124,9 @@ async def test_a_standby_says_that_it_does_not_lead(tmp_path):
         one, two = tmp_path / "one", tmp_path / "two"
         one.mkdir()
         two.mkdir()
-        async with running(one / "data", kubernetes=config(fake, one)) as leader:
+        async with run_controller(one / "data", kubernetes=config(fake, one)) as leader:
             await until(leader.controller, {("eelgrid_kubernetes_leading",): 1.0})
-            async with running(two / "data", kubernetes=config(fake, two)) as standby:
+            async with run_controller(two / "data", kubernetes=config(fake, two)) as standby:
                 found = await until(standby.controller, {("eelgrid_kubernetes_leading",): 0.0})
                 assert ("eelgrid_kubernetes_epoch",) not in found
                 assert (await told(leader.controller))["eelgrid_kubernetes_leading",] == 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
-from tests.controller_rig import LOG, MemoryJournal
+from tests.builders.server import LOG, MemoryJournal
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.kubernetes_api_rig import eventually
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import trustme
 from tests import admission_rig as rig
-from tests.controller_rig import running
+from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
 
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
@@ -249,8 +249,8 @@ async def test_every_controller_serves_it_whoever_leads(tmp_path):
         hook = WebhookConfig(listen="127.0.0.1:0", certificate=files.certificate, key=files.key)
         config = KubernetesConfig(kubeconfig=str(path), webhook=hook)
         async with (
-            running(tmp_path / "one", kubernetes=config) as one,
-            running(tmp_path / "two", kubernetes=config) as two,
+            run_controller(tmp_path / "one", kubernetes=config) as one,
+            run_controller(tmp_path / "two", kubernetes=config) as two,
         ):
             for rig_ in (one, two):
                 port = rig_.controller.webhook.port

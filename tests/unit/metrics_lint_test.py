@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from docs.metric_pages import count_agent_series_most, count_controller_series_most
 from prometheus_client.parser import text_string_to_metric_families
-from tests.controller_rig import batch, inventory, running, until, wanted
+from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.server import run_controller, wait_until
 from tests.fakes.stewarded import stewarded
 from tests.metrics_lint import NO_LABELS, documented, faults
 from tests.metrics_rig import frame, share, view
@@ -33,15 +34,15 @@ NAMING = {
 
 async def controllers_page(tmp_path):
     """A page with nodes, samples, work that runs and waits, and promises."""
-    async with running(tmp_path) as rig, stewarded() as world:
+    async with run_controller(tmp_path) as rig, stewarded() as world:
         await lived(world)
         for number in range(POOLS_MOST + 9):
-            agent = await rig.join(inventory(f"host-{number}", gpus=1, pool=f"pool-{number}"))
-            await agent.say(batch(1, gpus=1, time_ns=rig.controller._clock.now_ns()))
+            agent = await rig.join(build_node(f"host-{number}", gpus=1, pool=f"pool-{number}"))
+            await agent.say(build_batch(1, gpus=1, time_ns=rig.controller._clock.now_ns()))
         for number in range(POOLS_MOST + 20):
-            await rig.operators.submit_workload(wanted(f"task-{number}", namespace=f"team-{number}"))
+            await rig.operators.submit_workload(build_request(f"task-{number}", namespace=f"team-{number}"))
         telemetry = rig.controller.agents._telemetry
-        await until(lambda: telemetry.received == POOLS_MOST + 9, within_s=60.0)
+        await wait_until(lambda: telemetry.received == POOLS_MOST + 9, within_s=60.0)
         own = rig.controller.metrics._sources
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
         return (await rig.controller.metrics.render_page()).decode()

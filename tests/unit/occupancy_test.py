@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, decided, node, request
+from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -23,30 +23,30 @@ def nodes_of(core: Core, key: str) -> list[str]:
 
 
 def test_what_others_hold_is_not_given_away():
-    core = core_with(node("a", gpus=4, cpu=16))
+    core = build_core(build_node("a", gpus=4, cpu=16))
     core.update_external_usage("a", ExternalUsage(cpu_milli=10_000, gpu_count=3), now_ns=2)
-    core.submit(request(gpus=2, key="two"), now_ns=3)
+    core.submit(build_request(gpus=2, key="two"), now_ns=3)
     assert core.workload("two").reason.startswith("gpu_count:")
-    core.submit(request(cpu=7, key="seven"), now_ns=4)
+    core.submit(build_request(gpus=0, cpu=7, key="seven"), now_ns=4)
     assert core.workload("seven").reason.startswith("cpu:")
-    core.submit(request(gpus=1, key="one"), now_ns=5)
+    core.submit(build_request(gpus=1, key="one"), now_ns=5)
     (placement,) = core.workload("one").placements
     # Nobody knows which are held: those of the highest indexes are taken for it.
     assert placement.gpu_indexes == (0,)
 
 
 def test_work_begins_when_others_go():
-    core = core_with(node("a", gpus=2))
+    core = build_core(build_node("a", gpus=2))
     core.update_external_usage("a", ExternalUsage(gpu_count=2), now_ns=2)
-    core.submit(request(gpus=2, key="w"), now_ns=3)
+    core.submit(build_request(gpus=2, key="w"), now_ns=3)
     assert core.workload("w").phase is WorkloadPhase.PENDING
     step = core.update_external_usage("a", ExternalUsage(), now_ns=4)
-    assert isinstance(decided(step.events)[0], NodeOccupied)
+    assert isinstance(drop_quotes(step.events)[0], NodeOccupied)
     assert core.workload("w").phase is WorkloadPhase.PLACED
 
 
 def test_the_same_twice_is_no_event():
-    core = core_with(node("a"))
+    core = build_core(build_node("a"))
     core.update_external_usage("a", ExternalUsage(cpu_milli=5), now_ns=2)
     assert core.update_external_usage("a", ExternalUsage(cpu_milli=5), now_ns=3).events == ()
     with pytest.raises(NotFound):
@@ -54,39 +54,39 @@ def test_the_same_twice_is_no_event():
 
 
 def test_nothing_comes_to_a_closed_node_and_what_is_there_stays():
-    core = core_with(node("a"), node("b"))
-    core.submit(request(gpus=1, key="before"), now_ns=2)
+    core = build_core(build_node("a"), build_node("b"))
+    core.submit(build_request(gpus=1, key="before"), now_ns=2)
     (held,) = nodes_of(core, "before")
     other = "b" if held == "a" else "a"
     core.update_external_usage(held, ExternalUsage(closed="cordoned"), now_ns=3)
-    core.submit(request(gpus=2, key="after"), now_ns=4)
+    core.submit(build_request(gpus=2, key="after"), now_ns=4)
     assert nodes_of(core, "after") == [other]
     assert nodes_of(core, "before") == [held]
-    core.submit(request(gpus=1, key="late"), now_ns=5)
+    core.submit(build_request(gpus=1, key="late"), now_ns=5)
     assert core.workload("late").phase is WorkloadPhase.PENDING
     core.update_external_usage(held, ExternalUsage(), now_ns=6)
     assert nodes_of(core, "late") == [held]
 
 
 def test_work_goes_where_all_its_traits_are():
-    core = core_with(node("a"), node("b"), node("c"))
+    core = build_core(build_node("a"), build_node("b"), build_node("c"))
     core.update_external_usage("b", ExternalUsage(traits=("x",)), now_ns=2)
     core.update_external_usage("c", ExternalUsage(traits=("x", "y")), now_ns=3)
-    core.submit(request(gpus=1, key="both", required_traits=("x", "y")), now_ns=4)
+    core.submit(build_request(gpus=1, key="both", required_traits=("x", "y")), now_ns=4)
     assert nodes_of(core, "both") == ["c"]
     for number in range(4):
-        core.submit(request(gpus=1, key=f"x{number}", required_traits=("x",)), now_ns=5 + number)
+        core.submit(build_request(gpus=1, key=f"x{number}", required_traits=("x",)), now_ns=5 + number)
     held = sorted(name for number in range(3) for name in nodes_of(core, f"x{number}"))
     assert held == ["b", "b", "c"]
     waits = core.workload("x3")
     assert waits.reason.startswith("gpu_count:")
-    core.submit(request(gpus=1, key="any"), now_ns=9)
+    core.submit(build_request(gpus=1, key="any"), now_ns=9)
     assert nodes_of(core, "any") == ["a"]
 
 
 def test_work_without_a_node_for_it_says_that_traits_lack():
-    core = core_with(node("a"), node("b"))
-    core.submit(request(gpus=1, key="w", required_traits=("k8s:zone-b",)), now_ns=2)
+    core = build_core(build_node("a"), build_node("b"))
+    core.submit(build_request(gpus=1, key="w", required_traits=("k8s:zone-b",)), now_ns=2)
     assert core.workload("w").reason.startswith("traits:")
     told = core.explain_workload("w")
     assert told.constraint == "traits"
@@ -97,31 +97,31 @@ def test_work_without_a_node_for_it_says_that_traits_lack():
 
 
 def test_a_planner_with_traits_follows_what_changes():
-    core = core_with(*(node(name) for name in "abcdef"))
+    core = build_core(*(build_node(name) for name in "abcdef"))
     for name in "bdf":
         core.update_external_usage(name, ExternalUsage(traits=("x",)), now_ns=2)
     for number in range(6):
-        core.submit(request(gpus=1, key=f"w{number}", required_traits=("x",)), now_ns=3 + number)
+        core.submit(build_request(gpus=1, key=f"w{number}", required_traits=("x",)), now_ns=3 + number)
         again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
-        wanted = request(gpus=1, key="next", required_traits=("x",))
+        wanted = build_request(gpus=1, key="next", required_traits=("x",))
         mine = core.submit(replace(wanted, dry_run=True), now_ns=50).result
         assert mine == again.submit(replace(wanted, dry_run=True), now_ns=50).result
     assert sorted(name for number in range(6) for name in nodes_of(core, f"w{number}")) == list("bbddff")
 
 
 def test_what_requires_traits_is_not_moved_by_who_does_not_know_them():
-    core = core_with(node("a"), node("b"))
+    core = build_core(build_node("a"), build_node("b"))
     core.update_external_usage("a", ExternalUsage(traits=("x",)), now_ns=2)
-    core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
+    core.submit(build_request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
     problem = core.survey_moves(RecommendMovesRequest())
     assert [unit.manner for unit in problem.units] == [STAYS]
 
 
 def test_a_decision_with_traits_comes_out_the_same_again():
-    core = core_with(node("a"), node("b"))
+    core = build_core(build_node("a"), build_node("b"))
     core.update_external_usage("b", ExternalUsage(traits=("x",)), now_ns=2)
     before = Checkpoint(core.state.revision, json.loads(json.dumps(core.state.dump())), "")
-    step = core.submit(request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
+    step = core.submit(build_request(gpus=1, key="w", required_traits=("x",)), now_ns=3)
     entries = tuple(
         (before.seq + number, JournalEntry(*event_to_plain(event))) for number, event in enumerate(step.events, start=1)
     )
@@ -131,9 +131,9 @@ def test_a_decision_with_traits_comes_out_the_same_again():
 
 
 def test_devices_that_others_hold_by_name_are_taken_for_nothing_else():
-    core = core_with(node("a", gpus=4))
+    core = build_core(build_node("a", gpus=4))
     core.update_external_usage("a", ExternalUsage(gpu_count=2, gpu_indexes=(0, 2)), now_ns=2)
-    core.submit(request(gpus=2, key="two"), now_ns=3)
+    core.submit(build_request(gpus=2, key="two"), now_ns=3)
     (placement,) = core.workload("two").placements
     assert placement.gpu_indexes == (1, 3)
     again = Core(ClusterState.load(json.loads(json.dumps(core.state.dump()))), catalogue.load_catalogue())
@@ -141,34 +141,34 @@ def test_devices_that_others_hold_by_name_are_taken_for_nothing_else():
 
 
 def test_a_device_counts_once_where_others_are_said_to_hold_what_is_held_here():
-    core = core_with(node("a", gpus=4))
-    core.submit(request(gpus=1, key="one"), now_ns=2)
+    core = build_core(build_node("a", gpus=4))
+    core.submit(build_request(gpus=1, key="one"), now_ns=2)
     (index,) = core.workload("one").placements[0].gpu_indexes
     core.update_external_usage("a", ExternalUsage(gpu_count=1, gpu_indexes=(index,)), now_ns=3)
-    core.submit(request(gpus=3, key="rest"), now_ns=4)
+    core.submit(build_request(gpus=3, key="rest"), now_ns=4)
     assert len(core.workload("rest").placements) == 1
 
 
 def test_nothing_is_placed_on_a_node_before_its_engine_has_reported_what_stands_there():
-    core = core_with(joins_closed=True)
-    core.submit(request(gpus=1, key="waits"), now_ns=1)
-    core.register_node(node("a"), now_ns=2)
+    core = build_core(joins_closed=True)
+    core.submit(build_request(gpus=1, key="waits"), now_ns=1)
+    core.register_node(build_node("a"), now_ns=2)
     assert not core.workload("waits").placements
     core.update_external_usage("a", ExternalUsage(gpu_count=1), now_ns=3)
     assert nodes_of(core, "waits") == ["a"]
     core.mark_node_lost("a", now_ns=4)
-    core.register_node(node("a"), now_ns=5)
+    core.register_node(build_node("a"), now_ns=5)
     assert not core.state.nodes["a"].others.closed, "what was reported goes on"
 
 
 def test_what_a_journal_says_of_others_is_reported_anew_before_anything_is_placed():
-    before = core_with(node("a", gpus=4))
+    before = build_core(build_node("a", gpus=4))
     before.update_external_usage("a", ExternalUsage(gpu_count=1), now_ns=2)
     core = Core(ClusterState.load(before.state.dump()), catalogue.load_catalogue(), joins_closed=True)
     step = core.expect_reports(now_ns=3)
     assert [type(event) for event in step.events] == [NodeOccupied]
     assert core.expect_reports(now_ns=4).events == ()
-    core.submit(request(gpus=1, key="waits"), now_ns=5)
+    core.submit(build_request(gpus=1, key="waits"), now_ns=5)
     assert not core.workload("waits").placements
     core.update_external_usage("a", ExternalUsage(gpu_count=4), now_ns=6)
     assert not core.workload("waits").placements

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from tests.builders.cluster import build_node, build_request
 from tests.certificates_rig import Authority
-from tests.controller_rig import inventory, wanted
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.errors import ControllerConfigError
@@ -36,7 +36,7 @@ PERMIT, REQUIRE = RoleRules(), RoleRules(demanded=True)
 ALICE = Caller("O=eelgrid:submitter,CN=alice", frozenset({Role.SUBMITTER}), user="alice")
 ROOT = Caller("O=eelgrid:admin,CN=root", frozenset({Role.ADMIN}), user="root")
 OLD = Caller("CN=old", user="old")
-SPEC = wanted("w").spec
+SPEC = build_request("w").spec
 NO_LIMITS = Policy()
 BY_TEAM = Policy(
     spending=(
@@ -165,11 +165,7 @@ def test_a_submission_is_of_the_certificates_user():
 
 @pytest.mark.parametrize(
     ("changes", "needs"),
-    [
-        ({"user": "bob"}, "user"),
-        ({"namespace": "prod"}, "namespace"),
-        ({"queue": "fast"}, "queue"),
-    ],
+    [({"user": "bob"}, "user"), ({"namespace": "prod"}, "namespace"), ({"queue": "fast"}, "queue")],
 )
 def test_a_submitter_without_rights_submits_as_itself_to_the_default_namespace_alone(changes, needs):
     assert stated(ALICE).namespace == "default"
@@ -290,13 +286,13 @@ def test_owner_is_the_certificates_user_where_it_may_submit():
 
 def core_of(state):
     core = Core(state, catalogue.load_catalogue())
-    core.register_node(inventory(), now_ns=1)
+    core.register_node(build_node(), now_ns=1)
     return core
 
 
 def test_owner_is_journalled_and_replayed_bit_for_bit():
     core = core_of(ClusterState())
-    step = core.submit(wanted("w", user="alice"), now_ns=2, owner="alice")
+    step = core.submit(build_request("w", user="alice"), now_ns=2, owner="alice")
     assert step.result.owner == "alice"
     replayed = core_of(ClusterState()).state
     for event in step.events:
@@ -317,5 +313,5 @@ def test_entries_of_journals_of_before_owners_are_read_and_written_as_they_were(
 
 def test_a_trial_without_placing_says_whose_it_would_be():
     core = core_of(ClusterState())
-    step = core.submit(replace(wanted("w"), dry_run=True), now_ns=2, owner="alice")
+    step = core.submit(replace(build_request("w"), dry_run=True), now_ns=2, owner="alice")
     assert (step.events, step.result.owner) == ((), "alice")

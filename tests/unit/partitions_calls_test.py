@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import running, until
+from tests.builders.server import run_controller, wait_until
 from tests.slices_rig import laid_out, node, points, service
 
 from eelgrid_controller.server.grpc import partition_service
@@ -60,7 +60,7 @@ async def plan_with(agent, wanted) -> NodePlan:
 async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_path, monkeypatch):
     monkeypatch.setattr(partition_service, "ASK_FIRST_S", 0.05)
     monkeypatch.setattr(partition_service, "POLL_S", 0.02)
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         agent = await rig.join(node("a", gpus=1))
         await hand_over(rig)
         await rig.operators.submit_workload(service("s", 20.0))
@@ -96,7 +96,7 @@ async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_pat
 
 async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(partition_service, "POLL_S", 0.02)
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         agent = await rig.join(node("a"))
         await hand_over(rig)
         for key, rate_hz in (("s", 20.0), ("t", 5.0), ("u", 5.0)):
@@ -108,7 +108,7 @@ async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_pa
         await agent.say(standing)
         await plan_with(agent, lambda later: later.assignments)
         course = rig.controller.partitions
-        await until(course._course.done)
+        await wait_until(course._course.done)
         # Half as quick: more slices are made first, then those that no longer do are left.
         await rig.operators.record_points(RecordPointsRequest(points=tuple(points(scale=0.5))))
         found = await recommended(rig)
@@ -119,14 +119,14 @@ async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_pa
         for one in found.services:
             await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id=one.workload_id))
         await agent.say(done(standing, first, 3))
-        await until(course._course.done)
+        await wait_until(course._course.done)
         shown = await listed(rig)
         assert shown.stages_left == 1
         assert shown.waits_for.startswith("ended at stage 2 of 2: the partition plan no longer holds")
 
 
 async def test_what_cannot_be_planned_is_said_in_words(tmp_path):
-    async with running(tmp_path) as rig:
+    async with run_controller(tmp_path) as rig:
         await rig.join(node("a", gpus=1))
         await rig.operators.submit_workload(service("s", 20.0))
         with pytest.raises(FailedPrecondition, match="switch a pool"):

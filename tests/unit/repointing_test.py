@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.clusters import core_with, node, request
+from tests.builders.cluster import build_core, build_node, build_request
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import CorrectionRefused
@@ -15,9 +15,9 @@ from eelgrid_protos.faults import NotFound
 
 
 def placed(*sizes, gpus=4):
-    core = core_with(node("a", gpus=gpus, model="G2"))
+    core = build_core(build_node("a", gpus=gpus, model="G2"))
     for number, size in enumerate(sizes):
-        core.submit(request(gpus=size, key=f"w{number}"), now_ns=1)
+        core.submit(build_request(gpus=size, key=f"w{number}"), now_ns=1)
     return core
 
 
@@ -86,15 +86,15 @@ def test_a_node_that_is_not_there_is_named():
 
 
 def test_an_agent_that_comes_to_a_node_takes_over_what_was_planned_there_by_index():
-    core = core_with()
-    made_up = node("a", gpus=4, model="G2")
+    core = build_core()
+    made_up = build_node("a", gpus=4, model="G2")
     made_up = replace(made_up, gpus=tuple(replace(gpu, uuid=f"a/gpu-{gpu.index}") for gpu in made_up.gpus))
     core.register_node(made_up, now_ns=1)
     for key in ("w0", "w1", "w2"):
-        core.submit(request(gpus=1, key=key), now_ns=2)
-    core.submit(request(gpus=3, key="waits"), now_ns=2)
+        core.submit(build_request(gpus=1, key=key), now_ns=2)
+    core.submit(build_request(gpus=3, key="waits"), now_ns=2)
     before = {key: core.workload(key).placements[0].gpu_indexes for key in ("w0", "w1", "w2")}
-    step = core.register_node(node("a", gpus=4, model="G2", agent_version="1"), now_ns=3)
+    step = core.register_node(build_node("a", gpus=4, model="G2", agent_version="1"), now_ns=3)
     assert [type(event).__name__ for event in step.events[:2]] == ["NodeJoined", "DevicesCorrected"]
     assert {key: core.workload(key).placements[0].gpu_indexes for key in before} == before
     assert {gpu for key in before for gpu in held(core, key)} == {f"GPU-a-{one}" for (one,) in before.values()}
@@ -103,10 +103,10 @@ def test_an_agent_that_comes_to_a_node_takes_over_what_was_planned_there_by_inde
 
 
 def test_a_board_that_an_agent_replaced_is_no_renaming():
-    core = core_with(node("a", gpus=2, agent_version="1"))
-    core.submit(request(gpus=1, key="w"), now_ns=1)
+    core = build_core(build_node("a", gpus=2, agent_version="1"))
+    core.submit(build_request(gpus=1, key="w"), now_ns=1)
     before = held(core, "w")
-    other = node("a", gpus=2, agent_version="1")
+    other = build_node("a", gpus=2, agent_version="1")
     other = replace(other, gpus=tuple(replace(gpu, uuid=f"{gpu.uuid}-new") for gpu in other.gpus))
     core.register_node(other, now_ns=2)
     assert held(core, "w") == before

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.clusters import request
+from tests.builders.cluster import build_request
 from tests.slices_rig import core_with, node, seats, service
 
 from eelgrid_controller.core.core import Core
@@ -78,7 +78,7 @@ def test_events_that_contradict_the_state_change_nothing(wrong):
     core = core_with(node("a"))
     core.submit(service("s", 20.0), now_ns=5)
     core.register_node(node("z", pool=""), now_ns=6)
-    core.submit(request(gpus=1, key="whole"), now_ns=7)
+    core.submit(build_request(gpus=1, key="whole"), now_ns=7)
     before = core.state.digest()
     with pytest.raises(ContradictoryEvent):
         core.state.apply(wrong)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.clusters import request
+from tests.builders.cluster import build_request
 from tests.slices_rig import (
     POOL,
     agents_act,
@@ -61,7 +61,7 @@ def test_a_partitioned_pool_is_the_planners_from_the_moment_on():
     assert states(core) == [GPU_PLACEABLE] * 2
     policy(core, now_ns=4)
     assert states(core) == [GPU_PARTITIONED] * 2
-    waits = core.submit(request(gpus=1), now_ns=5).result
+    waits = core.submit(build_request(gpus=1), now_ns=5).result
     assert (waits.phase, waits.reason.partition(":")[0]) == (WorkloadPhase.PENDING, "gpu_mig")
     placement = Placement(replica=0, node_name="a", gpu_uuids=("GPU-a-0",), gpu_indexes=(0,))
     with pytest.raises(ContradictoryEvent, match="partition planner's"):
@@ -126,7 +126,7 @@ def test_a_plan_is_told_made_and_named_in_the_node_plan():
 
 def test_work_on_a_gpu_of_a_new_partitioned_pool_stays_until_it_ends():
     core = core_with(node("a"), partitioned=False)
-    job = core.submit(request(gpus=1, key="job"), now_ns=4).result.placements[0].gpu_uuids[0]
+    job = core.submit(build_request(gpus=1, key="job"), now_ns=4).result.placements[0].gpu_uuids[0]
     policy(core, now_ns=5)
     core.submit(service("s", 20.0), now_ns=6)
     change = carried_out(core)

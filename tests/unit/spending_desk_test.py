@@ -7,7 +7,8 @@ import re
 import sqlite3
 from dataclasses import replace
 
-from tests.controller_rig import MemoryJournal, until, wanted
+from tests.builders.cluster import build_request
+from tests.builders.server import MemoryJournal, wait_until
 from tests.fakes.stewarded import World, node
 
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace
@@ -111,7 +112,7 @@ class Site:
         await loop.update_policy(replace(loop.core.state.policy, spending=limits, **policy))
 
     async def submit(self, key, **spec):
-        return await self.world.loop.submit(wanted(key, **({"namespace": "research"} | spec)))
+        return await self.world.loop.submit(build_request(key, **({"namespace": "research"} | spec)))
 
     def phase(self, key):
         return self.world.workload(key).phase
@@ -122,7 +123,7 @@ class Site:
     async def looked(self):
         """One look that began after now is done."""
         count = len(self.ledger.asked)
-        await until(lambda: len(self.ledger.asked) >= count + 3, within_s=60.0)
+        await wait_until(lambda: len(self.ledger.asked) >= count + 3, within_s=60.0)
 
 
 async def test_joules_of_the_ledger_hold_work_and_the_next_day_lets_it_go(tmp_path):
@@ -136,12 +137,12 @@ async def test_joules_of_the_ledger_hold_work_and_the_next_day_lets_it_go(tmp_pa
         assert site.over == ()
         assert (await site.submit("first")).phase is WorkloadPhase.PLACED
         site.ledger.spend(RESEARCH, NOON_S, 0.2e6)
-        await until(lambda: site.over, within_s=60.0)
+        await wait_until(lambda: site.over, within_s=60.0)
         assert (await site.submit("second")).phase is WorkloadPhase.PENDING
         assert (await site.submit("free", namespace="other")).phase is WorkloadPhase.PLACED
         assert site.over[0].spent == 3.7e6
         site.world.now_s = NOON_S + DAY_S / 2 + 1
-        await until(lambda: site.phase("second") is WorkloadPhase.PLACED, within_s=60.0)
+        await wait_until(lambda: site.phase("second") is WorkloadPhase.PLACED, within_s=60.0)
         assert site.phase("first") is WorkloadPhase.PLACED
 
 
@@ -170,7 +171,9 @@ async def test_every_quantity_and_sort_of_subject_is_found_in_the_ledger(tmp_pat
         assert [one.forecast for one in await site.desk.statuses()] == [None] * 4
         site.ledger.first_s = 0
         assert queue.end_ns == (NOON_S + 8 * DAY_S + DAY_S // 2) * 10**9
-        await until(lambda: "money" in site.page() and 'team=vision co2-kg per day"} 100' in site.page(), within_s=60.0)
+        await wait_until(
+            lambda: "money" in site.page() and 'team=vision co2-kg per day"} 100' in site.page(), within_s=60.0
+        )
         page = site.page()
         assert 'eelgrid_spending_ratio{limit="user=ada kwh per week"} 0.25' in page
         assert re.search(r'eelgrid_spending_spent_money\{.*limit="queue=batch money per month".*\} 6', page)
@@ -186,7 +189,7 @@ async def test_gpu_time_needs_no_ledger(tmp_path):
         await site.limit(gpu, KWH)
         await site.submit("first", gpus=2)
         site.world.now_s += 3600.0
-        await until(lambda: site.over, within_s=60.0)
+        await wait_until(lambda: site.over, within_s=60.0)
         await site.submit("second")
         held, unknown = await site.desk.statuses()
         assert (unknown.spent, unknown.forecast) == (None, None)
@@ -195,7 +198,7 @@ async def test_gpu_time_needs_no_ledger(tmp_path):
         # Two GPUs until midnight.
         assert abs(held.forecast - held.spent - 2 * 11 * 3600) < 1.0
         assert site.desk.failures > 0
-        await until(
+        await wait_until(
             lambda: 'eelgrid_spending_waiting_workloads{limit="namespace=research gpu-hours per day"} 1' in site.page(),
             within_s=60.0,
         )
@@ -206,7 +209,7 @@ async def test_rows_that_are_damaged_let_no_spent_limit_go(tmp_path):
     async with Site(tmp_path / "l") as site:
         await site.limit(KWH)
         site.ledger.spend(RESEARCH, NOON_S, 4e6)
-        await until(lambda: site.over, within_s=60.0)
+        await wait_until(lambda: site.over, within_s=60.0)
         with contextlib.closing(sqlite3.connect(tmp_path / "l" / "energy.sqlite3")) as raw:
             for table in ("hourly", "daily"):
                 raw.execute(f"DROP TRIGGER {table}_updated")
@@ -222,13 +225,13 @@ async def test_while_the_ledger_is_away_what_was_spent_stays_so(tmp_path):
     async with Site(tmp_path / "l") as site:
         await site.limit(KWH)
         site.ledger.spend(RESEARCH, NOON_S, 4e6)
-        await until(lambda: site.over, within_s=60.0)
+        await wait_until(lambda: site.over, within_s=60.0)
         site.ledger.is_away = True
         failures = site.desk.failures
-        await until(lambda: site.desk.failures >= failures + 3, within_s=60.0)
+        await wait_until(lambda: site.desk.failures >= failures + 3, within_s=60.0)
         assert len(site.over) == 1
         site.world.now_s += DAY_S
-        await until(lambda: not site.over, within_s=60.0)
+        await wait_until(lambda: not site.over, within_s=60.0)
 
 
 async def test_a_subject_that_an_answer_has_no_room_for_is_asked_for_alone(tmp_path):
@@ -246,7 +249,7 @@ async def test_a_restart_holds_on_without_a_look_and_the_journal_gives_the_same_
     async with Site(tmp_path / "l", journal) as site:
         await site.limit(KWH)
         site.ledger.spend(RESEARCH, NOON_S, 4e6)
-        await until(lambda: site.over, within_s=60.0)
+        await wait_until(lambda: site.over, within_s=60.0)
         await site.submit("w")
         live = site.world.loop.core.state
         again = type(live)()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests import slices_rig
-from tests.clusters import core_with, decided, node, request
+from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -67,7 +67,7 @@ def kwh(amount=1.0, **changes):
 
 
 def limited(*limits, gpus=8, **policy) -> Core:
-    core = core_with(node("a", gpus=gpus))
+    core = build_core(build_node("a", gpus=gpus))
     core.update_policy(replace(core.state.policy, spending=limits, **policy), now_ns=NOON)
     return core
 
@@ -79,7 +79,7 @@ def look(core, now_ns, told=()):
 
 
 def submit(core, key, now_ns, *, gpus=1, namespace="research", **spec):
-    return core.submit(request(gpus=gpus, key=key, namespace=namespace, **spec), now_ns=now_ns)
+    return core.submit(build_request(gpus=gpus, key=key, namespace=namespace, **spec), now_ns=now_ns)
 
 
 def phase(core, key):
@@ -112,7 +112,7 @@ def test_what_is_held_over_midnight_is_cut_there():
 
 
 def test_a_limit_of_the_middle_of_a_period_counts_from_its_begin():
-    core = core_with(node("a", gpus=8))
+    core = build_core(build_node("a", gpus=8))
     submit(core, "ended", NOON - 20 * HOUR, gpus=2)
     core.cancel("ended", now_ns=NOON - 10 * HOUR)
     submit(core, "runs", NOON - HOUR, gpus=1)
@@ -128,7 +128,7 @@ def test_work_waits_for_the_next_period_and_says_so():
     assert look(core, NOON + 4 * HOUR).events == ()
     (judged,) = look(core, NOON + 5 * HOUR).events
     assert isinstance(judged, SpendingJudged)
-    (*_, deferred) = decided(submit(core, "second", NOON + 5 * HOUR + 1).events)
+    (*_, deferred) = drop_quotes(submit(core, "second", NOON + 5 * HOUR + 1).events)
     assert isinstance(deferred, WorkloadDeferred)
     assert deferred.reason == "spending: namespace research has spent its GPU-hours of the day"
     told = core.explain_workload("second")

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from tests.controller_rig import until
+from tests.builders.server import wait_until
 from tests.fakes.stewarded import job, node, stewarded
 
 from eelgrid_controller.objectives import control_loop
@@ -55,7 +55,7 @@ async def test_an_answer_begins_the_next_turn_at_once():
         await ready(world)
         world.samples("n1", power_w=1000.0)
         running = asyncio.create_task(world.steward.run())
-        await until(lambda: sum(limits_w(world).values()) <= 500.0)
+        await wait_until(lambda: sum(limits_w(world).values()) <= 500.0)
         assert world.steward.cycles == 2
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):

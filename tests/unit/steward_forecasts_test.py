@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import until
+from tests.builders.server import wait_until
 from tests.fakes.foretold import LearnsHere, family, served, trained
 
 from eelgrid_controller.objectives import forecasts as module
@@ -45,7 +45,7 @@ class Rig:
     async def turn(self, *questions):
         found = [self.forecasts.request_forecast(question) for question in questions]
         self.forecasts.end_cycle()
-        await until(lambda: not self.forecasts._mail.is_running, within_s=60.0)
+        await wait_until(lambda: not self.forecasts._mail.is_running, within_s=60.0)
         return found
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import MemoryJournal
+from tests.builders.server import MemoryJournal
 from tests.fakes.stewarded import job, node, stewarded
 
 from eelgrid_controller.objectives.power.control_events import LimitPhase

@@ -1,7 +1,7 @@
 """The small parts around the steward: its clock, its numbers, what it reads of a node."""
 
 import pytest
-from tests.controller_rig import wanted
+from tests.builders.cluster import build_request
 from tests.fakes.stewarded import job, node, stewarded
 
 from eelgrid_controller.clock import Clock
@@ -39,7 +39,7 @@ async def test_what_others_may_draw_is_their_limit_and_idle_gpus_their_idle_watt
         await world.join(node("n1"))
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(4 * idle_w)
         await world.loop.submit(job("steered"))
-        await world.loop.submit(wanted("other", gpus=1))
+        await world.loop.submit(build_request("other", gpus=1))
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(2 * idle_w + 400.0)
         assert unmanaged_draw(world.loop.core, "n1", {"steered": "why"}, known).other_w == pytest.approx(
             2 * idle_w + 800.0

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.controller_rig import until
+from tests.builders.server import wait_until
 from tests.fakes.foretold import LearnsHere, family, served, trained
 from tests.fakes.stewarded import job, node, points, service, stewarded
 from tests.unit.steward_jobs_test import Training
@@ -13,7 +13,7 @@ from eelgrid_controller.objectives.power.control_events import LimitPhase
 
 
 async def settled(world):
-    await until(lambda: not world.steward._telling.forecasts._mail.is_running, within_s=60.0)
+    await wait_until(lambda: not world.steward._telling.forecasts._mail.is_running, within_s=60.0)
 
 
 async def begun(world, known, *requests):
@@ -142,7 +142,7 @@ async def test_the_steward_ends_its_learner():
     learner = LearnsHere()
     async with stewarded(learner=learner) as world:
         running = asyncio.create_task(world.steward.run())
-        await until(lambda: world.steward.cycles > 0)
+        await wait_until(lambda: world.steward.cycles > 0)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert learner.closed

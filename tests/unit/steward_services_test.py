@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from tests.controller_rig import MemoryJournal, until
+from tests.builders.server import MemoryJournal, wait_until
 from tests.fakes.stewarded import VLLM, job, node, points, service, stewarded
 
 from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
@@ -201,7 +201,7 @@ async def test_it_runs_until_it_is_stopped_and_asks_for_pages():
         await ready(world, service("s"))
         running = asyncio.create_task(world.steward.run())
         before = world.steward.cycles
-        await until(lambda: world.steward.cycles >= before + 3)
+        await wait_until(lambda: world.steward.cycles >= before + 3)
         assert world.pages.runs == 1
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from tests.controller_rig import inventory, running, until, wanted
+from tests.builders.cluster import build_node, build_request
+from tests.builders.server import run_controller, wait_until
 from tests.fakes.collector import collecting
 
 from eelgrid_controller.errors import ControllerConfigError
@@ -152,13 +153,13 @@ async def test_a_collector_that_hangs_costs_spans_and_nothing_else():
     exporter = Held()
     sender = sending(exporter, queue_most=200)
     ended(sender, 150)
-    await until(lambda: len(sender._queue) < 150, within_s=PATIENT_S)
+    await wait_until(lambda: len(sender._queue) < 150, within_s=PATIENT_S)
     ended(sender, 1000)
     under_way = 1150 - sender.dropped - 200
     assert sender.dropped > 700
     assert len(sender._queue) == 200
     exporter.gate.set()
-    await until(lambda: sender.exported == 200 + under_way, within_s=PATIENT_S)
+    await wait_until(lambda: sender.exported == 200 + under_way, within_s=PATIENT_S)
     assert max(map(len, exporter.batches)) <= 128
     assert counted(sender) == {"exported": 200.0 + under_way, "failed": 0.0, "dropped": float(sender.dropped)}
     await asyncio.to_thread(sender.stop)
@@ -170,10 +171,10 @@ async def test_batches_that_the_collector_refuses_are_counted_and_the_thread_goe
     exporter.gate.set()
     sender = sending(exporter)
     ended(sender, 3)
-    await until(lambda: sender.failed == 3, within_s=PATIENT_S)
+    await wait_until(lambda: sender.failed == 3, within_s=PATIENT_S)
     exporter.result = SpanExportResult.SUCCESS
     ended(sender, 2)
-    await until(lambda: sender.exported == 2, within_s=PATIENT_S)
+    await wait_until(lambda: sender.exported == 2, within_s=PATIENT_S)
     await asyncio.to_thread(sender.stop)
 
 
@@ -216,12 +217,12 @@ async def test_a_controller_sends_to_a_collector_and_its_exemplar_names_the_trac
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=ml")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=west")
     with collecting() as collector:
-        async with running(tmp_path, traces=f"http://{collector.address}") as rig:
-            agent = await rig.join(inventory("n1"))
-            await rig.operators.submit_workload(wanted("w"))
+        async with run_controller(tmp_path, traces=f"http://{collector.address}") as rig:
+            agent = await rig.join(build_node("n1"))
+            await rig.operators.submit_workload(build_request("w"))
             plan = await agent.hear(NodePlan, within_s=PATIENT_S)
             await agent.say(PlanApplied(epoch=plan.epoch, status=ApplyStatus.APPLIED))
-            await until(lambda: collector.traces("w"), within_s=PATIENT_S)
+            await wait_until(lambda: collector.traces("w"), within_s=PATIENT_S)
             (trace,) = collector.traces("w")
             page = (await rig.controller.metrics.render_page(opened=True)).decode()
             tracing = rig.controller.watches.tracing
@@ -238,12 +239,12 @@ async def test_a_controller_sends_to_a_collector_and_its_exemplar_names_the_trac
 async def test_a_collector_that_answers_nothing_holds_up_no_submission_and_no_stop(tmp_path):
     with collecting() as collector:
         collector.gate.clear()
-        async with running(tmp_path, traces=f"http://{collector.address}") as rig:
-            await rig.join(inventory("n1", gpus=8))
-            await rig.operators.submit_workload(wanted("first", gpus=0))
-            await until(lambda: collector.calls, within_s=PATIENT_S)
+        async with run_controller(tmp_path, traces=f"http://{collector.address}") as rig:
+            await rig.join(build_node("n1", gpus=8))
+            await rig.operators.submit_workload(build_request("first", gpus=0))
+            await wait_until(lambda: collector.calls, within_s=PATIENT_S)
             for number in range(50):
-                await rig.operators.submit_workload(wanted(f"w{number}", gpus=0))
+                await rig.operators.submit_workload(build_request(f"w{number}", gpus=0))
             assert not collector.spans
             async with asyncio.timeout(PATIENT_S):
                 await rig.controller.watches.tracing.stop()

@@ -1,4 +1,4 @@
-"""A real controller on loopback, and agents and requests to try it with.
+"""A real controller in the test's process, and clients of it.
 
 Owns starting and stopping; the doubles here stand only for ports that are ours
 (Journal) or for the other end of the wire (an agent's stream).
@@ -17,60 +17,12 @@ from eelgrid_controller.errors import JournalError
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state.journal import Checkpoint, JournalCounters, JournalEntry, JournalHistory
 from eelgrid_protos import rpc, transport
-from eelgrid_protos.messages import (
-    Column,
-    ConnectRequest,
-    ConnectResponse,
-    Gpu,
-    HeldAssignments,
-    Hello,
-    Inventory,
-    Reading,
-    ResourceRequest,
-    SampleBatch,
-    SubmitWorkloadRequest,
-    WorkloadSpec,
-)
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HeldAssignments, Hello, Inventory
 
 LOG = logging.getLogger("test.controller")
 
 
-def inventory(name: str = "n1", *, gpus: int = 2, generation: int = 1, **changes: Any) -> Inventory:
-    """A node of G2 boards."""
-    fields: dict[str, Any] = {
-        "node_name": name,
-        "cpu_milli": 96_000,
-        "memory_bytes": 400 * 2**30,
-        "generation": generation,
-        "simulated": True,
-        "gpus": tuple(
-            Gpu(uuid=f"GPU-{name}-{index}", index=index, product="NVIDIA A10", model="G2", catalogue_key="openb-g2")
-            for index in range(gpus)
-        ),
-    }
-    return Inventory(**(fields | changes))
-
-
-def batch(sequence: int, *, gpus: int = 2, ticks: int = 1, generation: int = 1, time_ns: int = 0) -> SampleBatch:
-    """Power readings of 50 W."""
-    return SampleBatch(
-        sequence=sequence,
-        inventory_generation=generation,
-        time_ns=tuple(time_ns + tick for tick in range(ticks)),
-        gpu_columns=(Column(reading=Reading.POWER_W, values=(50.0,) * (gpus * ticks)),),
-    )
-
-
-def wanted(
-    workload_id: str = "", *, gpus: int = 1, milli: int = 1000, cpu_milli: int = 1000, **changes: Any
-) -> SubmitWorkloadRequest:
-    """A request for a workload."""
-    request = ResourceRequest(cpu_milli=cpu_milli, memory_bytes=2**30, gpu_count=gpus, gpu_milli=milli if gpus else 0)
-    spec = WorkloadSpec(name=changes.pop("name", "job"), request=request, **changes)
-    return SubmitWorkloadRequest(spec=spec, workload_id=workload_id)
-
-
-class Rig:
+class RunningController:
     """A controller and clients of it."""
 
     def __init__(self, controller: Controller, line: str) -> None:
@@ -80,12 +32,12 @@ class Rig:
         self.address, self.metrics = parts["listen"], parts["metrics"]
         self.channel = transport.open_channel(self.address, tls=None)
         self.operators = rpc.build_client(rpc.OPERATOR_SERVICE, self.channel)
-        self.agents: list[Agent] = []
+        self.agents: list[AgentStream] = []
 
-    async def join(self, *inventories: Inventory, **hello: Any) -> "Agent":
+    async def join(self, *inventories: Inventory, **hello: Any) -> "AgentStream":
         """Agents that said Hello and were welcomed; the last of them."""
         for item in inventories:
-            agent = Agent(self.address)
+            agent = AgentStream(self.address)
             self.agents.append(agent)
             await agent.say(
                 Hello(
@@ -99,7 +51,7 @@ class Rig:
         return self.agents[-1]
 
 
-class Agent:
+class AgentStream:
     """One stream, said and heard message by message."""
 
     def __init__(self, address: str) -> None:
@@ -140,11 +92,11 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def running(data: Path, **options: Any) -> AsyncIterator[Rig]:
+async def run_controller(data: Path, **options: Any) -> AsyncIterator[RunningController]:
     """A controller on free ports over a directory."""
     config = ControllerConfig(data=data, listen="127.0.0.1:0", metrics="127.0.0.1:0", **options)
     controller = Controller(config, tls=None, insecure=False, clock=Clock(), log=LOG)
-    rig = Rig(controller, await controller.start())
+    rig = RunningController(controller, await controller.start())
     try:
         yield rig
     finally:
@@ -154,7 +106,7 @@ async def running(data: Path, **options: Any) -> AsyncIterator[Rig]:
         await controller.stop()
 
 
-async def until(condition: Any, *, within_s: float = 5.0) -> None:
+async def wait_until(condition: Any, *, within_s: float = 5.0) -> None:
     """Wait for something that becomes true by itself."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  # conditions are of any kind
