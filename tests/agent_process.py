@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 
-from tests.builders.server import wait_until
+from tests.waiting import wait_until
 
 
 @contextlib.asynccontextmanager

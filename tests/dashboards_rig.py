@@ -42,11 +42,12 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from tests.agent_process import agent_process
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.e2e.processes import free_address
 from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener, answer
 from tests.fakes.stewarded import points
+from tests.waiting import wait_until
 
 # Each node is an agent of its own: one that simulates several tells nothing of their devices.
 MODEL = "H100-80GB-HBM3"

@@ -15,7 +15,8 @@ from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_controller.runtime.config import KubernetesConfig
 from eelgrid_protos.kubelet_api import PreferredAllocationRequest
 from eelgrid_protos.messages import HeldDevices, NodePlan, PodDevices
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
+from tests.waiting import wait_until
 
 GPU = "nvidia.com/gpu"
 ABILITIES = frozenset({"devices", "slices"})

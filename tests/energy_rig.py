@@ -5,22 +5,19 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.node_energy import AttributionSources, NodeEnergy
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
-from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
+from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.node.node_service import NodeServicer
-from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice, NodeSpec
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Assignment, ConnectResponse, NodePlan
 from eelgrid_protos.rpc import NODE_SERVICE, admit_everybody, build_handler
 from eelgrid_protos.transport import listen_on_address, server_options
+from tests.builders.agent import SECOND, ManualClock, build_agent_node, build_devices
 
-SECOND = 1_000_000_000
 HALVES = (MigSlice(profile="3g", start=4), MigSlice(profile="1g", start=0))
 GPUS = (
     GpuSpec(product="h100-sxm5-80gb"),
@@ -29,41 +26,16 @@ GPUS = (
 )
 
 
-class HandClock:
-    """Both clocks, moved by hand."""
-
-    now_ns = SECOND
-
-    def monotonic_ns(self):
-        return self.now_ns
-
-    def wall_ns(self):
-        return self.now_ns
-
-
 class EnergyNode:
     """Ticks every second and looks every five, as the agent does; `proc` is where its processes are looked up."""
 
     def __init__(self, proc, name="n0"):
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self._proc = proc
         self._ticks = 0
-        spec = NodeSpec(node_name=name, cpu_milli=1000, memory_bytes=10**9, gpus=GPUS)
-        self.device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=1)
-        engine = NoEngine()
-        host = SimulatedHost(
-            cpu_milli=1000, memory_bytes=10**9, load=engine.host_load, monotonic_ns=self.clock.monotonic_ns
-        )
-        self.node = AgentNode(
-            NodeIdentity(node_name=name, agent_version="t", simulated=True),
-            host=host,
-            engine=engine,
-            clock=self.clock,
-            draw_incarnation=lambda: 1,
-            ticks_most=10,
-            first=survey_devices(self.device),
-            energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(proc))),
-        )
+        self.device = build_devices(self.clock, name, GPUS)
+        energy = NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(proc)))
+        self.node = build_agent_node(self.device, self.clock, name, energy=energy)
 
     def uuid(self, index):
         return self.node.gpu_uuids[index]

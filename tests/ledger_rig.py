@@ -20,6 +20,7 @@ from eelgrid_protos.messages import (
     WindowShare,
     WorkloadSpec,
 )
+from tests.waiting import wait_until
 
 SECOND_NS = 10**9
 BEGIN_NS = 1_799_971_200 * SECOND_NS  # a midnight
@@ -84,11 +85,8 @@ class Site:
         self.task.cancel()
         await asyncio.wait((self.task,))
 
-    @staticmethod
-    async def until(is_so):
-        async with asyncio.timeout(20.0):
-            while not is_so():  # noqa: ASYNC110  # it looks at counters
-                await asyncio.sleep(0.005)
+    async def until(self, is_so):
+        await wait_until(is_so)
 
     def take(self, one, node="n1"):
         self.desk.add_window(inventory(node), one, lambda told: self.hear(node, told))

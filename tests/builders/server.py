@@ -106,13 +106,6 @@ async def run_controller(data: Path, **options: Any) -> AsyncIterator[RunningCon
         await controller.stop()
 
 
-async def wait_until(condition: Any, *, within_s: float = 5.0) -> None:
-    """Wait for something that becomes true by itself."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110  # conditions are of any kind
-            await asyncio.sleep(0.01)
-
-
 class MemoryJournal:
     """Implements `Journal` in memory; `fault` makes writing fail, `gate` holds it up."""
 

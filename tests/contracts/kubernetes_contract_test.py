@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 from tests.fakes.kubernetes.manifests import deployment, node, pod
-from tests.kubernetes_api_rig import WAYS, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, open_rig
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api import errors
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
@@ -294,7 +295,7 @@ async def test_what_loses_its_owner_goes_unless_it_is_orphaned(rig):
         left = {one["metadata"]["name"]: one["metadata"] for one in found.items}
         return "a" not in left and "owner-b" not in left and left
 
-    left = await eventually(names, timeout_s=30.0)
+    left = await wait_for(names, within_s=30.0)
     assert "ownerReferences" not in left["b"]
 
 
@@ -326,9 +327,9 @@ async def test_kinds_of_our_own(rig):
     async def is_served():
         return (await rig.cluster.discover()).has(THINGS)
 
-    await eventually(is_served, timeout_s=30.0)
-    made = await eventually(
-        lambda: rig.add(THINGS, {"metadata": {"name": "a"}, "spec": {"x": [1]}, "status": {"y": 1}}), timeout_s=30.0
+    await wait_for(is_served, within_s=30.0)
+    made = await wait_for(
+        lambda: rig.add(THINGS, {"metadata": {"name": "a"}, "spec": {"x": [1]}, "status": {"y": 1}}), within_s=30.0
     )
     assert "status" not in made
     assert made["metadata"]["generation"] == 1

@@ -2,7 +2,8 @@
 
 import pytest
 from tests.jobs_rig import ground, job
-from tests.kubernetes_api_rig import WAYS, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, open_rig
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.errors import Conflict, Invalid
 from eelgrid_controller.engines.kubernetes.api.port import JOBS, PatchKind
@@ -35,7 +36,7 @@ async def suspended(rig, body):
         found = await rig.cluster.get(JOBS, "a", namespace=rig.space)
         return found if rig.fake is not None or not rig.has_controllers or found["status"].get("conditions") else None
 
-    return await eventually(seen)
+    return await wait_for(seen)
 
 
 def dealt_with(found):
@@ -79,7 +80,7 @@ async def test_a_patch_of_another_version_or_another_job_is_a_conflict(rig):
     async def is_gone():
         return not (await rig.cluster.list(JOBS, namespace=rig.space)).items
 
-    await eventually(is_gone)
+    await wait_for(is_gone)
     again = await suspended(rig, applied("a", slowdown="95%"))
     with pytest.raises(Conflict):
         await patched(rig, "a", operations)
@@ -96,6 +97,6 @@ async def test_one_that_started_takes_no_other_request(rig):
         return (await rig.cluster.get(JOBS, "a", namespace=rig.space)).get("status", {}).get("startTime")
 
     if rig.has_controllers and rig.fake is None:
-        await eventually(started)
+        await wait_for(started)
     with pytest.raises(Invalid):
         await patched(rig, "a", operations)

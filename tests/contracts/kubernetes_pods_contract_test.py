@@ -4,7 +4,8 @@ import contextlib
 
 import pytest
 from tests.fakes.kubernetes.manifests import GATE, job, node, pinned_to, pod, ungated_onto
-from tests.kubernetes_api_rig import WAYS, eventually, open_rig
+from tests.kubernetes_api_rig import WAYS, open_rig
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api import errors
 from eelgrid_controller.engines.kubernetes.api.port import (
@@ -92,7 +93,7 @@ async def test_a_policy_gates_the_pods_that_opted_in_and_no_others(rig):
         made = await rig.add(PODS, pod(f"try-{next(numbers)}", gates=(), labels=managed, schedulerName="nobody"))
         return made["spec"].get("schedulingGates")
 
-    assert await eventually(is_in_force, timeout_s=30.0) == [{"name": GATE}]
+    assert await wait_for(is_in_force, within_s=30.0) == [{"name": GATE}]
     twice = await rig.add(PODS, pod("twice", gates=(GATE, "x.io/other"), labels=managed))
     assert sorted(one["name"] for one in twice["spec"]["schedulingGates"]) == [GATE, "x.io/other"]
     free = await rig.add(PODS, pod("free", gates=(), schedulerName="nobody"))
@@ -288,7 +289,7 @@ async def budget(rig, allowed, healthy, least):
         found = (await rig.cluster.get(POD_DISRUPTION_BUDGETS, "b", namespace=rig.space)).get("status", {})
         return found.get("disruptionsAllowed") == allowed and found.get("currentHealthy") == healthy
 
-    await eventually(is_judged, timeout_s=30.0)
+    await wait_for(is_judged, within_s=30.0)
 
 
 async def test_a_budget_keeps_its_pods(rig):

@@ -4,7 +4,8 @@ import asyncio
 import json
 import sys
 
-from tests.fake_controller import EACH_SECOND, serving, until
+from tests.fake_controller import EACH_SECOND, serving
+from tests.waiting import wait_until
 
 from eelgrid_protos.messages import (
     Acknowledgement,
@@ -74,7 +75,7 @@ async def test_limits_and_a_layout_are_set_read_back_and_told_over_the_stream(tm
                 answers = controller.of(PlanApplied)
                 return answers and answers[-1].status is ApplyStatus.APPLIED and controller.of(Inventory)
 
-            await until(settled, timeout_s=30.0)
+            await wait_until(settled, within_s=30.0)
             one, other = (gpu.uuid for gpu in controller.of(Hello)[0].inventory.gpus)
             results = {}
             for result in controller.of(PlanApplied)[-1].results:

@@ -10,6 +10,7 @@ from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.port import CUSTOM_RESOURCE_DEFINITIONS, NODES, PODS, POWER_POLICIES
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
@@ -28,12 +29,6 @@ def standing(state):
         for workload in state.workloads.values()
         if workload.placements and not workload.ended_ns
     }
-
-
-async def eventually(look, within_s=30.0):
-    async with asyncio.timeout(within_s):
-        while not await look():  # noqa: ASYNC110  # what servers say
-            await asyncio.sleep(0.1)
 
 
 def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
@@ -65,7 +60,7 @@ def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
                     others = sum(record.others.gpu_count for record in state.nodes.values())
                     return standing(state) == before and not others
 
-                await eventually(look)
+                await wait_for(look)
                 plans = [json.loads(one["metadata"]["annotations"][ANNOTATION_PLAN]) for one in pods]
                 assert all((plan["node"], plan["devices"]) in before[plan["workload"]] for plan in plans)
 
@@ -74,12 +69,12 @@ def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
                     conditions = ConditionSet.from_json(found.get("status", {}).get("conditions"))
                     return state.policy.objective == "energy" and conditions.is_true("InForce")
 
-                await eventually(ordered)
+                await wait_for(ordered)
                 await cluster.delete(PODS, "p00", namespace="default", grace_s=0)
 
                 async def gone():
                     return len(standing(state)) == 24
 
-                await eventually(gone)
+                await wait_for(gone)
 
     asyncio.run(play())

@@ -5,17 +5,17 @@ their pages. Everything else is real: the controller scrapes, decides, journals 
 plans; an agent process with simulated nodes carries them out and tells what it read back.
 """
 
-import asyncio
 import contextlib
 import threading
 import time
 from dataclasses import replace
 
 from tests.agent_process import agent_process
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.e2e.processes import fleet_of
 from tests.fakes.metrics_servers import Listener, Replica, answer
 from tests.fakes.stewarded import points
+from tests.waiting import wait_for, wait_until
 
 from eelgrid_protos import rpc, transport
 from eelgrid_protos.messages import (
@@ -136,14 +136,6 @@ async def submit(rig, key, **spec):
     await rig.operators.submit_workload(request)
 
 
-async def eventually(condition, *, within_s):
-    """Wait for what an awaitable condition gives."""
-    async with asyncio.timeout(within_s):
-        while not (found := await condition()):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)  # what it waits for is of another process
-    return found
-
-
 async def test_a_service_follows_its_load_and_a_job_finds_its_limit(tmp_path):
     with Fleet() as fleet, Listener(fleet.reply) as listener:
         async with run_controller(tmp_path / "data", **QUICK) as rig, agent(tmp_path, rig.address) as listen:
@@ -184,12 +176,12 @@ async def _play(rig, fleet, url, listen):
         return wanted_w < 700.0 and abs(await limit_w(listen, job.placements[0]) - wanted_w) <= 1.0
 
     fleet.rate_hz = 80.0
-    await eventually(grown, within_s=60.0)
+    await wait_for(grown, within_s=60.0)
     held = [uuid for one in await replicas() for uuid in one.gpu_uuids]
     assert len(set(held)) == len(held)
-    await eventually(limited, within_s=60.0)
+    await wait_for(limited, within_s=60.0)
     fleet.rate_hz = 2.0
-    await eventually(shrunk, within_s=90.0)
+    await wait_for(shrunk, within_s=90.0)
     found = rig.controller.steward.promises()
     assert found.services[0].replicas_wanted <= 2
     assert rig.controller.steward.failures == 0

@@ -10,9 +10,9 @@ import time
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from tests.builders.server import wait_until
 from tests.devices_rig import controlled, part, planned
 from tests.dra_rig import dra_node
+from tests.waiting import wait_until
 
 from eelgrid_agent.kubelet.device_plugins import (
     DevicePlugins,

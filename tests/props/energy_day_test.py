@@ -11,18 +11,15 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from tests.energy_rig import SECOND
+from tests.builders.agent import SECOND, build_agent_node, build_devices
 
-from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.devices.sampler import read_extended_readings
 from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, AttributionSources, NodeEnergy, load_outbox_state
 from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
 from eelgrid_agent.energy.windows import EnergyOutbox
-from eelgrid_agent.node.inventory import NodeIdentity, read_each_gpu, survey_devices
-from eelgrid_agent.node.node import AgentNode, NoEngine
-from eelgrid_agent.simulation.node import SimulatedNode
-from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
+from eelgrid_agent.node.inventory import read_each_gpu
+from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec
 from eelgrid_agent.state_files import StateFile
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import parse_query
@@ -61,8 +58,7 @@ class Day:
         self.losing = random.Random(rng.random())
         (folder / "proc").mkdir()
         (folder / "data").mkdir()
-        spec = NodeSpec(node_name="n0", cpu_milli=1000, memory_bytes=10**9, gpus=GPUS)
-        self.device = SimulatedNode(spec, monotonic_ns=self.clock.monotonic_ns, seed=rng.randrange(2**31))
+        self.device = build_devices(self.clock, "n0", GPUS, seed=rng.randrange(2**31))
         self.incarnations, self.pids, self.running, self.step = iter(range(1, 10**6)), iter(range(10, 10**6)), {}, 0
         self.file = StateFile(folder / "windows.json", ENERGY_OUTBOX)
         self.begin_agent()
@@ -74,20 +70,8 @@ class Day:
 
     def begin_agent(self):
         outbox = EnergyOutbox(load_outbox_state(self.file, draw_incarnation=lambda: next(self.incarnations)), boot="b")
-        host = SimulatedHost(
-            cpu_milli=1000, memory_bytes=10**9, load=NoEngine().host_load, monotonic_ns=self.clock.monotonic_ns
-        )
-        self.node = AgentNode(
-            NodeIdentity(node_name="n0", agent_version="t", simulated=True),
-            host=host,
-            engine=NoEngine(),
-            clock=self.clock,
-            draw_incarnation=lambda: 1,
-            ticks_most=10,
-            first=survey_devices(self.device),
-            energy=NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc"))),
-            outbox=outbox,
-        )
+        energy = NodeEnergy(load_catalogue(), AttributionSources(ProcessOwnerResolver(self.folder / "proc")))
+        self.node = build_agent_node(self.device, self.clock, "n0", energy=energy, outbox=outbox)
         self.kept, self.changes = outbox.state(), -1
         self.plan()
 

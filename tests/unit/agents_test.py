@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import pytest
 from tests.builders.cluster import build_batch, build_node, build_request
-from tests.builders.server import AgentStream, run_controller, wait_until
+from tests.builders.server import AgentStream, run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.server.grpc.agent_service import batches_per_acknowledgement
 from eelgrid_protos import codec, rpc, transport

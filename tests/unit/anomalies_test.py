@@ -1,6 +1,7 @@
 """Where allocation and use disagree: since when, for how long before it is told, and what it wastes."""
 
 import pytest
+from tests.builders.agent import build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.accounts import (
@@ -121,7 +122,7 @@ def test_another_pod_on_a_held_slice_and_a_step_of_the_job_that_holds_it():
     found = kinds(watch_for(120, slices=slices, claims=claims, holders=holders))
     assert (EnergyAnomalyKind.PROCESS_WITHOUT_ALLOCATION, A) in found
     assert (EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS, A) in found
-    job, step = UsageOwner(kind=UsageOwnerKind.SLURM, job="5"), UsageOwner(kind=UsageOwnerKind.SLURM, job="5", step="0")
+    job, step = build_slurm_owner("5"), build_slurm_owner("5", step="0")
     found = kinds(
         watch_for(120, claims=(DeviceClaim(owner=job),), holders=(ContextHolder(owner=step, pid=1),), utilization=0.9)
     )

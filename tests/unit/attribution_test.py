@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from tests.builders.agent import build_slurm_owner
+
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.accounts import ACCOUNTS_MOST, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.allocations import AllocationSource, DeviceAllocation, DeviceReference
@@ -146,11 +148,7 @@ def test_an_owner_that_comes_back_has_a_new_account_only_after_a_showing_without
 def test_owners_for_whom_there_is_no_room_are_other_and_the_sum_still_holds():
     attributor = Attributor(load_catalogue())
     pids = {uuid: range(1000 * number, 1000 * number + 900) for number, uuid in enumerate(("GPU-0", "GPU-1", "GPU-2"))}
-    owners = {
-        pid: ProcessOwner(UsageOwner(kind=UsageOwnerKind.SLURM, job=str(pid), pid=pid))
-        for ids in pids.values()
-        for pid in ids
-    }
+    owners = {pid: ProcessOwner(build_slurm_owner(pid, pid=pid)) for ids in pids.values() for pid in ids}
     for turn in range(2):
         devices = tuple(
             DeviceInput(

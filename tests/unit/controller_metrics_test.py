@@ -9,8 +9,9 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.builders.cluster import build_request
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.fakes.stewarded import job, node, points, service, stewarded
+from tests.waiting import wait_until
 
 from eelgrid_controller.objectives.status import refusal_rule
 from eelgrid_controller.runtime.scraper import FetchError, FetchFailure, Scraper

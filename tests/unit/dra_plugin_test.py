@@ -8,6 +8,7 @@ import pytest
 from tests.dra_rig import NODE, claim, dra_node, one_thread
 from tests.fakes.api_objects import ApiObjects
 from tests.fakes.kubelet_claims import ClaimManager
+from tests.waiting import wait_until
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.kubelet.dra_driver import (
@@ -208,9 +209,7 @@ class Rig:
         return ("team", uid, uid)
 
     async def until(self, is_so):
-        async with asyncio.timeout(10):
-            while not is_so():  # noqa: ASYNC110  # whatever it is, it is no event
-                await asyncio.sleep(0.01)
+        await wait_until(is_so)
 
     def published(self):
         return sum(path.startswith(SLICES_PATH) for path in self.objects.objects)

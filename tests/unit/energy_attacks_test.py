@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.builders.cluster import build_node as node_inventory
 from tests.builders.server import run_controller
-from tests.builders.server import wait_until as rig_until
 from tests.energy_rig import EnergyNode
 from tests.ledger_rig import BEGIN_NS, CLOCK, OWNERS, SECOND_NS, Site, inventory, window
+from tests.waiting import wait_until as rig_until
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import (

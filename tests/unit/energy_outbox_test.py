@@ -4,17 +4,10 @@ import itertools
 from array import array
 
 import pytest
+from tests.builders.agent import build_energy_share, build_slurm_owner, build_tick
 
 from eelgrid_agent.devices.port import Missing, RawReadings
-from eelgrid_agent.devices.sampler import GPU_READINGS, SampleTick
-from eelgrid_agent.energy.accounts import (
-    EnergyShare,
-    EnergyUse,
-    ShareConfidence,
-    ShareMethod,
-    UsageOwner,
-    UsageOwnerKind,
-)
+from eelgrid_agent.devices.sampler import GPU_READINGS
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState
@@ -37,15 +30,7 @@ def tick(at_s, *joules):
             absences.append((_ENERGY * count + column, AbsenceReason.NOT_SAMPLED))
         else:
             values[_ENERGY * count + column] = value
-    return SampleTick(
-        time_ns=BEGIN_NS + int(at_s * SECOND_NS),
-        generation=1,
-        gpus=count,
-        gpu_values=values,
-        gpu_absences=tuple(absences),
-        host_values=array("d"),
-        host_absences=(),
-    )
+    return build_tick(BEGIN_NS + int(at_s * SECOND_NS), gpus=count, values=values, absences=absences)
 
 
 def looks(*counters_j):
@@ -104,19 +89,8 @@ def test_by_the_plan_totals_are_looked_at_when_the_plan_or_the_minute_changes():
 
 
 def attribution(**spent_mj):
-    owner = UsageOwner(kind=UsageOwnerKind.SLURM, job="7")
-    shares = {
-        uuid: (
-            EnergyShare(
-                owner=owner,
-                part=EnergyUse.ACTIVE,
-                energy_mj=value,
-                method=ShareMethod.EXCLUSIVE,
-                confidence=ShareConfidence.HIGH,
-            ),
-        )
-        for uuid, value in spent_mj.items()
-    }
+    owner = build_slurm_owner("7")
+    shares = {uuid: (build_energy_share(owner, value),) for uuid, value in spent_mj.items()}
     return Attribution(shares=shares, accounts={}, nobody={}, estimates={}, anomalies=())
 
 

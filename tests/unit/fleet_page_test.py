@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.builders.cluster import build_batch, build_node, build_request
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES, ChangedHours, Exporter
 from eelgrid_controller.server.metrics.catalogue import PENDING_REASONS, PLAN_CHANGES

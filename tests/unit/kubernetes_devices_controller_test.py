@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_node, build_request
-from tests.builders.server import wait_until
 from tests.devices_rig import Station, controlled, part, planned
 from tests.fakes.kubernetes import manifests
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for, wait_until
 
 from eelgrid_controller.engines.kubernetes.api.errors import ObjectNotFound
 from eelgrid_controller.engines.kubernetes.api.port import EVENTS, NODES, PODS
@@ -109,7 +108,7 @@ async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_peo
             notes = [one["note"] for one in (await cluster.list(EVENTS, namespace="default")).items]
             return [note for note in notes if "cannot have its planned devices: it holds" in note and "keeps" in note]
 
-        assert len(await eventually(told)) == 1
+        assert len(await wait_for(told)) == 1
         if wish:
             await wait_until(lambda: uid not in station.held, within_s=10.0)
             assert devices.recreated == 1

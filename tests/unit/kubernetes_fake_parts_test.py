@@ -8,7 +8,7 @@ from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.manifests import deployment, job, node, pod, ungated_onto
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Budgets, Claims, Workloads
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api import errors
 from eelgrid_controller.engines.kubernetes.api.port import (
@@ -42,7 +42,7 @@ async def all_bound(cluster, count):
         found = [one for one in await pods(cluster) if one["spec"].get("nodeName")]
         return found if len(found) == count else None
 
-    return places(await eventually(look))
+    return places(await wait_for(look))
 
 
 async def test_the_scheduler_binds_pinned_pods_to_their_nodes_and_no_gated_ones(fake):
@@ -71,7 +71,7 @@ async def test_a_pod_whose_node_is_full_waits_and_is_bound_when_there_is_room(fa
         (told,) = await pods(cluster, fields="spec.nodeName=")
         return told["status"]["conditions"][0]["reason"] == "Unschedulable" and told["metadata"]["name"]
 
-    waiting = await eventually(is_unschedulable)
+    waiting = await wait_for(is_unschedulable)
     await cluster.delete(PODS, "ab".replace(waiting, ""), namespace="default")
     assert await all_bound(cluster, 1) == {waiting: "n1"}
 
@@ -115,7 +115,7 @@ async def test_a_deployment_makes_its_pods_gated_and_anew(fake):
     await cluster.create(NODES, node("n1"))
     managed = {"eelgrid.io/managed": "true"}
     await cluster.create(DEPLOYMENTS, deployment("d", replicas=2, labels=managed))
-    found = await eventually(lambda: _count(cluster, 2))
+    found = await wait_for(lambda: _count(cluster, 2))
     assert all(one["spec"]["schedulingGates"] == [{"name": manifests.GATE}] for one in found)
     for one in found:
         await cluster.patch(PODS, one["metadata"]["name"], ungated_onto("n1"), namespace="default")
@@ -123,7 +123,7 @@ async def test_a_deployment_makes_its_pods_gated_and_anew(fake):
     async def is_ready():
         return (await cluster.get(DEPLOYMENTS, "d", namespace="default")).get("status", {}).get("readyReplicas") == 2
 
-    await eventually(is_ready)
+    await wait_for(is_ready)
     budget = {"metadata": {"name": "b"}, "spec": {"minAvailable": 2, "selector": {"matchLabels": {"app": "d"}}}}
     await cluster.create(POD_DISRUPTION_BUDGETS, budget, namespace="default")
     name = found[0]["metadata"]["name"]
@@ -132,19 +132,19 @@ async def test_a_deployment_makes_its_pods_gated_and_anew(fake):
         told = await cluster.get(POD_DISRUPTION_BUDGETS, "b", namespace="default")
         return told["status"].get("currentHealthy") == 2
 
-    await eventually(is_judged)
+    await wait_for(is_judged)
     with pytest.raises(errors.BudgetForbids):
         await cluster.evict(name, namespace="default")
     await cluster.delete(POD_DISRUPTION_BUDGETS, "b", namespace="default")
     await cluster.evict(name, namespace="default")
-    again = await eventually(lambda: _count(cluster, 2, without=name))
+    again = await wait_for(lambda: _count(cluster, 2, without=name))
     assert sorted(bool(one["spec"].get("schedulingGates")) for one in again) == [False, True]
     costly = next(one for one in again if not one["spec"].get("schedulingGates"))["metadata"]["name"]
     await cluster.patch(DEPLOYMENTS, "d", {"spec": {"replicas": 1}}, namespace="default")
-    (left,) = await eventually(lambda: _count(cluster, 1))
+    (left,) = await wait_for(lambda: _count(cluster, 1))
     assert left["metadata"]["name"] == costly, "the one that is not bound goes first"
     await cluster.delete(DEPLOYMENTS, "d", namespace="default")
-    await eventually(lambda: _none(cluster))
+    await wait_for(lambda: _none(cluster))
 
 
 async def _count(cluster, count, without=""):
@@ -176,12 +176,12 @@ async def test_a_suspended_job_has_no_pods_until_it_is_resumed(fake):
         told = (await cluster.get(JOBS, "j", namespace="default")).get("status", {}).get("conditions", ())
         return any(one["type"] == name and one["status"] == "True" for one in told)
 
-    await eventually(lambda: condition("Suspended"))
+    await wait_for(lambda: condition("Suspended"))
     assert await pods(cluster) == []
     await cluster.patch(JOBS, "j", {"spec": {"suspend": False}}, namespace="default")
     for name in await all_bound(cluster, 2):
         kubelets.finish("default", name)
-    await eventually(lambda: condition("Complete"))
+    await wait_for(lambda: condition("Complete"))
 
 
 def claim_template():
@@ -206,7 +206,7 @@ async def test_a_claim_is_made_for_a_gated_pod_and_bound_where_it_is_allocated(f
     async def made():
         return (await cluster.list(RESOURCE_CLAIMS, namespace="default")).items
 
-    (claim,) = await eventually(made)
+    (claim,) = await wait_for(made)
     field = {"key": "metadata.name", "operator": "In", "values": ["n2"]}
     allocation = {
         "devices": {"results": [{"request": "gpu", "driver": "gpu.eelgrid.io", "pool": "n2", "device": "gpu-0"}]},
@@ -225,7 +225,7 @@ async def test_a_claim_is_made_for_a_gated_pod_and_bound_where_it_is_allocated(f
             (told,) = await pods(cluster)
             return any(one.get("reason") == "Unschedulable" for one in told["status"]["conditions"])
 
-        await eventually(waits)
+        await wait_for(waits)
         return
     assert await all_bound(cluster, 1) == {"a": "n2"}
     reserved = (await cluster.get(RESOURCE_CLAIMS, name, namespace="default"))["status"]["reservedFor"]

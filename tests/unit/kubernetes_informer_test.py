@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
 from eelgrid_controller.engines.kubernetes.api.informer import (
@@ -54,7 +54,7 @@ class Watched:
             there = {ObjectKey(*key): record.object for key, record in self.fake.store.of(self.kind).items()}
             return there == dict(self.informer.objects)
 
-        await eventually(look)
+        await wait_for(look)
 
     @property
     def kind(self):
@@ -83,7 +83,7 @@ async def test_changes_are_told_in_their_order():
         await watched.add("a", x="1")
         await watched.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace="default")
         await watched.cluster.delete(CONFIG_MAPS, "a", namespace="default")
-        await eventually(lambda: _when(len(watched.deltas) == 3))
+        await wait_for(lambda: _when(len(watched.deltas) == 3))
         assert told(watched.deltas) == [(DeltaType.ADDED, "a"), (DeltaType.MODIFIED, "a"), (DeltaType.DELETED, "a")]
         assert (watched.deltas[1].old["data"], watched.deltas[1].new["data"]) == ({"x": "1"}, {"x": "2"})
         assert watched.informer.lists == 1
@@ -98,7 +98,7 @@ async def test_a_watch_that_is_cut_goes_on_where_it_was():
         await watched.add("a")
         await watched.is_level()
         for name in "bcd":
-            await eventually(lambda: _when(len(watched.fake.server.watches) == 1))
+            await wait_for(lambda: _when(len(watched.fake.server.watches) == 1))
             watched.fake.drop_watches()
             await watched.add(name)
             await watched.is_level()
@@ -139,11 +139,11 @@ async def test_bookmarks_carry_a_quiet_watch_over_a_compaction():
         for name in "abc":
             await watched.add(name)
         version = str(watched.fake.store.version)
-        await eventually(lambda: _when(watched.informer.version == version))
+        await wait_for(lambda: _when(watched.informer.version == version))
         watched.fake.store.compact()
         watched.fake.drop_watches()
         await watched.add("d", {"x": "1"})
-        await eventually(lambda: _when(len(watched.deltas) == 1))
+        await wait_for(lambda: _when(len(watched.deltas) == 1))
         assert watched.informer.lists == 1
 
 
@@ -170,7 +170,7 @@ async def test_a_watch_that_speaks_now_and_then_lives_on():
 async def test_a_burst_is_told_whole_and_in_order():
     async with watching() as watched:
         await watched.add("first")
-        await eventually(lambda: _when(len(watched.deltas) == 1))
+        await wait_for(lambda: _when(len(watched.deltas) == 1))
         names = [f"b{index:03d}" for index in range(200)]
         for name in names:
             await watched.add(name)
@@ -219,7 +219,7 @@ async def test_lists_come_in_pages_and_a_page_too_late_begins_anew():
         watched = Watched(fake)
         slow = fake.knobs.add("slow", verbs={"list"}, delay_s=0.05)
         task = asyncio.create_task(watched.informer.run())
-        await eventually(lambda: _when(slow.met == 2))
+        await wait_for(lambda: _when(slow.met == 2))
         fake.store.compact()
         await asyncio.wait_for(watched.informer.wait_synced(), 10.0)
         assert len(watched.informer.objects) == 1_200
@@ -252,7 +252,7 @@ async def test_a_kind_that_is_not_served_is_asked_for_seldom():
             fake.client(), things, rng=random.Random(1), monotonic_s=time.monotonic, log=LOG, sleep=sleep
         )
         task = asyncio.create_task(informer.run())
-        await eventually(lambda: _when(len(waits) == 3))
+        await wait_for(lambda: _when(len(waits) == 3))
         assert waits == [30.0, 30.0, 30.0]
         assert not informer.is_synced
         task.cancel()
@@ -266,7 +266,7 @@ async def test_what_is_not_needed_is_not_kept():
 
     async with watching(keep=keep) as watched:
         await watched.add("a", x="1")
-        await eventually(lambda: _when(len(watched.informer.objects) == 1))
+        await wait_for(lambda: _when(len(watched.informer.objects) == 1))
         assert watched.informer.objects[ObjectKey("default", "a")].keys() == {"metadata"}
         assert watched.informer.age_s() < 5.0
 

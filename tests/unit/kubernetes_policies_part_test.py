@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import yaml
 from tests.builders.server import LOG, MemoryJournal
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.kubernetes_api_rig import eventually
+from tests.waiting import wait_for
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
@@ -91,7 +91,7 @@ class World:
         async def look():
             return self.budgets == budgets
 
-        await eventually(look)
+        await wait_for(look)
 
     async def says(self, name, type_, status, reason):
         async def look():
@@ -99,7 +99,7 @@ class World:
             one = ConditionSet.from_json((found.get("status") or {}).get("conditions")).get(type_)
             return found["status"] if one and (one.status, one.reason) == (status, reason) else None
 
-        return await eventually(look)
+        return await wait_for(look)
 
 
 @contextlib.asynccontextmanager
@@ -148,7 +148,7 @@ async def test_an_object_is_in_force_says_so_and_is_put_back(tmp_path):
             found = await world.cluster.list(EVENTS, namespace="default")
             return [one["note"] for one in found.items if one["regarding"]["name"] == "a"]
 
-        assert await eventually(told) == ["node n1 draws 310 W of 300 W"]
+        assert await wait_for(told) == ["node n1 draws 310 W of 300 W"]
         await world.cluster.delete(POWER_POLICIES, "a")
         await world.has(CLUSTER=5000.0)
         assert world.loop.core.state.policy.lease_s == 44.0
@@ -176,13 +176,13 @@ async def test_after_a_restart_former_values_come_from_the_file_and_without_it_t
             async def look():
                 return another.loop.core.state.policy.objective == "energy"
 
-            await eventually(look)
+            await wait_for(look)
             await another.cluster.delete(POWER_POLICIES, "b")
 
             async def gone():
                 return another.loop.core.state.policy.objective == "balanced"
 
-            await eventually(gone)
+            await wait_for(gone)
         world.begin()
 
 
@@ -267,7 +267,7 @@ async def test_missing_rights_are_told_in_the_log_and_the_policy_is_in_force(tmp
             async def look():
                 return "its status could not be written" in caplog.text
 
-            await eventually(look)
+            await wait_for(look)
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.builders.cluster import build_node, build_request
-from tests.builders.server import LOG, MemoryJournal, wait_until
+from tests.builders.server import LOG, MemoryJournal
+from tests.waiting import wait_until
 
 from eelgrid_controller.clock import Clock, RecentLatencies
 from eelgrid_controller.core.core import Core

@@ -10,11 +10,12 @@ import pytest
 from docs.metric_pages import count_agent_series_most, count_controller_series_most
 from prometheus_client.parser import text_string_to_metric_families
 from tests.builders.cluster import build_batch, build_node, build_request
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.fakes.stewarded import stewarded
 from tests.metrics_lint import NO_LABELS, documented, faults
 from tests.metrics_rig import frame, share, view
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
+from tests.waiting import wait_until
 
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_agent.metrics.exposition import MetricsRenderer

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_batch, build_core, build_node, build_request
-from tests.builders.server import AgentStream, run_controller, wait_until
+from tests.builders.server import AgentStream, run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings

@@ -2,6 +2,8 @@
 
 import shutil
 
+from tests.builders.agent import build_slurm_owner
+
 from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
 from eelgrid_agent.energy.process_owners import (
     DEAD_KEPT_S,
@@ -74,7 +76,7 @@ def test_a_sluid_is_resolved_by_the_environment_alone(tmp_path):
     process(tmp_path, 2, cgroup)
     process(tmp_path, 3, "0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0\n", environ={"SLURM_JOB_ID": "6"})
     process(tmp_path, 4, cgroup, environ={"SLURM_JOB_ID": "../../x"})
-    assert owner_of(tmp_path, 1) == UsageOwner(kind=UsageOwnerKind.SLURM, job="4711", step="2", pid=1)
+    assert owner_of(tmp_path, 1) == build_slurm_owner("4711", step="2", pid=1)
     # Without its environment the SLUID stands in for the number.
     assert owner_of(tmp_path, 2).job == "s5K1KKYAYG5D00"
     # What a user exports does not change whose job the kernel says it is.

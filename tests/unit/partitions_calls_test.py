@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.slices_rig import laid_out, node, points, service
+from tests.waiting import wait_until
 
 from eelgrid_controller.server.grpc import partition_service
 from eelgrid_protos.faults import FailedPrecondition, NotFound

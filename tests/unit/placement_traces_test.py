@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_node, build_request
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.core.command import CommandOrigin, CommitResult
 from eelgrid_controller.server.placement_traces import PlacementSpanKind, PlacementTraces, TraceLimits, TraceRoot

@@ -4,6 +4,7 @@ import asyncio
 
 import grpc
 import pytest
+from tests.builders.agent import build_slurm_owner
 from tests.fakes.kubelet import FakeKubelet
 
 from eelgrid_agent.energy.accounts import UsageOwner, UsageOwnerKind
@@ -277,7 +278,7 @@ def test_the_innermost_source_speaks_alone():
         return DeviceAllocation(place=place, owner=owner, source=source)
 
     pod = UsageOwner(kind=UsageOwnerKind.POD, namespace="slinky", pod="slurmd-0", container="slurmd")
-    job = UsageOwner(kind=UsageOwnerKind.SLURM, job="5")
+    job = build_slurm_owner("5")
     work = UsageOwner(kind=UsageOwnerKind.WORKLOAD, workload="w")
     kept = select_innermost(
         (

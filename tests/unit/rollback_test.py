@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
-from tests.builders.server import AgentStream, MemoryJournal, run_controller, wait_until
+from tests.builders.server import AgentStream, MemoryJournal, run_controller
+from tests.waiting import wait_until
 
 from eelgrid_controller.cli import doctor_cluster
 from eelgrid_controller.core.nodes import PlanClaim

@@ -6,9 +6,10 @@ from itertools import islice
 import pytest
 from tests import slices_rig
 from tests.builders.cluster import build_core, build_node, build_request
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.props.trace_test import CSV, nodes, tasks
 from tests.unit import slices_event_test
+from tests.waiting import wait_until
 
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
 from eelgrid_controller.placement.gpu_power import PriorPowerModel

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import build_core, build_node, build_request
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.fakes.operators import FakeOperators
 from tests.fakes.terminal import terminal
+from tests.waiting import wait_until
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.server.grpc import whatif_runner

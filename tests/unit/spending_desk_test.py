@@ -8,8 +8,9 @@ import sqlite3
 from dataclasses import replace
 
 from tests.builders.cluster import build_request
-from tests.builders.server import MemoryJournal, wait_until
+from tests.builders.server import MemoryJournal
 from tests.fakes.stewarded import World, node
+from tests.waiting import wait_until
 
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace
 from eelgrid_controller.energy.store.ledger_store import open_ledger

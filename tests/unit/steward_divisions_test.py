@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 
-from tests.builders.server import wait_until
 from tests.fakes.stewarded import job, node, stewarded
+from tests.waiting import wait_until
 
 from eelgrid_controller.objectives import control_loop
 from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings

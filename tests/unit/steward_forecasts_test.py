@@ -4,8 +4,8 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tests.builders.server import wait_until
 from tests.fakes.foretold import LearnsHere, family, served, trained
+from tests.waiting import wait_until
 
 from eelgrid_controller.objectives import forecasts as module
 from eelgrid_controller.objectives.forecasts import (

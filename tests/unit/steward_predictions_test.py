@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.builders.server import wait_until
 from tests.fakes.foretold import LearnsHere, family, served, trained
 from tests.fakes.stewarded import job, node, points, service, stewarded
 from tests.unit.steward_jobs_test import Training
+from tests.waiting import wait_until
 
 from eelgrid_controller.objectives.power.control_events import LimitPhase
 

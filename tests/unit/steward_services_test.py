@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from tests.builders.server import MemoryJournal, wait_until
+from tests.builders.server import MemoryJournal
 from tests.fakes.stewarded import VLLM, job, node, points, service, stewarded
+from tests.waiting import wait_until
 
 from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
 from eelgrid_protos.faults import InvalidArgument, NotFound, Unavailable

@@ -14,8 +14,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from tests.builders.cluster import build_node, build_request
-from tests.builders.server import run_controller, wait_until
+from tests.builders.server import run_controller
 from tests.fakes.collector import collecting
+from tests.waiting import wait_until
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics
