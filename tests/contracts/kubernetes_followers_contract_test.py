@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from tests.fakes.kubernetes.manifests import pod
+from tests.builders.kubernetes import build_pod
 from tests.kubernetes_api_rig import WAYS, open_rig
 from tests.waiting import wait_for
 
@@ -49,11 +49,11 @@ async def test_an_informer_holds_what_there_is_also_over_watches_that_end(rig):
         selection=InformerSelector(namespace=rig.space),
         pace=pace,
     )
-    await rig.add(PODS, pod("first"))
+    await rig.add(PODS, build_pod("first"))
     async with running(informer):
         await informer.wait_synced()
         for index in range(20):
-            await rig.add(PODS, pod(f"p{index}"))
+            await rig.add(PODS, build_pod(f"p{index}"))
             await rig.cluster.patch(PODS, f"p{index}", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)
             if index % 2:
                 await rig.cluster.delete(PODS, f"p{index}", namespace=rig.space)

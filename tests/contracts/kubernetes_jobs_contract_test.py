@@ -1,7 +1,7 @@
 """The one patch that a suspended Job gets, as the fake and a real API server take it."""
 
 import pytest
-from tests.jobs_rig import ground, job
+from tests.builders.kubernetes import build_sizing_inputs, build_suspended_job
 from tests.kubernetes_api_rig import WAYS, open_rig
 from tests.waiting import wait_for
 
@@ -21,7 +21,7 @@ async def rig(request):
 
 def applied(name, **how):
     """As its people would apply it."""
-    found = job(name, **how)
+    found = build_suspended_job(name, **how)
     for key in ("uid", "resourceVersion", "generation", "namespace"):
         del found["metadata"][key]
     del found["status"]
@@ -41,7 +41,7 @@ async def suspended(rig, body):
 
 def dealt_with(found):
     """The patch that it gets."""
-    (write,) = JobRightSizer().on_events([SuspendedJobUpdated("Job", found)], ground(), 0.0, leads=True)
+    (write,) = JobRightSizer().on_events([SuspendedJobUpdated("Job", found)], build_sizing_inputs(), 0.0, leads=True)
     assert write.outcome == "changed"
     return write.operations
 

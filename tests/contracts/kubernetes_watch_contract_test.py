@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from tests.builders.kubernetes import build_config_map
 from tests.kubernetes_api_rig import WAYS, open_rig
 
 from eelgrid_controller.engines.kubernetes.api import errors
@@ -14,10 +15,6 @@ from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, WatchEve
 async def rig(request):
     async with open_rig(request.param) as made:
         yield made
-
-
-def config(name, labels=None, **data):
-    return {"metadata": {"name": name, "labels": labels or {}}, "data": data}
 
 
 async def watched(cluster, space, count, **how):
@@ -37,9 +34,9 @@ def said(changes):
 
 
 async def test_a_watch_tells_what_happened_after_a_version(rig):
-    await rig.add(CONFIG_MAPS, config("a", {"of": "watch"}))
+    await rig.add(CONFIG_MAPS, build_config_map("a", {"of": "watch"}))
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
-    await rig.add(CONFIG_MAPS, config("b", {"of": "watch"}, x="1"))
+    await rig.add(CONFIG_MAPS, build_config_map("b", {"of": "watch"}, x="1"))
     changed = await rig.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace=rig.space)
     await rig.cluster.delete(CONFIG_MAPS, "b", namespace=rig.space)
     found = await watched(rig.cluster, rig.space, 3, resource_version=version, labels="of=watch")
@@ -52,7 +49,7 @@ async def test_a_watch_tells_what_happened_after_a_version(rig):
 
 async def test_a_watch_with_a_selector_tells_who_enters_and_leaves(rig):
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
-    await rig.add(CONFIG_MAPS, config("a"))
+    await rig.add(CONFIG_MAPS, build_config_map("a"))
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"x": "2"}}}, namespace=rig.space)
     found = await watched(rig.cluster, rig.space, 2, resource_version=version, labels="x=1")
@@ -63,7 +60,7 @@ async def test_a_watch_with_a_selector_tells_who_enters_and_leaves(rig):
 
 async def test_a_watch_ends_in_its_time_and_bookmarks_how_far_it_is(rig):
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
-    last = await rig.add(CONFIG_MAPS, config("a"))
+    last = await rig.add(CONFIG_MAPS, build_config_map("a"))
     marks = [
         change
         async for change in rig.cluster.watch_changes(

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import yaml
+from tests.builders.kubernetes import build_node, build_pod
 from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.waiting import wait_for
 
@@ -37,7 +37,7 @@ def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
             cluster = fake.client()
             await cluster.create(CUSTOM_RESOURCE_DEFINITIONS, yaml.safe_load(CRD.read_text()))
             for index in range(5):
-                await cluster.create(NODES, node(f"n{index}"))
+                await cluster.create(NODES, build_node(f"n{index}"))
             budget = {"scope": "Cluster", "limitWatts": 100_000}
             order = {"metadata": {"name": "site"}, "spec": {"objective": "energy", "budgets": [budget]}}
             await cluster.create(POWER_POLICIES, order)
@@ -45,9 +45,9 @@ def test_a_controller_without_its_journal_takes_over_what_stands(tmp_path):
             how = config(fake, tmp_path, abilities=frozenset({"policies"}))
             async with run_controller(tmp_path / "first", kubernetes=how) as rig:
                 for index in range(24):
-                    await cluster.create(PODS, pod(f"p{index:02d}"))
+                    await cluster.create(PODS, build_pod(f"p{index:02d}"))
                 for index in range(4):
-                    one = pod(f"g{index}", gpus=2)
+                    one = build_pod(f"g{index}", gpus=2)
                     one["metadata"]["annotations"] = {ANNOTATION_GROUP: "train", ANNOTATION_GROUP_SIZE: "4"}
                     await cluster.create(PODS, one)
                 pods = await until(cluster, lambda pods: len(bound(pods)) == 28)

@@ -5,9 +5,9 @@ import asyncio
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from tests import admission_rig
+from tests.builders.kubernetes import build_node, build_pod
 from tests.builders.server import run_controller
 from tests.fakes.kubernetes.cluster import FakeCluster
-from tests.fakes.kubernetes.manifests import node, pod
 from tests.fakes.kubernetes.scheduler import Scheduler
 
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
@@ -70,7 +70,7 @@ def waits(reason):
 
 
 def annotated(name, notes, **options):
-    found = pod(name, **options)
+    found = build_pod(name, **options)
     found["metadata"]["annotations"] = notes
     return found
 
@@ -78,16 +78,16 @@ def annotated(name, notes, **options):
 async def test_a_page_tells_who_waits_and_why_and_what_became_of_writes(tmp_path):
     async with FakeCluster() as fake:
         cluster = fake.client()
-        await cluster.create(NODES, node("n1"))
+        await cluster.create(NODES, build_node("n1"))
         await fake.add(Scheduler(fake))
         async with run_controller(tmp_path / "data", kubernetes=config(fake, tmp_path)) as rig:
             gang = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "2"}
             for one in (
-                *(pod(f"fits-{index}") for index in range(3)),
-                pod("large", gpus=8),
+                *(build_pod(f"fits-{index}") for index in range(3)),
+                build_pod("large", gpus=8),
                 annotated("half", gang),
                 annotated("unread", {ANNOTATION_RATE: "many"}),
-                pod("held", gates=("eelgrid.io/placement", "example.com/later")),
+                build_pod("held", gates=("eelgrid.io/placement", "example.com/later")),
             ):
                 await cluster.create(PODS, one)
             wanted = {

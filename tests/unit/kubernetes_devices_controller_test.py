@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from tests.builders import kubernetes
 from tests.builders.cluster import build_node, build_request
 from tests.devices_rig import Station, controlled, part, planned
-from tests.fakes.kubernetes import manifests
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler
@@ -38,13 +38,13 @@ async def pods_of(cluster):
 
 async def test_whatever_the_kubelet_gives_the_ledger_follows_and_pods_come_one_at_a_time(fake, tmp_path):
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1"))
+    await cluster.create(NODES, kubernetes.build_node("n1"))
     async with (
         controlled(tmp_path, fake.client_access()) as rig,
         Station(rig, fake, build_node("n1", gpus=8, agent_version="1"), obeys=lambda pod: False, seed=3) as station,
     ):
         for number in range(6):
-            await cluster.create(PODS, manifests.pod(f"p{number}", gpus=1 + number % 2))
+            await cluster.create(PODS, kubernetes.build_pod(f"p{number}", gpus=1 + number % 2))
         await wait_until(lambda: len(station.held) == 5 and station.agrees(), within_s=30.0)
         assert station.unseen_most == 1
         assert part(rig, "devices").corrected > 0
@@ -55,7 +55,7 @@ async def test_whatever_the_kubelet_gives_the_ledger_follows_and_pods_come_one_a
                 with suppress(ObjectNotFound):  # it goes already
                     await cluster.delete(PODS, station.held[rng.choice(alive)][0], namespace="default", grace_s=0)
             else:
-                await cluster.create(PODS, manifests.pod(f"q{step}", gpus=rng.choice((1, 2, 3))))
+                await cluster.create(PODS, kubernetes.build_pod(f"q{step}", gpus=rng.choice((1, 2, 3))))
             if step % 6 == 5:
                 await wait_until(lambda: len(planned(rig)) == len(station.held) and station.agrees(), within_s=30.0)
         await wait_until(station.agrees, within_s=30.0)
@@ -65,13 +65,13 @@ async def test_whatever_the_kubelet_gives_the_ledger_follows_and_pods_come_one_a
 
 async def test_a_plugin_that_obeys_needs_no_correction(fake, tmp_path):
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1"))
+    await cluster.create(NODES, kubernetes.build_node("n1"))
     async with (
         controlled(tmp_path, fake.client_access()) as rig,
         Station(rig, fake, build_node("n1", gpus=8, agent_version="1")) as station,
     ):
         for number in range(4):
-            await cluster.create(PODS, manifests.pod(f"p{number}", gpus=2))
+            await cluster.create(PODS, kubernetes.build_pod(f"p{number}", gpus=2))
         await wait_until(lambda: len(station.held) == 4 and station.agrees(), within_s=30.0)
         assert part(rig, "devices").wrong == 0
 
@@ -83,7 +83,7 @@ async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_peo
     monkeypatch.setattr(held_devices, "_SETTLE_S", 0.3)
     monkeypatch.setattr(held_devices, "_ALL_AGAIN_S", 0.2)
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1", gpus=2))
+    await cluster.create(NODES, kubernetes.build_node("n1", gpus=2))
     async with (
         controlled(tmp_path, fake.client_access()) as rig,
         Station(rig, fake, build_node("n1", gpus=2, agent_version="1"), obeys=lambda pod: False) as station,
@@ -93,7 +93,7 @@ async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_peo
         await rig.operators.submit_workload(build_request("by-hand"))
         taken = planned(rig)["by-hand", 0]
         station.rng.shuffle = lambda free: free.sort(key=lambda uuid: uuid not in taken)
-        pod = manifests.pod("p", gpus=1)
+        pod = kubernetes.build_pod("p", gpus=1)
         pod["metadata"]["annotations"] = {ANNOTATION_WRONG_DEVICES: wish} if wish else {}
         pod["metadata"]["ownerReferences"] = [
             {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r1", "controller": True}
@@ -143,17 +143,17 @@ def cut(name, starts):
 
 async def test_slices_are_given_gpu_by_gpu_and_the_one_that_was_planned(fake, tmp_path):
     cluster = fake.client()
-    await cluster.create(NODES, manifests.node("n1", gpus=0, **{SMALL: "6"}))
+    await cluster.create(NODES, kubernetes.build_node("n1", gpus=0, **{SMALL: "6"}))
     found, slices = cut("n1", [(0, 1, 2), (0, 1, 2)])
     async with controlled(tmp_path, fake.client_access()) as rig, Station(rig, fake, found, slices=slices) as station:
         for number in range(4):
-            await cluster.create(PODS, manifests.pod(f"s{number}", resource=SMALL))
+            await cluster.create(PODS, kubernetes.build_pod(f"s{number}", resource=SMALL))
         await wait_until(lambda: len(station.held) == 4, within_s=30.0)
         on = [slices[SMALL][uuid][0] for _, devices in station.held.values() for uuid in devices]
         assert sorted(on) == [0, 0, 0, 1], "one GPU is filled before another is woken"
         assert station.unseen_most == 1
         assert planned(rig) == {}
-        await cluster.create(PODS, manifests.pod("large", gpus=3, resource=SMALL))
+        await cluster.create(PODS, kubernetes.build_pod("large", gpus=3, resource=SMALL))
         await wait_until(lambda: part(rig, "slices").machine._told, within_s=10.0)
         assert "large" not in {name for name, _ in station.held.values()}
         for name in ("s0", "s1"):

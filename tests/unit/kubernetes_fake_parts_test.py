@@ -1,11 +1,11 @@
 """The opt-in parts of the fake: they act as Kubernetes' own do, where Eelgrid depends on it."""
 
 import pytest
-from tests.fakes.kubernetes import manifests
+from tests.builders import kubernetes
+from tests.builders.kubernetes import build_deployment, build_job, build_node, build_pod, build_ungating_patch
 from tests.fakes.kubernetes.admission import gate_injector, webhook_away
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
-from tests.fakes.kubernetes.manifests import deployment, job, node, pod, ungated_onto
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Budgets, Claims, Workloads
 from tests.waiting import wait_for
@@ -49,11 +49,11 @@ async def test_the_scheduler_binds_pinned_pods_to_their_nodes_and_no_gated_ones(
     await fake.add(Scheduler(fake))
     cluster = fake.client()
     for name in ("n1", "n2"):
-        await cluster.create(NODES, node(name))
+        await cluster.create(NODES, build_node(name))
     for name in ("a", "b", "c"):
-        await cluster.create(PODS, pod(name))
-    await cluster.patch(PODS, "a", ungated_onto("n2"), namespace="default")
-    await cluster.patch(PODS, "b", ungated_onto("n1"), namespace="default")
+        await cluster.create(PODS, build_pod(name))
+    await cluster.patch(PODS, "a", build_ungating_patch("n2"), namespace="default")
+    await cluster.patch(PODS, "b", build_ungating_patch("n1"), namespace="default")
     assert await all_bound(cluster, 2) == {"a": "n2", "b": "n1"}
     assert places(await pods(cluster))["c"] is None
 
@@ -62,10 +62,10 @@ async def test_a_pod_whose_node_is_full_waits_and_is_bound_when_there_is_room(fa
     await fake.add(Scheduler(fake))
     await fake.add(Kubelets(fake))
     cluster = fake.client()
-    await cluster.create(NODES, node("n1", gpus=1))
+    await cluster.create(NODES, build_node("n1", gpus=1))
     for name in "ab":
-        await cluster.create(PODS, pod(name))
-        await cluster.patch(PODS, name, ungated_onto("n1"), namespace="default")
+        await cluster.create(PODS, build_pod(name))
+        await cluster.patch(PODS, name, build_ungating_patch("n1"), namespace="default")
 
     async def is_unschedulable():
         (told,) = await pods(cluster, fields="spec.nodeName=")
@@ -80,11 +80,11 @@ async def test_taints_and_cordons_keep_pods_away(fake):
     await fake.add(Scheduler(fake))
     cluster = fake.client()
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-    await cluster.create(NODES, node("tainted", taints=[taint]))
-    await cluster.create(NODES, node("cordoned", unschedulable=True))
-    await cluster.create(PODS, pod("a", gates=()))
+    await cluster.create(NODES, build_node("tainted", taints=[taint]))
+    await cluster.create(NODES, build_node("cordoned", unschedulable=True))
+    await cluster.create(PODS, build_pod("a", gates=()))
     own = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    await cluster.create(PODS, pod("b", gates=(), tolerations=own))
+    await cluster.create(PODS, build_pod("b", gates=(), tolerations=own))
     assert await all_bound(cluster, 1) == {"b": "tainted"}
     await cluster.patch(NODES, "cordoned", {"spec": {"unschedulable": None}})
     assert await all_bound(cluster, 2) == {"a": "cordoned", "b": "tainted"}
@@ -94,14 +94,14 @@ async def test_a_gang_is_bound_whole_or_not_at_all(fake):
     await fake.add(Scheduler(fake))
     cluster = fake.client()
     for name in ("n1", "n2"):
-        await cluster.create(NODES, node(name, gpus=8))
+        await cluster.create(NODES, build_node(name, gpus=8))
     group = {"metadata": {"name": "g"}, "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
     await cluster.create(POD_GROUPS, group, namespace="default")
-    await cluster.create(PODS, pod("thief", gates=(), gpus=8))
+    await cluster.create(PODS, build_pod("thief", gates=(), gpus=8))
     await all_bound(cluster, 1)
     for name, at in (("a", "n1"), ("b", "n2")):
-        await cluster.create(PODS, pod(name, gpus=8, schedulingGroup={"podGroupName": "g"}))
-        await cluster.patch(PODS, name, ungated_onto(at), namespace="default")
+        await cluster.create(PODS, build_pod(name, gpus=8, schedulingGroup={"podGroupName": "g"}))
+        await cluster.patch(PODS, name, build_ungating_patch(at), namespace="default")
     assert len(await all_bound(cluster, 1)) == 1
     await cluster.delete(PODS, "thief", namespace="default", grace_s=0)
     assert await all_bound(cluster, 2) == {"a": "n1", "b": "n2"}
@@ -112,13 +112,13 @@ async def test_a_deployment_makes_its_pods_gated_and_anew(fake):
     for part in (Workloads(fake), Scheduler(fake), Kubelets(fake), Budgets(fake)):
         await fake.add(part)
     cluster = fake.client()
-    await cluster.create(NODES, node("n1"))
+    await cluster.create(NODES, build_node("n1"))
     managed = {"eelgrid.io/managed": "true"}
-    await cluster.create(DEPLOYMENTS, deployment("d", replicas=2, labels=managed))
+    await cluster.create(DEPLOYMENTS, build_deployment("d", replicas=2, labels=managed))
     found = await wait_for(lambda: _count(cluster, 2))
-    assert all(one["spec"]["schedulingGates"] == [{"name": manifests.GATE}] for one in found)
+    assert all(one["spec"]["schedulingGates"] == [{"name": kubernetes.GATE}] for one in found)
     for one in found:
-        await cluster.patch(PODS, one["metadata"]["name"], ungated_onto("n1"), namespace="default")
+        await cluster.patch(PODS, one["metadata"]["name"], build_ungating_patch("n1"), namespace="default")
 
     async def is_ready():
         return (await cluster.get(DEPLOYMENTS, "d", namespace="default")).get("status", {}).get("readyReplicas") == 2
@@ -159,9 +159,9 @@ async def _none(cluster):
 async def test_pods_that_did_not_opt_in_are_untouched_also_while_the_webhook_is_away(fake):
     fake.api.mutators.append(webhook_away())
     cluster = fake.client()
-    assert (await cluster.create(PODS, pod("a", gates=())))["spec"].get("schedulingGates") is None
+    assert (await cluster.create(PODS, build_pod("a", gates=())))["spec"].get("schedulingGates") is None
     with pytest.raises(errors.AdmissionDenied):
-        await cluster.create(PODS, pod("b", gates=(), labels={"eelgrid.io/managed": "true"}))
+        await cluster.create(PODS, build_pod("b", gates=(), labels={"eelgrid.io/managed": "true"}))
 
 
 async def test_a_suspended_job_has_no_pods_until_it_is_resumed(fake):
@@ -169,8 +169,8 @@ async def test_a_suspended_job_has_no_pods_until_it_is_resumed(fake):
     kubelets = await fake.add(Kubelets(fake))
     await fake.add(Scheduler(fake))
     cluster = fake.client()
-    await cluster.create(NODES, node("n1"))
-    await cluster.create(JOBS, job("j", parallelism=2, suspend=True))
+    await cluster.create(NODES, build_node("n1"))
+    await cluster.create(JOBS, build_job("j", parallelism=2, suspend=True))
 
     async def condition(name):
         told = (await cluster.get(JOBS, "j", namespace="default")).get("status", {}).get("conditions", ())
@@ -198,10 +198,10 @@ async def test_a_claim_is_made_for_a_gated_pod_and_bound_where_it_is_allocated(f
         await fake.add(part)
     cluster = fake.client()
     for name in ("n1", "n2"):
-        await cluster.create(NODES, node(name))
+        await cluster.create(NODES, build_node(name))
     await cluster.create(RESOURCE_CLAIM_TEMPLATES, claim_template(), namespace="default")
     claims = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
-    await cluster.create(PODS, pod("a", gpus=0, resourceClaims=claims))
+    await cluster.create(PODS, build_pod("a", gpus=0, resourceClaims=claims))
 
     async def made():
         return (await cluster.list(RESOURCE_CLAIMS, namespace="default")).items

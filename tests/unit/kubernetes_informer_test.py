@@ -7,6 +7,7 @@ import random
 import time
 
 import pytest
+from tests.builders.kubernetes import build_config_map
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.waiting import wait_for
@@ -27,10 +28,6 @@ PACE = InformerTiming(watch_s=60.0, silent_s=20.0, lived_s=0.0, first_wait_s=0.0
 LOG = logging.getLogger("eelgrid.test")
 
 
-def config(name, labels=None, **data):
-    return {"metadata": {"name": name, "namespace": "default", "labels": labels or {}}, "data": data}
-
-
 class Watched:
     """A fake, a client of it and an informer that runs."""
 
@@ -45,7 +42,7 @@ class Watched:
         self.informer.add_listener(self.deltas.extend)
 
     async def add(self, name, labels=None, **data):
-        return await self.cluster.create(CONFIG_MAPS, config(name, labels, **data))
+        return await self.cluster.create(CONFIG_MAPS, build_config_map(name, labels, namespace="default", **data))
 
     async def is_level(self):
         """Wait until what is held is what there is."""
@@ -119,7 +116,7 @@ async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_
         changed = dict(store.find(kind, "default", "b").object)
         store.put(kind, {**changed, "metadata": dict(changed["metadata"]), "data": {"x": "2"}})
         store.remove(kind, "default", "c")
-        watched.fake.api.create(kind, "default", config("c", x="1"))
+        watched.fake.api.create(kind, "default", build_config_map("c", namespace="default", x="1"))
         store.compact()
         await watched.fake.start()
         await watched.is_level()
@@ -215,7 +212,7 @@ async def test_lists_come_in_pages_and_a_page_too_late_begins_anew():
     async with FakeCluster() as fake:
         kind = fake.api.catalogue.find("", "v1", "configmaps")
         for index in range(1_200):
-            fake.api.create(kind, "default", config(f"c{index:04}"))
+            fake.api.create(kind, "default", build_config_map(f"c{index:04}", namespace="default"))
         watched = Watched(fake)
         slow = fake.knobs.add("slow", verbs={"list"}, delay_s=0.05)
         task = asyncio.create_task(watched.informer.run())

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kubernetes_rig import node, pod
+from tests.builders.kubernetes import build_node_model, build_pod_model
 
 from eelgrid_agent.kubelet.device_plugins import NodeDevices, choose_devices
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
@@ -112,7 +112,7 @@ def test_where_slices_are_only_counted_a_node_in_use_is_fuller():
 
 
 def slice_pod(name="p-0", *, count=1, waits=True, **more):
-    found = pod(gpus=0, requests={SMALL: str(count)}, name=name, **more)
+    found = build_pod_model(gpus=0, requests={SMALL: str(count)}, name=name, **more)
     return SlicePod(found, intent=parse_slice_intent(found, {}) if waits else None)
 
 
@@ -123,7 +123,7 @@ def steered(*names, machine=None):
     return machine
 
 
-NODES = {"n1": node("n1", allocatable={SMALL: "7"})}
+NODES = {"n1": build_node_model("n1", allocatable={SMALL: "7"})}
 
 
 def by_uid(*pods):
@@ -222,7 +222,7 @@ def test_what_cannot_be_read_is_told_or_let_go_as_its_people_want():
 
 def test_a_node_that_the_pod_may_not_go_to_is_passed_over():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
-    cordoned = {"n1": node("n1", allocatable={SMALL: "7"}, unschedulable=True)}
+    cordoned = {"n1": build_node_model("n1", allocatable={SMALL: "7"}, unschedulable=True)}
     on = [offer("n1", small=[OfferedMigSlice("a", 0, 0, 1)])]
     assert [type(one) for one in machine.schedule_pods(by_uid(slice_pod()), cordoned, on, 7, 0.0)] == [RecordEvent]
     elsewhere = slice_pod("p-2", nodeSelector={"zone": "b"})
@@ -230,6 +230,6 @@ def test_a_node_that_the_pod_may_not_go_to_is_passed_over():
 
 
 def test_slices_and_whole_gpus_together_are_nobodys():
-    assert requests_slices(pod(gpus=0, requests={SMALL: "1", LARGE: "1"}))
-    assert not requests_slices(pod(gpus=1, requests={SMALL: "1"}))
-    assert not requests_slices(pod(gpus=1))
+    assert requests_slices(build_pod_model(gpus=0, requests={SMALL: "1", LARGE: "1"}))
+    assert not requests_slices(build_pod_model(gpus=1, requests={SMALL: "1"}))
+    assert not requests_slices(build_pod_model(gpus=1))
