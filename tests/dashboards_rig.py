@@ -42,11 +42,11 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from tests.agent_process import agent_process
+from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
 from tests.e2e.processes import free_address
 from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener, answer
-from tests.fakes.stewarded import points
 from tests.waiting import wait_until
 
 # Each node is an agent of its own: one that simulates several tells nothing of their devices.
@@ -173,7 +173,7 @@ async def _submit(rig, key, *, gpus=1, milli=1000, models=(), **spec):
 
 async def _submit_all(rig, url):
     """A service, two jobs, some that have a place and one that waits."""
-    await rig.controller.loop.record_points(points(model=MODEL))
+    await rig.controller.loop.record_points(build_engine_points(model=MODEL))
     inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
     pages = MetricsSource(server=MetricsServer.VLLM, url=url + "/{replica}/metrics", model="m")
     promise = ServicePromise(

@@ -37,9 +37,9 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadSpec,
 )
+from tests.builders.profiles import build_engine_points
 from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener
-from tests.fakes.stewarded import points
 from tests.faults_rig import Scene
 from tests.slow_disk import SlowDisk
 
@@ -136,7 +136,7 @@ class FaultyFleet(Scene):
     def _work(self):
         self.set_policy(pools=(PoolMode(pool="serving", mode=EnforcementMode.ENFORCE),))
         self.cluster.operators.record_points(
-            RecordPointsRequest(points=tuple(points(model="H100-80GB-HBM3"))), timeout=10.0
+            RecordPointsRequest(points=tuple(build_engine_points(model="H100-80GB-HBM3"))), timeout=10.0
         )
         url = self.listener.url.removesuffix("/metrics")
         inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)

@@ -9,6 +9,7 @@ import contextlib
 import json
 
 from tests.builders.kubernetes import build_deployment, build_node
+from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
 from tests.deploy_rig import crd_files
 from tests.e2e.kubernetes_gate_test import bound, config, until
@@ -18,7 +19,6 @@ from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 from tests.fakes.metrics_servers import Listener, Replica
-from tests.fakes.stewarded import points
 
 from eelgrid_controller.engines.kubernetes.api.port import (
     CUSTOM_RESOURCE_DEFINITIONS,
@@ -148,7 +148,7 @@ def test_a_deployment_follows_its_load(tmp_path):
                 following = asyncio.create_task(fleet.follow())
                 async with run_controller(tmp_path / "data", **options) as rig:
                     await enforce(rig)
-                    await rig.controller.loop.record_points(points(model=MODEL))
+                    await rig.controller.loop.record_points(build_engine_points(model=MODEL))
                     (first,) = await seen(cluster, lambda pods: len(bound(pods)) == 1)
                     while not fleet.port:  # noqa: ASYNC110
                         await asyncio.sleep(0.1)

@@ -11,10 +11,10 @@ import time
 from dataclasses import replace
 
 from tests.agent_process import agent_process
+from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
 from tests.e2e.processes import fleet_of
 from tests.fakes.metrics_servers import Listener, Replica, answer
-from tests.fakes.stewarded import points
 from tests.waiting import wait_for, wait_until
 
 from eelgrid_protos import rpc, transport
@@ -148,7 +148,7 @@ async def test_a_service_follows_its_load_and_a_job_finds_its_limit(tmp_path):
 
 
 async def _play(rig, fleet, url, listen):
-    await rig.controller.loop.record_points(points())
+    await rig.controller.loop.record_points(build_engine_points())
     inter = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
     pages = MetricsSource(server=MetricsServer.VLLM, url=url + "/{replica}/metrics", model="m")
     promise = ServicePromise(

@@ -32,7 +32,7 @@ class LearnsHere:
 
 
 def served(profile, model, *, slower=1.0, seed=0):
-    """As `points` of tests.fakes.stewarded on a G2, and faster on a G3; each 1 % off by chance."""
+    """As `build_engine_points` on a G2, and faster on a G3; each 1 % off by chance."""
     rng = np.random.default_rng([seed, *profile.encode(), *model.encode()])
     factor = slower * SIZES[profile] / SPEEDS[model]
     return [

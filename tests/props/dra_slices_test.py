@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.cluster import build_catalogue_gpu
 
 from eelgrid_agent.kubelet.resource_slices import (
     GpuCondition,

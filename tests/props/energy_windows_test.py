@@ -7,9 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.builders.agent import build_energy_share, build_slurm_owner
 
-from eelgrid_agent.energy.accounts import (
-    UNALLOCATED,
-)
+from eelgrid_agent.energy.accounts import UNALLOCATED
 from eelgrid_agent.energy.node_energy import ENERGY_OUTBOX, load_outbox_state
 from eelgrid_agent.energy.windows import EnergyOutbox, EnergyWindowQueue, OutboxState, merge_windows
 from eelgrid_agent.state_files import StateFile

@@ -9,8 +9,9 @@ import contextlib
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.objectives import build_powered_node, build_service, build_training_job, run_objectives
+from tests.builders.profiles import build_engine_points
 from tests.builders.server import MemoryJournal
-from tests.fakes.stewarded import job, node, points, service, stewarded
 
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.messages import BudgetScope, NodeState, PowerBudget, WorkloadPhase
@@ -48,15 +49,15 @@ class Life:
                 if name in world.loop.core.state.nodes:
                     await world.loop.command(lambda core, now_ns: core.mark_node_lost(name, now_ns=now_ns))
             case ("join", name):
-                await world.join(node(name))
+                await world.join(build_powered_node(name))
             case ("enforce", wanted):
                 await world.enforce(*(("p",) if wanted else ()))
             case ("budget", wanted):
                 await world.enforce("p", budgets=(BUDGET,) if wanted else ())
             case ("submit", letter, replicas):
-                await world.loop.submit(service(self.key(letter), replicas=replicas, replicas_most=6))
+                await world.loop.submit(build_service(self.key(letter), replicas=replicas, replicas_most=6))
             case ("train", letter, replicas, gpus):
-                await world.loop.submit(job(self.key(letter), replicas=replicas, gpus=gpus))
+                await world.loop.submit(build_training_job(self.key(letter), replicas=replicas, gpus=gpus))
             case ("cancel", letter):
                 await world.loop.cancel(self.key(letter))
                 self.taken[letter] = self.taken.get(letter, 0) + 1
@@ -68,7 +69,7 @@ class Life:
         for key, workload in state.workloads.items():
             if workload.phase is WorkloadPhase.PLACED and workload.spec.training is not None and rate_hz > 20.0:
                 self.work[key] = self.work.get(key, 0.0) + rate_hz
-                world.steward.progress(key, self.work[key])
+                world.control_loop.progress(key, self.work[key])
             elif key in world.pages.asked and workload.spec.service is not None:
                 world.serve(key, rate_hz, 5.0, missing=missing)
         before = {key: one.power_limit_w for key, one in state.workloads.items()}
@@ -78,7 +79,7 @@ class Life:
 
     @staticmethod
     def check(world, limits_w, replicas):
-        state, steward = world.loop.core.state, world.steward
+        state, steward = world.loop.core.state, world.control_loop
         for key, workload in state.workloads.items():
             limit_w = workload.power_limit_w
             assert limit_w is None or 100.0 <= limit_w <= 400.0
@@ -103,11 +104,11 @@ async def live(steps):
     begin = ("submit", "s", 1), ("train", "j", 2, 2)
     now_s, rest = 1_700_000_000.0, [*((action, (20, 120.0, ())) for action in begin), *steps]
     while rest:
-        async with stewarded(journal, start_s=now_s, window_s=8.0) as world:
+        async with run_objectives(journal, start_s=now_s, window_s=8.0) as world:
             if not world.loop.core.state.nodes:
-                await world.join(node("n1"), node("n2"))
+                await world.join(build_powered_node("n1"), build_powered_node("n2"))
                 await world.enforce("p")
-                await world.loop.record_points(points())
+                await world.loop.record_points(build_engine_points())
             while rest:
                 action, (cycles, rate_hz, missing) = rest.pop(0)
                 if action == ("restart",):

@@ -5,7 +5,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tests.ledger_rig import BEGIN_NS, SECOND_NS, SPEC, Site, window
+from tests.builders.energy import BEGIN_NS, SECOND_NS, SPEC, LedgerSite, build_window
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import ExportClaim, resolve_holder
@@ -51,25 +51,25 @@ def disk(monkeypatch):
 
 
 async def test_what_is_written_is_acknowledged_and_summed_up_by_namespace(tmp_path):
-    async with Site(tmp_path) as site:
+    async with LedgerSite(tmp_path) as site:
         assert (site.desk.newest_ns, dict(site.desk.joules_by_namespace())) == (None, {})
         for number, owner in ((1, 0), (2, 1), (3, 2)):
-            site.take(window(number, 1_000 * number, owner=owner))
+            site.take(build_window(number, 1_000 * number, owner=owner))
         await site.until(lambda: site.acknowledged)
         expected = {"ml": 1.0, "(unallocated)": 2.0, "(none)": 3.0}
         assert site.acknowledged == [("n1", 3)]
         assert dict(site.desk.joules_by_namespace()) == expected
         assert site.desk.newest_ns == BEGIN_NS + 180 * SECOND_NS
         assert (await site.total()).measured_mj == 6_000
-    async with Site(tmp_path) as again:
+    async with LedgerSite(tmp_path) as again:
         assert dict(again.desk.joules_by_namespace()) == expected
 
 
 async def test_a_disk_that_is_full_loses_nothing(tmp_path, disk):
     disk.fails = 3
-    async with Site(tmp_path) as site:
+    async with LedgerSite(tmp_path) as site:
         for number in range(1, 6):
-            site.take(window(number))
+            site.take(build_window(number))
             await asyncio.sleep(0.01)
         await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
         assert site.desk.failures == 3
@@ -80,60 +80,60 @@ async def test_a_disk_that_is_full_loses_nothing(tmp_path, disk):
 
 async def test_a_folder_that_cannot_be_opened_is_tried_again(tmp_path):
     (tmp_path / "energy.sqlite3").mkdir()
-    async with Site(tmp_path) as site:
-        site.take(window(1))
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1))
         assert (site.desk.dropped, bool(site.desk.fault)) == (1, True)
         (tmp_path / "energy.sqlite3").rmdir()
         await site.until(lambda: site.desk._store is not None)
-        site.take(window(2))  # its acknowledgement would cover the first
+        site.take(build_window(2))  # its acknowledgement would cover the first
         assert site.desk.dropped == 2
         for number in (1, 2):
-            site.take(window(number))
+            site.take(build_window(number))
         await site.until(lambda: site.acknowledged == [("n1", 2)])
         assert (await site.total()).measured_mj == 2_000
 
 
 async def test_after_a_window_that_found_no_room_its_node_begins_again_and_others_go_on(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(ledger_writer, "_WAITING_MOST", 2)
-    async with Site(tmp_path) as site:
-        site.take(window(1))
-        site.take(window(2))
-        site.take(window(3))  # no room
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1))
+        site.take(build_window(2))
+        site.take(build_window(3))  # no room
         await site.until(lambda: site.acknowledged == [("n1", 2)])
-        site.take(window(4))
+        site.take(build_window(4))
         assert site.desk.dropped == 2
-        site.take(window(1), node="n2")
+        site.take(build_window(1), node="n2")
         # Two that were not acknowledged became one on the agent.
-        merged = window(4, 2_000)
+        merged = build_window(4, 2_000)
         site.take(merged)
         await site.until(lambda: len(site.acknowledged) == 3)
         assert (await site.total()).measured_mj == 5_000
-        site.take(window(5))
+        site.take(build_window(5))
         await site.until(lambda: site.acknowledged[-1] == ("n1", 5))
 
 
 async def test_a_window_that_comes_again_adds_nothing_and_is_acknowledged_when_it_is_on_disk(tmp_path, disk):
     disk.fails = 1
-    async with Site(tmp_path) as site:
-        site.take(window(1))
-        site.take(window(1))
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1))
+        site.take(build_window(1))
         assert (site.desk.again, site.acknowledged) == (1, [])
         await site.until(lambda: site.acknowledged)
-        site.take(window(1))
+        site.take(build_window(1))
         assert site.acknowledged[-1] == ("n1", 1)
-        site.take(window(1, incarnation=2))  # another run of the agent, whose state was lost
+        site.take(build_window(1, incarnation=2))  # another run of the agent, whose state was lost
         await site.until(lambda: site.desk.joules_by_namespace() == {"ml": 2.0})
-    async with Site(tmp_path) as again:
-        again.take(window(1, incarnation=2))
+    async with LedgerSite(tmp_path) as again:
+        again.take(build_window(1, incarnation=2))
         assert (again.desk.again, again.acknowledged) == (1, [("n1", 1)])
 
 
 async def test_a_stop_while_the_disk_works_writes_all_in_order_or_nothing(tmp_path, disk):
     disk.wait_s, disk.fails = 0.1, 1
-    async with Site(tmp_path) as site:
-        site.take(window(1))
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1))
         await site.until(lambda: site.desk._writing.windows)
-        site.take(window(2))
+        site.take(build_window(2))
     # The first write failed under the stop; the last one had both.
     assert site.acknowledged == [("n1", 2)]
     store = open_ledger(tmp_path)
@@ -143,20 +143,20 @@ async def test_a_stop_while_the_disk_works_writes_all_in_order_or_nothing(tmp_pa
 
 
 async def test_energy_that_no_device_can_have_spent_is_refused_once(tmp_path):
-    async with Site(tmp_path) as site:
-        site.take(window(1, 2**63))
-        site.take(window(2))
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1, 2**63))
+        site.take(build_window(2))
         await site.until(lambda: site.acknowledged == [("n1", 2)])
         assert (site.desk.refused, site.desk.failures) == (1, 0)
         assert (await site.total()).measured_mj == 1_000
 
 
 async def test_names_of_workloads_outlive_the_core_that_knew_them(tmp_path):
-    async with Site(tmp_path) as site:
-        site.take(window(1))
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1))
         await site.until(lambda: site.acknowledged)
-    async with Site(tmp_path, workloads={}) as later:
-        later.take(window(2))
+    async with LedgerSite(tmp_path, workloads={}) as later:
+        later.take(build_window(2))
         await later.until(lambda: later.acknowledged)
         (group,) = (await later.total("title", "user", "queue", "label:team")).groups
         assert (group.values, group.spent.energy_mj) == (("chat", "ann", "q1", "a"), 2_000)
@@ -168,12 +168,12 @@ async def test_a_pod_that_nobody_submitted_has_the_user_that_it_says(tmp_path):
         EnergyOwner(kind=OwnerKind.POD, namespace="web", pod="p-2"),
         EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p-3", workload="w-1"),
     )
-    async with Site(tmp_path) as site:
+    async with LedgerSite(tmp_path) as site:
         site.desk.user_of_pod = lambda namespace, pod: {("web", "p-1"): "eve", ("ml", "p-3"): "bob"}.get(
             (namespace, pod), ""
         )
         for number in range(3):
-            site.take(replace(window(number + 1, owner=number), owners=owners))
+            site.take(replace(build_window(number + 1, owner=number), owners=owners))
         await site.until(lambda: site.acknowledged == [("n1", 3)])
         found = {group.values for group in (await site.total("name", "user")).groups}
         # Who submitted it goes before.
@@ -196,9 +196,9 @@ def test_whoever_submitted_is_charged_unless_the_node_knows_who_runs_it(told, us
 
 async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
     begin_s = BEGIN_NS / SECOND_NS
-    async with Site(tmp_path) as site:
-        site.take(window(1, 6_000))
-        site.take(window(2, 4_000, owner=2))
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1, 6_000))
+        site.take(build_window(2, 4_000, owner=2))
         site.desk.add_work([WorkInterval("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
         site.desk.add_work([WorkInterval("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
         await site.until(lambda: site.acknowledged)
@@ -214,7 +214,7 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
         )
         # What a GPU was used for is not told by node: a workload may be on several.
         assert not any(group.done for group in (await site.total("node")).groups)
-    async with Site(tmp_path) as later:
+    async with LedgerSite(tmp_path) as later:
         # Two minutes without a controller: how much was done in them is not known.
         later.desk.add_work([WorkInterval("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
         await later.until(lambda: not later.desk._batch.worked and not later.desk._writing.worked)
@@ -224,8 +224,8 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
 
 async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_open_says_so(tmp_path):
     hour_s = BEGIN_NS // SECOND_NS
-    async with Site(tmp_path) as site:
-        site.take(window(1))
+    async with LedgerSite(tmp_path) as site:
+        site.take(build_window(1))
         await site.until(lambda: site.acknowledged)
         settled_s = await site.desk.settled_s()
         assert settled_s % 3600 == 0
@@ -234,7 +234,7 @@ async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_ope
             await site.desk.confirm(ExportClaim("archive", hour_s, hour_s + 3600, 1))
         mark = await site.desk.confirm(ExportClaim("archive", settled_s - 7200, settled_s, 1))
         assert site.desk.exporters == {"archive": mark}
-    async with Site(tmp_path) as again:
+    async with LedgerSite(tmp_path) as again:
         assert again.desk.exporters == {"archive": mark}
         await again.desk.remove_exporter("archive")
         assert again.desk.exporters == {}
@@ -247,9 +247,9 @@ async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_ope
 
 
 async def test_a_ledger_beyond_its_size_lets_go_and_says_so(tmp_path):
-    async with Site(tmp_path) as site:
+    async with LedgerSite(tmp_path) as site:
         for number in range(1, 6):
-            site.take(window(number))
+            site.take(build_window(number))
         await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
         await site.desk._prune_store()
         assert site.desk.forgotten == {"age": 0, "size": 0}

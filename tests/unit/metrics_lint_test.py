@@ -10,10 +10,10 @@ import pytest
 from docs.metric_pages import count_agent_series_most, count_controller_series_most
 from prometheus_client.parser import text_string_to_metric_families
 from tests.builders.cluster import build_batch, build_node, build_request
+from tests.builders.metrics import build_gpu_view, build_share, build_snapshot
+from tests.builders.objectives import run_objectives
 from tests.builders.server import run_controller
-from tests.fakes.stewarded import stewarded
 from tests.metrics_lint import NO_LABELS, documented, faults
-from tests.metrics_rig import frame, share, view
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
 from tests.waiting import wait_until
 
@@ -35,7 +35,7 @@ NAMING = {
 
 async def controllers_page(tmp_path):
     """A page with nodes, samples, work that runs and waits, and promises."""
-    async with run_controller(tmp_path) as rig, stewarded() as world:
+    async with run_controller(tmp_path) as rig, run_objectives() as world:
         await lived(world)
         for number in range(POOLS_MOST + 9):
             agent = await rig.join(build_node(f"host-{number}", gpus=1, pool=f"pool-{number}"))
@@ -50,8 +50,13 @@ async def controllers_page(tmp_path):
 
 
 def agents_page():
-    shares = [share(namespace="a", pod=f"b-{number}") for number in range(30)]
-    return MetricsRenderer().render_snapshot(frame(view(), view("GPU-2"), shares=shares)).prometheus().decode()
+    shares = [build_share(namespace="a", pod=f"b-{number}") for number in range(30)]
+    return (
+        MetricsRenderer()
+        .render_snapshot(build_snapshot(build_gpu_view(), build_gpu_view("GPU-2"), shares=shares))
+        .prometheus()
+        .decode()
+    )
 
 
 def said(text):

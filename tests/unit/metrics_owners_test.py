@@ -74,10 +74,7 @@ def test_more_owners_than_series_are_counted():
 
 
 def test_an_owner_is_told_since_when_what_they_hold_idles():
-    alike = (
-        build_slurm_owner("7", user="ann"),
-        build_slurm_owner("7", user="bob"),
-    )
+    alike = (build_slurm_owner("7", user="ann"), build_slurm_owner("7", user="bob"))
     owned = attribution(
         anomalies=[
             idle(POD, 100, place=3),

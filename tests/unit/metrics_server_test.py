@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 import trustme
-from tests.metrics_rig import frame, view
+from tests.builders.metrics import build_gpu_view, build_snapshot
 
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_agent.metrics.server import HEAD_BYTES_MOST, SCRAPES_MOST, MetricsEndpoint, ScrapeResponse
@@ -227,7 +227,7 @@ scrape_configs:
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not on the PATH (Debian: prometheus)")
 def test_prometheus_scrapes_it_and_sums_count_nothing_twice(serve, tmp_path):
     """Over TLS with a password, each series of the page, and the joules of both devices once."""
-    page = MetricsRenderer().render_snapshot(frame(view(), view("GPU-2"))).openmetrics()
+    page = MetricsRenderer().render_snapshot(build_snapshot(build_gpu_view(), build_gpu_view("GPU-2"))).openmetrics()
     samples = sum(not line.startswith(b"#") for line in page.splitlines())
 
     class Scraped(OnePage):

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.builders.agent import SECOND, ManualClock, build_agent_node, build_devices
+from tests.builders.energy import EnergyNode, run_jobs, serve_nodes
 from tests.certificates_rig import Authority
-from tests.energy_rig import EnergyNode, serving, working
 
 from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.node.node_service import NodeAuthorizer
@@ -45,7 +45,7 @@ def node_named(name, clock):
 
 @asynccontextmanager
 async def asked(nodes, clock):
-    async with serving(nodes, clock) as port, open_channel(f"127.0.0.1:{port}", tls=None) as opened:
+    async with serve_nodes(nodes, clock) as port, open_channel(f"127.0.0.1:{port}", tls=None) as opened:
         yield build_client(NODE_SERVICE, opened)
 
 
@@ -131,7 +131,7 @@ async def test_the_parts_of_a_device_add_up_to_what_its_samples_say(tmp_path):
 
 
 async def test_whose_the_joules_are_how_that_is_known_and_what_is_wrong(tmp_path):
-    site = working(tmp_path)
+    site = run_jobs(tmp_path)
     async with asked([site.node], site.clock) as api:
         answer = await api.get_node_energy(GetNodeEnergyRequest(), timeout=5.0)
     shared, sliced, old = answer.devices
@@ -201,7 +201,7 @@ async def test_node_api_answers_by_the_role_of_the_certificate(tmp_path, subject
     node, _ = node_named("n0", clock)
     door = door_of(RoleRules(demanded=demanded))
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
-    async with serving([node], clock, tls=server, admit=door.admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=door.admit) as port:
         ended = await status_of(port, authority.write(tmp_path / "caller", *subject))
     assert (ended == "answered") is is_answered
     assert door.refused_total == (0 if is_answered else 1)
@@ -214,7 +214,7 @@ async def test_node_api_grants_a_role_to_a_certificate_that_names_none(tmp_path)
     node, _ = node_named("n0", clock)
     door = door_of(RoleRules(demanded=True, grants=parse_grants(["viewer=CN:grafana"])))
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
-    async with serving([node], clock, tls=server, admit=door.admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=door.admit) as port:
         assert await status_of(port, authority.write(tmp_path / "caller", ("CN", "grafana"))) == "answered"
 
 
@@ -227,7 +227,7 @@ async def test_node_api_refuses_on_an_open_connection_whose_certificate_has_ende
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
     caller = authority.write(tmp_path / "caller", ("O", "eelgrid:viewer"), lasts=dt.timedelta(hours=1))
     async with (
-        serving([node], clock, tls=server, admit=door.admit) as port,
+        serve_nodes([node], clock, tls=server, admit=door.admit) as port,
         open_channel(f"127.0.0.1:{port}", tls=caller) as opened,
     ):
         api = build_client(NODE_SERVICE, opened)
@@ -247,7 +247,7 @@ async def test_a_call_that_the_node_table_forgot_is_for_administrators_alone(tmp
         door.admit(forgotten, context)
 
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
-    async with serving([node], clock, tls=server, admit=admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=admit) as port:
         for role, ended in (("admin", "answered"), ("submitter", "refused"), ("agent", "refused")):
             found = await status_of(port, authority.write(tmp_path / f"caller-{role}", ("O", f"eelgrid:{role}")))
             assert (found == "answered") is (ended == "answered")
@@ -259,7 +259,7 @@ async def test_refusals_of_the_node_api_do_not_fill_the_log(tmp_path, caplog):
     door = door_of(RoleRules(demanded=True), log=logging.getLogger("test.node_api.quiet"))
     server = authority.write(tmp_path / "agent", ("CN", "agent"), names=("127.0.0.1",))
     knocking = authority.write(tmp_path / "old", ("CN", "old"))
-    async with serving([node], clock, tls=server, admit=door.admit) as port:
+    async with serve_nodes([node], clock, tls=server, admit=door.admit) as port:
         with caplog.at_level(logging.WARNING, "test.node_api.quiet"):
             async with open_channel(f"127.0.0.1:{port}", tls=knocking) as opened:
                 for _ in range(5):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from tests import slices_rig
+from tests.builders import partition
 from tests.builders.cluster import build_core, build_node, build_request
 from tests.builders.server import run_controller
 from tests.props.trace_test import CSV, nodes, tasks
@@ -92,9 +92,9 @@ def test_limits_are_told_apart():
 
 
 def test_slices_stand_where_they_stand_in_both():
-    core = slices_rig.core_with(slices_rig.node("a", gpus=1))
+    core = partition.build_partitioned_core(partition.build_mig_node("a", gpus=1))
     savings, play = followed(core)
-    idle_w = play(core.submit(slices_rig.service("s", 10.0), now_ns=4), 4).power_w
+    idle_w = play(core.submit(partition.build_sliced_service("s", 10.0), now_ns=4), 4).power_w
     event = slices_event_test.event()
     core.state.apply(event)
     savings.follow_event(event)

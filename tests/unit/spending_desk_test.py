@@ -8,8 +8,8 @@ import sqlite3
 from dataclasses import replace
 
 from tests.builders.cluster import build_request
+from tests.builders.objectives import ObjectivesWorld, build_powered_node
 from tests.builders.server import MemoryJournal
-from tests.fakes.stewarded import World, node
 from tests.waiting import wait_until
 
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace
@@ -77,7 +77,7 @@ class Site:
 
     def __init__(self, folder, journal=None, **desk):
         folder.mkdir(exist_ok=True)
-        self.world = World(journal, start_s=float(NOON_S))
+        self.world = ObjectivesWorld(journal, start_s=float(NOON_S))
         self.ledger = Ledger(folder)
         self.desk = None
         self._more = desk
@@ -85,7 +85,7 @@ class Site:
     async def __aenter__(self):
         await self.world.loop.start()
         if not self.world.loop.core.state.nodes:
-            await self.world.loop.register_node(node("n1"))
+            await self.world.loop.register_node(build_powered_node("n1"))
         self.desk = SpendingMonitor(
             loop=self.world.loop,
             ledger=self.ledger,

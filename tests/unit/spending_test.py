@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests import slices_rig
+from tests.builders import partition
 from tests.builders.cluster import build_core, build_node, build_request, drop_quotes
 
 from eelgrid_controller.core.core import Core
@@ -349,16 +349,16 @@ def test_work_that_runs_keeps_its_place_where_all_is_imagined_anew():
 
 
 def test_a_slice_counts_as_its_share_and_no_plan_has_a_service_that_waits():
-    core = slices_rig.core_with(slices_rig.node("a"))
+    core = partition.build_partitioned_core(partition.build_mig_node("a"))
     spending = (limit(name="default"), kwh(name="default"))
     core.update_policy(replace(core.state.policy, spending=spending), now_ns=NOON)
-    core.submit(slices_rig.service("s", rate_hz=15.0), now_ns=NOON)
-    slices_rig.carried_out(core, now_ns=NOON)
+    core.submit(partition.build_sliced_service("s", rate_hz=15.0), now_ns=NOON)
+    partition.carry_out_partitions(core, now_ns=NOON)
     milli = sum(one.gpu_instance.gpu_milli for one in core.workload("s").placements)
     assert 0 < milli < 2000
     assert hours(core, NOON + 2 * HOUR) == pytest.approx(2 * milli / 1000)
     look(core, NOON + 2 * HOUR, {(spending_key(spending[1]), DAY): 4e6})
-    core.submit(slices_rig.service("late", rate_hz=15.0), now_ns=NOON + 2 * HOUR)
+    core.submit(partition.build_sliced_service("late", rate_hz=15.0), now_ns=NOON + 2 * HOUR)
     assert [one.workload.workload_id for one in core.survey_partitions().services] == ["s"]
     assert core.explain_workload("late").constraint == "spending"
     again = ClusterState.load(json.loads(json.dumps(core.state.dump())))

@@ -1,6 +1,6 @@
 """Elastic jobs and what jobs teach, through the whole steward; clocks and agents by hand."""
 
-from tests.fakes.stewarded import job, node, stewarded
+from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 from tests.unit.steward_jobs_test import Training, ready
 
 from eelgrid_controller.objectives.promises import related_curves
@@ -16,11 +16,11 @@ def scales(profile="p", rates=((1, 10.0), (2, 19.0), (4, 35.0))):
 
 def elastic(key, replicas=1, **promise):
     fields = {"energy_weight": 0.0, "profile": "p", "replicas_least": 1, "replicas_most": 4, "restart_s": 30.0}
-    return job(key, replicas=replicas, **(fields | promise))
+    return build_training_job(key, replicas=replicas, **(fields | promise))
 
 
 async def test_a_job_grows_into_free_gpus_once_it_pays_and_shrinks_for_nobody_who_gains_less():
-    async with stewarded(elastic_s=60.0, others_s=5.0) as world:
+    async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
         await world.loop.record_points(scales())
         await ready(world, elastic("a", restart_s=5.0))
         await world.cycle(30.0)
@@ -32,7 +32,7 @@ async def test_a_job_grows_into_free_gpus_once_it_pays_and_shrinks_for_nobody_wh
 
 
 async def test_a_restart_that_costs_more_than_it_brings_is_left_alone():
-    async with stewarded(elastic_s=60.0, others_s=5.0) as world:
+    async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
         await world.loop.record_points(scales(rates=((1, 10.0), (2, 12.0))))
         await ready(world, elastic("a", restart_s=30.0))
         for _ in range(5):
@@ -41,9 +41,9 @@ async def test_a_restart_that_costs_more_than_it_brings_is_left_alone():
 
 
 async def test_nobody_grows_while_work_waits_or_where_pools_are_observed():
-    async with stewarded(elastic_s=60.0, others_s=5.0) as world:
+    async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
         await world.loop.record_points(scales())
-        await ready(world, elastic("a", restart_s=5.0), job("wide", replicas=1, gpus=4))
+        await ready(world, elastic("a", restart_s=5.0), build_training_job("wide", replicas=1, gpus=4))
         await world.cycle(70.0)
         assert world.replicas("a") == 1
         await world.loop.cancel("wide")
@@ -56,8 +56,8 @@ async def test_nobody_grows_while_work_waits_or_where_pools_are_observed():
 
 
 async def test_what_a_job_did_at_each_limit_is_kept_for_the_next_of_its_profile():
-    async with stewarded() as world:
-        await ready(world, job("j", slowdown_most=0.2, profile="p"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", slowdown_most=0.2, profile="p"))
         training = Training(world)
         await training.run(120)
         points = world.loop.core.state.points["p"]
@@ -74,8 +74,8 @@ async def test_what_a_job_did_at_each_limit_is_kept_for_the_next_of_its_profile(
 
 
 async def test_a_job_without_a_profile_teaches_nobody():
-    async with stewarded() as world:
-        await ready(world, job("j", slowdown_most=0.2))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", slowdown_most=0.2))
         await Training(world).run(60)
         assert set(world.loop.core.state.points) <= {make_job_profile_name("j")}
 
@@ -89,10 +89,10 @@ def test_points_that_were_told_are_those_that_curves_are_made_of():
 
 
 async def test_a_node_that_may_not_be_changed_offers_nothing():
-    async with stewarded(elastic_s=60.0, others_s=5.0) as world:
+    async with run_objectives(elastic_s=60.0, others_s=5.0) as world:
         await world.loop.record_points(scales())
-        await world.join(node("other", pool="q", gpus=4))
-        await ready(world, elastic("a", restart_s=5.0), job("b", gpus=1), nodes=("n1",))
+        await world.join(build_powered_node("other", pool="q", gpus=4))
+        await ready(world, elastic("a", restart_s=5.0), build_training_job("b", gpus=1), nodes=("n1",))
         await world.cycle(70.0)
         here = {placement.node_name for placement in world.workload("a").placements}
         assert world.replicas("a") == 2, "three GPUs are left in the pool, and three were never measured"

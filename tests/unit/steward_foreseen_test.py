@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.stewarded import job, points, service
+from tests.builders.objectives import build_service, build_training_job
+from tests.builders.profiles import build_engine_points
 
 from eelgrid_controller.objectives.forecasts import JobQuestion, LimitCurve, ProfileForecast, ServiceQuestion
 from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
@@ -17,8 +18,8 @@ from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Log
 from eelgrid_controller.state.profile_points import make_profile_point
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, Workload, WorkloadPhase
 
-ELSEWHERE = tuple(make_profile_point(one) for one in points(model="G3"))
-HERE = tuple(make_profile_point(one) for one in points())
+ELSEWHERE = tuple(make_profile_point(one) for one in build_engine_points(model="G3"))
+HERE = tuple(make_profile_point(one) for one in build_engine_points())
 LIMITS_W = (400.0, 300.0, 200.0)
 
 
@@ -52,7 +53,7 @@ def workload(request, **changes):
 
 def of_service(answer, known=ELSEWHERE, **changes):
     foreseen = PredictedPlans(Answers(answer))
-    return foreseen, foreseen.plan_service("s", workload(service("s"), **changes), ["G2"], known)
+    return foreseen, foreseen.plan_service("s", workload(build_service("s"), **changes), ["G2"], known)
 
 
 WHOLE = ProfileForecast((safe(1), safe(2), safe(4)), learned_from=40)
@@ -76,7 +77,7 @@ def test_a_curve_of_few_points_is_filled_up_and_says_both():
 
 
 def test_a_promise_on_responses_needs_one_point():
-    request = service("s")
+    request = build_service("s")
     objective = LatencyObjective(metric=LatencyMetric.RESPONSE, latency_s=0.05)
     promise = replace(request.spec.service, objectives=(objective,))
     foreseen = PredictedPlans(Answers(WHOLE))
@@ -97,7 +98,7 @@ def test_without_an_answer_there_is_the_reason(answer, words):
 def test_a_profile_without_points_and_a_share_of_a_gpu_are_not_predicted():
     foreseen, plan = of_service(WHOLE, ())
     assert plan.points == ()
-    part = service("s")
+    part = build_service("s")
     part = workload(part, spec=replace(part.spec, request=replace(part.spec.request, gpu_milli=500)))
     assert foreseen.plan_service("s", part, ["G2"], ELSEWHERE).points == ELSEWHERE
     assert foreseen.forecasts.asked == []
@@ -124,7 +125,7 @@ def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
         said = foreseen.check_services([standing(float(at), factor)], {"s": plan})
         assert bool(said) == (first == at)
         if said:
-            again = foreseen.service("s", workload(service("s")), ["G2"], ELSEWHERE)
+            again = foreseen.service("s", workload(build_service("s")), ["G2"], ELSEWHERE)
             assert again.in_use is None
             assert "is withdrawn" in again.basis
             scaled = [one for one in again.points if one.configuration.gpu_model == "G2"]
@@ -181,7 +182,7 @@ def test_a_job_whose_curve_was_measured_is_told_nothing():
     foreseen = PredictedPlans(Answers(BEND))
     assert foreseen.predict_job("j", QUESTION, own) is None
     assert foreseen.job_bases() == {"j": "its curve was measured before"}
-    assert job("j").spec.training.profile == ""
+    assert build_training_job("j").spec.training.profile == ""
     assert foreseen.predict_job("k", QUESTION._replace(profile=""), ()) is None
 
 

@@ -1,7 +1,7 @@
 """What jobs would lose under other budgets: asked of the steward, and nothing changes."""
 
 import pytest
-from tests.fakes.stewarded import job, node, stewarded
+from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 from tests.unit.steward_jobs_test import Training, ready
 
 from eelgrid_protos.faults import InvalidArgument
@@ -13,15 +13,15 @@ def cluster(limit_w: float) -> tuple[PowerBudget, ...]:
 
 
 async def test_a_tighter_budget_costs_speed_and_nothing_changes():
-    async with stewarded() as world:
-        await ready(world, job("j", slowdown_most=0.2))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", slowdown_most=0.2))
         training = Training(world)
         await training.run(400)
         limits, revision = training.limits_w(), world.loop.core.state.revision
-        free = await world.steward.imagine(())
+        free = await world.control_loop.imagine(())
         (wide,) = free.jobs
         assert (wide.power_limit_w, free.budgets) == (limits[0], ())
-        tight = await world.steward.imagine(cluster(250.0))
+        tight = await world.control_loop.imagine(cluster(250.0))
         (narrow,) = tight.jobs
         assert narrow.power_limit_w < wide.power_limit_w
         assert narrow.slowdown > wide.slowdown
@@ -33,24 +33,24 @@ async def test_a_tighter_budget_costs_speed_and_nothing_changes():
 
 
 async def test_what_cannot_be_kept_is_said():
-    async with stewarded() as world:
-        await ready(world, job("j", slowdown_most=0.2))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", slowdown_most=0.2))
         await Training(world).run(20)
-        (budget,) = (await world.steward.imagine(cluster(150.0))).budgets
+        (budget,) = (await world.control_loop.imagine(cluster(150.0))).budgets
         # 90 W idle and 100 W, the least limit of a board.
         assert budget.shortfall_w == pytest.approx(40.0)
 
 
 async def test_budgets_of_places_that_jobs_stand_below():
-    async with stewarded() as world:
-        await ready(world, job("j", slowdown_most=0.5), nodes=("n1", "n2"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", slowdown_most=0.5), nodes=("n1", "n2"))
         await Training(world).run(20, nodes=("n1", "n2"))
         (place,) = world.workload("j").placements
         other = {"n1": "n2", "n2": "n1"}[place.node_name]
         asked = tuple(
             PowerBudget(scope=BudgetScope.NODE, name=name, limit_w=250.0) for name in (place.node_name, other)
         )
-        found = await world.steward.imagine(asked)
+        found = await world.control_loop.imagine(asked)
         assert found.jobs[0].power_limit_w <= 250.0 - 90.0
         claims = {one.budget.name: one.claimed_w for one in found.budgets}
         assert claims[other] == pytest.approx(120.0)
@@ -58,9 +58,9 @@ async def test_budgets_of_places_that_jobs_stand_below():
 
 
 async def test_budgets_that_cannot_be():
-    async with stewarded() as world:
-        await world.join(node("n1"))
+    async with run_objectives() as world:
+        await world.join(build_powered_node("n1"))
         negative = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1.0)
         object.__setattr__(negative, "limit_w", float("nan"))
         with pytest.raises(InvalidArgument, match="do not form a tree"):
-            await world.steward.imagine((negative,))
+            await world.control_loop.imagine((negative,))

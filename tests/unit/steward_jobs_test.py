@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 from tests.builders.server import MemoryJournal
-from tests.fakes.stewarded import job, node, stewarded
 
 from eelgrid_controller.objectives.power.control_events import LimitPhase
 from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound
@@ -16,11 +16,11 @@ HZ = 10.0  # units of work a second at the default limit
 
 
 def standing(world, key="j"):
-    return {one.name: one for one in world.steward.objectives_status.steering.jobs}[key]
+    return {one.name: one for one in world.control_loop.objectives_status.steering.jobs}[key]
 
 
 async def ready(world, *requests, nodes=("n1",), **policy):
-    await world.join(*(node(name) for name in nodes))
+    await world.join(*(build_powered_node(name) for name in nodes))
     await world.enforce("p", **policy)
     for request in requests:
         await world.loop.submit(request)
@@ -49,13 +49,13 @@ class Training:
             self.world.now_s += 5.0
             self.world.samples(*nodes, power_w=1000.0, **samples)
             if self.told:
-                self.world.steward.progress(self.key, self.work, int(self.world.now_s * 1e9))
+                self.world.control_loop.progress(self.key, self.work, int(self.world.now_s * 1e9))
             await self.world.cycle(0.0)
 
 
 async def test_a_limit_is_searched_set_on_the_gpus_of_the_job_and_settled_on():
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         training = Training(world)
         await training.run(2)
         assert standing(world).phase is LimitPhase.SEARCHING
@@ -74,24 +74,24 @@ async def test_a_limit_is_searched_set_on_the_gpus_of_the_job_and_settled_on():
 
 
 async def test_all_gpus_of_a_gang_on_two_nodes_get_the_same_limit():
-    async with stewarded() as world:
-        await ready(world, job("j", replicas=2, gpus=4), nodes=("n1", "n2"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", replicas=2, gpus=4), nodes=("n1", "n2"))
         training = Training(world)
         await training.run(60, nodes=("n1", "n2"))
         assert {name for name, _ in training.uuids()} == {"n1", "n2"}
-        assert world.steward.limit_count >= 1
+        assert world.control_loop.limit_count >= 1
         assert len(set(training.limits_w())) == 1
         assert standing(world).limit_w == training.limits_w()[0]
 
 
 async def test_an_observed_pool_gets_advice_that_waits_until_it_may_be_carried_out():
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         await world.enforce()
         training = Training(world)
         await training.run(60)
         assert world.workload("j").power_limit_w is None
-        assert world.steward.objectives_status.advice == {"j"}
+        assert world.control_loop.objectives_status.advice == {"j"}
         assert standing(world).target_w < 400.0
         assert standing(world).limit_w == 400.0
         await world.enforce("p")
@@ -101,8 +101,8 @@ async def test_an_observed_pool_gets_advice_that_waits_until_it_may_be_carried_o
 
 
 async def test_a_pool_that_is_no_longer_enforced_makes_the_job_begin_anew_at_what_is_read():
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         training = Training(world)
         await training.run(150)
         assert standing(world).limit_w < 400.0
@@ -110,12 +110,12 @@ async def test_a_pool_that_is_no_longer_enforced_makes_the_job_begin_anew_at_wha
         await training.run(3)
         assert training.limits_w() == [400.0]
         assert standing(world).limit_w == 400.0
-        assert world.steward.objectives_status.advice == {"j"}
+        assert world.control_loop.objectives_status.advice == {"j"}
 
 
 async def test_a_limit_that_the_core_refuses_has_failed_and_is_tried_again(monkeypatch, caplog):
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         training, refusals = Training(world), []
         set_limit = world.loop.set_limit
 
@@ -133,8 +133,8 @@ async def test_a_limit_that_the_core_refuses_has_failed_and_is_tried_again(monke
 
 
 async def test_a_job_without_progress_keeps_its_default_limit():
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         await Training(world, told=False).run(150)
         assert standing(world).target_w == 400.0
         assert world.workload("j").power_limit_w in {None, 400.0}
@@ -142,8 +142,8 @@ async def test_a_job_without_progress_keeps_its_default_limit():
 
 async def test_progress_is_read_from_the_jobs_own_page():
     source = MetricsSource(server=MetricsServer.GENERIC, url="http://{node}:9000/m", work_counter="steps")
-    async with stewarded() as world:
-        await ready(world, job("j", slowdown_most=0.1, metrics=source))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j", slowdown_most=0.1, metrics=source))
         training = Training(world, told=False)
         for _ in range(80):
             await training.run(1)
@@ -155,8 +155,8 @@ async def test_progress_is_read_from_the_jobs_own_page():
 
 
 async def test_a_node_that_refuses_makes_it_stuck_and_not_silent():
-    async with stewarded(confirm_s=20.0) as world:
-        await ready(world, job("j"))
+    async with run_objectives(confirm_s=20.0) as world:
+        await ready(world, build_training_job("j"))
         training, phases = Training(world), set()
         for _ in range(100):
             await training.run(1, limits=400.0, answer=False)
@@ -166,8 +166,8 @@ async def test_a_node_that_refuses_makes_it_stuck_and_not_silent():
 
 
 async def test_a_lost_node_and_its_return_are_told():
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         training = Training(world)
         await training.run(150)
         settled_w = standing(world).limit_w
@@ -176,9 +176,9 @@ async def test_a_lost_node_and_its_return_are_told():
         for _ in range(20):
             await world.cycle()
         assert standing(world).phase is LimitPhase.LOST
-        await world.join(node("n1"))
+        await world.join(build_powered_node("n1"))
         world._sequences.clear()
-        world.telemetry.open_stream(node("n1"), 2)
+        world.telemetry.open_stream(build_powered_node("n1"), 2)
         await training.run(3)
         assert standing(world).phase is not LimitPhase.LOST
         assert standing(world).limit_w == settled_w
@@ -186,14 +186,14 @@ async def test_a_lost_node_and_its_return_are_told():
 
 async def test_a_restart_begins_with_what_is_set_and_what_was_done():
     journal = MemoryJournal()
-    async with stewarded(journal) as world:
-        await ready(world, job("j"))
+    async with run_objectives(journal) as world:
+        await ready(world, build_training_job("j"))
         training = Training(world)
         await training.run(150)
         settled_w, work, now_s = standing(world).limit_w, training.work, world.now_s
-    async with stewarded(journal, start_s=now_s + 100.0) as again:
+    async with run_objectives(journal, start_s=now_s + 100.0) as again:
         await again.cycle()
-        assert again.steward.objectives_status.steering.jobs == ()  # nothing was read yet
+        assert again.control_loop.objectives_status.steering.jobs == ()  # nothing was read yet
         training = Training(again)
         training.work = work
         await training.run(1)
@@ -201,7 +201,7 @@ async def test_a_restart_begins_with_what_is_set_and_what_was_done():
         await training.run(400)
         assert standing(again).phase is LimitPhase.SETTLED
         assert standing(again).limit_w <= 310.0
-    async with stewarded(journal, start_s=now_s + 5000.0) as mute:
+    async with run_objectives(journal, start_s=now_s + 5000.0) as mute:
         held_w = mute.workload("j").power_limit_w
         for _ in range(8):
             await mute.cycle()
@@ -210,62 +210,62 @@ async def test_a_restart_begins_with_what_is_set_and_what_was_done():
 
 
 async def test_a_job_that_moves_begins_anew_and_one_that_ends_is_forgotten():
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         await Training(world).run(40)
-        desk = world.steward._desk
+        desk = world.control_loop._desk
         began = desk._jobs._jobs["j"].meter
         await world.loop.mark_gpu_lost("n1", world.workload("j").placements[0].gpu_uuids[0])
         await world.cycle()
         assert desk._jobs._jobs["j"].meter is began
         await world.loop.cancel("j")
         await world.cycle()
-        assert world.steward.objectives_status.steering.jobs == ()
-        assert world.steward._progress == {}
+        assert world.control_loop.objectives_status.steering.jobs == ()
+        assert world.control_loop._progress == {}
 
 
 async def test_boards_whose_limits_nobody_knows_are_a_reason():
-    async with stewarded() as world:
-        boards = node("n1", least_w=None, default_w=None)
+    async with run_objectives() as world:
+        boards = build_powered_node("n1", least_w=None, default_w=None)
         strange = tuple(replace(gpu, catalogue_key="") for gpu in boards.gpus)
         await world.join(replace(boards, gpus=strange))
         await world.enforce("p")
-        await world.loop.submit(job("j"))
+        await world.loop.submit(build_training_job("j"))
         await world.cycle()
-        assert "add it to the catalogue" in world.steward.objectives_status.unsteered["j"]
-        (told,) = world.steward.promises().jobs
+        assert "add it to the catalogue" in world.control_loop.objectives_status.unsteered["j"]
+        (told,) = world.control_loop.promises().jobs
         assert told.phase == "unsteered"
 
 
 async def test_budgets_are_never_exceeded_and_prices_are_told():
     budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0)
     prices = EnergyPrices(periods=(PricePeriod(begins_minute=0, price_per_kwh=0.36),))
-    async with stewarded() as world:
-        await ready(world, job("a", gpus=2), job("b", gpus=2))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("a", gpus=2), build_training_job("b", gpus=2))
         await world.enforce("p", budgets=(budget,), prices=prices)
         one, other = Training(world, "a"), Training(world, "b")
         for _ in range(120):
             one.work += 5.0 * one.speed()
-            world.steward.progress("a", one.work, int((world.now_s + 4.0) * 1e9))
+            world.control_loop.progress("a", one.work, int((world.now_s + 4.0) * 1e9))
             await other.run(1)
-        (found,) = world.steward.objectives_status.steering.budgets
+        (found,) = world.control_loop.objectives_status.steering.budgets
         assert found.name == "cluster"
         assert found.claim_w <= found.room_w
         assert found.shortfall_w == 0.0
         assert 2.0 * sum(limits[0] for limits in (one.limits_w(), other.limits_w())) <= 1000.0
-        assert world.steward.objectives_status.steering.price_per_j == pytest.approx(1e-7)
-        assert world.steward._desk._budgets[0].other_w == 0.0
-        (told,) = world.steward.promises().budgets
+        assert world.control_loop.objectives_status.steering.price_per_j == pytest.approx(1e-7)
+        assert world.control_loop._desk._budgets[0].other_w == 0.0
+        (told,) = world.control_loop.promises().budgets
         assert (told.budget, told.claimed_w) == (budget, found.claim_w)
-        assert {one.workload_id for one in world.steward.promises().jobs} == {"a", "b"}
+        assert {one.workload_id for one in world.control_loop.promises().jobs} == {"a", "b"}
 
 
 async def test_a_job_waits_for_the_watts_that_another_frees_and_begins_when_its_lower_limit_is_read():
-    async with stewarded() as world:
-        await ready(world, job("a", gpus=2))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("a", gpus=2))
         budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1500.0)
         await world.enforce("p", budgets=(budget,))
-        await world.loop.submit(job("c", gpus=2))
+        await world.loop.submit(build_training_job("c", gpus=2))
         assert world.workload("c").reason == "budget: waits for watts of the cluster"
         training = Training(world, "a")
         for _ in range(200):

@@ -4,7 +4,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from tests.fakes.stewarded import job, node, stewarded
+from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 from tests.unit.steward_jobs_test import Training, ready, standing
 
 from eelgrid_controller.objectives import job_observer
@@ -25,8 +25,8 @@ OWN = make_job_profile_name("j")
 async def lived(folder):
     """A job that found its limit before the daemon was killed: the limit, what it had done, and when that was."""
     with contextlib.closing(open_journal(folder, new_cluster_id="c")) as journal:
-        async with stewarded(journal) as world:
-            await ready(world, job("j"))
+        async with run_objectives(journal) as world:
+            await ready(world, build_training_job("j"))
             training = Training(world)
             await training.run(300)
             assert standing(world).phase is LimitPhase.SETTLED
@@ -39,7 +39,7 @@ async def lived(folder):
 async def gone_on(folder, work, start_s, *, cycles=60, slower=1.0):
     """The next life: its limits in every cycle, the phase at its end, and the commands it took."""
     with contextlib.closing(open_journal(folder, new_cluster_id="c")) as journal:
-        async with stewarded(journal, start_s=start_s + 100.0) as world:
+        async with run_objectives(journal, start_s=start_s + 100.0) as world:
             training = Training(world)
             training.work = work
             quick = training.speed
@@ -48,9 +48,9 @@ async def gone_on(folder, work, start_s, *, cycles=60, slower=1.0):
             for _ in range(cycles):
                 await training.run(1)
                 seen |= set(training.limits_w())
-                if world.steward.objectives_status.steering.jobs:
+                if world.control_loop.objectives_status.steering.jobs:
                     phases.append(standing(world).phase)
-            return seen, phases, world.steward.limit_count
+            return seen, phases, world.control_loop.limit_count
 
 
 async def test_a_restart_goes_on_at_the_limit_that_was_found_and_tries_nothing_again(tmp_path):
@@ -79,21 +79,21 @@ async def test_a_job_that_has_changed_meanwhile_is_searched_anew(tmp_path):
 
 
 async def test_what_was_kept_is_no_lesson_for_others_and_ends_with_the_job():
-    async with stewarded() as world:
-        await ready(world, job("j"))
+    async with run_objectives() as world:
+        await ready(world, build_training_job("j"))
         await Training(world).run(300)
         assert OWN in world.loop.core.state.points
-        await world.loop.submit(job("k"))
+        await world.loop.submit(build_training_job("k"))
         await world.cycle()
-        assert world.steward._desk._jobs._relatives[1].get("G2", ()) == ()
+        assert world.control_loop._desk._jobs._relatives[1].get("G2", ()) == ()
         await world.loop.cancel("j")
         assert OWN not in world.loop.core.state.points
         assert world.loop.core.state.points.count == 0
 
 
 def placed(key="j"):
-    workload = Workload(workload_id=key, spec=job(key, gpus=2).spec, phase=WorkloadPhase.PLACED)
-    uuids = tuple(gpu.uuid for gpu in node("n1").gpus[:2])
+    workload = Workload(workload_id=key, spec=build_training_job(key, gpus=2).spec, phase=WorkloadPhase.PLACED)
+    uuids = tuple(gpu.uuid for gpu in build_powered_node("n1").gpus[:2])
     return SimpleNamespace(
         **{name: getattr(workload, name) for name in ("workload_id", "spec", "phase")},
         placements=(Placement(replica=0, node_name="n1", gpu_uuids=uuids),),
@@ -102,7 +102,10 @@ def placed(key="j"):
 
 def at(now_s, workload):
     return ClusterObservation(
-        at_s=now_s, policy=Policy(), workloads={"j": workload}, nodes={"n1": ObservedNode(node("n1"), is_ready=True)}
+        at_s=now_s,
+        policy=Policy(),
+        workloads={"j": workload},
+        nodes={"n1": ObservedNode(build_powered_node("n1"), is_ready=True)},
     )
 
 

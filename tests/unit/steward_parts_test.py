@@ -2,7 +2,7 @@
 
 import pytest
 from tests.builders.cluster import build_request
-from tests.fakes.stewarded import job, node, stewarded
+from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError
@@ -35,10 +35,10 @@ def test_numbers_that_no_steward_can_run_with_are_refused(changes):
 async def test_what_others_may_draw_is_their_limit_and_idle_gpus_their_idle_watts():
     known = catalogue.load_catalogue()
     idle_w = known.products["openb-g2"].idle_w
-    async with stewarded() as world:
-        await world.join(node("n1"))
+    async with run_objectives() as world:
+        await world.join(build_powered_node("n1"))
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(4 * idle_w)
-        await world.loop.submit(job("steered"))
+        await world.loop.submit(build_training_job("steered"))
         await world.loop.submit(build_request("other", gpus=1))
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(2 * idle_w + 400.0)
         assert unmanaged_draw(world.loop.core, "n1", {"steered": "why"}, known).other_w == pytest.approx(
@@ -47,15 +47,17 @@ async def test_what_others_may_draw_is_their_limit_and_idle_gpus_their_idle_watt
         await world.loop.set_limit("other", 250.0)
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(2 * idle_w + 250.0)
         idle = next(
-            gpu.uuid for gpu in node("n1").gpus if not list(world.loop.core.state.nodes["n1"].holders(gpu.uuid))
+            gpu.uuid
+            for gpu in build_powered_node("n1").gpus
+            if not list(world.loop.core.state.nodes["n1"].holders(gpu.uuid))
         )
         await world.loop.mark_gpu_lost("n1", idle)
         assert unmanaged_draw(world.loop.core, "n1", {}, known).other_w == pytest.approx(idle_w + 250.0)
 
 
 async def test_a_look_holds_what_is_fresh_and_nothing_else():
-    async with stewarded() as world:
-        await world.join(node("n1"))
+    async with run_objectives() as world:
+        await world.join(build_powered_node("n1"))
         inventory = world.loop.core.state.nodes["n1"].inventory
 
         def look(later_s=0.0):

@@ -13,6 +13,7 @@ from eelgrid_controller.profiles.learning import LearnedFamily, learn_family
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.store import ProfiledWorkload, ProfileReading, ProfileStore
 from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
+from eelgrid_protos.messages import MeasuredPoint, QuantileLatency
 
 A100, FAMILY, STRANGER = "a100-sxm4-80gb", "made-up", "stranger"
 SIZES = {"small": 1.0, "middle": 2.5, "large": 6.0}  # work of one sample
@@ -22,22 +23,22 @@ BATCHES = (1, 4, 16, 64)
 
 
 @functools.cache
-def catalogue() -> Catalogue:
+def read_catalogue() -> Catalogue:
     """The catalogue, read once."""
     return load_catalogue()
 
 
-def law(size: float, share: float, batch: int, limit_w: float) -> tuple[float, float]:
+def apply_law(size: float, share: float, batch: int, limit_w: float) -> tuple[float, float]:
     """Samples a second and watts: rises with share and limit, saturates with the batch, a knee in the limit."""
     knee = min(1.0, 0.6 + limit_w / 1000.0)
     rate_hz = 2000.0 / size * share**0.9 * batch / (batch + 8.0 * share) * knee
     return rate_hz, min(80.0 + 250.0 * batch / (batch + 4.0), 0.98 * limit_w)
 
 
-def point(workload: str, how: Configuration, off: float = 0.0) -> Point:
+def build_lawful_point(workload: str, how: Configuration, off: float = 0.0) -> Point:
     """By the laws, `off` by so many log units."""
     share = SLICES[how.mig_profile or "7g"]
-    rate_hz, watts = law(SIZES.get(workload, 4.0), share, how.batch, how.power_limit_w or 400.0)
+    rate_hz, watts = apply_law(SIZES.get(workload, 4.0), share, how.batch, how.power_limit_w or 400.0)
     latency_s = how.batch / rate_hz
     return Point(
         workload,
@@ -49,7 +50,7 @@ def point(workload: str, how: Configuration, off: float = 0.0) -> Point:
     )
 
 
-def configurations() -> Iterator[Configuration]:
+def list_configurations() -> Iterator[Configuration]:
     """Slices at the default limit, the whole GPU at every limit, each at every batch."""
     for batch in BATCHES:
         for mig_profile in ("1g", "2g", "3g"):
@@ -59,19 +60,41 @@ def configurations() -> Iterator[Configuration]:
 
 
 @functools.cache
-def measured() -> ProfileStore:
+def measure_store() -> ProfileStore:
     """Every workload in every configuration, but for a stranger that nobody measured."""
     rng = np.random.default_rng(11)
     found = ProfileStore()
     for name in (*SIZES, STRANGER):
         found = found.with_workload(ProfiledWorkload(name, FAMILY))
     for name in SIZES:
-        for second, how in enumerate(configurations()):
-            found = found.with_reading(ProfileReading(point(name, how, float(rng.normal(0.0, 0.004))), float(second)))
+        for second, how in enumerate(list_configurations()):
+            found = found.with_reading(
+                ProfileReading(build_lawful_point(name, how, float(rng.normal(0.0, 0.004))), float(second))
+            )
     return found
 
 
 @functools.cache
-def learned() -> LearnedFamily:
+def learn_laws() -> LearnedFamily:
     """What the family teaches."""
-    return learn_family(measured(), FAMILY, catalogue())
+    return learn_family(measure_store(), FAMILY, read_catalogue())
+
+
+def build_point(workload="w", model="a", *, hz=10.0, latency_s=None, quantile=0.95, power_w=None, **how):
+    """A measured point of a configuration; `how` is the rest of the configuration."""
+    latencies = {} if latency_s is None else {quantile: latency_s}
+    return Point(workload, Configuration(model, **how), float(hz), latencies, power_w)
+
+
+def build_engine_points(profile="llm", model="G2"):
+    """An engine that gives 1000 tokens a second for each sequence, up to four, within 40 ms."""
+    return [
+        MeasuredPoint(
+            profile=profile,
+            gpu_model=model,
+            throughput_hz=1000.0 * batch,
+            batch=batch,
+            latencies=(QuantileLatency(quantile=0.95, latency_s=0.01 * batch),),
+        )
+        for batch in (1, 2, 4)
+    ]

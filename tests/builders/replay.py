@@ -16,14 +16,14 @@ from eelgrid_kernels.fleet_simulation import SimulatedFleet
 from eelgrid_protos.quantities import MIB
 
 
-def a_node(name="n0", *, gpus=2, model="T4", vcpu=32, memory_mib=1000) -> TraceNode:
+def build_trace_node(name="n0", *, gpus=2, model="T4", vcpu=32, memory_mib=1000) -> TraceNode:
     """T4: 10 W idle, 70 W busy; 32 vCPU are one package: 15 W idle, 120 W busy."""
     return TraceNode(
         name=name, cpu_milli=vcpu * 1000, memory_bytes=memory_mib * MIB, gpu_count=gpus, gpu_model=model if gpus else ""
     )
 
 
-def a_task(
+def build_trace_task(
     name, arrival_s, duration_s, *, gpus=1, milli=1000, vcpu=1, memory_mib=10, models=(), priority=0
 ) -> TraceTask:
     return TraceTask(
@@ -55,7 +55,7 @@ class Scene(NamedTuple):
         return simulate_policy(self.trace, self.schedule, self.fleet(name, seed), outages, end_s)
 
 
-def scene(nodes, tasks) -> Scene:
+def build_scene(nodes, tasks) -> Scene:
     trace = build_trace("small", tuple(nodes), tuple(tasks))
     return Scene(trace, build_schedule(trace, tasks))
 

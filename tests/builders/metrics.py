@@ -21,7 +21,7 @@ from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance, Reading
 HOST_READINGS = [reading for reading in Reading if reading >= Reading.HOST_CPU_UTILIZATION_RATIO]
 
 
-def view(uuid="GPU-1", value=0.5, **changes):
+def build_gpu_view(uuid="GPU-1", value=0.5, **changes):
     gpu = Gpu(
         uuid=uuid,
         index=0,
@@ -63,17 +63,17 @@ def view(uuid="GPU-1", value=0.5, **changes):
     return GpuView(gpu=gpu, **(options | changes))
 
 
-def holder(**owner):
+def build_holder(**owner):
     """The labels of whoever holds GPU-1."""
     return ("GPU-1", *[owner.get(label, "") for label in OWNER_LABELS])
 
 
-def share(energy_j=5.0, **owner):
+def build_share(energy_j=5.0, **owner):
     """One share of GPU-1: its labels and its joules."""
-    return (*holder(**owner), "active", "exclusive", "high"), energy_j
+    return (*build_holder(**owner), "active", "exclusive", "high"), energy_j
 
 
-def frame(*gpus, shares=(), value=0.5):
+def build_snapshot(*gpus, shares=(), value=0.5):
     """Every metric has something to show."""
     return AgentSnapshot(
         agent=AgentView(
@@ -110,10 +110,10 @@ def frame(*gpus, shares=(), value=0.5):
                 drift_repairs={"power_limit": 1},
                 refusals={"clamp": 2},
             ),
-            gpus=gpus or (view(value=value),),
+            gpus=gpus or (build_gpu_view(value=value),),
             owners=OwnersView(
-                energy_j=dict(shares or (share(namespace="a", pod="b"),)),
-                idle_since_s={holder(namespace="a", pod="b"): 1.7e9},
+                energy_j=dict(shares or (build_share(namespace="a", pod="b"),)),
+                idle_since_s={build_holder(namespace="a", pod="b"): 1.7e9},
             ),
         ),
     )

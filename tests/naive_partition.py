@@ -1,6 +1,6 @@
-"""Small partition problems, and slow, obvious twins of the planner: everything that there is, tried.
+"""Slow, obvious twins of the partition planner: everything that there is, tried.
 
-The twins ask the catalogue for geometry placement by placement and use nothing of the planner.
+They ask the catalogue for geometry placement by placement and use nothing of the planner.
 """
 
 import itertools
@@ -8,10 +8,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from bench.mig.plans import pool_of_product
-
 from eelgrid_controller.partition.plan import layout_message
-from eelgrid_controller.partition.problem import InferenceDemand, PartitionProblem
 from eelgrid_controller.partition.transition import (
     CreateStep,
     DestroyStep,
@@ -20,42 +17,13 @@ from eelgrid_controller.partition.transition import (
     StartStep,
     apply_steps,
 )
-from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import GpuLayout
-
-PRODUCTS = load_catalogue().products
-A30, A100 = PRODUCTS["a30"], PRODUCTS["a100-sxm4-80gb"]
-KEYS = {"a30": ("1g", "2g", "4g"), "a100-sxm4-80gb": ("1g", "2g", "3g", "4g", "7g")}
-
-
-def point(workload, profile, throughput_hz, latency_s=0.01, product=A30, **how):
-    power_w = how.pop("power_w", None)
-    configuration = Configuration(product.model, profile, **how)
-    return Point(workload, configuration, float(throughput_hz), {0.5: latency_s}, power_w=power_w)
-
-
-def service(name, rate_hz, latency_s=0.02, **fields):
-    return InferenceDemand(
-        name=name, workload=fields.pop("workload", name), rate_hz=float(rate_hz), latency_s=latency_s, **fields
-    )
-
-
-def problem(rates, throughputs, product=A30, **fields):
-    """Services s0, s1 ... with a rate each and a throughput for each profile, in the order of KEYS; 0 for none."""
-    points = [
-        point(f"s{number}", profile, hz, product=product)
-        for number, row in enumerate(throughputs)
-        for profile, hz in zip(KEYS[product.key], row, strict=True)
-        if hz
-    ]
-    services = [service(f"s{number}", rate) for number, rate in enumerate(rates)]
-    pools = fields.pop("pools", (pool_of_product(product),))
-    return PartitionProblem(services=tuple(services), points=tuple(points), pools=pools, **fields)
+from tests.builders.partition import A30, KEYS
 
 
 @cache
-def layouts(part, keys):
+def list_layouts(part, keys):
     """Every set of placements without conflict, as the catalogue judges."""
     geometry = load_catalogue().geometries[part]
     places = [(geometry.profiles[key], start) for key in keys for start in geometry.profiles[key].starts]
@@ -68,25 +36,27 @@ def layouts(part, keys):
 
 
 @cache
-def multisets(part, keys):
-    return frozenset(tuple([key for key, _ in layout].count(key) for key in keys) for layout in layouts(part, keys))
+def count_profiles(part, keys):
+    return frozenset(
+        tuple([key for key, _ in layout].count(key) for key in keys) for layout in list_layouts(part, keys)
+    )
 
 
 @cache
-def gpus_for(part, keys, wanted):
+def count_gpus(part, keys, wanted):
     """The fewest GPUs that hold this many of each profile."""
     if not any(wanted):
         return 0
     first = next(number for number, count in enumerate(wanted) if count)
     best = math.inf
-    for held in multisets(part, keys):
+    for held in count_profiles(part, keys):
         if held[first] and all(a <= b for a, b in zip(held, wanted, strict=True)):
             left = tuple(b - a for a, b in zip(held, wanted, strict=True))
-            best = min(best, 1 + gpus_for(part, keys, left))
+            best = min(best, 1 + count_gpus(part, keys, left))
     return best
 
 
-def covers(rate, sizes):
+def list_covers(rate, sizes):
     """Every cover of a rate from which nothing can be left out."""
     most = [math.ceil(rate / size) if size else 0 for size in sizes]
     for counts in itertools.product(*(range(one + 1) for one in most)):
@@ -96,15 +66,15 @@ def covers(rate, sizes):
             yield counts
 
 
-def least(rates, throughputs, product=A30):
+def find_least(rates, throughputs, product=A30):
     """Fewest GPUs, then fewest compute slices, of every choice of covers."""
     keys = KEYS[product.key]
     slices = [product.mig.profiles[key].compute_slices for key in keys]
     best = (math.inf, math.inf)
-    for chosen in itertools.product(*(list(covers(*pair)) for pair in zip(rates, throughputs, strict=True))):
+    for chosen in itertools.product(*(list(list_covers(*pair)) for pair in zip(rates, throughputs, strict=True))):
         wanted = tuple(map(sum, zip(*chosen, strict=True)))
         used = sum(count * size for count, size in zip(wanted, slices, strict=True))
-        best = min(best, (gpus_for(product.mig.key, keys, wanted), used))
+        best = min(best, (count_gpus(product.mig.key, keys, wanted), used))
     return best
 
 

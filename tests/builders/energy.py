@@ -1,7 +1,9 @@
-"""An agent's node whose joules have owners: simulated devices, jobs on them, and its NodeService on loopback."""
+"""Energy: windows and a running ledger, and an agent's node whose joules have owners, with its service."""
 
+import asyncio
 import logging
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc.aio
 
@@ -12,18 +14,117 @@ from eelgrid_agent.energy.process_owners import ProcessOwnerResolver
 from eelgrid_agent.node.inventory import read_each_gpu
 from eelgrid_agent.node.node_service import NodeServicer
 from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, MigSlice
+from eelgrid_controller.clock import Clock
+from eelgrid_controller.energy.ledger import parse_query
+from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_protos.catalogue.loader import load_catalogue
-from eelgrid_protos.messages import Assignment, ConnectResponse, NodePlan
+from eelgrid_protos.messages import (
+    Assignment,
+    AttributionConfidence,
+    AttributionMethod,
+    ConnectResponse,
+    EnergyOwner,
+    EnergyPart,
+    EnergyWindow,
+    Inventory,
+    NodePlan,
+    OwnerKind,
+    ResourceRequest,
+    WindowDevice,
+    WindowShare,
+    WorkloadSpec,
+)
 from eelgrid_protos.rpc import NODE_SERVICE, admit_everybody, build_handler
 from eelgrid_protos.transport import listen_on_address, server_options
 from tests.builders.agent import SECOND, ManualClock, build_agent_node, build_devices
+from tests.waiting import wait_until
 
+SECOND_NS = 10**9
+BEGIN_NS = 1_799_971_200 * SECOND_NS  # a midnight
+CLOCK = Clock(now_ns=lambda: BEGIN_NS + 1800 * SECOND_NS)
+SPEC = WorkloadSpec(
+    name="chat",
+    request=ResourceRequest(gpu_count=1, gpu_milli=1000),
+    queue="q1",
+    namespace="ml",
+    user="ann",
+    labels={"team": "a"},
+)
+OWNERS = (
+    EnergyOwner(kind=OwnerKind.WORKLOAD, workload="w-1"),
+    EnergyOwner(kind=OwnerKind.UNALLOCATED),
+    EnergyOwner(kind=OwnerKind.SLURM, job="7"),
+)
 HALVES = (MigSlice(profile="3g", start=4), MigSlice(profile="1g", start=0))
 GPUS = (
     GpuSpec(product="h100-sxm5-80gb"),
     GpuSpec(product="h100-sxm5-80gb", mig=HALVES),
     GpuSpec(product="p100-pcie-16gb"),
 )
+
+
+def build_ledger_node(name):
+    return Inventory(node_name=name, cpu_milli=1, memory_bytes=1, pool="train")
+
+
+def build_window(number, energy_mj=1_000, *, incarnation=1, owner=0):
+    share = WindowShare(
+        device=0,
+        owner=owner,
+        part=EnergyPart.ACTIVE,
+        method=AttributionMethod.EXCLUSIVE,
+        confidence=AttributionConfidence.HIGH,
+        energy_mj=energy_mj,
+    )
+    return EnergyWindow(
+        incarnation=incarnation,
+        number=number,
+        begin_ns=BEGIN_NS + (number - 1) * 60 * SECOND_NS,
+        end_ns=BEGIN_NS + number * 60 * SECOND_NS,
+        devices=(WindowDevice(gpu_uuid="g", total_mj=energy_mj),),
+        owners=OWNERS,
+        shares=(share,),
+    )
+
+
+class LedgerSite:
+    """A ledger writer that runs, of a core that knows some workloads."""
+
+    def __init__(self, folder, workloads=None, clock=None):
+        known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
+        core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
+        self.desk = LedgerWriter(
+            folder, core=lambda: core, clock=clock or CLOCK, log=logging.getLogger("test"), bytes_most=10**9
+        )
+        self.acknowledged = []
+        self.refused = []  # node, windows and why, of acknowledgements that say so
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self.desk.run())
+        await self.until(lambda: self.desk._store is not None or self.desk.failures)
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+    async def until(self, is_so):
+        await wait_until(is_so)
+
+    def take(self, one, node="n1"):
+        self.desk.add_window(build_ledger_node(node), one, lambda told: self.hear(node, told))
+
+    def hear(self, node, told):
+        self.acknowledged.append((node, told.number))
+        if told.refused:
+            self.refused.append((node, told.refused, told.refused_reason))
+
+    async def total(self, *group_by):
+        asked = parse_query(
+            begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
+        )
+        (answer,) = await self.desk.query((asked,))
+        return answer
 
 
 class EnergyNode:
@@ -70,7 +171,7 @@ class EnergyNode:
                 self.node.observe_slow(slow, found)
 
 
-def working(proc, name="n0"):
+def run_jobs(proc, name="n0"):
     """A node after ten minutes: two jobs on one device, one in a slice, and one device held and idle."""
     site = EnergyNode(proc, name)
     site.run(60)
@@ -86,7 +187,7 @@ def working(proc, name="n0"):
 
 
 @asynccontextmanager
-async def serving(nodes, clock, *, tls=None, admit=admit_everybody):
+async def serve_nodes(nodes, clock, *, tls=None, admit=admit_everybody):
     """NodeService of these nodes; yields the port."""
     server = grpc.aio.server(options=server_options())
     server.add_generic_rpc_handlers(

@@ -1,7 +1,7 @@
-"""A steward over a real loop, core and telemetry, with clocks and pages that a test sets by hand.
+"""The control loop of objectives over a real loop, core and telemetry, with clocks and pages that a test sets.
 
-Owns the fakes of the two ports that a steward has beside the loop: what servers' pages
-say, and which time it is. Must not know what is expected of a steward.
+Owns the fakes of its two ports beside the loop: what servers' pages say, and which time
+it is. Must not know what is expected of it.
 """
 
 import asyncio
@@ -28,16 +28,12 @@ from eelgrid_protos.messages import (
     ApplyStatus,
     Column,
     EnforcementMode,
-    Gpu,
-    Inventory,
     LatencyMetric,
     LatencyObjective,
-    MeasuredPoint,
     MetricsServer,
     MetricsSource,
     PlanApplied,
     PoolMode,
-    QuantileLatency,
     Reading,
     ResourceRequest,
     SampleBatch,
@@ -47,34 +43,24 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadSpec,
 )
+from tests.builders.cluster import build_node
 from tests.builders.server import MemoryJournal
 from tests.fakes.metrics_servers import Replica
 
-LOG = logging.getLogger("test.steward")
+LOG = logging.getLogger("test.objectives")
 WHOLE = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=1, gpu_milli=1000)
 URL = "http://{node}:8000/{replica}/metrics"
 VLLM = MetricsSource(server=MetricsServer.VLLM, url=URL)
 
 
-def node(name, *, gpus=4, pool="p", least_w=100.0, default_w=400.0):
-    """A node whose boards tell their limits."""
-    boards = tuple(
-        Gpu(
-            uuid=f"GPU-{name}-{at}",
-            index=at,
-            product="NVIDIA A10",
-            model="G2",
-            catalogue_key="openb-g2",
-            power_limit_default_w=default_w,
-            power_limit_min_w=least_w,
-            power_limit_max_w=default_w,
-        )
-        for at in range(gpus)
-    )
-    return Inventory(node_name=name, cpu_milli=96_000, memory_bytes=400 * 2**30, pool=pool, simulated=True, gpus=boards)
+def build_powered_node(name, *, gpus=4, pool="p", least_w=100.0, default_w=400.0):
+    """A node whose GPUs have power limits."""
+    limits = {"power_limit_default_w": default_w, "power_limit_min_w": least_w, "power_limit_max_w": default_w}
+    plain = build_node(name, gpus=gpus, pool=pool)
+    return replace(plain, gpus=tuple(replace(gpu, **limits) for gpu in plain.gpus))
 
 
-def service(key, *, replicas=1, metrics=VLLM, profile="llm", **promise):
+def build_service(key, *, replicas=1, metrics=VLLM, profile="llm", **promise):
     """A service that answers token by token."""
     objective = LatencyObjective(metric=LatencyMetric.INTER_TOKEN, latency_s=0.05)
     promised = ServicePromise(
@@ -86,7 +72,7 @@ def service(key, *, replicas=1, metrics=VLLM, profile="llm", **promise):
     return SubmitWorkloadRequest(workload_id=key, spec=spec)
 
 
-def job(key, *, replicas=1, gpus=1, **promise):
+def build_training_job(key, *, replicas=1, gpus=1, **promise):
     """A training job."""
     training = TrainingPromise(**(promise or {"slowdown_most": 0.1}))
     request = replace(WHOLE, gpu_count=gpus)
@@ -94,22 +80,8 @@ def job(key, *, replicas=1, gpus=1, **promise):
     return SubmitWorkloadRequest(workload_id=key, spec=spec)
 
 
-def points(profile="llm", model="G2"):
-    """An engine that gives 1000 tokens a second for each sequence, up to four, within 40 ms."""
-    return [
-        MeasuredPoint(
-            profile=profile,
-            gpu_model=model,
-            throughput_hz=1000.0 * batch,
-            batch=batch,
-            latencies=(QuantileLatency(quantile=0.95, latency_s=0.01 * batch),),
-        )
-        for batch in (1, 2, 4)
-    ]
-
-
 class Pages:
-    """What servers' pages say; implements the steward's port."""
+    """What servers' pages say; implements the control loop's port."""
 
     def __init__(self):
         self.asked = {}
@@ -139,8 +111,8 @@ class NoLearner:
         pass
 
 
-class World:
-    """A steward and all that is around it; `now_s` is both clocks."""
+class ObjectivesWorld:
+    """The control loop and all that is around it; `now_s` is both clocks."""
 
     def __init__(self, journal=None, start_s=1_700_000_000.0, learner=None, **settings):
         self.learner = learner or NoLearner()
@@ -167,7 +139,7 @@ class World:
         for name in self.loop.core.state.nodes:
             self.loop.presence.mark_connected(name)  # agents are back at once
             self.telemetry.open_stream(self.loop.core.state.nodes[name].inventory, 1)
-        self.steward = ControlLoop(
+        self.control_loop = ControlLoop(
             loop=self.loop,
             telemetry=self.telemetry,
             pages=self.pages,
@@ -252,18 +224,18 @@ class World:
 
     async def cycle(self, seconds=5.0):
         self.now_s += seconds
-        await self.steward.run_cycle()
-        assert self.steward.failures == 0
+        await self.control_loop.run_cycle()
+        assert self.control_loop.failures == 0
 
 
 @contextlib.asynccontextmanager
-async def stewarded(journal=None, **settings):
+async def run_objectives(journal=None, **settings):
     """A world that is started, and stopped as a crash would."""
-    world = World(journal, **settings)
+    world = ObjectivesWorld(journal, **settings)
     await world.start()
     try:
         yield world
     finally:
-        world.steward._thread.shutdown()
-        world.steward._telling.forecasts.close()
+        world.control_loop._thread.shutdown()
+        world.control_loop._telling.forecasts.close()
         await world.loop.stop()
