@@ -8,6 +8,7 @@ import pytest
 from bench.mig.plans import assign_plan, find_violations, pool_of_product, running_as_plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests import naive_partition
 from tests.builders import partition
 from tests.builders.partition import A30, A100, build_problem
 from tests.naive_partition import group_steps_by_gpu
@@ -34,7 +35,7 @@ from eelgrid_protos.messages import ComputeInstance, Gpu, GpuInstance
 few = settings(deadline=None, max_examples=25)
 GPUS = 2
 KEYS = partition.KEYS["a30"]
-LAYOUTS = partition.list_layouts("a30-24gb", KEYS)
+LAYOUTS = naive_partition.list_layouts("a30-24gb", KEYS)
 COSTS = TransitionCosts(horizon_s=100.0, destroy=1.0, create=2.0, start=7.0, mode=11.0, room=0.01)
 FREE = TransitionCosts(horizon_s=100.0, destroy=0.0, create=0.0, start=0.0, mode=0.0, room=0.01)
 

@@ -6,6 +6,7 @@ import pytest
 from bench.mig.plans import find_violations, pool_of_product
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests import naive_partition
 from tests.builders import partition
 from tests.builders.partition import A30, A100, PRODUCTS, build_problem, build_slice_point
 
@@ -41,7 +42,7 @@ def hungry(asked):
 @quiet
 def test_least_gpus_then_least_slices_on_four_slices(case):
     found = plan_partition(build_problem(*case))
-    assert [proof.value for proof in found.proofs] == list(partition.find_least(*case))
+    assert [proof.value for proof in found.proofs] == list(naive_partition.find_least(*case))
     assert [proof.gap for proof in found.proofs] == [0.0, 0.0]
     assert found.proven
 
@@ -50,7 +51,7 @@ def test_least_gpus_then_least_slices_on_four_slices(case):
 @few
 def test_least_gpus_then_least_slices_on_seven_slices(case):
     found = plan_partition(build_problem(*case, product=A100))
-    assert tuple(proof.value for proof in found.proofs) == partition.find_least(*case, product=A100)
+    assert tuple(proof.value for proof in found.proofs) == naive_partition.find_least(*case, product=A100)
 
 
 @given(small(services=4), st.booleans())
@@ -63,7 +64,7 @@ def test_any_plan_keeps_every_promise(case, watts):
     for service in asked.services:
         mine = [one for gpu in found.gpus for one in gpu.replicas() if one.owner == service.name]
         assert sum(one.throughput_hz for one in mine) >= service.rate_hz
-    legal = partition.list_layouts(A30.mig.key, partition.KEYS[A30.key])
+    legal = naive_partition.list_layouts(A30.mig.key, partition.KEYS[A30.key])
     for gpu in found.gpus:
         assert frozenset((one.profile, one.start) for one in gpu.instances) in legal
 
