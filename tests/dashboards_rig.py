@@ -29,19 +29,17 @@ from eelgrid_protos.messages import (
     PoolMode,
     PowerBudget,
     PricePeriod,
-    ResourceRequest,
     ServicePromise,
     SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,
     SpendingScope,
-    SubmitWorkloadRequest,
     TrainingPromise,
     UpdatePolicyRequest,
     WorkloadKind,
-    WorkloadSpec,
 )
 from tests.agent_process import agent_process
+from tests.builders.cluster import build_request
 from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
 from tests.e2e.processes import free_address
@@ -165,10 +163,7 @@ def _policy(before):
 
 
 async def _submit(rig, key, *, gpus=1, milli=1000, models=(), **spec):
-    request = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=milli, gpu_models=models)
-    await rig.operators.submit_workload(
-        SubmitWorkloadRequest(workload_id=key, spec=WorkloadSpec(name=key, request=request, **spec))
-    )
+    await rig.operators.submit_workload(build_request(key, name=key, gpus=gpus, milli=milli, models=models, **spec))
 
 
 async def _submit_all(rig, url):

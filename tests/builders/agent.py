@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from uuid import UUID
 
 from eelgrid_agent.devices.host import SimulatedHost
 from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, SampleTick
@@ -15,8 +16,10 @@ from eelgrid_agent.energy.accounts import (
 )
 from eelgrid_agent.node.inventory import NodeIdentity, survey_devices
 from eelgrid_agent.node.node import AgentNode, NoEngine
+from eelgrid_agent.simulation.gpu import SimGpu
 from eelgrid_agent.simulation.node import SimulatedNode
 from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
+from eelgrid_protos.catalogue.loader import load_catalogue
 
 SECOND = 1_000_000_000
 A10 = GpuSpec(product="openb-g2")
@@ -49,6 +52,12 @@ def build_devices(clock, name="n", gpus=(A10,), *, seed=1):
     return SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=seed)
 
 
+def build_simulated_gpu(product, **spec):
+    """One simulated GPU of a product, at time 0."""
+    known = load_catalogue().products[product]
+    return SimGpu(GpuSpec(product=product, **spec), known, uuid=UUID(int=0), index=0, now_ns=0)
+
+
 def build_agent_node(device, clock, name="n", *, engine=None, first=None, **options):
     """The agent's node over simulated devices; without an engine nothing runs on it."""
     engine = engine or NoEngine()
@@ -75,6 +84,11 @@ def build_tick(time_ns, *, generation=1, gpus=1, values=None, absences=(), opens
         host_absences=(),
         opens_batch=opens_batch,
     )
+
+
+def build_pod_owner(pod, **fields):
+    """A container of a pod as an owner of energy."""
+    return UsageOwner(kind=UsageOwnerKind.POD, **{"namespace": "n", "pod": pod, "container": "c"} | fields)
 
 
 def build_slurm_owner(job, **fields):

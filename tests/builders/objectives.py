@@ -6,6 +6,7 @@ it is. Must not know what is expected of it.
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.objectives.control_loop import ControlLoop
 from eelgrid_controller.objectives.learning_process import LearningFailed
 from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound
+from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
 from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
@@ -38,6 +40,7 @@ from eelgrid_protos.messages import (
     ResourceRequest,
     SampleBatch,
     ServicePromise,
+    ServiceStatus,
     SubmitWorkloadRequest,
     TrainingPromise,
     WorkloadKind,
@@ -78,6 +81,25 @@ def build_training_job(key, *, replicas=1, gpus=1, **promise):
     request = replace(WHOLE, gpu_count=gpus)
     spec = WorkloadSpec(name=key, kind=WorkloadKind.TRAINING_JOB, request=request, replicas=replicas, training=training)
     return SubmitWorkloadRequest(workload_id=key, spec=spec)
+
+
+def build_service_status(name="s", **changes):
+    """What is reported of a service that keeps its objective."""
+    fields = {"workload_id": name, "name": name, "phase": "steady", "objective_s": 0.5}
+    return ServiceStatus(**(fields | changes))
+
+
+def build_metrics_window(rate_hz=1.0, *, seconds=30.0, waiting=0.0, growth=0.0, **fields):
+    """A window in which a service answered all that came; what `fields` do not name its servers do not tell."""
+    known = {
+        "seconds": seconds,
+        "arrived_hz": rate_hz,
+        "finished_hz": rate_hz,
+        "waiting": waiting,
+        "waiting_growth": growth,
+    }
+    names = (field.name for field in dataclasses.fields(MetricsWindow))
+    return MetricsWindow(**dict.fromkeys(names) | known | fields)
 
 
 class Pages:

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 from tests.agent_process import agent_process
+from tests.builders.cluster import build_request
 from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
 from tests.e2e.processes import fleet_of
@@ -32,11 +33,9 @@ from eelgrid_protos.messages import (
     Reading,
     ResourceRequest,
     ServicePromise,
-    SubmitWorkloadRequest,
     TrainingPromise,
     UpdatePolicyRequest,
     WorkloadKind,
-    WorkloadSpec,
 )
 
 NODE = {
@@ -132,8 +131,7 @@ async def workload(rig, key):
 
 
 async def submit(rig, key, **spec):
-    request = SubmitWorkloadRequest(workload_id=key, spec=WorkloadSpec(name=key, request=WHOLE, **spec))
-    await rig.operators.submit_workload(request)
+    await rig.operators.submit_workload(build_request(key, name=key, **spec))
 
 
 async def test_a_service_follows_its_load_and_a_job_finds_its_limit(tmp_path):

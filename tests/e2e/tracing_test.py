@@ -6,6 +6,7 @@ import urllib.request
 import grpc
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.builders.cluster import build_request
 from tests.builders.kubernetes import build_node, build_pod
 from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import config
@@ -15,13 +16,7 @@ from tests.fakes.kubernetes.cluster import FakeCluster
 
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_protos import rpc, transport
-from eelgrid_protos.messages import (
-    CancelWorkloadRequest,
-    ExplainWorkloadRequest,
-    ResourceRequest,
-    SubmitWorkloadRequest,
-    WorkloadSpec,
-)
+from eelgrid_protos.messages import CancelWorkloadRequest, ExplainWorkloadRequest
 
 NODE = {
     "name": "box",
@@ -62,10 +57,8 @@ class Caller(grpc.UnaryUnaryClientInterceptor):
 
 
 def submit(operators, name, gpus):
-    request = ResourceRequest(cpu_milli=1000, memory_bytes=2**30, gpu_count=gpus, gpu_milli=1000 if gpus else 0)
-    spec = WorkloadSpec(name=name, request=request, namespace="ml")
-    asked = SubmitWorkloadRequest(spec=spec, workload_id=name)
-    return operators.submit_workload(asked, timeout=30.0).workload
+    request = build_request(name, name=name, gpus=gpus, namespace="ml")
+    return operators.submit_workload(request, timeout=30.0).workload
 
 
 def trace_of(live, name):

@@ -5,7 +5,7 @@ import os
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders.agent import build_energy_share, build_slurm_owner
+from tests.builders.agent import build_energy_share, build_pod_owner, build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, InstanceReadings, Missing, ProcessKind
 from eelgrid_agent.energy.accounts import (
@@ -35,7 +35,7 @@ SECOND = 1_000_000_000
 # The long proof asks for thousands.
 SEQUENCES = int(os.environ.get("EELGRID_ATTRIBUTION_SEQUENCES", "100"))
 NO = Missing(AbsenceReason.NOT_SAMPLED)
-PODS = [UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod=f"p{index}", container="c") for index in range(4)]
+PODS = [build_pod_owner(f"p{index}") for index in range(4)]
 UID = "2c48913c-b29f-11e7-9350-02096814779{}"
 OWNERS = [
     *PODS,

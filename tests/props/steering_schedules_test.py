@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.builders.objectives import build_metrics_window
 from tests.steering_rig import LIMITS_W, Fleet, tree
 
 from eelgrid_controller.objectives.controller import ObjectiveController
@@ -28,7 +29,6 @@ from eelgrid_controller.objectives.power.power_cap_controller import ControlSett
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
-from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
 from eelgrid_controller.objectives.services.service_model import RequestService
 from eelgrid_controller.profiles.queueing_model import QuantileObjective, ServiceStation
 
@@ -209,7 +209,7 @@ PROMISED = AutoscalerTarget(RequestService(REPLICA, QuantileObjective(0.95, 0.6)
 
 
 def seen(rate_hz, waiting, growth):
-    return MetricsWindow(30.0, None, None, None, None, None, rate_hz, rate_hz, waiting, growth, None, None, None)
+    return build_metrics_window(rate_hz, waiting=waiting, growth=growth)
 
 
 @settings(max_examples=40, deadline=None)

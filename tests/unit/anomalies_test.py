@@ -1,7 +1,7 @@
 """Where allocation and use disagree: since when, for how long before it is told, and what it wastes."""
 
 import pytest
-from tests.builders.agent import build_slurm_owner
+from tests.builders.agent import build_pod_owner, build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.accounts import (
@@ -21,8 +21,8 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
 SECOND = 1_000_000_000
-A = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="a", container="c")
-B = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="b", container="c")
+A = build_pod_owner("a")
+B = build_pod_owner("b")
 NAMELESS = UsageOwner(kind=UsageOwnerKind.POD, pod_uid="2c48913c-b29f-11e7-9350-020968147796")
 INTRUDER = UsageOwner(kind=UsageOwnerKind.USER, user="1000", unit="session-1.scope")
 IDLE = IdlePower(bare_w=60.0, context_w=40.0, confidence=ShareConfidence.HIGH)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.builders.agent import build_slurm_owner
+from tests.builders.agent import build_pod_owner, build_slurm_owner
 
 from eelgrid_agent.devices.port import GpuProcess, ProcessKind
 from eelgrid_agent.energy.accounts import ACCOUNTS_MOST, ShareConfidence, ShareMethod, UsageOwner, UsageOwnerKind
@@ -14,8 +14,8 @@ from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import Gpu
 
 SECOND = 1_000_000_000
-A = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="a", container="c")
-B = UsageOwner(kind=UsageOwnerKind.POD, namespace="n", pod="b", container="c")
+A = build_pod_owner("a")
+B = build_pod_owner("b")
 GPU = Gpu(uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb")
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import shutil
-import subprocess
 import time
 
 import pytest
@@ -12,6 +11,7 @@ from tests.builders.cluster import build_request
 from tests.builders.objectives import build_powered_node, build_service, build_training_job, run_objectives
 from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
+from tests.metrics_lint import run_promtool
 from tests.waiting import wait_until
 
 from eelgrid_controller.objectives.status import refusal_rule
@@ -197,13 +197,6 @@ async def test_the_whole_page_tells_what_is_listed(tmp_path):
     assert METRICS.keys() - types.keys() == without, "without prices, a cluster, a node, traces and TLS: no series"
 
 
-def words_of_promtool(text):
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30, text=True
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: prometheus)")
 async def test_promtool_has_nothing_to_say_of_a_page_with_promises(tmp_path):
     async with run_controller(tmp_path) as rig, run_objectives() as world:
@@ -212,7 +205,7 @@ async def test_promtool_has_nothing_to_say_of_a_page_with_promises(tmp_path):
         rig.controller.metrics.attach(Whole(own, Sources(world, scraper())))
         text = (await rig.controller.metrics.render_page()).decode()
     assert 'eelgrid_service_windows_total{verdict="missed",workload="s"}' in text
-    assert await asyncio.to_thread(words_of_promtool, text) == (0, "")
+    assert await asyncio.to_thread(run_promtool, text) == (0, "")
 
 
 class Whole:

@@ -8,6 +8,7 @@ from bench.loop.demand import Course, Requests, course
 from bench.loop.engines import BORDERS_S, Engine, Engines
 from bench.loop.scene import Job, Scene, Service
 from bench.loop.training import CHECKPOINT_S, Running
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
@@ -21,7 +22,6 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow as JobWindow
 from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
-from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.catalogue.loader import load_catalogue
 
@@ -183,7 +183,7 @@ def test_promises_of_jobs_are_counted():
 
 
 def _seen(at_s, running, waiting=0.0):
-    empty = MetricsWindow(30.0, None, None, None, None, None, 1.0, 1.0, waiting, 0.0, running, 1.0, None)
+    empty = build_metrics_window(waiting=waiting, running=running, output_token_hz=1.0)
     return ServiceWindow(at_s, "s", empty)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.builders.cluster import build_batch, build_node, build_request
 from tests.builders.metrics import build_gpu_view, build_share, build_snapshot
 from tests.builders.objectives import run_objectives
 from tests.builders.server import run_controller
-from tests.metrics_lint import NO_LABELS, documented, faults
+from tests.metrics_lint import NO_LABELS, documented, faults, run_promtool
 from tests.unit.controller_metrics_test import Sources, Whole, lived, scraper
 from tests.waiting import wait_until
 
@@ -59,13 +58,6 @@ def agents_page():
     )
 
 
-def said(text):
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, check=False, timeout=30, text=True
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_path):
     text = await controllers_page(tmp_path)
     assert list(faults(text, OF_CONTROLLER, lambda name: count_controller_series_most(METRICS[name]))) == []
@@ -80,7 +72,7 @@ async def test_the_controllers_page_keeps_the_conventions_and_its_bounds(tmp_pat
     assert told == set(), "what comes and goes is in no other label"
     assert len(text.splitlines()) < 1500
     if shutil.which("promtool"):
-        assert await asyncio.to_thread(said, text) == (0, "")
+        assert await asyncio.to_thread(run_promtool, text) == (0, "")
 
 
 def test_the_agents_page_keeps_the_conventions():
@@ -88,7 +80,7 @@ def test_the_agents_page_keeps_the_conventions():
     most = {metric.name: count_agent_series_most(metric) for metric in CATALOGUE}
     assert list(faults(text, OF_AGENT, most.__getitem__)) == []
     if shutil.which("promtool"):
-        assert said(text) == (0, "")
+        assert run_promtool(text) == (0, "")
 
 
 def test_every_metric_of_both_is_in_the_docs_and_has_help_and_no_name_is_used_twice():

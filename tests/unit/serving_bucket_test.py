@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerTarget,
@@ -22,7 +23,7 @@ from eelgrid_controller.objectives.services.calibration import (
     sample_slowness,
     update_calibration,
 )
-from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile
 from eelgrid_controller.objectives.services.service_model import (
     TokenCurve,
     TokenDemand,
@@ -42,9 +43,7 @@ def _service(objective_s=0.025):
 
 def _window(token_hz, counts, sum_s=None):
     live = LiveDistribution(VLLM_S, counts, sum_s=sum_s)
-    return MetricsWindow(
-        30.0, None, None, live, None, None, token_hz / 200.0, token_hz / 200.0, 0.0, 0.0, 10.0, token_hz, None
-    )
+    return build_metrics_window(token_hz / 200.0, inter_token=live, running=10.0, output_token_hz=token_hz)
 
 
 def test_a_profile_within_its_bucket_is_not_taught_that_it_is_slow():

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.services.autoscaler import (
     AutoscalerTarget,
@@ -21,7 +22,6 @@ from eelgrid_controller.objectives.services.autoscaler import (
 from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
 from eelgrid_controller.objectives.services.service_metrics import (
     LiveDistribution,
-    MetricsWindow,
     ScrapePair,
     server_metric_names,
     service_window,
@@ -266,7 +266,9 @@ def test_the_first_token_is_promised_too():
     )
     late = LiveDistribution((0.1, 0.2, 0.4, math.inf), (0.0, 0.0, 100.0, 100.0))
     fast = LiveDistribution((0.01, math.inf), (100.0, 100.0))
-    seen = MetricsWindow(30.0, None, late, fast, None, None, 1.0, 1.0, 0.0, 0.0, 1.0, 100.0, 100.0)
+    seen = build_metrics_window(
+        first_token=late, inter_token=fast, running=1.0, output_token_hz=100.0, context_token_hz=100.0
+    )
     assert both.is_late(seen)
     assert not both.is_late(replace(seen, first_token=fast))
     assert not replace(both, first_token=None).is_late(seen)

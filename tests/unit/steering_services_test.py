@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.power.control_events import (
@@ -16,7 +17,7 @@ from eelgrid_controller.objectives.power.control_events import (
 )
 from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings, InvalidSetting
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase, ScalingLimits
-from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, MetricsWindow
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution
 from eelgrid_controller.objectives.services.service_model import RequestService
 from eelgrid_controller.profiles.queueing_model import QuantileObjective, ServiceStation
 
@@ -26,7 +27,7 @@ PROMISED = AutoscalerTarget(RequestService(REPLICA, QuantileObjective(0.95, 0.6)
 
 
 def seen(rate_hz, *, waiting=0.0, growth=0.0, response=None):
-    return MetricsWindow(30.0, response, None, None, None, None, rate_hz, rate_hz, waiting, growth, None, None, None)
+    return build_metrics_window(rate_hz, waiting=waiting, growth=growth, response=response)
 
 
 def steered(replicas=2, settings=None):

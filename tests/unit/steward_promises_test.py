@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders.objectives import build_metrics_window
 
 from eelgrid_controller.objectives.policy_budgets import NodePowerDraw, nearest_budgets, policy_budgets, policy_tariff
 from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
@@ -19,7 +20,7 @@ from eelgrid_controller.objectives.promises import (
     service_target,
 )
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget
-from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, MetricsWindow
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution
 from eelgrid_controller.objectives.services.service_model import RequestService
 from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.placement.gpu_power import (
@@ -119,7 +120,9 @@ def test_the_first_token_is_watched_though_not_planned():
 
 
 def _window(first):
-    return MetricsWindow(10.0, None, first, None, None, None, 1.0, 1.0, 0.0, 0.0, 0.0, 100.0, 100.0)
+    return build_metrics_window(
+        seconds=10.0, first_token=first, running=0.0, output_token_hz=100.0, context_token_hz=100.0
+    )
 
 
 def test_the_slowest_model_stands_for_a_mixture_and_unknown_models_are_left_to_the_live_quantiles():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from tests.builders.objectives import build_service_status
 from tests.fakes.operators import a_node
 from tests.fakes.spent import NOTHING_SPENT
 
@@ -19,7 +20,6 @@ from eelgrid_protos.messages import (
     ModelSummary,
     PowerBudget,
     ReasonCount,
-    ServiceStatus,
     Summary,
 )
 
@@ -44,9 +44,7 @@ NODES = [a_node(f"openb-node-{i:04d}", gpus=8, power_w=2000.0 + i, sample_age_s=
 
 
 def service(name, live_s, **changes):
-    return ServiceStatus(
-        **{"workload_id": name, "name": name, "phase": "steady", "objective_s": 0.5, "live_s": live_s} | changes
-    )
+    return build_service_status(name, live_s=live_s, **changes)
 
 
 PROMISES = ListPromisesResponse(
