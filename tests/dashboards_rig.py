@@ -42,8 +42,8 @@ from tests.agent_process import agent_process
 from tests.builders.cluster import build_request
 from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
+from tests.e2e.objectives_test import Fleet
 from tests.e2e.processes import free_address
-from tests.e2e.steward_test import Fleet
 from tests.fakes.metrics_servers import Listener, answer
 from tests.waiting import wait_until
 

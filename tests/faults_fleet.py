@@ -38,7 +38,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from tests.builders.profiles import build_engine_points
-from tests.e2e.steward_test import Fleet
+from tests.e2e.objectives_test import Fleet
 from tests.fakes.metrics_servers import Listener
 from tests.faults_rig import Scene
 from tests.slow_disk import SlowDisk

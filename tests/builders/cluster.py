@@ -34,11 +34,12 @@ def build_catalogue_gpu(key: str, index: int = 0, **changes: Any) -> Gpu:
     """A GPU as the catalogue describes its product."""
     product = catalogue.load_catalogue().products[key]
     known: dict[str, Any] = {
+        "model": product.model,
         "product": product.nvml_names[0],
         "catalogue_key": key,
         "memory_bytes": product.memory_bytes,
     }
-    return build_gpu(index, model=product.model, **(known | {"mig_capable": product.mig is not None} | changes))
+    return build_gpu(index, **(known | {"mig_capable": product.mig is not None} | changes))
 
 
 def build_node(

@@ -13,7 +13,7 @@ from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
 from tests.deploy_rig import crd_files
 from tests.e2e.kubernetes_gate_test import bound, config, until
-from tests.e2e.steward_test import QUICK, Fleet
+from tests.e2e.objectives_test import QUICK, Fleet
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.builders.objectives import build_metrics_window
-from tests.steering_rig import LIMITS_W, Fleet, tree
+from tests.power_fleet_rig import LIMITS_W, Fleet, tree
 
 from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tests.fakes.foretold import LearnsHere, family, served, trained
+from tests.fakes.learners import LearnsHere, family, served, trained
 from tests.waiting import wait_until
 
 from eelgrid_controller.objectives import forecasts as module

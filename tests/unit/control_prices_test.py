@@ -1,7 +1,7 @@
 """Jobs under prices that change: dear energy is not used, promises are kept, limits do not flutter."""
 
 import pytest
-from tests.steering_rig import Fleet
+from tests.power_fleet_rig import Fleet
 
 from eelgrid_controller.objectives.power.control_events import PricesSet
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
-from tests.unit.steward_jobs_test import Training, ready
+from tests.unit.objectives_jobs_test import Training, ready
 
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import BudgetScope, PowerBudget

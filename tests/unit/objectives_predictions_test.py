@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.builders.objectives import build_powered_node, build_service, build_training_job, run_objectives
 from tests.builders.profiles import build_engine_points
-from tests.fakes.foretold import LearnsHere, family, served, trained
-from tests.unit.steward_jobs_test import Training
+from tests.fakes.learners import LearnsHere, family, served, trained
+from tests.unit.objectives_jobs_test import Training
 from tests.waiting import wait_until
 
 from eelgrid_controller.objectives.power.control_events import LimitPhase

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.steering_rig import LIMITS_W, law
+from tests.power_fleet_rig import LIMITS_W, law
 
 from eelgrid_controller.objectives.power.budget_allocation import AllocationRequest, allocate_budgets
 from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode

@@ -1,7 +1,7 @@
 """Elastic jobs and what jobs teach, through the whole steward; clocks and agents by hand."""
 
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
-from tests.unit.steward_jobs_test import Training, ready
+from tests.unit.objectives_jobs_test import Training, ready
 
 from eelgrid_controller.objectives.promises import related_curves
 from eelgrid_controller.profiles.points import Configuration, Point

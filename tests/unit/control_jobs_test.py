@@ -5,8 +5,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.steering_rig import LIMITS_W, Fleet, law, tree
-from tests.unit.steering_services_test import PROMISED
+from tests.power_fleet_rig import LIMITS_W, Fleet, law, tree
+from tests.unit.control_services_test import PROMISED
 
 from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
-from tests.unit.steward_jobs_test import Training, ready, standing
+from tests.unit.objectives_jobs_test import Training, ready, standing
 
 from eelgrid_controller.objectives import job_observer
 from eelgrid_controller.objectives.job_observer import HISTORY_INTERVAL_S, JobHistories, limit_history
