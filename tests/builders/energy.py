@@ -93,15 +93,15 @@ class LedgerSite:
     def __init__(self, folder, workloads=None, clock=None):
         known = {"w-1": SimpleNamespace(spec=SPEC)} if workloads is None else workloads
         core = SimpleNamespace(state=SimpleNamespace(workloads=known, policy=SimpleNamespace(prices=None)))
-        self.desk = LedgerWriter(
+        self.writer = LedgerWriter(
             folder, core=lambda: core, clock=clock or CLOCK, log=logging.getLogger("test"), bytes_most=10**9
         )
         self.acknowledged = []
         self.refused = []  # node, windows and why, of acknowledgements that say so
 
     async def __aenter__(self):
-        self.task = asyncio.create_task(self.desk.run())
-        await self.until(lambda: self.desk._store is not None or self.desk.failures)
+        self.task = asyncio.create_task(self.writer.run())
+        await self.until(lambda: self.writer._store is not None or self.writer.failures)
         return self
 
     async def __aexit__(self, *_):
@@ -112,7 +112,7 @@ class LedgerSite:
         await wait_until(is_so)
 
     def take(self, one, node="n1"):
-        self.desk.add_window(build_ledger_node(node), one, lambda told: self.hear(node, told))
+        self.writer.add_window(build_ledger_node(node), one, lambda told: self.hear(node, told))
 
     def hear(self, node, told):
         self.acknowledged.append((node, told.number))
@@ -123,7 +123,7 @@ class LedgerSite:
         asked = parse_query(
             begin_ns=BEGIN_NS, end_ns=BEGIN_NS + 86_400 * SECOND_NS, group_by=group_by, filters={}, rows_most=100
         )
-        (answer,) = await self.desk.query((asked,))
+        (answer,) = await self.writer.query((asked,))
         return answer
 
 

@@ -295,7 +295,7 @@ async def test_what_loses_its_owner_goes_unless_it_is_orphaned(rig):
     assert "ownerReferences" not in left["b"]
 
 
-async def test_discovery_tells_version_kinds_and_their_parts(rig):
+async def test_discovery_reports_version_kinds_and_their_parts(rig):
     served = await rig.cluster.discover()
     assert (served.major, served.minor >= 30) == (1, True)
     assert served.has(PODS)

@@ -33,7 +33,7 @@ def said(changes):
     return [(change.told, change.object["metadata"]["name"]) for change in changes]
 
 
-async def test_a_watch_tells_what_happened_after_a_version(rig):
+async def test_a_watch_reports_what_happened_after_a_version(rig):
     await rig.add(CONFIG_MAPS, build_config_map("a", {"of": "watch"}))
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
     await rig.add(CONFIG_MAPS, build_config_map("b", {"of": "watch"}, x="1"))
@@ -47,7 +47,7 @@ async def test_a_watch_tells_what_happened_after_a_version(rig):
     assert int(version_of(found[2].object)) > int(version_of(found[1].object))
 
 
-async def test_a_watch_with_a_selector_tells_who_enters_and_leaves(rig):
+async def test_a_watch_with_a_selector_reports_who_enters_and_leaves(rig):
     version = (await rig.cluster.list(CONFIG_MAPS, namespace=rig.space)).resource_version
     await rig.add(CONFIG_MAPS, build_config_map("a"))
     await rig.cluster.patch(CONFIG_MAPS, "a", {"metadata": {"labels": {"x": "1"}}}, namespace=rig.space)

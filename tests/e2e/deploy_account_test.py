@@ -157,7 +157,7 @@ async def test_deployments_and_jobs_come_where_they_were_planned(nodes, access, 
             kubectl("delete", "pods", "--all", "-n", TRIAL, "--force", "--grace-period=0")
 
 
-async def test_a_stolen_place_is_found_anew_and_people_are_told(nodes, access, tmp_path):
+async def test_a_stolen_place_is_found_again_and_people_are_informed(nodes, access, tmp_path):
     await until(lambda: not pods())
     notes = {ANNOTATION_GROUP: "g", ANNOTATION_GROUP_SIZE: "1"}
     made = owner("Deployment", "robbed", replicas=1, gpus=8, notes=notes)

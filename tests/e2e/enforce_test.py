@@ -28,7 +28,7 @@ FLEET = {"nodes": [{"name": "gpu-7", "cpu_milli": 1000, "memory_bytes": 2**30, "
 HALVES = (WantedInstance(profile="4g.40gb", start=0), WantedInstance(profile="3g.40gb", start=4))
 
 
-async def test_limits_and_a_layout_are_set_read_back_and_told_over_the_stream(tmp_path):
+async def test_limits_and_a_layout_are_set_read_back_and_reported_over_the_stream(tmp_path):
     (tmp_path / "fleet.json").write_text(json.dumps(FLEET))
 
     async def script(number, messages, reply):

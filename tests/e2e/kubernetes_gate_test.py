@@ -112,7 +112,7 @@ def test_two_hundred_pods_come_where_they_were_planned(tmp_path):
     asyncio.run(play())
 
 
-def test_a_gang_goes_together_and_a_stolen_place_is_found_anew(tmp_path):
+def test_a_gang_goes_together_and_a_stolen_place_is_found_again(tmp_path):
     async def play():
         async with FakeCluster() as fake:
             cluster = fake.client()

@@ -170,7 +170,7 @@ def test_a_pod_that_does_not_become_ready_is_taken_back_and_the_place_too(tmp_pa
     asyncio.run(play())
 
 
-def test_a_job_is_told_and_evicted_after_its_grace_and_comes_to_the_kept_place(tmp_path):
+def test_a_job_is_reported_and_evicted_after_its_grace_and_comes_to_the_kept_place(tmp_path):
     async def play():
         async with cluster_of(tmp_path) as (_, cluster, loop):
             body = build_job("j", labels=_OURS)

@@ -179,7 +179,7 @@ def test_metrics_are_named_as_prometheus_wants(live, side):
     refused.value.close()
 
 
-def test_metrics_tell_what_the_api_tells(live):
+def test_metrics_tell_what_the_api_reports(live):
     cluster, agent = live
     families = scrape(cluster.agents[agent]["metrics"])
     uuids = {gpu.gpu.uuid for gpu in gpus_of(cluster)}

@@ -223,7 +223,7 @@ async def test_a_plugin_that_steers_gives_what_was_planned(real, node, tmp_path)
         assert flights.overdue == 0
 
 
-async def test_slices_are_placed_and_a_gpu_is_cut_anew_while_they_run(real, node, tmp_path):
+async def test_slices_are_placed_and_a_gpu_is_cut_again_while_they_run(real, node, tmp_path):
     small, middle = (f"{DOMAIN}/mig-{name}" for name in ("1g.5gb", "2g.10gb"))
     async with closed_loop(real, node, tmp_path) as (rig, agent):
         await real.until(lambda: real.allocatable().get(small) == "1")

@@ -45,7 +45,7 @@ def charged(one, ceiling_w):
 
 @settings(max_examples=150, deadline=None)
 @given(jobs(), st.floats(0.0, 3000.0), st.floats(0.0, 2000.0), st.floats(0.0, 500.0), st.sampled_from(AllocationGoal))
-def test_ceilings_add_up_to_no_more_than_a_budget_or_all_are_least_and_it_is_said(
+def test_ceilings_add_up_to_no_more_than_a_budget_or_all_are_least_and_it_is_reported(
     many, cluster_w, node_w, fixed_w, want
 ):
     budgets = BudgetTree(
@@ -89,7 +89,7 @@ def test_unknown_jobs_give_way_before_promises():
     assert shared.shortfalls == {}
 
 
-def test_promises_give_way_last_and_that_is_said():
+def test_promises_give_way_last_and_that_is_reported():
     shared = one_budget([asking("a"), asking("b")], 700.0)
     assert sorted(shared.ceilings_w.values()) == [150.0, 200.0]
     assert shared.shortfalls["n1"].watts == 100.0

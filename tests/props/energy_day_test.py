@@ -50,7 +50,7 @@ class SetClock:
 
 
 class Day:
-    """One node with its agent, which comes and goes, and the controller's desk, which does, too."""
+    """One node with its agent, which comes and goes, and the controller's ledger writer, which does, too."""
 
     def __init__(self, folder, rng):
         self.folder, self.rng, self.clock = folder, rng, SetClock()
@@ -88,25 +88,25 @@ class Day:
         self.begin_agent()
         self.counts["agents"] += 1
 
-    async def begin_desk(self):
+    async def begin_writer(self):
         core = SimpleNamespace(state=SimpleNamespace(workloads={}, policy=SimpleNamespace(prices=None)))
-        self.desk = LedgerWriter(
+        self.writer = LedgerWriter(
             self.folder / "data",
             core=lambda: core,
             clock=Clock(now_ns=self.clock.wall_ns),
             log=logging.getLogger("test"),
             bytes_most=10**9,
         )
-        self.task = asyncio.create_task(self.desk.run())
+        self.task = asyncio.create_task(self.writer.run())
         self.node.outbox.windows.resume()
 
-    async def kill_desk(self):
+    async def kill_writer(self):
         """What is not on its disk is lost."""
-        self.desk._batch = ledger_writer._Batch()
+        self.writer._batch = ledger_writer._Batch()
         self.task.cancel()
         await asyncio.wait((self.task,))
         self.counts["controllers"] += 1
-        await self.begin_desk()
+        await self.begin_writer()
 
     def work(self):
         """Jobs come and go, and load with them."""
@@ -148,10 +148,10 @@ class Day:
         windows = self.node.outbox.windows
         while (window := windows.next_window()) is not None:
             arrived = codec.decode_message(EnergyWindow, codec.encode_message(window))
-            self.desk.add_window(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
+            self.writer.add_window(self.node.inventory, arrived, lambda told, of=windows: self.hear(of, told))
 
     async def run(self):
-        await self.begin_desk()
+        await self.begin_writer()
         away_until = 0
         while self.step * STEP_S < DAY_S:
             self.tick()
@@ -161,7 +161,7 @@ class Day:
             elif chance < 0.0046:
                 self.kill_agent()
             elif chance < 0.006:
-                await self.kill_desk()
+                await self.kill_writer()
             elif chance < 0.0063:
                 self.clock.offset_ns += self.rng.randrange(-300, 300) * SECOND
                 self.counts["clocks"] += 1

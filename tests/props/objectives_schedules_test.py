@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the steward keeps its bounds: random lives of a small fleet.
+"""Whatever happens in whatever order, the control loop keeps its bounds: random lives of a small fleet.
 
 Services whose pages come, lack or hang, jobs that tell progress or do not, nodes that go and
 come back, pools that are enforced or not, work that comes and ends, a restart in between.
@@ -79,23 +79,23 @@ class Life:
 
     @staticmethod
     def check(world, limits_w, replicas):
-        state, steward = world.loop.core.state, world.control_loop
+        state, control_loop = world.loop.core.state, world.control_loop
         for key, workload in state.workloads.items():
             limit_w = workload.power_limit_w
             assert limit_w is None or 100.0 <= limit_w <= 400.0
-            if key in steward.objectives_status.advice:
+            if key in control_loop.objectives_status.advice:
                 # What is only observed is never changed.
                 assert limit_w == limits_w[key]
                 assert workload.placements == replicas[key]
         live = {key for key, one in state.workloads.items() if one.phase is WorkloadPhase.PLACED}
-        told = steward.objectives_status.steering
+        told = control_loop.objectives_status.steering
         assert all(1 <= one.target <= 6 for one in told.services)
         assert {one.name for one in (*told.services, *told.jobs)} <= live
         # Watts beyond a budget are never claimed in silence.
         assert all(one.claim_w <= one.room_w + 1e-6 or one.shortfall_w > 0.0 for one in told.budgets)
-        assert len(steward._desk._limits) <= 8
-        assert set(steward._promised) >= live
-        assert steward.promises().price_ratio == 1.0
+        assert len(control_loop._desk._limits) <= 8
+        assert set(control_loop._promised) >= live
+        assert control_loop.promises().price_ratio == 1.0
 
 
 async def live(steps):

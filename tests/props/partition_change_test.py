@@ -312,7 +312,7 @@ def test_a_repartition_waits_until_its_gain_exceeds_its_cost():
     assert found.course.lowest == {}
 
 
-def test_what_falls_below_its_rate_on_the_way_is_told():
+def test_what_falls_below_its_rate_on_the_way_is_reported():
     """A whole GPU must be emptied before the other size can be made: nothing is left of the service meanwhile."""
     asked = build_problem([8], [[0, 0, 9]], pools=(pool_of_product(A30),))
     how = Configuration(A30.model, "2g")

@@ -139,7 +139,7 @@ def test_both_plans_are_those_of_the_naive_twin(steps, turn):
 
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
-def test_begun_anew_it_is_what_the_live_work_comes_to_in_the_order_of_submission(steps):
+def test_begun_again_it_is_what_the_live_work_comes_to_in_the_order_of_submission(steps):
     core = build_core(NODES["a"], NODES["d"])
     for number, step in enumerate(steps, 2):
         try:

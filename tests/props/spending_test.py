@@ -123,7 +123,7 @@ class Twin:
         return milli / 1000.0 * (TICK_S if limit.quantity is SpendingQuantity.GPU_TIME else WHOLE_J)
 
     def look(self):
-        """What the desk does, with a ledger that is the naive sum."""
+        """What the spending monitor does, with a ledger that is the naive sum."""
         core, now_ns = self.core, self.now_ns
         policy, spending = core.state.policy, core.state.spending
         blank = limit_statuses(policy, spending, {}, now_ns)
@@ -173,7 +173,7 @@ class Twin:
             case ("ticks", count):
                 for number in range(count):
                     self.tick()
-                    # A desk that looks now and then, and at the end.
+                    # A monitor that looks now and then, and at the end.
                     if number % 10 == 0:
                         self.look()
             case ("raise", number) if core.state.policy.spending:

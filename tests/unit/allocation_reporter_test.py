@@ -29,7 +29,7 @@ def container(pod, *ids, name="main", resource="nvidia.com/gpu"):
     return ContainerDevices(namespace="ml", pod=pod, container=name, devices=tuple((resource, one) for one in ids))
 
 
-def test_a_pod_is_told_with_all_its_containers_by_the_drivers_ids():
+def test_a_pod_is_reported_with_all_its_containers_by_the_drivers_ids():
     containers = [
         container("b", "MIG-a", resource="nvidia.com/mig-1g.10gb"),
         container("a", "GPU-0::1"),
@@ -45,7 +45,7 @@ def test_a_pod_is_told_with_all_its_containers_by_the_drivers_ids():
     )
 
 
-def test_only_changes_are_told_and_what_follows_an_allocation():
+def test_only_changes_are_reported_and_what_follows_an_allocation():
     told = []
     telling = AllocationReporter(gpus=lambda: GPUS, tell=told.append, steers=True)
     telling.on_containers([])
@@ -61,7 +61,7 @@ def test_only_changes_are_told_and_what_follows_an_allocation():
     assert len(told) == 3
 
 
-def test_a_controller_is_told_at_once_and_the_next_one_again():
+def test_a_controller_is_informed_at_once_and_the_next_one_again():
     node = Bench().node
     while node.next_message() is not None:
         pass

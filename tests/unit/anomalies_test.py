@@ -58,7 +58,7 @@ HELD = {"claims": (DeviceClaim(owner=A),)}
 OPEN = {"holders": (ContextHolder(owner=A, pid=1),)}
 
 
-def test_a_held_device_with_no_process_is_told_after_a_while_with_what_it_wasted():
+def test_a_held_device_with_no_process_is_reported_after_a_while_with_what_it_wasted():
     fields = {**HELD, "holders": (), "utilization": 0.0}
     assert kinds(watch_for(110, **fields)) == set()
     assert kinds(watch_for(120, **fields)) == {(EnergyAnomalyKind.ALLOCATION_WITHOUT_PROCESS, A)}
@@ -182,7 +182,7 @@ def test_work_that_a_limit_holds_down_is_no_stall(limit_w, stalled):
     assert (EnergyAnomalyKind.STALLED in {one.subject.kind for one in found.anomalies}) is stalled
 
 
-def test_the_attributor_tells_of_them():
+def test_the_attributor_reports_them():
     gpu = Gpu(uuid="GPU-0", index=0, product="NVIDIA H100 80GB HBM3", model="H100", catalogue_key="h100-sxm5-80gb")
     attributor = Attributor(load_catalogue())
     held = (DeviceAllocation(place=DeviceReference("GPU-0"), owner=A, source=AllocationSource.POD_RESOURCES),)

@@ -78,7 +78,7 @@ def test_a_pod_known_by_uid_alone_is_joined_with_the_only_allocation_that_fits()
     assert all(account.owner.labels()["pod"] for account in found.accounts)
 
 
-def test_what_was_counted_before_the_first_look_is_nobodys():
+def test_what_was_counted_before_the_first_look_has_no_owner():
     found = Attributor(load_catalogue()).observe(look(0, 123.456, [1], owners={1: A}))
     assert found.accounts == {}
     assert found.nobody == {"GPU-0": {"unattributed": 123_456}}
@@ -105,7 +105,7 @@ def test_a_process_that_cannot_be_looked_at_is_the_only_holders():
     }
 
 
-def test_a_process_that_can_be_looked_at_and_is_nobodys_stays_so():
+def test_a_process_that_can_be_looked_at_and_has_no_owner_stays_so():
     attributor = Attributor(load_catalogue())
     stranger = {1: UsageOwner(kind=UsageOwnerKind.PROCESS, pid=1)}
     for at_s in range(0, 100, 10):

@@ -1,4 +1,4 @@
-"""The doorkeeper before real servers: every kind of call, dates, changed certificates, the page, and what it says."""
+"""The authorizer before real servers: every kind of call, dates, changed certificates, the page, and what it says."""
 
 import asyncio
 import datetime as dt
@@ -40,13 +40,13 @@ class Agents:
 
 
 @asynccontextmanager
-async def serving(tls, keeper, operators=None):
+async def serving(tls, authorizer, operators=None):
     server = grpc.aio.server(options=transport.server_options())
     operators = operators or FakeOperators()
     server.add_generic_rpc_handlers(
         (
-            rpc.build_handler(rpc.AGENT_SERVICE, Agents(), admit=keeper.authorize_call),
-            rpc.build_handler(rpc.OPERATOR_SERVICE, *operators.parts, admit=keeper.authorize_call),
+            rpc.build_handler(rpc.AGENT_SERVICE, Agents(), admit=authorizer.authorize_call),
+            rpc.build_handler(rpc.OPERATOR_SERVICE, *operators.parts, admit=authorizer.authorize_call),
         )
     )
     port = await transport.listen_on_address(server, "127.0.0.1:0", tls=tls, insecure=False, log=LOG)
@@ -104,7 +104,7 @@ def refused(found):
     return {kind for kind, end in found.items() if isinstance(end, PermissionDenied)}
 
 
-def keeper_of(rules=REQUIRE, clock=None):
+def build_authorizer(rules=REQUIRE, clock=None):
     return Authorizer(rules, clock=clock or Clock(), log=LOG)
 
 
@@ -125,7 +125,7 @@ async def test_each_kind_of_call_is_open_to_its_role_alone(authority, tmp_path, 
     server = authority.write(tmp_path / "server", names=("127.0.0.1",))
     client = authority.write(tmp_path / "client", *subject)
     operators = FakeOperators()
-    async with serving(server, keeper_of(rules), operators) as address:
+    async with serving(server, build_authorizer(rules), operators) as address:
         found = await tried(address, client)
     assert refused(found) == wanted, found
     assert not any(isinstance(end, Unavailable) for end in found.values())
@@ -137,15 +137,15 @@ async def test_each_kind_of_call_is_open_to_its_role_alone(authority, tmp_path, 
 async def test_the_refusal_crosses_the_wire_with_its_remedy(authority, tmp_path):
     server = authority.write(tmp_path / "server", names=("127.0.0.1",))
     client = authority.write(tmp_path / "client", ("O", "eelgrid:viewer"), ("CN", "alice"))
-    keeper = keeper_of()
-    async with serving(server, keeper) as address:
+    authorizer = build_authorizer()
+    async with serving(server, authorizer) as address:
         found = (await tried(address, client))["change"]
     assert found.message == "CancelWorkload needs the role submitter"
     (violation,) = found.violations
     assert violation.field == "certificate"
     assert violation.problem == "O=eelgrid:viewer,CN=alice has the role viewer"
     assert "eelgrid:submitter" in violation.remedy
-    (counted, roleless) = keeper.families()
+    (counted, roleless) = authorizer.families()
     assert counted.values == {("viewer", "submitter"): 1, ("viewer", "agent"): 1}
     assert roleless.values == {}
 
@@ -156,7 +156,7 @@ async def test_an_expired_certificate_and_a_strangers_do_not_come_in(authority, 
     stranger = Authority().write(tmp_path / "stranger", ("O", "eelgrid:admin"))
     stranger = replace(stranger, authority=server.authority)
     operators = FakeOperators()
-    async with serving(server, keeper_of(), operators) as address:
+    async with serving(server, build_authorizer(), operators) as address:
         for client in (over, stranger):
             async with calling(rpc.OPERATOR_SERVICE, address, client) as asking:
                 assert isinstance(
@@ -170,8 +170,8 @@ async def test_a_connection_that_stays_open_ends_with_its_certificate(authority,
     client = authority.write(tmp_path / "client", ("O", "eelgrid:viewer"))
     late_ns = [0]
     real = Clock()
-    keeper = keeper_of(clock=replace(real, now_ns=lambda: real.now_ns() + late_ns[0]))
-    async with serving(server, keeper) as address, calling(rpc.OPERATOR_SERVICE, address, client) as asking:
+    authorizer = build_authorizer(clock=replace(real, now_ns=lambda: real.now_ns() + late_ns[0]))
+    async with serving(server, authorizer) as address, calling(rpc.OPERATOR_SERVICE, address, client) as asking:
         assert await outcome(asking.get_summary(messages.GetSummaryRequest(), timeout=20.0)) == "GetSummaryResponse"
         late_ns[0] = 2 * 24 * 3600 * 10**9
         found = await outcome(asking.get_summary(messages.GetSummaryRequest(), timeout=20.0))
@@ -181,7 +181,7 @@ async def test_a_connection_that_stays_open_ends_with_its_certificate(authority,
 async def test_another_role_takes_effect_with_the_next_connection(authority, tmp_path):
     server = authority.write(tmp_path / "server", names=("127.0.0.1",))
     client = authority.write(tmp_path / "client", ("O", "eelgrid:viewer"))
-    async with serving(server, keeper_of()) as address:
+    async with serving(server, build_authorizer()) as address:
         assert "change" in refused(await tried(address, client))
         authority.write(tmp_path / "client", ("O", "eelgrid:submitter"))
         assert refused(await tried(address, client)) == {"agent"}
@@ -193,7 +193,7 @@ async def test_an_agents_certificate_cannot_pose_as_the_controller(authority, tm
     """Clients ask for the name that they were told, and a certificate of another name is not it."""
     posing = authority.write(tmp_path / "agent", ("O", "eelgrid:agent"), names=("eelgrid-agent",))
     client = authority.write(tmp_path / "client", ("O", "eelgrid:admin"))
-    async with serving(posing, keeper_of()) as address, calling(rpc.OPERATOR_SERVICE, address, client) as asking:
+    async with serving(posing, build_authorizer()) as address, calling(rpc.OPERATOR_SERVICE, address, client) as asking:
         assert isinstance(await outcome(asking.get_summary(messages.GetSummaryRequest(), timeout=20.0)), Unavailable)
 
 
@@ -205,8 +205,8 @@ async def test_the_page_is_for_whoever_may_look(authority, tmp_path, subject, st
     client = authority.write(tmp_path / "client", *subject)
     context = ssl.create_default_context(cafile=client.authority)
     context.load_cert_chain(client.certificate, client.key)
-    keeper = keeper_of()
-    door = await PageFleet(1).open(tls=server, admit=keeper.authorize_viewer)
+    authorizer = build_authorizer()
+    door = await PageFleet(1).open(tls=server, admit=authorizer.authorize_viewer)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
             for path in ("/", "/main.js", "/events", "/data/gpu?node=node-0000&index=0"):
@@ -217,12 +217,12 @@ async def test_the_page_is_for_whoever_may_look(authority, tmp_path, subject, st
                     assert "default-src 'none'" in response.headers["Content-Security-Policy"]
     finally:
         await door.stop()
-    (counted, _) = keeper.families()
+    (counted, _) = authorizer.families()
     assert sum(counted.values.values()) == (0 if status == 200 else 4)
 
 
 class Connection:
-    """A call's context, as far as the doorkeeper looks: what TLS says of the other side."""
+    """A call's context, as far as the authorizer looks: what TLS says of the other side."""
 
     def __init__(self, pem):
         self._pem = pem
@@ -232,20 +232,20 @@ class Connection:
 
 
 @pytest.mark.parametrize("pem", [None, b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nAA==\n", b"\xff"])
-def test_a_certificate_that_cannot_be_read_is_nobodys_even_where_roles_are_not_demanded(pem):
+def test_a_certificate_that_cannot_be_read_names_nobody_even_where_roles_are_not_demanded(pem):
     with pytest.raises(PermissionDenied, match="nothing that can be read"):
-        keeper_of(RoleRules()).authorize_call("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
+        build_authorizer(RoleRules()).authorize_call("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
 
 
 def test_who_knocks_in_a_loop_is_counted_and_does_not_fill_the_log(authority, tmp_path, caplog):
     pems = [authority.write(tmp_path / "c", ("O", "eelgrid:viewer")).certificate.read_bytes() for _ in range(30)]
     moment_s = [0.0]
-    keeper = keeper_of(clock=replace(Clock(), monotonic_s=lambda: moment_s[0]))
+    authorizer = build_authorizer(clock=replace(Clock(), monotonic_s=lambda: moment_s[0]))
 
     def knock():
         for pem in pems:
             with pytest.raises(PermissionDenied):
-                keeper.authorize_call("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
+                authorizer.authorize_call("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
 
     with caplog.at_level(logging.WARNING):
         knock()
@@ -255,28 +255,28 @@ def test_who_knocks_in_a_loop_is_counted_and_does_not_fill_the_log(authority, tm
         knock()
     assert len(caplog.records) == 2
     assert caplog.records[1].getMessage().endswith("more_since_last_line=29")
-    (counted, _) = keeper.families()
+    (counted, _) = authorizer.families()
     assert counted.values == {("viewer", "admin"): 60}
 
 
 def test_a_node_of_others_is_counted_apart(authority, tmp_path):
     files = authority.write(tmp_path / "c", ("CN", "eelgrid:node:gpu-1"))
-    keeper = keeper_of(RoleRules())
+    authorizer = build_authorizer(RoleRules())
     caller = Connection(files.certificate.read_bytes())
-    keeper.authorize_node("gpu-1", caller)
+    authorizer.authorize_node("gpu-1", caller)
     with pytest.raises(PermissionDenied, match="Connect as gpu-2 needs that node's certificate"):
-        keeper.authorize_node("gpu-2", caller)
-    assert next(iter(keeper.families())).values == {("agent", "node"): 1}
+        authorizer.authorize_node("gpu-2", caller)
+    assert next(iter(authorizer.families())).values == {("agent", "node"): 1}
 
 
-def test_what_is_let_in_without_a_role_is_told(authority, tmp_path, caplog):
+def test_what_is_let_in_without_a_role_is_reported(authority, tmp_path, caplog):
     pem = authority.write(tmp_path / "c", ("CN", "old")).certificate.read_bytes()
-    keeper = keeper_of(RoleRules())
+    authorizer = build_authorizer(RoleRules())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            keeper.authorize_call("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
-            keeper.authorize_call("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
-    (refusals, roleless) = keeper.families()
+            authorizer.authorize_call("/eelgrid.v1.OperatorService/UpdatePolicy", Connection(pem))
+            authorizer.authorize_call("/eelgrid.v1.OperatorService/GetSummary", Connection(pem))
+    (refusals, roleless) = authorizer.families()
     assert (refusals.values, roleless.values) == ({}, {("admin",): 3, ("viewer",): 3})
     assert len(caplog.records) == 2
     assert "call=UpdatePolicy certificate='CN=old' role=none action=let_in" in caplog.text
@@ -298,11 +298,11 @@ async def test_callers_hear_who_they_are_whatever_their_certificate_holds(author
 
 
 def test_the_memory_of_callers_is_bounded_and_goes_by_the_certificate(authority):
-    keeper = keeper_of()
+    authorizer = build_authorizer()
     ders = [authority.der(("O", "eelgrid:viewer"))]
     for number in range(1100):
         # Not one that any authority signed; only what is kept of it matters.
         with pytest.raises(PermissionDenied):
-            keeper.authorize_viewer(b"%d" % number)
-    keeper.authorize_viewer(ders[0])
-    assert len(keeper._callers) <= 1024
+            authorizer.authorize_viewer(b"%d" % number)
+    authorizer.authorize_viewer(ders[0])
+    assert len(authorizer._callers) <= 1024

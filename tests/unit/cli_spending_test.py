@@ -66,7 +66,7 @@ def test_limits_are_set_changed_shown_and_taken_away(eelctl, fake):
         ("namespace=research kwh=none per month", "removes a limit that does not exist"),
     ],
 )
-def test_what_is_no_limit_is_told_with_the_remedy(eelctl, fake, text, said):
+def test_what_is_no_limit_is_reported_with_the_remedy(eelctl, fake, text, said):
     refused = eelctl("policy", "set", "--spend", text, code=2)
     assert said in " ".join(refused.stderr.split())
     assert fake.policy.spending == ()

@@ -46,7 +46,7 @@ def wall(hands, caplog=None):
 
 
 @pytest.mark.parametrize("jump_s", [DECADE_S, -DECADE_S, 3600.0, -2.0])
-def test_a_jump_of_three_seconds_is_not_followed_and_told(caplog, jump_s):
+def test_a_jump_of_three_seconds_is_not_followed_and_reported(caplog, jump_s):
     hands = Hands()
     clock = wall(hands)
     with caplog.at_level(logging.WARNING):
@@ -165,7 +165,7 @@ def test_what_leaves_the_steering_is_by_the_wall_clock():
     assert steady.now_s() - steady.lead_s() == pytest.approx(hands.wall_s)
 
 
-def test_the_doctor_tells_of_jumps():
+def test_the_doctor_reports_jumps():
     def findings(text):
         return [one.check for one in checks.check_clock_jumps(checks.parse_metrics(text))], checks.check_clock_jumps(
             checks.parse_metrics(text)

@@ -131,7 +131,7 @@ def test_a_cut_budget_lowers_first_and_is_then_never_passed():
     assert fleet.job("a").limit_w >= 250.0
 
 
-def test_what_cannot_fit_gets_its_least_limits_and_that_is_said():
+def test_what_cannot_fit_gets_its_least_limits_and_that_is_reported():
     fleet = Fleet()
     fleet.begin("a", ["n1"])
     fleet.budget(tree(["n1"], 150.0, 5000.0))
@@ -341,7 +341,7 @@ def test_what_is_no_job_is_counted():
     assert len(fleet.steering.controller_status().jobs) == 1
 
 
-def test_a_job_that_moved_is_taken_up_anew():
+def test_a_job_that_moved_is_taken_up_again():
     fleet = Fleet()
     fleet.begin("a", ["n1"])
     fleet.run(60)

@@ -40,7 +40,7 @@ def standing(steering):
     return steering.controller_status().services[0]
 
 
-def test_a_rise_is_said_once_and_a_fall_only_after_the_look_back():
+def test_a_rise_is_reported_once_and_a_fall_only_after_the_look_back():
     steering = steered()
     (scale,) = steering.handle_event(ServiceWindow(30.0, "s", seen(60.0)))
     assert scale.name == "s"
@@ -57,7 +57,7 @@ def test_a_rise_is_said_once_and_a_fall_only_after_the_look_back():
     assert standing(steering).target == said[-1]
 
 
-def test_what_may_have_been_lost_is_said_again_until_it_comes():
+def test_what_may_have_been_lost_is_reported_again_until_it_comes():
     steering = steered(settings=ControlSettings(repeat_s=60.0))
     (scale,) = steering.handle_event(ServiceWindow(30.0, "s", seen(60.0)))
     assert steering.handle_event(ControlTick(60.0)) == []

@@ -41,7 +41,7 @@ def test_a_refusal_is_counted_by_its_rule(error, rule):
 
 
 class Sources:
-    """The steward's part alone."""
+    """The metrics of objectives alone."""
 
     def __init__(self, world, pages):
         self.world, self.page = world, ObjectiveMetrics(world.control_loop, pages)
@@ -80,7 +80,7 @@ async def lived(world, *, services=("s",), seconds=90):
         await world.cycle(15.0)
 
 
-async def test_how_promises_are_kept_is_told_by_service_job_and_budget():
+async def test_how_promises_are_kept_is_reported_by_service_job_and_budget():
     async with run_objectives() as world:
         await lived(world)
         families = Sources(world, scraper()).families()
@@ -174,7 +174,7 @@ async def test_services_that_cannot_be_watched_and_commands_that_are_refused_are
         assert told(families, "eelgrid_steward_refusals")["scale", "unavailable"] >= 1.0
 
 
-async def test_the_whole_page_tells_what_is_listed(tmp_path):
+async def test_the_whole_page_reports_what_is_listed(tmp_path):
     async with run_controller(tmp_path) as rig:
         await rig.operators.submit_workload(build_request("w1"))
         await wait_until(lambda: rig.controller.savings.figures is not None, within_s=60.0)
@@ -209,7 +209,7 @@ async def test_promtool_has_nothing_to_say_of_a_page_with_promises(tmp_path):
 
 
 class Whole:
-    """A controller's own sources with another's steward."""
+    """A controller's own sources with another's control loop."""
 
     def __init__(self, own, parts):
         self.own, self.parts = own, parts

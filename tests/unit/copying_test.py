@@ -70,7 +70,7 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
         twin.validate()
 
 
-async def test_a_state_that_is_put_back_is_copied_anew(tmp_path, monkeypatch):
+async def test_a_state_that_is_put_back_is_copied_again(tmp_path, monkeypatch):
     async with run_controller(tmp_path) as rig:
         await rig.join(build_node("n1"))
         loop = rig.controller.loop

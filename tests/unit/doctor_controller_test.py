@@ -226,7 +226,7 @@ def test_each_fault_of_a_page_is_found_and_nothing_else(line):
     assert {check: status for check, status in findings.items() if status is not OK} == FAULTS[line]
 
 
-def test_a_page_of_another_tells_nothing():
+def test_a_page_of_another_reports_nothing():
     page = pages.parse_metrics("up 1\n")
     assert not page.is_ours
     assert found(pages.check_metrics(page)) == {"journal": SKIPPED, "caps": OK, "steward": SKIPPED}

@@ -143,7 +143,7 @@ def test_where_the_api_server_is():
 # The slices.
 
 
-def test_slices_are_written_once_and_anew_when_they_change(objects, node):
+def test_slices_are_written_once_and_again_when_they_change(objects, node):
     with objects.serving() as url:
         publisher = ResourceSlicePublisher(client(objects, url), NODE)
         written = publisher.publish_slices(node.slices)
@@ -278,7 +278,7 @@ async def test_sockets_that_are_gone_come_back(rig):
     assert (await rig.kubelet.prepare(DRA_DRIVER, one))["a"][0][2] == "gpu-2"
 
 
-async def test_a_failure_to_publish_is_told_and_ends(rig):
+async def test_a_failure_to_publish_is_reported_and_ends(rig):
     await rig.until(lambda: rig.plugin.problem == "")
     rig.objects.denied.add(("GET", SLICES_PATH))
     await rig.until(lambda: "slices could not be published" in rig.plugin.problem)
@@ -307,7 +307,7 @@ def test_flags_that_do_not_go_together():
         parse_flags(["--dra", "on", "--simulate", "fleet.json"])
 
 
-def test_a_folder_too_deep_for_sockets_is_told(tmp_path):
+def test_a_folder_too_deep_for_sockets_is_reported(tmp_path):
     with pytest.raises(SocketPathTooLong, match="--kubelet-folder"):
         DraDriver(tmp_path / ("x" * 100), None, None, read=None, look=None, threads=None)
 

@@ -89,7 +89,7 @@ async def test_a_window_that_cannot_be_is_refused_alone_and_its_agent_is_told_wh
         ((node, many, why),) = site.refused
         assert (node, many) == ("n1", 1)
         assert reason in why
-        assert (site.desk.refused, site.desk.failures, site.desk.fault) == (1, 0, "")
+        assert (site.writer.refused, site.writer.failures, site.writer.fault) == (1, 0, "")
         site.take(build_window(1 if bad.number > 2**63 else 2))  # and the next of the same node is taken
         await site.until(lambda: len(site.acknowledged) == 3)
         assert (await site.total()).measured_mj == 2_000
@@ -104,7 +104,7 @@ async def test_windows_that_add_up_to_2_to_the_63_are_refused_before_they_do(tmp
         await site.until(lambda: len({node for node, _ in site.acknowledged}) == 2)
         most_mj = 1000.0 * 1.5 * 5_000.0 * (PAST_S_MOST + 3600.0)
         assert 0 < (await site.total()).measured_mj < most_mj
-        assert site.desk.refused == 0
+        assert site.writer.refused == 0
         again = [replace(build_window(number, 3 * 10**13), begin_ns=BEGIN_NS - 80 * DAY_NS) for number in (41, 42, 43)]
         for one in again:
             site.take(one)
@@ -118,9 +118,9 @@ async def test_a_board_that_the_catalogue_knows_is_judged_by_its_own_power(tmp_p
         known = replace(build_ledger_node("n1"), gpus=(gpu,))
         most_j = 1.5 * 70.0 * (3600.0 + 2 * 60.0)
         for number, energy_mj in ((1, int(999 * most_j)), (2, int(1001 * most_j))):
-            site.desk.add_window(known, build_window(number, energy_mj), lambda told: site.hear("n1", told))
+            site.writer.add_window(known, build_window(number, energy_mj), lambda told: site.hear("n1", told))
         await site.until(lambda: ("n1", 2) in site.acknowledged)
-        assert site.desk.refused == 1
+        assert site.writer.refused == 1
         assert "at 105 W" in site.refused[0][2]
 
 
@@ -128,14 +128,14 @@ async def test_a_part_that_cannot_be_written_stops_no_other_node(tmp_path, caplo
     owners = (EnergyOwner(kind=OwnerKind.POD, namespace="a", pod="p"), *OWNERS[1:])
     async with LedgerSite(tmp_path) as site:
         # What no check knows: here a name that is no text in UTF-8.
-        site.desk.user_of_pod = lambda _namespace, _pod: "\ud800"
+        site.writer.user_of_pod = lambda _namespace, _pod: "\ud800"
         with caplog.at_level(logging.ERROR):
             site.take(replace(build_window(1), owners=owners), node="bad")
             site.take(build_window(1), node="good")
             await site.until(lambda: len(site.acknowledged) == 2)
         assert [node for node, *_ in site.refused] == ["bad"]
         assert (await site.total()).measured_mj == 1_000
-        assert site.desk.waiting == 0
+        assert site.writer.waiting == 0
         assert "node=bad" in caplog.text
 
 
@@ -146,10 +146,10 @@ async def test_one_node_fills_neither_the_waiting_room_nor_the_event_loop(tmp_pa
     async with LedgerSite(tmp_path) as site:
         for number in range(1, 200):
             site.take(replace(many, number=number))
-        assert site.desk.waiting <= ledger_writer._NODE_WAITING_MOST
-        assert site.desk.dropped >= 199 - ledger_writer._NODE_WAITING_MOST
+        assert site.writer.waiting <= ledger_writer._NODE_WAITING_MOST
+        assert site.writer.dropped >= 199 - ledger_writer._NODE_WAITING_MOST
         site.take(build_window(1), node="n2")
-        assert site.desk._batch.many["n2"] == 1
+        assert site.writer._batch.many["n2"] == 1
 
 
 def test_a_window_from_1970_to_2262_is_cut_into_a_bounded_number_of_pieces():
@@ -182,12 +182,12 @@ async def test_what_is_far_from_now_counts_in_the_hour_in_which_it_came(tmp_path
         site.take(replace(build_window(1), begin_ns=begin_ns, end_ns=min(begin_ns + length_ns, YEAR_2262_NS)))
         site.take(build_window(1), node="n2")
         await site.until(lambda: len(site.acknowledged) == 2)
-        assert (site.desk.unplaced, site.desk.refused) == (1, 0)
+        assert (site.writer.unplaced, site.writer.refused) == (1, 0)
         (group,) = (await site.total("hour")).groups
         assert (group.values, group.spent.energy_mj) == ((str(BEGIN_NS // SECOND_NS),), 2_000)
         # Its end is no reason to wait for the node, nor to think that nothing is late.
-        assert site.desk.newest_ns <= BEGIN_NS + 2 * 3600 * SECOND_NS
-        assert await site.desk.settled_s() <= NOW_S
+        assert site.writer.newest_ns <= BEGIN_NS + 2 * 3600 * SECOND_NS
+        assert await site.writer.settled_s() <= NOW_S
 
 
 async def test_a_window_of_weeks_is_spread_over_them(tmp_path):
@@ -197,7 +197,7 @@ async def test_a_window_of_weeks_is_spread_over_them(tmp_path):
         asked = parse_query(
             begin_ns=BEGIN_NS - 30 * DAY_NS, end_ns=BEGIN_NS + DAY_NS, group_by=("day",), filters={}, rows_most=100
         )
-        (answer,) = await site.desk.query((asked,))
+        (answer,) = await site.writer.query((asked,))
         assert [group.spent.energy_mj for group in answer.groups] == [1_200_000] * 20
 
 
@@ -225,7 +225,7 @@ async def test_refusals_are_logged_once_in_a_while_with_their_number(tmp_path, c
         lines = [one.getMessage() for one in caplog.records if "ledger=refused" in one.getMessage()]
         assert ["node=n1" in line for line in lines] == [True, True, False]
         assert "more=49" in lines[1]
-        assert site.desk.refused == 52
+        assert site.writer.refused == 52
 
 
 async def test_an_agent_is_told_of_what_was_refused_and_its_stream_goes_on(tmp_path):

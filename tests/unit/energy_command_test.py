@@ -39,7 +39,7 @@ def rows(lines, head):
     return [[cell.strip() for cell in line.strip().split("  ") if cell.strip()] for line in lines[begin + 1 : end]]
 
 
-async def test_the_table_tells_devices_owners_and_anomalies(site, energy):
+async def test_the_table_reports_devices_owners_and_anomalies(site, energy):
     async with serve_nodes([site.node], site.clock) as port:
         code, out, err = await energy("--address", f"127.0.0.1:{port}")
     assert (code, err) == (0, "")

@@ -131,7 +131,7 @@ def test_what_this_run_counts_before_its_first_look_is_not_charged_twice():
         ("boot-1", Missing(AbsenceReason.NOT_SUPPORTED), "no counter"),
     ],
 )
-def test_a_counter_that_is_another_one_tells_nothing_of_the_gap(boot, counter_j, why):
+def test_a_counter_that_is_another_one_reports_nothing_of_the_gap(boot, counter_j, why):
     first = run_of(OutboxState(incarnation=3), "boot-1", 5_000.0, 0)
     second = run_of(first.state(), boot, counter_j, 600)
     assert charged(second) == {("g0", "7"): 2_000}, why
@@ -170,7 +170,7 @@ def spans(windows):
     return [((one.begin_ns - BEGIN_NS) / SECOND_NS, (one.end_ns - BEGIN_NS) / SECOND_NS) for one in windows]
 
 
-def test_a_machine_that_boots_in_1970_tells_sane_windows_when_its_clock_is_right():
+def test_a_machine_that_boots_in_1970_reports_sane_windows_when_its_clock_is_right():
     outbox = EnergyOutbox(OutboxState(incarnation=1), boot="b")
     for at_s in range(0, 200, 5):
         look(outbox, at_s, wall_ns=BOOT_NS + at_s * SECOND_NS, g0=1_000)

@@ -173,7 +173,7 @@ def test_a_layout_of_a_plan_is_made_stamped_and_not_changed_under_work_that_hold
     assert [instance.start for instance in bench.node.inventory.gpus[1].gpu_instances] == [0, 4]
 
 
-def test_an_instance_made_anew_has_another_generation_under_its_old_uuid():
+def test_an_instance_made_again_has_another_generation_under_its_old_uuid():
     bench = Bench()
     whole = GpuLayout(gpu_uuid=bench.uuids[0], mig_enabled=True, instances=HALVES)
     bare = GpuLayout(gpu_uuid=bench.uuids[0], mig_enabled=True)

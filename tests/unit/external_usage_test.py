@@ -161,7 +161,7 @@ def test_nothing_is_placed_on_a_node_before_its_engine_has_reported_what_stands_
     assert not core.state.nodes["a"].others.closed, "what was reported goes on"
 
 
-def test_what_a_journal_says_of_others_is_reported_anew_before_anything_is_placed():
+def test_what_a_journal_says_of_others_is_reported_again_before_anything_is_placed():
     before = build_core(build_node("a", gpus=4))
     before.update_external_usage("a", ExternalUsage(gpu_count=1), now_ns=2)
     core = Core(ClusterState.load(before.state.dump()), catalogue.load_catalogue(), joins_closed=True)

@@ -44,7 +44,7 @@ async def page_of(rig):
     return (await rig.controller.metrics.render_page()).decode()
 
 
-async def test_a_fleet_is_told_by_pool_with_its_stale_nodes_and_the_models_error(tmp_path):
+async def test_a_fleet_is_reported_by_pool_with_its_stale_nodes_and_the_models_error(tmp_path):
     async with run_controller(tmp_path) as rig:
         now_ns = rig.controller._clock.now_ns
         first = await rig.join(build_node("n1", pool="a"))
@@ -157,7 +157,7 @@ async def test_a_command_that_waits_for_the_disk_has_an_age(tmp_path):
         assert loop.lag_s == 0.0
 
 
-async def test_what_an_agent_sent_is_told_when_it_is_in_the_ledger(tmp_path):
+async def test_what_an_agent_sent_is_reported_when_it_is_in_the_ledger(tmp_path):
     async with run_controller(tmp_path) as rig:
         agent = await rig.join(build_node("n1"))
         end_ns = rig.controller._clock.now_ns() - 5 * SECOND
@@ -195,7 +195,7 @@ def told(page):
     }
 
 
-def test_the_ledger_tells_windows_age_and_joules_by_namespace():
+def test_the_ledger_reports_windows_age_and_joules_by_namespace():
     marks = {"a": Exporter("a", 0, 30), "b": Exporter("b", 0, 69, ChangedHours(2, 0, 3600, 20))}
     counts = SimpleNamespace(
         windows=12,

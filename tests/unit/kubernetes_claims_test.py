@@ -335,7 +335,7 @@ def test_claims_of_other_drivers_pin_the_pod_to_a_node_where_they_are_free(api):
     assert not any(found["status"] for found in api.claims.values())
 
 
-def test_a_refused_claim_is_told_and_the_pod_goes_free_only_if_it_says_so(api):
+def test_a_refused_claim_is_reported_and_the_pod_goes_free_only_if_it_says_so(api):
     side = Side(api, epoch=1)
     api.pod("p", spec=build_claim_spec("1g.10gb", adminAccess=True))
     api.pod("q", spec=build_claim_spec("1g.10gb", adminAccess=True), annotations={"eelgrid.io/on-error": "schedule"})
@@ -357,7 +357,7 @@ def test_nothing_is_written_before_all_claims_were_read_in_a_term(api):
     assert not api.gated("p")
 
 
-def test_a_pod_bound_away_from_its_claim_is_made_anew(api):
+def test_a_pod_bound_away_from_its_claim_is_made_again(api):
     side = Side(api, epoch=1)
     api.pod("p", "1g.10gb", owner="o")
     side.play()

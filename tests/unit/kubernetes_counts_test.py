@@ -75,7 +75,7 @@ def annotated(name, notes, **options):
     return found
 
 
-async def test_a_page_tells_who_waits_and_why_and_what_became_of_writes(tmp_path):
+async def test_a_page_reports_who_waits_and_why_and_what_became_of_writes(tmp_path):
     async with FakeCluster() as fake:
         cluster = fake.client()
         await cluster.create(NODES, build_node("n1"))

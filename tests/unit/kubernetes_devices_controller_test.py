@@ -77,7 +77,7 @@ async def test_a_plugin_that_obeys_needs_no_correction(fake, tmp_path):
 
 
 @pytest.mark.parametrize("wish", ["", "recreate"])
-async def test_what_cannot_be_put_right_is_told_and_made_anew_only_where_its_people_want_that(
+async def test_what_cannot_be_put_right_is_reported_and_made_again_only_where_its_people_want_that(
     fake, tmp_path, monkeypatch, wish
 ):
     monkeypatch.setattr(held_devices, "_SETTLE_S", 0.3)

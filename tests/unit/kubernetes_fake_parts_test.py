@@ -107,7 +107,7 @@ async def test_a_gang_is_bound_whole_or_not_at_all(fake):
     assert await all_bound(cluster, 2) == {"a": "n1", "b": "n2"}
 
 
-async def test_a_deployment_makes_its_pods_gated_and_anew(fake):
+async def test_a_deployment_makes_its_pods_gated_and_recreates_them(fake):
     fake.api.mutators.append(gate_injector())
     for part in (Workloads(fake), Scheduler(fake), Kubelets(fake), Budgets(fake)):
         await fake.add(part)

@@ -75,7 +75,7 @@ def told(deltas):
     return [(delta.what, delta.key.name) for delta in deltas]
 
 
-async def test_changes_are_told_in_their_order():
+async def test_changes_are_reported_in_their_order():
     async with watching() as watched:
         await watched.add("a", x="1")
         await watched.cluster.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace="default")
@@ -104,7 +104,7 @@ async def test_a_watch_that_is_cut_goes_on_where_it_was():
         assert told(watched.deltas) == [(DeltaType.ADDED, name) for name in "abcd"]
 
 
-async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_told():
+async def test_after_a_restart_that_lost_the_log_all_is_listed_and_what_went_is_reported():
     async with watching() as watched:
         for name in "abc":
             await watched.add(name, x="1")
@@ -144,7 +144,7 @@ async def test_bookmarks_carry_a_quiet_watch_over_a_compaction():
         assert watched.informer.lists == 1
 
 
-async def test_a_watch_that_is_silent_for_too_long_is_begun_anew():
+async def test_a_watch_that_is_silent_for_too_long_is_begun_again():
     pace = InformerTiming(watch_s=60.0, silent_s=0.2, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
     async with watching(pace=pace) as watched:
         watched.fake.knobs.is_mute = True
@@ -164,7 +164,7 @@ async def test_a_watch_that_speaks_now_and_then_lives_on():
         assert (watched.informer.lists, watched.informer.watches) == (1, 1)
 
 
-async def test_a_burst_is_told_whole_and_in_order():
+async def test_a_burst_is_reported_whole_and_in_order():
     async with watching() as watched:
         await watched.add("first")
         await wait_for(lambda: _when(len(watched.deltas) == 1))
@@ -208,7 +208,7 @@ async def test_a_server_in_trouble_is_waited_for(fault):
         assert watched.informer.failures >= 4
 
 
-async def test_lists_come_in_pages_and_a_page_too_late_begins_anew():
+async def test_lists_come_in_pages_and_a_page_too_late_begins_again():
     async with FakeCluster() as fake:
         kind = fake.api.catalogue.find("", "v1", "configmaps")
         for index in range(1_200):
@@ -279,7 +279,7 @@ def test_an_event_that_is_older_than_what_is_held_changes_nothing():
     assert held.replace([old]) == [Delta(DeltaType.MODIFIED, ObjectKey("n", "a"), found, old)], "a list is right"
 
 
-async def test_a_list_from_now_on_tells_what_a_mute_watch_did_not():
+async def test_a_list_from_now_on_reports_what_a_mute_watch_did_not():
     async with watching() as watched:
         await watched.add("a")
         await watched.is_level()

@@ -155,7 +155,7 @@ def test_the_reason_names_field_and_remedy():
     assert "no node that it may come to" in one(build_suspended_job(), sites=()).why
 
 
-def test_a_job_in_a_queue_that_nobody_holds_back_is_told_and_not_changed():
+def test_a_job_in_a_queue_that_nobody_holds_back_is_reported_and_not_changed():
     before = build_suspended_job(queue="q", **LOOSE)
     write = one(before)
     assert write.outcome == "recommended"
@@ -261,7 +261,7 @@ def test_before_136_it_is_recommended_once():
     assert jobs.is_wasteful("uid-j")
 
 
-def test_failures_wait_longer_each_time_and_are_told_once():
+def test_failures_wait_longer_each_time_and_are_reported_once():
     jobs = JobRightSizer()
     assert isinstance(one(build_suspended_job(), jobs=jobs), PatchJob)
     tells, at_s, waits = 0, 0.0, []
@@ -280,7 +280,7 @@ def test_failures_wait_longer_each_time_and_are_told_once():
     assert waits[-1] == 600.0
 
 
-def test_a_conflict_is_looked_at_anew_and_a_job_that_went_is_forgotten():
+def test_a_conflict_is_looked_at_again_and_a_job_that_went_is_forgotten():
     jobs = JobRightSizer()
     one(build_suspended_job(), jobs=jobs)
     assert (

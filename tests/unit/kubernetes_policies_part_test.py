@@ -199,7 +199,7 @@ async def test_who_does_not_lead_changes_and_writes_nothing(tmp_path):
         await world.has(CLUSTER=1000.0)
 
 
-async def test_a_policy_that_others_change_all_the_time_is_read_anew(tmp_path):
+async def test_a_policy_that_others_change_all_the_time_is_read_again(tmp_path):
     async with going(tmp_path) as world:
         update, left = world.loop.update_policy, [3]
 
@@ -216,7 +216,7 @@ async def test_a_policy_that_others_change_all_the_time_is_read_anew(tmp_path):
         assert (world.budgets, world.loop.core.state.policy.lease_s) == ({"CLUSTER": 1000.0}, 63.0)
 
 
-async def test_a_full_disk_is_said_and_the_policy_follows_when_there_is_room(tmp_path):
+async def test_a_full_disk_is_reported_and_the_policy_follows_when_there_is_room(tmp_path):
     async with going(tmp_path) as world:
         world.journal.fault = JournalFull(Path("j"), "the disk is full", "free space in there")
         await world.put("a", {"budgets": [CLUSTER]})
@@ -253,7 +253,7 @@ async def test_an_invalid_object_leaves_the_last_good_one(tmp_path):
         assert world.budgets == {"CLUSTER": 1000.0}
 
 
-async def test_missing_rights_are_told_in_the_log_and_the_policy_is_in_force(tmp_path, caplog):
+async def test_missing_rights_are_reported_in_the_log_and_the_policy_is_in_force(tmp_path, caplog):
     async with going(tmp_path) as world:
         rules = [{"apiGroups": ["eelgrid.io"], "resources": ["powerpolicies"], "verbs": ["get", "list", "watch"]}]
         world.fake.access.grant("reader", rules)

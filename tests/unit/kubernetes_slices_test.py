@@ -194,7 +194,7 @@ def test_a_patch_that_failed_is_made_again_later():
     assert machine.schedule_pods(by_uid(one), NODES, on, 7, 6.0)
 
 
-def test_a_pinned_pod_that_cannot_be_scheduled_is_made_anew_by_its_owner():
+def test_a_pinned_pod_that_cannot_be_scheduled_is_made_again_by_its_owner():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     owned = slice_pod(owner=("apps/v1", "ReplicaSet", "web", "r1"))
     changed = {**_fields(owned.pod), "gates": (), "unscheduled": "Unschedulable", "unscheduled_message": "0/1 nodes"}
@@ -210,7 +210,7 @@ def test_a_pinned_pod_that_cannot_be_scheduled_is_made_anew_by_its_owner():
     assert "delete it" in told.text
 
 
-def test_what_cannot_be_read_is_told_or_let_go_as_its_people_want():
+def test_what_cannot_be_read_is_reported_or_let_go_as_its_people_want():
     machine = SlicePodScheduler(unbound_s=30.0, flight_s=15.0)
     gang = {"eelgrid.io/group": "g", "eelgrid.io/group-size": "3"}
     (told,) = machine.schedule_pods(by_uid(slice_pod(annotations=gang)), NODES, [], 7, 0.0)
@@ -229,7 +229,7 @@ def test_a_node_that_the_pod_may_not_go_to_is_passed_over():
     assert [type(one) for one in machine.schedule_pods(by_uid(elsewhere), NODES, on, 7, 0.0)] == [RecordEvent]
 
 
-def test_slices_and_whole_gpus_together_are_nobodys():
+def test_slices_and_whole_gpus_together_have_no_owner():
     assert requests_slices(build_pod_model(gpus=0, requests={SMALL: "1", LARGE: "1"}))
     assert not requests_slices(build_pod_model(gpus=1, requests={SMALL: "1"}))
     assert not requests_slices(build_pod_model(gpus=1))

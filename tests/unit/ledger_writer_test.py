@@ -1,4 +1,4 @@
-"""The desk of the ledger: what is taken, written, acknowledged and summed up, with a disk that fails on the way."""
+"""The ledger writer: what is taken, written, acknowledged and summed up, with a disk that fails on the way."""
 
 import asyncio
 import logging
@@ -52,17 +52,17 @@ def disk(monkeypatch):
 
 async def test_what_is_written_is_acknowledged_and_summed_up_by_namespace(tmp_path):
     async with LedgerSite(tmp_path) as site:
-        assert (site.desk.newest_ns, dict(site.desk.joules_by_namespace())) == (None, {})
+        assert (site.writer.newest_ns, dict(site.writer.joules_by_namespace())) == (None, {})
         for number, owner in ((1, 0), (2, 1), (3, 2)):
             site.take(build_window(number, 1_000 * number, owner=owner))
         await site.until(lambda: site.acknowledged)
         expected = {"ml": 1.0, "(unallocated)": 2.0, "(none)": 3.0}
         assert site.acknowledged == [("n1", 3)]
-        assert dict(site.desk.joules_by_namespace()) == expected
-        assert site.desk.newest_ns == BEGIN_NS + 180 * SECOND_NS
+        assert dict(site.writer.joules_by_namespace()) == expected
+        assert site.writer.newest_ns == BEGIN_NS + 180 * SECOND_NS
         assert (await site.total()).measured_mj == 6_000
     async with LedgerSite(tmp_path) as again:
-        assert dict(again.desk.joules_by_namespace()) == expected
+        assert dict(again.writer.joules_by_namespace()) == expected
 
 
 async def test_a_disk_that_is_full_loses_nothing(tmp_path, disk):
@@ -72,21 +72,21 @@ async def test_a_disk_that_is_full_loses_nothing(tmp_path, disk):
             site.take(build_window(number))
             await asyncio.sleep(0.01)
         await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
-        assert site.desk.failures == 3
-        assert site.desk.fault == ""
+        assert site.writer.failures == 3
+        assert site.writer.fault == ""
         assert (await site.total()).measured_mj == 5_000
-        assert site.desk.joules_by_namespace() == {"ml": 5.0}
+        assert site.writer.joules_by_namespace() == {"ml": 5.0}
 
 
 async def test_a_folder_that_cannot_be_opened_is_tried_again(tmp_path):
     (tmp_path / "energy.sqlite3").mkdir()
     async with LedgerSite(tmp_path) as site:
         site.take(build_window(1))
-        assert (site.desk.dropped, bool(site.desk.fault)) == (1, True)
+        assert (site.writer.dropped, bool(site.writer.fault)) == (1, True)
         (tmp_path / "energy.sqlite3").rmdir()
-        await site.until(lambda: site.desk._store is not None)
+        await site.until(lambda: site.writer._store is not None)
         site.take(build_window(2))  # its acknowledgement would cover the first
-        assert site.desk.dropped == 2
+        assert site.writer.dropped == 2
         for number in (1, 2):
             site.take(build_window(number))
         await site.until(lambda: site.acknowledged == [("n1", 2)])
@@ -101,7 +101,7 @@ async def test_after_a_window_that_found_no_room_its_node_begins_again_and_other
         site.take(build_window(3))  # no room
         await site.until(lambda: site.acknowledged == [("n1", 2)])
         site.take(build_window(4))
-        assert site.desk.dropped == 2
+        assert site.writer.dropped == 2
         site.take(build_window(1), node="n2")
         # Two that were not acknowledged became one on the agent.
         merged = build_window(4, 2_000)
@@ -117,22 +117,22 @@ async def test_a_window_that_comes_again_adds_nothing_and_is_acknowledged_when_i
     async with LedgerSite(tmp_path) as site:
         site.take(build_window(1))
         site.take(build_window(1))
-        assert (site.desk.again, site.acknowledged) == (1, [])
+        assert (site.writer.again, site.acknowledged) == (1, [])
         await site.until(lambda: site.acknowledged)
         site.take(build_window(1))
         assert site.acknowledged[-1] == ("n1", 1)
         site.take(build_window(1, incarnation=2))  # another run of the agent, whose state was lost
-        await site.until(lambda: site.desk.joules_by_namespace() == {"ml": 2.0})
+        await site.until(lambda: site.writer.joules_by_namespace() == {"ml": 2.0})
     async with LedgerSite(tmp_path) as again:
         again.take(build_window(1, incarnation=2))
-        assert (again.desk.again, again.acknowledged) == (1, [("n1", 1)])
+        assert (again.writer.again, again.acknowledged) == (1, [("n1", 1)])
 
 
 async def test_a_stop_while_the_disk_works_writes_all_in_order_or_nothing(tmp_path, disk):
     disk.wait_s, disk.fails = 0.1, 1
     async with LedgerSite(tmp_path) as site:
         site.take(build_window(1))
-        await site.until(lambda: site.desk._writing.windows)
+        await site.until(lambda: site.writer._writing.windows)
         site.take(build_window(2))
     # The first write failed under the stop; the last one had both.
     assert site.acknowledged == [("n1", 2)]
@@ -147,7 +147,7 @@ async def test_energy_that_no_device_can_have_spent_is_refused_once(tmp_path):
         site.take(build_window(1, 2**63))
         site.take(build_window(2))
         await site.until(lambda: site.acknowledged == [("n1", 2)])
-        assert (site.desk.refused, site.desk.failures) == (1, 0)
+        assert (site.writer.refused, site.writer.failures) == (1, 0)
         assert (await site.total()).measured_mj == 1_000
 
 
@@ -169,7 +169,7 @@ async def test_a_pod_that_nobody_submitted_has_the_user_that_it_says(tmp_path):
         EnergyOwner(kind=OwnerKind.POD, namespace="ml", pod="p-3", workload="w-1"),
     )
     async with LedgerSite(tmp_path) as site:
-        site.desk.user_of_pod = lambda namespace, pod: {("web", "p-1"): "eve", ("ml", "p-3"): "bob"}.get(
+        site.writer.user_of_pod = lambda namespace, pod: {("web", "p-1"): "eve", ("ml", "p-3"): "bob"}.get(
             (namespace, pod), ""
         )
         for number in range(3):
@@ -194,13 +194,13 @@ def test_whoever_submitted_is_charged_unless_the_node_knows_who_runs_it(told, us
     assert resolve_holder(owner, replace(SPEC, user=user, labels=labels)).user == charged
 
 
-async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
+async def test_work_is_reported_beside_the_joules_of_those_who_tell_it(tmp_path):
     begin_s = BEGIN_NS / SECOND_NS
     async with LedgerSite(tmp_path) as site:
         site.take(build_window(1, 6_000))
         site.take(build_window(2, 4_000, owner=2))
-        site.desk.add_work([WorkInterval("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
-        site.desk.add_work([WorkInterval("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
+        site.writer.add_work([WorkInterval("w-1", "request", 12.0, begin_s, begin_s + 30.0)])
+        site.writer.add_work([WorkInterval("w-1", "request", 8.0, begin_s + 31.0, begin_s + 60.0)])
         await site.until(lambda: site.acknowledged)
         (group,) = (await site.total("namespace", "title")).groups[:1]
         (done,) = group.done
@@ -216,8 +216,8 @@ async def test_work_is_told_beside_the_joules_of_those_who_tell_it(tmp_path):
         assert not any(group.done for group in (await site.total("node")).groups)
     async with LedgerSite(tmp_path) as later:
         # Two minutes without a controller: how much was done in them is not known.
-        later.desk.add_work([WorkInterval("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
-        await later.until(lambda: not later.desk._batch.worked and not later.desk._writing.worked)
+        later.writer.add_work([WorkInterval("w-1", "request", 5.0, begin_s + 180.0, begin_s + 200.0)])
+        await later.until(lambda: not later.writer._batch.worked and not later.writer._writing.worked)
         (done,) = next(group.done for group in (await later.total("title")).groups if group.done)
         assert (done.amount, done.counted_s, done.missed_s) == (25.0, 80.0, 120.0)
 
@@ -227,19 +227,19 @@ async def test_an_exporter_is_known_after_a_restart_and_a_ledger_that_is_not_ope
     async with LedgerSite(tmp_path) as site:
         site.take(build_window(1))
         await site.until(lambda: site.acknowledged)
-        settled_s = await site.desk.settled_s()
+        settled_s = await site.writer.settled_s()
         assert settled_s % 3600 == 0
         # A clock ahead by years holds nobody back, and its hours are not over.
         with pytest.raises(FailedPrecondition):
-            await site.desk.confirm(ExportClaim("archive", hour_s, hour_s + 3600, 1))
-        mark = await site.desk.confirm(ExportClaim("archive", settled_s - 7200, settled_s, 1))
-        assert site.desk.exporters == {"archive": mark}
+            await site.writer.confirm(ExportClaim("archive", hour_s, hour_s + 3600, 1))
+        mark = await site.writer.confirm(ExportClaim("archive", settled_s - 7200, settled_s, 1))
+        assert site.writer.exporters == {"archive": mark}
     async with LedgerSite(tmp_path) as again:
-        assert again.desk.exporters == {"archive": mark}
-        await again.desk.remove_exporter("archive")
-        assert again.desk.exporters == {}
+        assert again.writer.exporters == {"archive": mark}
+        await again.writer.remove_exporter("archive")
+        assert again.writer.exporters == {}
         with pytest.raises(NotFound, match="no exporter archive"):
-            await again.desk.remove_exporter("archive")
+            await again.writer.remove_exporter("archive")
     shut = LedgerWriter(tmp_path, core=lambda: None, clock=Clock(), log=logging.getLogger("test"), bytes_most=1)
     assert shut.exporters == {}
     with pytest.raises(Unavailable, match="being opened"):
@@ -251,11 +251,11 @@ async def test_a_ledger_beyond_its_size_lets_go_and_says_so(tmp_path):
         for number in range(1, 6):
             site.take(build_window(number))
         await site.until(lambda: site.acknowledged and site.acknowledged[-1] == ("n1", 5))
-        await site.desk._prune_store()
-        assert site.desk.forgotten == {"age": 0, "size": 0}
-        site.desk.bytes_most = 1
-        await site.desk._prune_store()
+        await site.writer._prune_store()
+        assert site.writer.forgotten == {"age": 0, "size": 0}
+        site.writer.bytes_most = 1
+        await site.writer._prune_store()
         # The hour and the day: of the holder and of what was measured.
-        assert site.desk.forgotten == {"age": 0, "size": 4}
+        assert site.writer.forgotten == {"age": 0, "size": 4}
         assert (await site.total()).measured_mj == 0
-        assert site.desk.joules_by_namespace() == {"ml": 5.0}
+        assert site.writer.joules_by_namespace() == {"ml": 5.0}

@@ -160,7 +160,7 @@ async def test_with_certificates_only_clients_of_the_authority_come_in(tmp_path)
         await door.stop()
 
 
-async def test_a_viewer_too_far_behind_is_let_go_and_a_changed_fleet_is_told_whole():
+async def test_a_viewer_too_far_behind_is_let_go_and_a_changed_fleet_is_reported_whole():
     fleet = PageFleet(1)
     fleet.hub = hub = LiveHub(fleet, log=LOG, every_s=0.01)
     hub.viewers = 1

@@ -60,7 +60,7 @@ def test_more_replicas_are_faster_and_each_draws_less():
     assert two.power_w[0] < one.power_w[0]
 
 
-def test_overload_waits_breaks_the_promise_and_is_told():
+def test_overload_waits_breaks_the_promise_and_is_reported():
     engines = Engines([ENGINE], 5.0)
     served = _settled(engines, 4000.0, 1.0, 24)
     assert served.waiting[0] > 100.0

@@ -73,7 +73,7 @@ def test_more_owners_than_series_are_counted():
     assert len(names._kept) == SHARES_MOST, "labels of those who left leave with them"
 
 
-def test_an_owner_is_told_since_when_what_they_hold_idles():
+def test_an_owner_learns_since_when_what_they_hold_idles():
     alike = (build_slurm_owner("7", user="ann"), build_slurm_owner("7", user="bob"))
     owned = attribution(
         anomalies=[

@@ -80,7 +80,7 @@ def test_a_head_is_a_get_without_its_body(serve):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "<script>"])
-def test_another_method_is_told_which_are_taken(serve, method):
+def test_another_method_is_refused_with_those_that_are_taken(serve, method):
     answer = exchange(serve(), f"{method} /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.0 405 ")
     assert b"\r\nAllow: GET, HEAD\r\n" in answer

@@ -100,7 +100,7 @@ def test_an_absent_reading_has_no_series():
     assert "eelgrid_gpu_info" in samples
 
 
-def test_why_a_reading_is_absent_is_told():
+def test_why_a_reading_is_absent_is_reported():
     agent = Agent()
     agent.tick()
     node = agent.nodes[0]
@@ -339,7 +339,7 @@ def test_it_serves_over_http_and_frees_the_port():
         probe.bind(("127.0.0.1", server.port))
 
 
-def test_a_port_in_use_is_said_with_the_remedy():
+def test_a_port_in_use_is_reported_with_the_remedy():
     agent = Agent()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -125,7 +125,7 @@ def test_a_node_that_holds_work_cannot_be_removed_by_an_event():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_removals_a_core_decides_as_one_that_was_made_anew(seed):
+def test_after_removals_a_core_decides_as_one_that_was_made_again(seed):
     draw = random.Random(seed)
     core = build_core(*(build_node(f"n{number}", gpus=draw.choice((1, 2, 4))) for number in range(8)))
     now_ns = 10

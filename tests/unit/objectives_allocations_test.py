@@ -62,7 +62,7 @@ async def test_an_answer_begins_the_next_turn_at_once():
             await running
 
 
-async def test_a_division_that_fails_is_told_and_asked_again(monkeypatch, caplog):
+async def test_a_division_that_fails_is_reported_and_asked_again(monkeypatch, caplog):
     solved, asked = control_loop.solve_allocation, []
 
     def fails_once(problem):

@@ -1,4 +1,4 @@
-"""Elastic jobs and what jobs teach, through the whole steward; clocks and agents by hand."""
+"""Elastic jobs and what jobs teach, through the whole control loop; clocks and agents by hand."""
 
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
 from tests.unit.objectives_jobs_test import Training, ready

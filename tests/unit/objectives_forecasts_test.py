@@ -1,4 +1,4 @@
-"""Questions and answers beside the desk: what is asked is answered later, learned when due, bounded, and ended."""
+"""Questions and answers beside the control cycle: what is asked is answered later, learned when due, bounded, and ended."""
 
 import logging
 from dataclasses import replace
@@ -85,7 +85,7 @@ async def test_a_family_is_learned_again_when_it_has_grown_or_changed_by_a_quart
     assert rig.forecasts.request_forecast(ASKED) is not first
 
 
-async def test_a_job_is_told_ratios_against_its_largest_limit(rig):
+async def test_a_job_gets_ratios_against_its_largest_limit(rig):
     rig.tell(
         [*(point for name in "abc" for model in ("G2", "G3") for point in trained(name, model)), *trained("llm", "G3")]
     )

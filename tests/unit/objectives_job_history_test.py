@@ -1,4 +1,4 @@
-"""What a job showed is kept over a restart: a journal on disk, a second steward, and no second search."""
+"""What a job showed is kept over a restart: a journal on disk, a second control loop, and no second search."""
 
 import contextlib
 from types import SimpleNamespace
@@ -70,7 +70,7 @@ async def test_without_what_was_kept_it_would_search_again(tmp_path, monkeypatch
     assert commands >= 2
 
 
-async def test_a_job_that_has_changed_meanwhile_is_searched_anew(tmp_path):
+async def test_a_job_that_has_changed_meanwhile_is_searched_again(tmp_path):
     _, work, now_s = await lived(tmp_path)
     _, phases, commands = await gone_on(tmp_path, work, now_s, cycles=120, slower=1.5)
     assert phases[0] is LimitPhase.SETTLED

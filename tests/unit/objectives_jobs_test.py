@@ -1,4 +1,4 @@
-"""Training jobs through the whole steward: limits are tried, set, read back and settled; clocks and agents by hand."""
+"""Training jobs through the whole control loop: limits are tried, set, read back and settled; clocks and agents by hand."""
 
 from dataclasses import replace
 
@@ -100,7 +100,7 @@ async def test_an_observed_pool_gets_advice_that_waits_until_it_may_be_carried_o
         assert standing(world).limit_w == world.workload("j").power_limit_w
 
 
-async def test_a_pool_that_is_no_longer_enforced_makes_the_job_begin_anew_at_what_is_read():
+async def test_a_pool_that_is_no_longer_enforced_makes_the_job_begin_again_at_what_is_read():
     async with run_objectives() as world:
         await ready(world, build_training_job("j"))
         training = Training(world)
@@ -165,7 +165,7 @@ async def test_a_node_that_refuses_makes_it_stuck_and_not_silent():
         assert LimitPhase.STUCK in phases
 
 
-async def test_a_lost_node_and_its_return_are_told():
+async def test_a_lost_node_and_its_return_are_reported():
     async with run_objectives() as world:
         await ready(world, build_training_job("j"))
         training = Training(world)
@@ -209,7 +209,7 @@ async def test_a_restart_begins_with_what_is_set_and_what_was_done():
         assert standing(mute).limit_w == held_w
 
 
-async def test_a_job_that_moves_begins_anew_and_one_that_ends_is_forgotten():
+async def test_a_job_that_moves_begins_again_and_one_that_ends_is_forgotten():
     async with run_objectives() as world:
         await ready(world, build_training_job("j"))
         await Training(world).run(40)
@@ -237,7 +237,7 @@ async def test_boards_whose_limits_nobody_knows_are_a_reason():
         assert told.phase == "unsteered"
 
 
-async def test_budgets_are_never_exceeded_and_prices_are_told():
+async def test_budgets_are_never_exceeded_and_prices_are_reported():
     budget = PowerBudget(scope=BudgetScope.CLUSTER, limit_w=1000.0)
     prices = EnergyPrices(periods=(PricePeriod(begins_minute=0, price_per_kwh=0.36),))
     async with run_objectives() as world:

@@ -1,4 +1,4 @@
-"""The small parts around the steward: its clock, its numbers, what it reads of a node."""
+"""The small parts around the control loop: its clock, its numbers, what it reads of a node."""
 
 import pytest
 from tests.builders.cluster import build_request
@@ -27,7 +27,7 @@ def test_unix_time_never_goes_back_and_follows_a_clock_that_was_set_right():
 @pytest.mark.parametrize(
     "changes", [{"cycle_s": 0.0}, {"scrape_s": -1.0}, {"window_s": 1e9}, {"cool_s": -1.0}, {"stale_rounds": 0}]
 )
-def test_numbers_that_no_steward_can_run_with_are_refused(changes):
+def test_numbers_that_no_control_loop_can_run_with_are_refused(changes):
     with pytest.raises(ControllerConfigError):
         ObjectiveSettings(**changes)
 

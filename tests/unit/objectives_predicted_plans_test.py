@@ -137,7 +137,7 @@ def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
             )
 
 
-def test_one_window_counts_once_and_one_inside_begins_the_count_anew():
+def test_one_window_counts_once_and_one_inside_begins_the_count_again():
     foreseen, plan = of_service(WHOLE)
     for _ in range(3 * OUTSIDE_WINDOWS):
         assert foreseen.check_services([standing(1.0, 2.0)], {"s": plan}) == []
@@ -165,7 +165,7 @@ def window(limit_w, slower=1.0):
     return MeasurementWindow(limit_w, 10.0, 30.0 * slower, 1000.0)
 
 
-def test_a_job_is_told_its_prior_once_and_again_when_it_begins_anew():
+def test_a_job_gets_its_prior_once_and_again_when_it_begins_again():
     foreseen = PredictedPlans(Answers(BEND))
     prior = foreseen.predict_job("j", QUESTION, ())
     assert prior.time[2].mean == 0.2
@@ -186,7 +186,7 @@ def test_a_job_whose_curve_was_measured_is_told_nothing():
     assert foreseen.predict_job("k", QUESTION._replace(profile=""), ()) is None
 
 
-def test_a_job_that_leaves_its_interval_again_and_again_is_said_so_once():
+def test_a_job_that_leaves_its_interval_again_and_again_is_reported_so_once():
     foreseen = PredictedPlans(Answers(BEND))
     foreseen.predict_job("j", QUESTION, ())
     assert foreseen.check_job_window("j", window(200.0, 2.0)) is None  # the largest limit was not measured yet

@@ -1,4 +1,4 @@
-"""Services and jobs that nobody measured where they run, through the whole steward: planned, told, withdrawn, replaced."""
+"""Services and jobs that nobody measured where they run, through the whole control loop: planned, told, withdrawn, replaced."""
 
 import asyncio
 from dataclasses import replace
@@ -94,7 +94,7 @@ async def test_a_prediction_that_is_seen_to_be_wrong_is_withdrawn_and_measured_p
         assert said(world).reason.endswith("measured on G2")
 
 
-async def test_a_learner_that_fails_is_told_once_and_the_service_waits_for_points(caplog):
+async def test_a_learner_that_fails_is_reported_once_and_the_service_waits_for_points(caplog):
     async with run_objectives() as world:
         await begun(world, family(), build_service("s"))
         for _ in range(5):
@@ -139,7 +139,7 @@ async def test_a_job_begins_its_search_with_the_predicted_curve():
         assert standing.saving > 0.15
 
 
-async def test_the_steward_ends_its_learner():
+async def test_the_control_loop_ends_its_learner():
     learner = LearnsHere()
     async with run_objectives(learner=learner) as world:
         running = asyncio.create_task(world.control_loop.run())

@@ -1,4 +1,4 @@
-"""Services through the whole steward: real loop, core, telemetry and steering; pages and clocks by hand."""
+"""Services through the whole control loop: real loop, core, telemetry and steering; pages and clocks by hand."""
 
 import asyncio
 import contextlib
@@ -173,7 +173,7 @@ async def test_an_error_in_one_service_stops_no_other(monkeypatch, caplog):
         assert "workload=bad steering=failed error=RuntimeError('a fault of ours')" in caplog.text
 
 
-async def test_a_cycle_that_fails_is_told_and_the_next_one_goes_on(monkeypatch, caplog):
+async def test_a_cycle_that_fails_is_reported_and_the_next_one_goes_on(monkeypatch, caplog):
     async with run_objectives() as world:
         await ready(world, build_service("s", replicas_most=8))
         turn = world.control_loop._desk.run_cycle
@@ -190,7 +190,7 @@ async def test_a_cycle_that_fails_is_told_and_the_next_one_goes_on(monkeypatch, 
         await world.cycle()
 
 
-async def test_more_than_are_steered_are_told(caplog):
+async def test_more_than_are_steered_are_reported(caplog):
     async with run_objectives(workloads_most=1) as world:
         await ready(world, build_service("s"), build_service("t"))
         await world.cycle()

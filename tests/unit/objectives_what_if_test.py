@@ -1,4 +1,4 @@
-"""What jobs would lose under other budgets: asked of the steward, and nothing changes."""
+"""What jobs would lose under other budgets: asked of the control loop, and nothing changes."""
 
 import pytest
 from tests.builders.objectives import build_powered_node, build_training_job, run_objectives
@@ -32,7 +32,7 @@ async def test_a_tighter_budget_costs_speed_and_nothing_changes():
         assert (training.limits_w(), world.loop.core.state.revision) == (limits, revision)
 
 
-async def test_what_cannot_be_kept_is_said():
+async def test_what_cannot_be_kept_is_reported():
     async with run_objectives() as world:
         await ready(world, build_training_job("j", slowdown_most=0.2))
         await Training(world).run(20)

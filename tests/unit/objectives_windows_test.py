@@ -81,7 +81,7 @@ def test_limits_that_differ_and_gpus_that_are_missing_give_no_window():
     assert len(run(one, (121.0,))) == 1
 
 
-def test_counters_that_fell_begin_a_window_anew():
+def test_counters_that_fell_begin_a_window_again():
     one = meter()
     run(one, (0.0, 20.0))
     assert one.observe(40.0, JobProgress(40.0, 3.0), gpus(40.0)) is None  # the job began anew from a checkpoint
@@ -100,7 +100,7 @@ def test_a_window_ends_where_progress_was_seen_to_move():
     assert one.observe(50.0, JobProgress(44.0, 9.0), gpus(50.0)).time_s == 44.0
 
 
-def test_what_stays_away_is_told_by_its_name():
+def test_what_stays_away_is_reported_by_its_name():
     silent, dark = meter(), meter()
     told = [silent.observe(at_s, None, gpus(at_s)) for at_s in range(0, 400, 10)]
     assert [one for one in told if one] == [MissedWindowReason.NO_PROGRESS] * 2

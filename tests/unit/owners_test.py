@@ -95,7 +95,7 @@ def test_a_ray_worker(tmp_path):
     assert owner_of(tmp_path, 3).kind is UsageOwnerKind.USER
 
 
-def test_the_mps_server_is_told(tmp_path):
+def test_the_mps_server_is_reported(tmp_path):
     process(tmp_path, 1, "0::/system.slice/mps.service", title="nvidia-cuda-mps-server -f")
     process(tmp_path, 2, "0::/system.slice/x.service", title="grep nvidia-cuda-mps-server")
     found = ProcessOwnerResolver(tmp_path).resolve([1, 2], now_ns=0)

@@ -199,7 +199,7 @@ def test_a_submitter_cannot_leave_out_or_change_the_label_that_its_work_is_count
     assert stated(several, labels={"team": "nlp", "x": "y"}).labels == {"team": "nlp", "x": "y"}
 
 
-def test_a_label_that_a_limit_is_counted_by_is_nobodys_whose_certificate_does_not_name_it():
+def test_a_label_that_a_limit_is_counted_by_needs_a_certificate_that_names_it():
     assert stated(ALICE, policy=BY_TEAM, labels={"team": "vision"}) == "label"
     # Nobody counts by it.
     assert stated(ALICE, labels={"team": "vision"}).labels == {"team": "vision"}

@@ -71,7 +71,7 @@ def test_a_bounded_run(data, tmp_path, capsys):
     assert "3 scenarios drawn with seed 5" in printed
 
 
-def test_a_service_that_nothing_serves_is_told_and_counted(data, tmp_path, capsys):
+def test_a_service_that_nothing_serves_is_reported_and_counted(data, tmp_path, capsys):
     _scenarios(data / "SLO", "1,200,N/A\n", "50,300,N/A\n")
     assert main(["--data", str(data), "--out", str(tmp_path / "out"), "--no-plots"]) == 0
     (row,) = read_csv(tmp_path / "out" / "summary.csv")

@@ -82,7 +82,7 @@ def test_three_slices_stand_at_four():
     assert plan.choose_layout((0, 0, 1, 2, 0)) == (("2g", 0), ("2g", 2), ("3g", 4))
 
 
-def test_what_cannot_stand_is_told():
+def test_what_cannot_stand_is_reported():
     plan = build_tiling(PARTS["a30-24gb"], FOUR)
     with pytest.raises(InvalidProblem, match=r"3 2g do not fit together on a30-24gb; ask for less"):
         plan.choose_layout((0, 3, 0))

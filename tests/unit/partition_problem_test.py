@@ -90,7 +90,7 @@ def test_what_did_not_run_or_has_no_such_latency_is_no_option():
     assert _taken(_asked(points, [build_demand("bert", 1, 1.0, quantile=0.99)])) == [("2g", 9.0, 1)]
 
 
-def test_a_service_that_nothing_serves_is_told_with_the_tightest_latency_and_a_remedy():
+def test_a_service_that_nothing_serves_is_reported_with_the_tightest_latency_and_a_remedy():
     points = [
         build_slice_point("bert", "1g", 10, 0.050),
         build_slice_point("bert", "4g.24gb", 10, 0.018, batch=2, processes=3),
@@ -131,7 +131,7 @@ def test_a_service_that_nothing_serves_is_told_with_the_tightest_latency_and_a_r
         ),
     ],
 )
-def test_what_cannot_be_meant_is_told_by_its_field(fields, told):
+def test_what_cannot_be_meant_is_reported_by_its_field(fields, told):
     defaults = {"services": (), "points": (), "pools": (pool_of_product(A30),)}
     with pytest.raises(InvalidProblem, match=told):
         plan_partition(PartitionProblem(**{**defaults, **fields}))
@@ -150,7 +150,7 @@ def test_nothing_asked_is_nothing_used():
     assert (found.gpus, found.proofs[0]) == ((), OptimalityProof("gpus", 0.0, 0.0))
 
 
-def test_a_fleet_that_is_too_small_is_told_by_what_it_lacks():
+def test_a_fleet_that_is_too_small_is_reported_by_what_it_lacks():
     asked = build_problem([9], [[0, 0, 3]], pools=(pool_of_product(A30, 1),))
     with pytest.raises(FleetTooSmall, match="the pools lack 2 A30; add them"):
         plan_partition(asked)

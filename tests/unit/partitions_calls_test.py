@@ -58,7 +58,7 @@ async def plan_with(agent, wanted) -> NodePlan:
             return plan
 
 
-async def test_a_refusal_is_told_and_asked_again_until_the_layout_stands(tmp_path, monkeypatch):
+async def test_a_refusal_is_reported_and_asked_again_until_the_layout_stands(tmp_path, monkeypatch):
     monkeypatch.setattr(partition_service, "ASK_FIRST_S", 0.05)
     monkeypatch.setattr(partition_service, "POLL_S", 0.02)
     async with run_controller(tmp_path) as rig:
@@ -126,7 +126,7 @@ async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_pa
         assert shown.waits_for.startswith("ended at stage 2 of 2: the partition plan no longer holds")
 
 
-async def test_what_cannot_be_planned_is_said_in_words(tmp_path):
+async def test_what_cannot_be_planned_is_reported_in_words(tmp_path):
     async with run_controller(tmp_path) as rig:
         await rig.join(build_mig_node("a", gpus=1))
         await rig.operators.submit_workload(build_sliced_service("s", 20.0))

@@ -284,7 +284,7 @@ async def test_pods_are_waited_for_until_they_are_patched(tmp_path):
         assert traced.root("pod-1").end_ns == patch.end_ns
 
 
-async def test_a_service_whose_slices_are_planned_anew_awaits_the_new_place_alone(tmp_path):
+async def test_a_service_whose_slices_are_planned_again_awaits_the_new_place_alone(tmp_path):
     async with run_controller(tmp_path) as rig:
         await rig.join(build_node("n1"), build_node("n2"))
         traced = Traced(rig)

@@ -96,7 +96,7 @@ def test_memory_of_boards_changes_no_decision():
             core.cancel(f"w-{number // 5 + 1}", now_ns=number)
 
 
-def test_rows_kept_up_to_date_equal_arrays_built_anew():
+def test_rows_kept_up_to_date_equal_arrays_built_again():
     core = build_core(build_node("a", gpus=4), build_node("b", gpus=1))
     for number in range(9):
         core.submit(build_request(gpus=1, milli=100 * number + 100), now_ns=1)

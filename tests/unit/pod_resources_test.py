@@ -179,7 +179,7 @@ async def test_a_refusal_changes_nothing_until_the_answer_is_old(kubelet, socket
         await client.close()
 
 
-async def test_a_kubelet_that_starts_anew_is_found_again(kubelet, socket):
+async def test_a_kubelet_that_starts_again_is_found_again(kubelet, socket):
     client = PodResourcesClient(socket, clock_s=Clock(), limits=PodResourcesLimits(interval_s=0.05))
     assert not await client.refresh()
     assert "is not a socket" in client.problem

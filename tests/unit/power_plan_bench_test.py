@@ -146,7 +146,7 @@ def test_a_day_of_failures_is_the_same_twice(data):
     assert lived_through(fleet, 4) == lived_through(fleet, 4)
 
 
-def test_what_is_not_there_is_said(tmp_path, data, capsys):
+def test_what_is_not_there_is_reported(tmp_path, data, capsys):
     assert main(["--data", str(tmp_path)]) == 2
     assert "--data" in capsys.readouterr().err
     with pytest.raises(NotThere):

@@ -273,7 +273,7 @@ async def accepted(folder: Path) -> tuple[int, tuple[Assignment, ...]]:
         return plan.epoch, plan.assignments
 
 
-async def test_after_a_rollback_of_everything_no_gpu_is_given_twice_and_it_is_told(tmp_path, caplog) -> None:
+async def test_after_a_rollback_of_everything_no_gpu_is_given_twice_and_it_is_reported(tmp_path, caplog) -> None:
     """The whole directory is an older copy, so only the agent's epoch tells."""
     epoch, assignments = await accepted(tmp_path)
     with caplog.at_level(logging.ERROR):

@@ -1,4 +1,4 @@
-"""Savings against best fit: what is compared and what is not, lost nodes, limits, slices, a restart; and the desk."""
+"""Savings against best fit: what is compared and what is not, lost nodes, limits, slices, a restart; and the monitor."""
 
 from dataclasses import replace
 from itertools import islice
@@ -106,7 +106,7 @@ def test_slices_stand_where_they_stand_in_both():
     assert (gone.replicas[BOTH], gone.power_w) == (0, idle_w)
 
 
-def test_begun_anew_it_goes_on_with_what_lives():
+def test_begun_again_it_goes_on_with_what_lives():
     core = build_core(build_node("a", gpus=1, model="G3", cpu=32), build_node("b", gpus=2, model="T4", cpu=96))
     _, play = followed(core)
     for number, key in enumerate(("u", "v", "w")):
@@ -130,38 +130,38 @@ def test_on_the_openb_trace_ours_saves():
     assert figures.saved_w > 0.05 * figures.power_w[BEST_FIT]
 
 
-async def test_the_desk_follows_a_running_controller_and_tells(tmp_path):
+async def test_the_monitor_follows_a_running_controller_and_reports(tmp_path):
     async with run_controller(tmp_path) as rig:
         await rig.join(build_node("n1"))
-        desk = rig.controller.savings
+        monitor = rig.controller.savings
         await rig.operators.submit_workload(build_request("w"))
-        await wait_until(lambda: desk.figures is not None and desk.figures.replicas[BOTH] == 1, within_s=60.0)
+        await wait_until(lambda: monitor.figures is not None and monitor.figures.replicas[BOTH] == 1, within_s=60.0)
         page = (await rig.controller.metrics.render_page()).decode()
         assert 'eelgrid_saved_power_watts{part="placement"} 0.0' in page
         assert 'eelgrid_compared_gpus{plan="both"} 1.0' in page
         # What is wrong with it ends it alone; the joules of before stay.
-        energy_j = desk.figures.energy_j[BEST_FIT]
-        desk._end("behind")
-        await wait_until(lambda: desk.figures is not None, within_s=60.0)
-        assert desk.failures == {"behind": 1, "fault": 0}
+        energy_j = monitor.figures.energy_j[BEST_FIT]
+        monitor._end("behind")
+        await wait_until(lambda: monitor.figures is not None, within_s=60.0)
+        assert monitor.failures == {"behind": 1, "fault": 0}
         told = {
             sample.labels["plan"]: sample.value
-            for one in desk.families()
+            for one in monitor.families()
             for sample in one.samples
             if "joules" in sample.name
         }
         assert told[BEST_FIT] >= energy_j
 
 
-async def test_one_that_cannot_keep_up_begins_anew(tmp_path, monkeypatch):
+async def test_one_that_cannot_keep_up_begins_again(tmp_path, monkeypatch):
     monkeypatch.setattr(savings_monitor, "_BEHIND_MOST", 1)
     async with run_controller(tmp_path) as rig:
-        desk: SavingsMonitor = rig.controller.savings
-        await wait_until(lambda: desk._is_following, within_s=60.0)
+        monitor: SavingsMonitor = rig.controller.savings
+        await wait_until(lambda: monitor._is_following, within_s=60.0)
         await rig.join(build_node("n1"))
         await rig.operators.submit_workload(build_request("w"))
-        await wait_until(lambda: desk.failures["behind"] > 0, within_s=60.0)
-        await wait_until(lambda: desk.figures is not None and desk.figures.replicas[BOTH] == 1, within_s=60.0)
+        await wait_until(lambda: monitor.failures["behind"] > 0, within_s=60.0)
+        await wait_until(lambda: monitor.figures is not None and monitor.figures.replicas[BOTH] == 1, within_s=60.0)
 
 
 async def test_it_can_be_switched_off(tmp_path):

@@ -118,7 +118,7 @@ def _slow_window(slow, held):
 
 @pytest.mark.parametrize("slow", [0.9, 1.0, 1.1, 1.3])
 @pytest.mark.parametrize("held", [4.0, 16.0, 40.0])
-def test_the_mean_tells_within_a_bucket_how_slow_an_engine_is(slow, held):
+def test_the_mean_reports_within_a_bucket_how_slow_an_engine_is(slow, held):
     sample = _service().sample_steady(_slow_window(slow, held), 1)
     assert sample.factor == pytest.approx(slow, rel=1e-6)
     assert sample.is_mean

@@ -88,7 +88,7 @@ def test_a_service_with_slices_waits_for_a_plan_and_says_so():
     alike(core)
 
 
-def test_a_plan_is_told_made_and_named_in_the_node_plan():
+def test_a_plan_is_reported_made_and_named_in_the_node_plan():
     core = build_partitioned_core(build_mig_node("a"))
     core.submit(build_sliced_service("s", 20.0), now_ns=5)
     before = core.state.digest()
@@ -262,7 +262,7 @@ def test_a_stage_that_no_longer_holds_changes_nothing():
     refused("no longer managed by the partition planner")
 
 
-def test_gpus_that_somebody_else_cut_are_left_alone_and_told():
+def test_gpus_that_somebody_else_cut_are_left_alone_and_reported():
     cut = apply_layout(
         build_mig_node("a").gpus[0],
         GpuLayout(gpu_uuid="GPU-a-0", mig_enabled=True, instances=(WantedInstance(profile="3g.20gb", start=4),)),

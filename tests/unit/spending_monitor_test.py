@@ -1,4 +1,4 @@
-"""The desk of spending: what it asks of a real ledger, what it tells the core and what it shows, over faults and restarts."""
+"""The spending monitor: what it asks of a real ledger, what it tells the core and what it shows, over faults and restarts."""
 
 import asyncio
 import contextlib
@@ -73,20 +73,20 @@ class Ledger:
 
 
 class Site:
-    """A loop, a ledger and a desk that looks each hundredth of a second."""
+    """A loop, a ledger and a monitor that looks each hundredth of a second."""
 
-    def __init__(self, folder, journal=None, **desk):
+    def __init__(self, folder, journal=None, **monitor):
         folder.mkdir(exist_ok=True)
         self.world = ObjectivesWorld(journal, start_s=float(NOON_S))
         self.ledger = Ledger(folder)
-        self.desk = None
-        self._more = desk
+        self.monitor = None
+        self._more = monitor
 
     async def __aenter__(self):
         await self.world.loop.start()
         if not self.world.loop.core.state.nodes:
             await self.world.loop.register_node(build_powered_node("n1"))
-        self.desk = SpendingMonitor(
+        self.monitor = SpendingMonitor(
             loop=self.world.loop,
             ledger=self.ledger,
             every_s=0.01,
@@ -94,7 +94,7 @@ class Site:
             log=logging.getLogger("test.spending"),
             **self._more,
         )
-        self._task = asyncio.create_task(self.desk.run())
+        self._task = asyncio.create_task(self.monitor.run())
         return self
 
     async def __aexit__(self, *_):
@@ -119,7 +119,7 @@ class Site:
         return self.world.workload(key).phase
 
     def page(self):
-        return render_prometheus(self.desk.families()).decode()
+        return render_prometheus(self.monitor.families()).decode()
 
     async def looked(self):
         """One look that began after now is done."""
@@ -160,16 +160,16 @@ async def test_every_quantity_and_sort_of_subject_is_found_in_the_ledger(tmp_pat
         site.ledger.spend(RESEARCH, NOON_S - 20 * DAY_S, 1e6, cost=3.0, carbon_g=300.0)
         site.ledger.spend(RESEARCH, NOON_S - 3600, 1e6, cost=1.0, carbon_g=100.0)
         site.ledger.spend(OTHER, NOON_S - 3600, 1e6, cost=1.0, carbon_g=100.0)
-        user, queue, team, nobody = await site.desk.statuses()
+        user, queue, team, nobody = await site.monitor.statuses()
         assert [one.spent for one in (user, queue, team, nobody)] == [2e6, 6.0, 100.0, 0.0]
         # In the last 23 hours it was a megajoule; twelve hours of the week are left.
         assert abs(user.forecast - (2e6 + 1e6 * 12 / 23)) < 100.0
         assert nobody.forecast == 0.0
         # A ledger that began two hours ago has one whole hour; one that began in the last has none to go by.
         site.ledger.first_s = NOON_S - 2 * 3600
-        assert abs((await site.desk.statuses())[0].forecast - (2e6 + 1e6 * 12)) < 100.0
+        assert abs((await site.monitor.statuses())[0].forecast - (2e6 + 1e6 * 12)) < 100.0
         site.ledger.first_s = NOON_S - 3600
-        assert [one.forecast for one in await site.desk.statuses()] == [None] * 4
+        assert [one.forecast for one in await site.monitor.statuses()] == [None] * 4
         site.ledger.first_s = 0
         assert queue.end_ns == (NOON_S + 8 * DAY_S + DAY_S // 2) * 10**9
         await wait_until(
@@ -192,13 +192,13 @@ async def test_gpu_time_needs_no_ledger(tmp_path):
         site.world.now_s += 3600.0
         await wait_until(lambda: site.over, within_s=60.0)
         await site.submit("second")
-        held, unknown = await site.desk.statuses()
+        held, unknown = await site.monitor.statuses()
         assert (unknown.spent, unknown.forecast) == (None, None)
         assert held.waiting == 1
         assert held.over_since_ns > 0
         # Two GPUs until midnight.
         assert abs(held.forecast - held.spent - 2 * 11 * 3600) < 1.0
-        assert site.desk.failures > 0
+        assert site.monitor.failures > 0
         await wait_until(
             lambda: 'eelgrid_spending_waiting_workloads{limit="namespace=research gpu-hours per day"} 1' in site.page(),
             within_s=60.0,
@@ -218,7 +218,7 @@ async def test_rows_that_are_damaged_let_no_spent_limit_go(tmp_path):
             raw.commit()
         await site.looked()
         assert site.over
-        (status,) = await site.desk.statuses()
+        (status,) = await site.monitor.statuses()
         assert status.spent is None
 
 
@@ -228,8 +228,8 @@ async def test_while_the_ledger_is_away_what_was_spent_stays_so(tmp_path):
         site.ledger.spend(RESEARCH, NOON_S, 4e6)
         await wait_until(lambda: site.over, within_s=60.0)
         site.ledger.is_away = True
-        failures = site.desk.failures
-        await wait_until(lambda: site.desk.failures >= failures + 3, within_s=60.0)
+        failures = site.monitor.failures
+        await wait_until(lambda: site.monitor.failures >= failures + 3, within_s=60.0)
         assert len(site.over) == 1
         site.world.now_s += DAY_S
         await wait_until(lambda: not site.over, within_s=60.0)
@@ -241,7 +241,7 @@ async def test_a_subject_that_an_answer_has_no_room_for_is_asked_for_alone(tmp_p
             site.ledger.spend(OTHER._replace(namespace=f"ns-{number}"), NOON_S, 2.0)
         site.ledger.spend(RESEARCH, NOON_S, 1.0)
         await site.limit(KWH)
-        (status,) = await site.desk.statuses()
+        (status,) = await site.monitor.statuses()
         assert status.spent == 1.0
 
 

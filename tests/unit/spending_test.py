@@ -73,7 +73,7 @@ def limited(*limits, gpus=8, **policy) -> Core:
 
 
 def look(core, now_ns, told=()):
-    """What the desk does."""
+    """What the spending monitor does."""
     over = judge_limits(core.state.policy, core.state.spending, dict(told), now_ns)
     return core.set_exhausted_spending(over, now_ns=now_ns)
 
@@ -248,7 +248,7 @@ def test_a_spent_limit_is_an_event_at_each_hundredth_and_not_at_each_look():
     assert (over.since_ns, over.spent) == (NOON + 10, pytest.approx(105.0 * 3.6e6))
 
 
-def test_a_core_that_begins_anew_knows_the_same():
+def test_a_core_that_begins_again_knows_the_same():
     core = limited(limit(), kwh())
     submit(core, "first", NOON, gpus=2)
     look(core, NOON + 5 * HOUR, {(spending_key(kwh()), DAY): 1e6})
@@ -322,7 +322,7 @@ def test_periods_are_of_the_calendar_there(period, offset, stretch, words):
     assert describe_moment(NOON_S, offset) == f"22 November {12 + offset // 60:02}:{offset % 60:02}"
 
 
-def test_another_local_time_counts_anew_from_the_begin_of_its_period():
+def test_another_local_time_counts_again_from_the_begin_of_its_period():
     core = limited(limit())
     submit(core, "w", NOON - 11 * HOUR, gpus=1)
     prices = EnergyPrices(periods=(PricePeriod(begins_minute=0, price_per_kwh=0.2),), utc_offset_minutes=-180)
@@ -339,7 +339,7 @@ def test_a_limit_is_written_as_it_is_read():
     assert format_limit(team) == "label:team=vision kwh=0.5 per day, observe, warn at 90%"
 
 
-def test_work_that_runs_keeps_its_place_where_all_is_imagined_anew():
+def test_work_that_runs_keeps_its_place_where_all_is_imagined_again():
     core = limited(kwh())
     submit(core, "runs", NOON)
     look(core, NOON, {(spending_key(kwh()), DAY): 4e6})

@@ -233,7 +233,7 @@ def test_the_mix_covers_what_is_typical_and_forgets_the_rare():
     assert (again.counts, again.mix, again.refresh_at) == (demand.counts, demand.mix, demand.refresh_at)
 
 
-def test_the_mix_is_drawn_anew_each_time_the_tasks_grow_by_a_twentieth():
+def test_the_mix_is_drawn_again_each_time_the_tasks_grow_by_a_twentieth():
     demand, draws, before = Demand(), 0, None
     for _ in range(2000):
         demand.observe(ResourceRequest(cpu_milli=1000), 1)

@@ -45,7 +45,7 @@ def test_an_endpoint_has_tls_unless_it_is_here_or_says_otherwise(text, address, 
 
 
 @pytest.mark.parametrize("text", ["collector", "collector:0", "collector:99999", "ftp://a:1", "a:1/v1/traces", "a b:1"])
-def test_what_is_no_address_is_said_with_the_option_and_the_remedy(text):
+def test_what_is_no_address_is_reported_with_the_option_and_the_remedy(text):
     with pytest.raises(ControllerConfigError, match=r"--traces .* is no address; write HOST:PORT"):
         parse_endpoint(text)
 

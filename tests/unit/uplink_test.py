@@ -174,7 +174,7 @@ async def test_a_plan_is_answered_at_once_and_again_on_a_new_stream():
         assert power_w[0] > power_w[1], "the assignment is load on the simulated GPU"
 
 
-async def test_a_lost_gpu_is_told_at_once_and_its_return_too():
+async def test_a_lost_gpu_is_reported_at_once_and_its_return_too():
     async with serving(acknowledge_all) as controller, running(Agent(controller.port)) as agent:
         await wait_until(lambda: agent.node.connected)
         uuid = agent.node.gpu_uuids[0]

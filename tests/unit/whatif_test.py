@@ -151,7 +151,7 @@ def test_bad_news_comes_first_and_the_list_is_bounded():
     assert (short.differences, short.counts) == (answer.differences[:1], answer.counts)
 
 
-def test_placing_anew_follows_the_weights():
+def test_placing_again_follows_the_weights():
     core = build_core(build_node("a", model="G3"), build_node("b", model="T4"), build_node("c", model="T4"))
     for _ in range(2):
         core.submit(build_request(gpus=1, milli=500, models=("G3", "T4")), now_ns=2)

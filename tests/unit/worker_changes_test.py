@@ -84,7 +84,7 @@ def test_every_change_is_marked_as_one_and_nothing_else_is():
     assert {name for name, call in PORT_CALLS.items() if call.changes} == changes
 
 
-def test_a_change_whose_answer_is_lost_is_told_as_such_and_not_repeated(rig_of, tmp_path):
+def test_a_change_whose_answer_is_lost_is_reported_as_such_and_not_repeated(rig_of, tmp_path):
     rig = rig_of(2, scene={"state": str(tmp_path / "state.json")}, limits=LIMITS)
     remote, uuid = rig.remote, rig.uuids[1]
     remote.set_mig_mode(uuid, enabled=True)
@@ -133,7 +133,7 @@ def test_changes_after_one_that_hangs_are_asked_of_the_next_child_and_those_befo
     assert rig.remote.power_settings(rig.uuids[2]).requested_w == 450.0
 
 
-def test_a_hang_and_its_end_are_told_once_also_when_it_is_over_before_anybody_asks(rig_of):
+def test_a_hang_and_its_end_are_reported_once_also_when_it_is_over_before_anybody_asks(rig_of):
     rig = rig_of(2)
     uuid = rig.uuids[1]
     began = DeviceEvent(kind=DeviceEventKind.HUNG, gpu_uuid=uuid)

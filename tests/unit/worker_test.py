@@ -129,7 +129,7 @@ def test_a_child_that_babbles_is_replaced(rig_of):
     poll_until(lambda: rig.silent() == [])
 
 
-def test_a_child_that_is_told_nonsense_ends(tmp_path):
+def test_a_child_that_is_sent_nonsense_ends(tmp_path):
     Scene(tmp_path / "scene", 1)
     for junk in (b"\xff" * 64, b"\x02\x00\x00\x00{}", b'\x0b\x00\x00\x00[1,["gpus"]]'):
         child = DriverProcess("simulated", str(tmp_path / "scene"), (), DEADLINES)
