@@ -30,16 +30,14 @@ from eelgrid_protos.messages import (
     PowerBudget,
     PricePeriod,
     ServicePromise,
-    SpendingLimit,
     SpendingPeriod,
     SpendingQuantity,
-    SpendingScope,
     TrainingPromise,
     UpdatePolicyRequest,
     WorkloadKind,
 )
 from tests.agent_process import agent_process
-from tests.builders.cluster import build_request
+from tests.builders.cluster import build_request, build_spending_limit
 from tests.builders.profiles import build_engine_points
 from tests.builders.server import run_controller
 from tests.e2e.objectives_test import Fleet
@@ -142,16 +140,8 @@ def _policy(before):
         ),
         prices=EnergyPrices(currency="EUR", periods=price, pue=1.2, carbon_price_per_kg=0.1),
         spending=(
-            SpendingLimit(
-                scope=SpendingScope.NAMESPACE,
-                name="default",
-                quantity=SpendingQuantity.GPU_TIME,
-                most=10 * 3600.0,
-                period=SpendingPeriod.DAY,
-                mode=EnforcementMode.OBSERVE,
-            ),
-            SpendingLimit(
-                scope=SpendingScope.NAMESPACE,
+            build_spending_limit(name="default", mode=EnforcementMode.OBSERVE),
+            build_spending_limit(
                 name="default",
                 quantity=SpendingQuantity.MONEY,
                 most=5.0,

@@ -28,15 +28,13 @@ from eelgrid_protos.messages import (
     RemoveEnergyExporterRequest,
     ResourceRequest,
     ServicePromise,
-    SpendingLimit,
     SpendingPeriod,
-    SpendingQuantity,
-    SpendingScope,
     SubmitWorkloadRequest,
     TrainingPromise,
     WorkloadKind,
     WorkloadSpec,
 )
+from tests.builders.cluster import build_spending_limit
 from tests.builders.profiles import build_engine_points
 from tests.e2e.objectives_test import Fleet
 from tests.fakes.metrics_servers import Listener
@@ -179,14 +177,8 @@ class FaultyFleet(Scene):
     def limit_spending(self, *limits):
         """The GPU time of everybody's namespace has these limits, of (period, seconds, share that warns), and no others."""
         made = [
-            SpendingLimit(
-                scope=SpendingScope.NAMESPACE,
-                name="default",
-                quantity=SpendingQuantity.GPU_TIME,
-                most=seconds,
-                period=SpendingPeriod[period.upper()],
-                warn_ratio=warn_ratio,
-                mode=EnforcementMode.ENFORCE,
+            build_spending_limit(
+                name="default", period=SpendingPeriod[period.upper()], most=seconds, warn_ratio=warn_ratio
             )
             for period, seconds, warn_ratio in limits
         ]

@@ -10,12 +10,17 @@ from eelgrid_controller.state.events import Event, PricesQuoted
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
     Column,
+    EnforcementMode,
     Gpu,
     Inventory,
     NodeState,
     Reading,
     ResourceRequest,
     SampleBatch,
+    SpendingLimit,
+    SpendingPeriod,
+    SpendingQuantity,
+    SpendingScope,
     SubmitWorkloadRequest,
     WorkloadSpec,
 )
@@ -79,6 +84,21 @@ def build_request(
     return SubmitWorkloadRequest(
         spec=WorkloadSpec(name=name, request=request, **spec), workload_id=key, dry_run=dry_run
     )
+
+
+def build_spending_limit(
+    gpu_hours: float = 10.0, name: str = "research", period: SpendingPeriod = SpendingPeriod.DAY, **changes: Any
+) -> SpendingLimit:
+    """A limit on the GPU-hours of a namespace, enforced."""
+    fields: dict[str, Any] = {
+        "scope": SpendingScope.NAMESPACE,
+        "name": name,
+        "quantity": SpendingQuantity.GPU_TIME,
+        "most": 3600.0 * gpu_hours,
+        "period": period,
+        "mode": EnforcementMode.ENFORCE,
+    }
+    return SpendingLimit(**(fields | changes))
 
 
 def build_batch(sequence: int, *, gpus: int = 2, ticks: int = 1, generation: int = 1, time_ns: int = 0) -> SampleBatch:

@@ -5,7 +5,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from tests.builders.cluster import build_node, build_request
+from tests.builders.cluster import build_node, build_request, build_spending_limit
 from tests.builders.server import MemoryJournal, run_controller
 from tests.unit.loop_test import looping
 
@@ -14,12 +14,8 @@ from eelgrid_controller.clock import FOLLOWED_S, Clock, WallClock
 from eelgrid_controller.objectives.control_loop import MonotonicUnixClock
 from eelgrid_controller.state.spending import GpuTime, judge_limits
 from eelgrid_protos.messages import (
-    EnforcementMode,
     ListWorkloadsRequest,
-    SpendingLimit,
     SpendingPeriod,
-    SpendingQuantity,
-    SpendingScope,
     WorkloadPhase,
 )
 
@@ -105,14 +101,7 @@ def test_gpu_time_goes_on_with_its_period_when_a_clock_comes_back():
 async def test_a_spending_limit_binds_after_a_clock_was_ten_years_ahead_for_a_moment():
     hands = Hands()
     journal = MemoryJournal()
-    limit = SpendingLimit(
-        scope=SpendingScope.NAMESPACE,
-        name="research",
-        quantity=SpendingQuantity.GPU_TIME,
-        most=7200.0,
-        period=SpendingPeriod.DAY,
-        mode=EnforcementMode.ENFORCE,
-    )
+    limit = build_spending_limit(2.0)
 
     async def judged(loop):
         await loop.command(

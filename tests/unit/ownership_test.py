@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.builders.cluster import build_node, build_request
+from tests.builders.cluster import build_node, build_request, build_spending_limit
 from tests.certificates_rig import Authority
 
 from eelgrid_controller.core.core import Core
@@ -20,11 +20,7 @@ from eelgrid_controller.state.events import WorkloadSubmitted, event_from_plain,
 from eelgrid_protos import catalogue
 from eelgrid_protos.certificate import read_certificate
 from eelgrid_protos.messages import (
-    EnforcementMode,
     Policy,
-    SpendingLimit,
-    SpendingPeriod,
-    SpendingQuantity,
     SpendingScope,
     Workload,
     WorkloadPhase,
@@ -38,19 +34,7 @@ ROOT = Caller("O=eelgrid:admin,CN=root", frozenset({Role.ADMIN}), user="root")
 OLD = Caller("CN=old", user="old")
 SPEC = build_request("w").spec
 NO_LIMITS = Policy()
-BY_TEAM = Policy(
-    spending=(
-        SpendingLimit(
-            scope=SpendingScope.LABEL,
-            label="team",
-            name="vision",
-            quantity=SpendingQuantity.GPU_TIME,
-            most=3600.0,
-            period=SpendingPeriod.DAY,
-            mode=EnforcementMode.ENFORCE,
-        ),
-    )
-)
+BY_TEAM = Policy(spending=(build_spending_limit(1.0, "vision", scope=SpendingScope.LABEL, label="team"),))
 
 
 def read(*attributes, binds=(), **options):
