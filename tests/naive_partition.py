@@ -37,6 +37,7 @@ def list_layouts(part, keys):
 
 @cache
 def count_profiles(part, keys):
+    """Every number of instances by profile that some layout has."""
     return frozenset(
         tuple([key for key, _ in layout].count(key) for key in keys) for layout in list_layouts(part, keys)
     )

@@ -64,10 +64,12 @@ GPUS = (
 
 
 def build_ledger_node(name):
+    """The node of a window, as its agent lists it."""
     return Inventory(node_name=name, cpu_milli=1, memory_bytes=1, pool="train")
 
 
 def build_window(number, energy_mj=1_000, *, incarnation=1, owner=0):
+    """The window of a minute: one device, which one owner kept busy."""
     share = WindowShare(
         device=0,
         owner=owner,

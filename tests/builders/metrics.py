@@ -22,6 +22,7 @@ HOST_READINGS = [reading for reading in Reading if reading >= Reading.HOST_CPU_U
 
 
 def build_gpu_view(uuid="GPU-1", value=0.5, **changes):
+    """A GPU of which every reading has a value."""
     gpu = Gpu(
         uuid=uuid,
         index=0,

@@ -80,12 +80,6 @@ def learn_laws() -> LearnedFamily:
     return learn_family(measure_store(), FAMILY, read_catalogue())
 
 
-def build_point(workload="w", model="a", *, hz=10.0, latency_s=None, quantile=0.95, power_w=None, **how):
-    """A measured point of a configuration; `how` is the rest of the configuration."""
-    latencies = {} if latency_s is None else {quantile: latency_s}
-    return Point(workload, Configuration(model, **how), float(hz), latencies, power_w)
-
-
 def build_engine_points(profile="llm", model="G2"):
     """An engine that gives 1000 tokens a second for each sequence, up to four, within 40 ms."""
     return [

@@ -26,6 +26,7 @@ def build_trace_node(name="n0", *, gpus=2, model="T4", vcpu=32, memory_mib=1000)
 def build_trace_task(
     name, arrival_s, duration_s, *, gpus=1, milli=1000, vcpu=1, memory_mib=10, models=(), priority=0
 ) -> TraceTask:
+    """A task of one GPU that arrives and lasts so long."""
     return TraceTask(
         name=name,
         cpu_milli=int(vcpu * 1000),
@@ -56,6 +57,7 @@ class Scene(NamedTuple):
 
 
 def build_scene(nodes, tasks) -> Scene:
+    """A trace of these nodes and tasks with its schedule."""
     trace = build_trace("small", tuple(nodes), tuple(tasks))
     return Scene(trace, build_schedule(trace, tasks))
 
