@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1 && echo "$$p" && break; done)
 OUT ?= bench-out
 SEEDS ?= 10
+# Processes of the tests: one more than the cores of a small machine, since tests of whole programs mostly wait.
+WORKERS ?= 3
 
 help:
 	@echo "make demo    watch 1,213 agents and a controller place a production trace (about a minute)"
@@ -42,13 +44,16 @@ $(VENV)/installed-dev: $(VENV)/installed requirements-dev.lock
 demo: $(VENV)/installed
 	@$(BIN)/python -m eelgrid_controller.demo $(if $(KEEP),--keep) $(DEMO)
 
+# Tests start some hundreds of processes, each of which would compile our sources again where bytecode is not kept.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/installed-dev
 	@$(BIN)/python deploy/helm_program.py --fetch || echo "no helm: the tests of the chart are skipped"
-	@echo "compiling the kernels, once for these sources (a minute or more); beside it, kernels without their compiler, for what it hides"
-	@$(BIN)/python -m eelgrid_kernels & compiling=$$!; \
-	  NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q tests/props/placement_test.py tests/props/peers_test.py tests/props/fleet_test.py tests/props/partition_covers_test.py; \
+	@echo "compiling the kernels, once for these sources (two minutes); beside it, kernels without their compiler, for what it hides"
+	@{ $(BIN)/python -m eelgrid_kernels && $(BIN)/python -m pytest -q tests/props/moves_test.py; } & compiling=$$!; \
+	  NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -q tests/props/placement_test.py tests/props/peers_test.py \
+	  tests/props/fleet_test.py tests/props/partition_covers_test.py; \
 	  tested=$$?; wait $$compiling && exit $$tested
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST) || $(BIN)/python -m tests.again $$?
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST) || $(BIN)/python -m tests.again $$?
 
 # On whatever EELGRID_KUBECONFIG, KUBEBUILDER_ASSETS or K8S_HOME names; without any only the API server in memory.
 test-kubernetes: $(VENV)/installed-dev

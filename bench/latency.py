@@ -55,7 +55,7 @@ async def _ask(address: str, tasks: int) -> dict[str, float]:
     from functools import partial
 
     from eelgrid_controller.replay.openb import submission_of_task
-    from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
+    from eelgrid_controller.replay.trace_loading import TraceSearch, locate_openb
     from eelgrid_protos import messages, rpc, transport
 
     rows = locate_openb("auto", TraceSearch.from_environment(os.environ)).tasks[:tasks]
@@ -68,7 +68,7 @@ async def _ask(address: str, tasks: int) -> dict[str, float]:
 
 def _run(tasks: int, out: Path) -> dict[str, float]:
     from eelgrid_controller.replay.openb import write_fleet_file
-    from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
+    from eelgrid_controller.replay.trace_loading import TraceSearch, locate_openb
     from eelgrid_protos import catalogue
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.core.recovery import encode_entries
 from eelgrid_controller.server.http.live_hub import LiveHub
 from eelgrid_controller.server.http.live_server import LiveServer

@@ -16,15 +16,14 @@ from typing import NamedTuple
 
 import click
 
+from bench.openb.traces import csv_folder
 from bench.runner import Options, benchmark, data_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.replay import openb
-from eelgrid_controller.replay.openb import openb_product_key
-from eelgrid_controller.replay.openb_protocol import csv_folder
-from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.replay.openb import NODE_LIST, openb_product_key, task_list_name
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event
 from eelgrid_protos import catalogue

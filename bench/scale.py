@@ -26,15 +26,16 @@ import numpy as np
 from numba import njit
 
 from bench.kernel_clock import THREAD, WALL, now_ns
+from bench.openb.traces import csv_folder, load_trace
 from bench.runner import Options, benchmark, data_option
 from bench.tables import write_csv
-from eelgrid_controller.replay.openb_protocol import TraceArrays, csv_folder, load_trace
+from eelgrid_controller.replay.openb_protocol import TraceArrays
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_task
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_kernels.baselines import find_policy
-from eelgrid_kernels.fleet_simulation import build_empty_engine
 from eelgrid_kernels.node_states import shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
+from eelgrid_kernels.simulation import build_empty_engine
 
 _SIZES = (1_000, 6_212, 30_000, 100_000, 512_000, 1_000_000)
 _FILL = 0.8
@@ -45,7 +46,7 @@ _CLOCKS = {"wall": WALL, "thread": THREAD}
 
 
 class Columns(NamedTuple):
-    """A fleet, as eelgrid_kernels.fleet_simulation takes it."""
+    """A fleet, as eelgrid_kernels.simulation takes it."""
 
     cpu_milli: Ints
     memory_mib: Ints

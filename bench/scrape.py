@@ -29,6 +29,7 @@ import click
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from bench.openb.traces import csv_folder
 from bench.runner import Options, benchmark, data_option
 from bench.tables import format_table, write_csv
 from eelgrid_agent.devices.host import SimulatedHost
@@ -51,7 +52,7 @@ from eelgrid_agent.simulation.spec import GpuLoad, GpuSpec, NodeSpec
 from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import EXPORTERS_MOST, Exporter, NamespaceSums
-from eelgrid_controller.objectives.policy_budgets import BudgetUsage
+from eelgrid_controller.objectives.power.budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
     BudgetControlStatus,
     JobControlStatus,
@@ -59,9 +60,15 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceControlStatus,
 )
 from eelgrid_controller.objectives.status import ControlCounts
-from eelgrid_controller.replay.openb import TraceNode, openb_product_key, read_nodes, read_tasks, submission_of_task
-from eelgrid_controller.replay.openb_protocol import csv_folder
-from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.replay.openb import (
+    NODE_LIST,
+    TraceNode,
+    openb_product_key,
+    read_nodes,
+    read_tasks,
+    submission_of_task,
+    task_list_name,
+)
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ShellGauges
 from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics

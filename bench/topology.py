@@ -21,12 +21,10 @@ from bench.processes import spread
 from bench.runner import Options, benchmark
 from bench.tables import write_csv
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.gang import WORK_MOST
-from eelgrid_controller.placement.planner import PlacementDecision, Planner
+from eelgrid_controller.placement.planner import WORK_MOST, PlacementDecision, Planner
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_kernels.gang import divide_replicas
-from eelgrid_kernels.gpu_links import choose_linked_gpus
+from eelgrid_kernels.gang import choose_linked_gpus, divide_replicas
 from eelgrid_kernels.node_cost import node_fragmentation, node_power
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (

@@ -2,7 +2,7 @@
 
     python -m bench.worker_agent SCENE [eelgrid-agent's own flags]
 
-SCENE is the file of eelgrid_agent.simulation.child_device. `eelgrid-agent --simulate`
+SCENE is the file of eelgrid_agent.simulation.node_files. `eelgrid-agent --simulate`
 has its devices in the agent's own process, so that it alone would not tell what
 the child, the way to it, and the machine's own readings cost.
 """

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from eelgrid_agent.enforce.mig.host import open_mig_host
 from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
 from eelgrid_agent.enforce.mig.mig_service import MigService
-from eelgrid_agent.kubelet.claim_preparation import ClaimJournal, ClaimPreparer
-from eelgrid_agent.kubelet.dra_driver import LayoutDevices
+from eelgrid_agent.kubelet.claim_preparation import ClaimJournal, ClaimPreparer, LayoutDevices
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER, build_resource_slices
 from eelgrid_agent.state_files import StateFile
 from eelgrid_protos.catalogue.loader import load_catalogue

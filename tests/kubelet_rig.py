@@ -20,13 +20,8 @@ import grpc.aio
 from eelgrid_agent.kubelet.kube_client import ApiAddress, ApiConflict, ApiNotFound, KubeApiClient
 from eelgrid_agent.kubelet.resource_slices import DRA_DRIVER
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import ClusterAccess
-from eelgrid_protos.kubelet_api import (
-    ALLOCATABLE_PATH,
-    LIST_PATH,
-    encode_list_request,
-    parse_allocatable,
-    parse_containers,
-)
+from eelgrid_protos.kubelet_api import LIST_PATH, encode_list_request, parse_containers
+from eelgrid_protos.wire.pod_resources_pb2 import AllocatableResourcesResponse
 
 PODS = "/api/v1/namespaces/default/pods"
 RESOURCE = "/apis/resource.k8s.io/v1"
@@ -164,8 +159,9 @@ class RealCluster:
             while True:
                 # A kubelet that starts makes its socket late.
                 with suppress(grpc.aio.AioRpcError):
-                    found = parse_allocatable(await self._asked(ALLOCATABLE_PATH))
-                    if {uuid for _, uuid in found.devices} >= set(uuids):
+                    answer = await self._asked("/v1.PodResourcesLister/GetAllocatableResources")
+                    found = AllocatableResourcesResponse.FromString(answer)
+                    if {uuid for one in found.devices for uuid in one.device_ids} >= set(uuids):
                         return
                 await asyncio.sleep(0.1)
 

@@ -14,15 +14,11 @@ from pathlib import Path
 from eelgrid_controller.engines.kubernetes.api.client import ApiRequest, HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.errors import ObjectAlreadyExists, ObjectNotFound
 from eelgrid_controller.engines.kubernetes.api.kubeconfig import ClusterAccess, load_kubeconfig
-from eelgrid_controller.engines.kubernetes.api.port import (
-    MUTATING_ADMISSION_POLICIES,
-    MUTATING_ADMISSION_POLICY_BINDINGS,
-    NAMESPACES,
-    Resource,
-)
+from eelgrid_controller.engines.kubernetes.api.port import NAMESPACES, PODS, Resource
 from tests.fakes.kubernetes.admission import gate_injector
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.control_plane import running_control_plane
+from tests.fakes.kubernetes.resources import MUTATING_ADMISSION_POLICIES, MUTATING_ADMISSION_POLICY_BINDINGS
 
 KUBECONFIG = os.environ.get("EELGRID_KUBECONFIG", "")
 ASSETS = os.environ.get("KUBEBUILDER_ASSETS", "")
@@ -31,6 +27,14 @@ _RBAC = "rbac.authorization.k8s.io"
 _SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 _ROLES = Resource(_RBAC, "v1", "clusterroles", "ClusterRole", is_namespaced=False)
 _ROLE_BINDINGS = Resource(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", is_namespaced=False)
+
+
+async def bind(cluster, name, *, namespace, node, uid=""):
+    """Put a pod onto a node as kube-scheduler does."""
+    metadata = {"name": name, "namespace": namespace} | ({"uid": uid} if uid else {})
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+    await cluster.exchange.call(ApiRequest("POST", PODS.path(namespace, name, "binding"), body=body))
 
 
 class Rig:

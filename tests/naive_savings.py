@@ -6,7 +6,7 @@ its order. Formulas of power and best fit are those of tests.naive and tests.nai
 
 from dataclasses import dataclass, field
 
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.state.engine_reports import NO_EXTERNAL_USAGE
 from eelgrid_controller.state.events import (
     GpuLost,

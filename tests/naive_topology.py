@@ -1,4 +1,4 @@
-"""Slow, obvious twins of eelgrid_kernels.gpu_links and .gang: every choice there is, each worth said in plain sums."""
+"""Slow, obvious twins of eelgrid_kernels.gang: every choice there is, each worth said in plain sums."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product

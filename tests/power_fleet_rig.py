@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.control_cycle import ObjectiveController
 from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
 from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding, PowerBudgetNode
 from eelgrid_controller.objectives.power.control_events import (
@@ -26,7 +26,7 @@ from eelgrid_controller.objectives.power.control_events import (
     WorkloadEnded,
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import MaxSlowdown
 
 __all__ = ["LIMITS_W", "Fleet", "law", "tree"]
 

@@ -9,12 +9,12 @@ from eelgrid_controller.engines.kubernetes.model.objects import parse_pod
 from eelgrid_controller.engines.kubernetes.model.well_known import DELETION_COST
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.engines.kubernetes.pods.intent import view_pod
-from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
+from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
+from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import (
     ScaleSubresourceWriter,
     SetDeletionCost,
     count_replicas,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
 from eelgrid_controller.state.events import WorkloadPlaced, WorkloadScaled
 from tests.gate_rig import Api, Side
 

@@ -13,6 +13,7 @@ from bench.kubernetes.checker import gpus_of, judge
 from eelgrid_controller.engines.kubernetes.pods import gate_events as told
 from eelgrid_controller.state.cluster_state import ClusterState
 from tests.gate_rig import Api, Side, settle
+from tests.state_invariants import check_invariants
 
 __all__ = ["Takeovers", "problems"]
 
@@ -196,4 +197,4 @@ class Takeovers:
                 name = pod["metadata"]["name"]
                 room = max(self.api.free(node) for node in self.api.nodes)
                 assert room < gpus_of(pod), f"{name} waits for {gpus_of(pod)} with room for {room}"
-        self.sides[0].core.state.validate()
+        check_invariants(self.sides[0].core.state)

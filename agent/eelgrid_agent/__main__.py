@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _faults_of_files() -> tuple[type[Exception], ...]:
     """What is wrong in a file that the user gave."""
-    from eelgrid_agent.simulation.fault_file import FaultFileError
+    from eelgrid_agent.simulation.node_files import FaultFileError
     from eelgrid_agent.simulation.spec import FleetFileError, SpecError
 
     return FaultFileError, FleetFileError, SpecError, WebConfigUnusable

@@ -38,20 +38,12 @@ from eelgrid_agent.enforce.mig.host import (
     make_boot_key,
     read_machine,
 )
-from eelgrid_agent.enforce.mig.journal import (
-    MIG_JOURNAL,
-    MigJournal,
-)
+from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL, MigJournal
 from eelgrid_agent.enforce.mig.mig_service import MigService
-from eelgrid_agent.enforce.power import (
-    POWER_JOURNAL,
-    PowerExecutor,
-    PowerJournal,
-    read_driver_origin,
-)
+from eelgrid_agent.enforce.power import POWER_JOURNAL, PowerExecutor, PowerJournal, read_driver_origin
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.kubelet.pod_resources import AllocationReporter, PodResourcesClient
-from eelgrid_agent.metrics.collector import TimedDevice
+from eelgrid_agent.metrics.collector import time_calls
 from eelgrid_agent.node.config import ENERGY_WINDOW_S, AgentConfig
 from eelgrid_agent.node.enforcement_loop import (
     BudgetNotEnforceable,
@@ -64,8 +56,8 @@ from eelgrid_agent.node.inventory import DeviceSurvey, NodeIdentity, SequentialR
 from eelgrid_agent.node.loop import DriverThread, MachineLoop, SimulatedNodesLoop
 from eelgrid_agent.node.node import AgentClock, AgentNode, NoEngine, SimulatedEngine
 from eelgrid_agent.simulation import nvml_library
-from eelgrid_agent.simulation.fault_file import FaultFile
 from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.node_files import FaultFile
 from eelgrid_agent.simulation.spec import FleetFileError, GpuLoad, NodeSpec, load_fleet
 from eelgrid_agent.state_files import (
     MemoryState,
@@ -194,7 +186,7 @@ def open_simulated_fleet(config: AgentConfig, clock: AgentClock, incarnation: Ca
         simulations.append(simulation)
         device, control = _ports(simulation, alone=len(specs) == 1)
         if len(specs) == 1:
-            device = TimedDevice(device, calls, monotonic_ns=clock.monotonic_ns)
+            device = time_calls(device, calls, monotonic_ns=clock.monotonic_ns)
         devices.append(device)
         agents.append(
             build_simulated_node(

@@ -4,14 +4,6 @@
 over the old one and flushes the directory, so that a reader finds the old value or the new one after a power cut, and
 never a part of either. A file that cannot be decoded is renamed to NAME.corrupt-1 (up to -9) and reported; nothing is
 guessed from it. One process at a time holds the lock of the directory, which the kernel releases when it ends.
-
-StateFileError                        a state file cannot be relied on; the message says what to do
-├── StateUnreadable                   it cannot be opened or read
-├── StateUnwritable                   it cannot be written, or a damaged one cannot be moved aside
-└── StateDamaged                      its content was not written by this version of the agent
-StateDirectoryError                   the directory is not available
-├── StateDirectoryUnusable            it cannot be created, read or written
-└── StateDirectoryLocked              another process holds it
 """
 
 import fcntl
@@ -52,7 +44,7 @@ class StateUnwritable(StateFileError):
 
 
 class StateDamaged(StateFileError):
-    """The content cannot be decoded."""
+    """The content cannot be decoded: this version of the agent did not write it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

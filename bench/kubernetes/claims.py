@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from tests.fakes.kubernetes.resources import RESOURCE_CLAIM_TEMPLATES
+
 from bench.kubernetes.rig import Rig, gathered
 from bench.kubernetes.trials import Row
 from eelgrid_agent.kubelet.resource_slices import build_resource_slices
@@ -22,7 +24,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,
     NODES,
     PODS,
-    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     Object,

@@ -27,7 +27,7 @@ from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig, Seen, pod
 from bench.kubernetes.trials import Row
 from bench.processes import free_port
-from eelgrid_controller.engines.kubernetes.api.elector import record_of
+from eelgrid_controller.engines.kubernetes.api.election import record_of
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound
 from eelgrid_controller.engines.kubernetes.api.port import LEASES, NODES, PODS, REPLICA_SETS
 from eelgrid_controller.engines.kubernetes.model.well_known import LABEL_MANAGED

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from bench.kubernetes.control_plane import ControlPlane
 from bench.kubernetes.processes import ControllerProcess
 from bench.kubernetes.rig import Rig, Seen, pod
-from eelgrid_controller.engines.kubernetes.api.elector import record_of
+from eelgrid_controller.engines.kubernetes.api.election import record_of
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
 from eelgrid_controller.engines.kubernetes.api.port import LEASES, NODES, POD_GROUPS, PODS, REPLICA_SETS
 from eelgrid_controller.engines.kubernetes.model.well_known import (

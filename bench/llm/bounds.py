@@ -27,8 +27,7 @@ from scipy.sparse import coo_array
 
 from bench.llm.audit import Promise
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.whatif.frontier.instance_selection import ServiceDemand, choose_instances
-from eelgrid_controller.whatif.frontier.instances import InstanceShape, dispatch_load
+from eelgrid_controller.whatif.instances import InstanceShape, ServiceDemand, choose_instances, dispatch_load
 
 __all__ = ["Bound", "lp_bound", "whole_bound"]
 

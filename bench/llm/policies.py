@@ -27,27 +27,26 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.llm.audit import Promise
-from bench.llm.plan import Plan, WindowPlan
-from eelgrid_controller.profiles.errors import NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.profiles.queueing_model import QuantileObjective
-from eelgrid_controller.whatif.frontier.instance_selection import (
+from bench.llm.instances import (
     HOLD_WINDOWS,
     LoadedInstances,
-    ServiceDemand,
-    choose_instances,
     retain_instances,
     serve_window,
+    spread_load,
+    without_power,
 )
-from eelgrid_controller.whatif.frontier.instances import (
+from bench.llm.plan import Plan, WindowPlan
+from eelgrid_controller.profiles.points import NoFeasibleConfiguration, Point
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.instances import (
     IDLE_POINT,
     InstanceLoad,
     InstanceShape,
     PartLoad,
+    ServiceDemand,
+    choose_instances,
     dispatch_load,
     feasible_shapes,
-    spread_load,
-    without_power,
 )
 
 __all__ = ["POLICIES", "Case", "case_of"]

@@ -20,8 +20,7 @@ from bench.llm.audit import Promise, audit
 from bench.llm.bounds import lp_bound, whole_bound
 from bench.llm.data import GPU_MODELS, WINDOW_S, Service, own_trace
 from bench.llm.policies import POLICIES, case_of
-from eelgrid_controller.profiles.errors import NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.points import NoFeasibleConfiguration, Point
 
 __all__ = ["FLEETS", "Course", "Job", "Outcome", "Penalty", "everything", "fleets", "penalties", "pool_of"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bench.loop.scene import Scene
 from bench.loop.training import Running
-from eelgrid_controller.objectives.power.training_promises import Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import Deadline, MaxSlowdown
 
 __all__ = ["JOULES_PER_KWH", "WINDOW_S", "Account", "Limit", "Outcome", "Prices", "Trace"]
 

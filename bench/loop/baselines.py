@@ -38,7 +38,7 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.training_promises import BestEffort, MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import BestEffort, MaxSlowdown
 
 __all__ = ["TARGET", "Baseline", "Hpa", "Peak", "Zeus", "best_cap", "least_static", "under_cap"]
 

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.loop.scene import Job
-from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.control_cycle import ObjectiveController
 from eelgrid_controller.objectives.power.budgets import Holding
 from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
     ControlEvent,
     ControlInstruction,
+    ControlSettings,
     JobMeasured,
     JobStarted,
     PricesSet,
     ServiceStarted,
     SetPowerLimit,
 )
-from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
-from eelgrid_controller.objectives.power.training_promises import BestEffort
+from eelgrid_controller.objectives.power.power_model import BestEffort
 
 __all__ = ["AtOnce", "Blind", "Ours"]
 

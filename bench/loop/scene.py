@@ -24,8 +24,13 @@ from bench.llm.data import own_trace, services
 from bench.loop.demand import Course, course, requests
 from bench.loop.engines import Engine, Engines
 from bench.powercap.zeus import load as load_jobs
-from eelgrid_controller.objectives.power.power_model import PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
+from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
+    MaxSlowdown,
+    PowerCurve,
+    TrainingPromise,
+)
 from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.catalogue.loader import Catalogue, load_catalogue
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bench.models.tables import Cell, DataSet
 from eelgrid_controller.profiles.features import FeaturePoint, locate_configuration
-from eelgrid_controller.profiles.grid import monotone_direction
+from eelgrid_controller.profiles.prediction import monotone_direction
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_protos.catalogue.loader import load_catalogue
 

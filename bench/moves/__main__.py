@@ -20,12 +20,13 @@ from typing import NamedTuple
 import click
 from joblib import Parallel, delayed
 
+from bench.openb.traces import load_trace
 from bench.runner import Options, benchmark, data_option, processes_option, seeds_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.replay.openb import openb_product_key
-from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order, load_trace
+from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (

@@ -17,6 +17,7 @@ from bench.openb import report
 from bench.openb.measure import Bounds, figures, mean_bounds
 from bench.openb.published import distances, plain_policy, results_folder
 from bench.openb.runs import BoundJob, BoundResult, Job, Result, everything
+from bench.openb.traces import load_trace, trace_names
 from bench.runner import (
     Options,
     Progress,
@@ -28,7 +29,7 @@ from bench.runner import (
     seeds_option,
 )
 from eelgrid_controller.replay.csv_reader import TraceError
-from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order, load_trace, trace_names
+from eelgrid_controller.replay.openb_protocol import SEEDS, TraceArrays, arrival_order
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, mean_curves
 from eelgrid_kernels.baselines import find_policy, policy_names
 

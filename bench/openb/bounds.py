@@ -42,8 +42,8 @@ from bench.openb.cutting_stock import HIGHS_OPTIMAL, SharePrices
 from bench.openb.measure import Bounds
 from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceArrays, TraceFleet, arrival_order
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.cpu_packages import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
-from eelgrid_kernels.cpu_packages import PACKAGE_MILLI as CPU_PACKAGE_MILLI
+from eelgrid_kernels.cost_terms import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.cost_terms import PACKAGE_MILLI as CPU_PACKAGE_MILLI
 from eelgrid_kernels.node_cost import GPU_WHOLE_MILLI
 
 # A shape's shares must ask for this many GPUs more than the solution holds for a cut to be worth its row.

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.openb.traces import csv_folder
 from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceMissing
-from eelgrid_controller.replay.openb_protocol import csv_folder
-from eelgrid_controller.replay.openb_source import task_list_name
+from eelgrid_controller.replay.openb import task_list_name
 from eelgrid_controller.replay.run_statistics import ArrivalCurves, saving_share, value_at
 
 __all__ = ["Distance", "Published", "distances", "plain_policy", "read_allocation", "read_readings", "results_folder"]

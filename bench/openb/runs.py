@@ -29,8 +29,8 @@ from eelgrid_controller.replay.run_statistics import ArrivalCurves, compute_curv
 from eelgrid_kernels.argmin_index import apply_log_ahead, place_arrivals
 from eelgrid_kernels.arrays import Ints
 from eelgrid_kernels.baselines import PlacementPolicy, find_policy
-from eelgrid_kernels.fleet_simulation import build_empty_engine, build_empty_outcomes
 from eelgrid_kernels.opportunity_prices import update_prices
+from eelgrid_kernels.simulation import build_empty_engine, build_empty_outcomes
 
 __all__ = ["BOUND_X", "BoundJob", "BoundResult", "Job", "Result", "bound", "everything", "run"]
 
@@ -77,7 +77,8 @@ class BoundResult(NamedTuple):
 @njit
 def _timed(scene: Any, order: Ints, course: Any, decision_ns: Ints, idle_ns: Ints) -> None:
     """The whole course; times of each decision and of the idle work before it into decision_ns and idle_ns (A,)."""
-    scratch, kinds, turn = np.zeros(2, np.int64), scene.kinds.shape[0], 0
+    # The bare number would be a type of its own, for which the kernels are compiled once more.
+    scratch, kinds, turn = np.zeros(2, np.int64), scene.kinds.shape[0], np.int64(0)
     for i in range(order.shape[0]):
         begun = now_ns(WALL, scratch)
         update_prices(scene)

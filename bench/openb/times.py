@@ -15,12 +15,12 @@ from typing import NamedTuple
 import click
 
 from bench.openb.__main__ import REFERENCE, chosen_policies
+from bench.openb.traces import csv_folder
 from bench.runner import Options, Progress, Unusable, benchmark, data_option, seeds_option
 from bench.tables import format_table, write_csv
 from eelgrid_controller.replay.csv_reader import TraceError
-from eelgrid_controller.replay.openb import read_nodes, read_tasks
-from eelgrid_controller.replay.openb_protocol import SEEDS, build_trace, csv_folder
-from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.replay.openb import NODE_LIST, read_nodes, read_tasks, task_list_name
+from eelgrid_controller.replay.openb_protocol import SEEDS, build_trace
 from eelgrid_controller.replay.policy_comparison import (
     RunBackend,
     TimedRunResult,

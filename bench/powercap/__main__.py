@@ -19,6 +19,7 @@ from joblib import Parallel, delayed
 from bench.powercap import report
 from bench.powercap.batch import Together, together
 from bench.powercap.bound import most_throughput
+from bench.powercap.certified import allocate_certified
 from bench.powercap.fleet import draw
 from bench.powercap.peers import PEERS, exceeded, throughput
 from bench.powercap.single import NOISE, POLICIES, Noise, Outcome, carried_out, ceiling
@@ -26,7 +27,7 @@ from bench.powercap.sweeps import held_out, scatter
 from bench.powercap.transitions import Counted, lived_through
 from bench.powercap.zeus import MODELS, Data, NotThere, Run, baseline_runs, load, relatives
 from bench.runner import Options, benchmark, data_option, plots_option, processes_option, seeds_option
-from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, allocate_limits
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
 OURS = "eelgrid"
@@ -84,7 +85,7 @@ def _fleet_tries(data: Data, seed: int, level: float, nodes: int, *, tree: bool)
     for name in (OURS, *PEERS):
         began = time.perf_counter()
         if name == OURS:
-            given = allocate_limits(fleet.jobs, fleet.budgets, AllocationGoal.THROUGHPUT).given
+            given = allocate_certified(fleet.jobs, fleet.budgets, AllocationGoal.THROUGHPUT).found.given
             limits = {one.job: one.limit_w for one in given}
         else:
             limits = PEERS[name](fleet.jobs, fleet.budgets)

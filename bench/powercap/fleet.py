@@ -18,8 +18,7 @@ import numpy as np
 from bench.powercap.zeus import Data
 from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
 from eelgrid_controller.objectives.power.limit_allocation import AllocationJob, BudgetShare
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise
+from eelgrid_controller.objectives.power.power_model import BestEffort, LimitPoint, PowerCurve, TrainingPromise
 
 __all__ = ["Fleet", "draw", "with_level"]
 

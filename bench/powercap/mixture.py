@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import LimitPoint, MaxSlowdown, PowerCurve
 
 _ROUNDING = 1e-9  # relative: a promise met exactly is met
 

@@ -29,8 +29,7 @@ from bench.powercap.mixture import choose_mixture
 from bench.powercap.zeus import Run
 from eelgrid_controller.objectives.power.bandit import BanditSettings, start_search, step_search
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown, choose_limit
+from eelgrid_controller.objectives.power.power_model import LimitPoint, MaxSlowdown, PowerCurve, choose_limit
 
 __all__ = ["NOISE", "POLICIES", "SLOWDOWN", "Noise", "Outcome", "carried_out", "ceiling"]
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.powercap.certified import allocate_certified
 from bench.powercap.fleet import Fleet, with_level
 from eelgrid_controller.objectives.power.budgets import (
     BudgetTooSmall,
@@ -34,7 +35,7 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
 )
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, AllocationJob, allocate_limits
-from eelgrid_controller.objectives.power.limit_rollout import LimitRollout
+from eelgrid_controller.objectives.power.power_cap_controller import LimitRollout
 
 __all__ = ["LEVELS", "Counted", "lived_through"]
 
@@ -165,7 +166,7 @@ class _Day:
         self.budgets = with_level(fleet, LEVELS[0])
         limits = {
             given.job: given.limit_w
-            for given in allocate_limits(fleet.jobs, self.budgets, AllocationGoal.THROUGHPUT).given
+            for given in allocate_certified(fleet.jobs, self.budgets, AllocationGoal.THROUGHPUT).found.given
         }
         has = {name: limits[job.name] for name, (job, _) in self.holdings.items()}
         self.world = _World(fleet, np.random.default_rng(seed), has, {name: {limit} for name, limit in has.items()})
@@ -242,10 +243,7 @@ class _Day:
         free = [job for job in self.jobs if job.name not in lost]
         left = BudgetTree([PowerBudgetNode(one.name, one.limit_w, one.parent, others[one.name]) for one in wanted.all])
         try:
-            given = {
-                one.job: one.limit_w
-                for one in allocate_limits(free, left, AllocationGoal.THROUGHPUT, certify=False).given
-            }
+            given = {one.job: one.limit_w for one in allocate_limits(free, left, AllocationGoal.THROUGHPUT).given}
             self.world.send(
                 self.changes.request_settings(
                     {

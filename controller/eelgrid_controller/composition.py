@@ -25,7 +25,7 @@ from eelgrid_controller.core.recovery import RecoveredState
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import ControlLoop, DurationObservers
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.observation import ObjectiveSettings
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
@@ -52,13 +52,13 @@ from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_kernels.warmup import warm_kernels
 from eelgrid_protos import catalogue
-from eelgrid_protos.callers import peer_address
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.connection_limits import PeerGuard
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import MetricFamily
 from eelgrid_protos.probes import Heartbeat, ProbeServer
+from eelgrid_protos.roles import peer_address
 from eelgrid_protos.rpc import AGENT_SERVICE, OPERATOR_SERVICE, admit_everybody, build_handler
 from eelgrid_protos.transport import (
     KeyPairFiles,

@@ -34,8 +34,7 @@ from eelgrid_kernels.arrays import (
 )
 from eelgrid_kernels.baselines import MIX, RANDOM, choose_gpus, compute_exact_cost, compute_task_cost, is_bounded
 from eelgrid_kernels.compilation import inlined_kernel, kernel, lean_kernel
-from eelgrid_kernels.node_states import shift_task
-from eelgrid_kernels.node_tree import first_roomy, random_draw
+from eelgrid_kernels.node_states import first_roomy, random_draw, shift_task
 from eelgrid_kernels.opportunity_prices import update_prices
 
 _SHIFT = 6

@@ -35,9 +35,8 @@ import numpy as np
 
 from eelgrid_kernels.arrays import FRAGMENTATION, LOOKAHEAD, EngineArrays, Floats
 from eelgrid_kernels.compilation import inlined_kernel, lean_kernel
-from eelgrid_kernels.cost_terms import compute_added_terms
-from eelgrid_kernels.cpu_packages import WHOLE
-from eelgrid_kernels.node_tree import random_draw
+from eelgrid_kernels.cost_terms import WHOLE, compute_added_terms
+from eelgrid_kernels.node_states import random_draw
 
 RANDOM, DOT_PROD, GPU_PACKING, GPU_CLUSTERING, BEST_FIT, MIX, EELGRID = range(7)
 

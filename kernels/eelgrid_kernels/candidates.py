@@ -26,8 +26,7 @@ from eelgrid_kernels.engine_setup import (
 )
 from eelgrid_kernels.gang import compute_replica_costs
 from eelgrid_kernels.node_cost import FITS, GPU_PLACEABLE, MEMORY, node_verdict
-from eelgrid_kernels.node_states import adopt_nodes
-from eelgrid_kernels.node_tree import count_roomy
+from eelgrid_kernels.node_states import adopt_nodes, count_roomy
 from eelgrid_kernels.opportunity_prices import apply_prices, are_prices_due, compute_prices
 
 # Costs and ranks of a kind in a state; kinds are remembered up to a sum, the latest ones.

@@ -37,6 +37,10 @@ sums over all classes with at most so much CPU is a table, made with the quotes.
 Everything is whole: CPU in milli, watts rounded, weights as counted. So sums are
 exact in a float, in whatever order a processor's vectors add them up. The loop
 over classes has no branches for that reason: some 40 ns for 35 classes.
+
+CPU packages: a core is two vCPU, a package 16 cores; a package with any working
+core draws 120 W, else 15 W. Source: Lettich et al., CCGrid 2025 (arXiv 2412.17484),
+section on the power model.
 """
 
 from typing import Any, NamedTuple
@@ -45,7 +49,30 @@ import numpy as np
 
 from eelgrid_kernels.arrays import FRAGMENTATION, LOOKAHEAD, ClassArrays, EngineArrays, GroupArrays
 from eelgrid_kernels.compilation import inlined_kernel, kernel_sum, lean_kernel
-from eelgrid_kernels.cpu_packages import FEED, PACKAGE_MILLI, PACKAGE_W, WHOLE, active_packages, package_slack
+
+WHOLE = 1000  # milli-GPU
+MILLI_PER_CORE, CORES_PER_PACKAGE = 2000, 16
+CPU_PACKAGE_IDLE_W, CPU_PACKAGE_FULL_W = 15.0, 120.0
+PACKAGE_W = CPU_PACKAGE_FULL_W - CPU_PACKAGE_IDLE_W  # that waking one adds
+PACKAGE_MILLI = MILLI_PER_CORE * CORES_PER_PACKAGE
+FEED = 10  # a GPU is fed by 10 vCPU: milli-CPU per milli-GPU
+
+
+@inlined_kernel
+def active_packages(cpu_capacity: int, cpu_free: int) -> int:
+    """CPU packages with at least one working core; milli-CPU in."""
+    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
+    working = cores - cpu_free // MILLI_PER_CORE
+    return (working + CORES_PER_PACKAGE - 1) // CORES_PER_PACKAGE
+
+
+@inlined_kernel
+def package_slack(cpu_capacity: int, cpu_free: int) -> int:
+    """Free milli-CPU that can be taken before another package wakes."""
+    cores = (cpu_capacity + MILLI_PER_CORE - 1) // MILLI_PER_CORE
+    asleep = max(0, cores - CORES_PER_PACKAGE * active_packages(cpu_capacity, cpu_free))
+    return cpu_free - MILLI_PER_CORE * asleep
+
 
 TERMS = ("power", "fragmentation", "stranding", "lookahead", "scarcity")
 # milli beside others of a class that asks for several GPUs: more than any GPU has.

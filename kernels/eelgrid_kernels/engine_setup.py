@@ -34,8 +34,7 @@ from eelgrid_kernels.arrays import (
     Records,
 )
 from eelgrid_kernels.baselines import GPU_CLUSTERING, PlacementPolicy
-from eelgrid_kernels.cost_terms import SEVERAL
-from eelgrid_kernels.cpu_packages import FEED, WHOLE
+from eelgrid_kernels.cost_terms import FEED, SEVERAL, WHOLE
 
 MODELS_MOST = 62  # bits of a set
 HORIZON_SHARE = 0.06
@@ -280,7 +279,8 @@ def build_engine(
         kinds=kinds,
         groups=groups,
         classes=expected.classes,
-        class_weight=expected.class_weight,
+        # A copy: a mix of read-only arrays would be a type of its own, for which everything is compiled once more.
+        class_weight=expected.class_weight.copy(),
         relief=np.zeros((wanted.shape[0], groups.weight.shape[1]), RELIEF),
         captive=expected.captive.table,
         scalars=scalars,

@@ -29,7 +29,7 @@ import numpy as np
 
 from eelgrid_kernels.arrays import Floats, Ints, Mix, MoveNodes, Nodes, ReplicaRequests, Task, TermPrices
 from eelgrid_kernels.compilation import inlined_kernel, lean_kernel, nogil_kernel
-from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, FEED, active_packages
+from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, FEED, active_packages
 
 CANDIDATES_MOST = 4
 CLASSES_MOST = 64

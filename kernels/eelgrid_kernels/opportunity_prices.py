@@ -38,8 +38,18 @@ from eelgrid_kernels.arrays import (
     record_dtype,
 )
 from eelgrid_kernels.compilation import inlined_kernel, kernel, lean_kernel
-from eelgrid_kernels.cost_terms import NO_KIND, NO_SLOT, PACKAGES_MOST, fill_relief, refresh_gain, summarize_model
-from eelgrid_kernels.cpu_packages import FEED, PACKAGE_MILLI, PACKAGE_W, package_slack
+from eelgrid_kernels.cost_terms import (
+    FEED,
+    NO_KIND,
+    NO_SLOT,
+    PACKAGE_MILLI,
+    PACKAGE_W,
+    PACKAGES_MOST,
+    fill_relief,
+    package_slack,
+    refresh_gain,
+    summarize_model,
+)
 
 RISE_PERMILLE = 700
 TOLERANCE = 0.02

@@ -11,8 +11,7 @@ from eelgrid_kernels.argmin_index import choose_nodes, compute_all_costs
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.baselines import EELGRID, PlacementPolicy
 from eelgrid_kernels.candidates import CandidateIndex
-from eelgrid_kernels.gang import compute_replica_costs, divide_replicas
-from eelgrid_kernels.gpu_links import choose_linked_gpus, exchange_gpus
+from eelgrid_kernels.gang import choose_linked_gpus, compute_replica_costs, divide_replicas, exchange_gpus
 from eelgrid_kernels.node_cost import (
     CONSTRAINTS,
     GPU_PLACEABLE,
@@ -25,7 +24,7 @@ from eelgrid_kernels.node_cost import (
 )
 from eelgrid_kernels.node_states import adopt_nodes
 from eelgrid_kernels.opportunity_prices import apply_prices, compute_prices
-from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
+from eelgrid_kernels.simulation import BatchServers, simulate_queue
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

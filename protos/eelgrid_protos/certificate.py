@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 SUBJECT_SHOWN_MOST = 200
 
 # By dotted object identifier.
-_ATTRIBUTES = {
-    "2.5.4.3": "CN",
-    "2.5.4.6": "C",
-    "2.5.4.7": "L",
-    "2.5.4.8": "ST",
-    "2.5.4.10": "O",
-    "2.5.4.11": "OU",
-}
+_ATTRIBUTES = {"2.5.4.3": "CN", "2.5.4.6": "C", "2.5.4.7": "L", "2.5.4.8": "ST", "2.5.4.10": "O", "2.5.4.11": "OU"}
 _BYTES_MOST = 1 << 20
 _PEM_BEGIN, _PEM_END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 

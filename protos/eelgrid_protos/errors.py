@@ -1,9 +1,5 @@
 """Errors of the contract: somebody sent what the contract does not allow.
 
-ContractError                the message's sender is at fault, whoever that is
-├── MalformedMessage         the bytes are no message of this kind
-└── InvalidMessage           a message, but a field breaks a rule
-
 Every violation names the field by its path in the message and says what to do.
 """
 
@@ -28,7 +24,7 @@ class Violation:
 
 
 class ContractError(ValueError):
-    """A message that the contract does not allow."""
+    """A message that the contract does not allow: its sender is at fault, whoever that is."""
 
     def __init__(self, message: str, violations: tuple[Violation, ...]) -> None:
         self.message = message

@@ -1,18 +1,7 @@
 """Faults: how a call fails, the same value on both sides of the wire.
 
-    Fault                     a call failed; `code` is the gRPC status
-    ├── InvalidArgument       the caller's message breaks a rule; each field is named
-    ├── NotFound              no object has this name
-    ├── AlreadyExists         another object has this name
-    ├── FailedPrecondition    the state must change first
-    ├── Aborted               the object was changed concurrently
-    ├── ResourceExhausted     a limit is reached; try later or raise it
-    ├── PermissionDenied      the caller lacks permission
-    ├── Unavailable           the server cannot be reached now; the call can be repeated
-    ├── DeadlineExceeded      no answer in time
-    └── Internal              a bug of the server
-
-The first seven and the message are for the caller to act on; Internal is for us. Must not know what a call means.
+All up to PermissionDenied, and the message, are for the caller to act on; Internal is for us. Must not know what a
+call means.
 """
 
 from typing import Any, ClassVar
@@ -28,7 +17,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 
 class Fault(Exception):
-    """A call failed."""
+    """A call failed; `code` is the gRPC status."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
 
@@ -69,7 +58,7 @@ class Aborted(Fault):
 
 
 class ResourceExhausted(Fault):
-    """A limit is reached."""
+    """A limit is reached; try later or raise it."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 

@@ -86,9 +86,7 @@ def parse_preferred_request(data: bytes) -> tuple[PreferredAllocationRequest, ..
     _parse(request, data, _DEVICE_PLUGIN)
     asked = tuple(
         PreferredAllocationRequest(
-            available=tuple(one.available_device_ids),
-            must=tuple(one.must_include_device_ids),
-            size=one.allocation_size,
+            available=tuple(one.available_device_ids), must=tuple(one.must_include_device_ids), size=one.allocation_size
         )
         for one in request.container_requests
     )
@@ -227,7 +225,6 @@ def encode_unprepared_claims(claims: Mapping[str, str]) -> bytes:
 # What containers hold.
 
 LIST_PATH = "/v1.PodResourcesLister/List"
-ALLOCATABLE_PATH = "/v1.PodResourcesLister/GetAllocatableResources"
 
 # 1,000 pods with eight devices each are some 600 kB.
 ANSWER_BYTES_MOST = 4 * 1024 * 1024
@@ -259,22 +256,17 @@ class ContainerDevices:
     claimed: tuple[ClaimedDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatableDevices:
-    """Devices that the kubelet could give to containers: (resource, device id) pairs."""
-
-    devices: tuple[tuple[str, str], ...] = ()
-
-
 def encode_list_request() -> bytes:
-    """Encodes the request of both calls, which has no fields."""
+    """Encodes the request of List, which has no fields."""
     return pod_resources_pb2.ListPodResourcesRequest().SerializeToString()
 
 
 def parse_containers(data: bytes) -> tuple[ContainerDevices, ...]:
     """Parses the containers of a List answer that hold any device; raises MalformedMessage."""
     answer = pod_resources_pb2.ListPodResourcesResponse()
-    _parse_answer(answer, data)
+    if len(data) > ANSWER_BYTES_MOST:
+        raise _refused(_POD_RESOURCES, "", f"the answer has {len(data)} bytes and at most {ANSWER_BYTES_MOST} are read")
+    _parse(answer, data, _POD_RESOURCES)
     found: list[ContainerDevices] = []
     for pod in answer.pod_resources:
         for container in pod.containers:
@@ -292,13 +284,6 @@ def parse_containers(data: bytes) -> tuple[ContainerDevices, ...]:
                 )
             )
     return tuple(found)
-
-
-def parse_allocatable(data: bytes) -> AllocatableDevices:
-    """Parses the devices of a GetAllocatableResources answer; raises MalformedMessage."""
-    answer = pod_resources_pb2.AllocatableResourcesResponse()
-    _parse_answer(answer, data)
-    return AllocatableDevices(devices=_devices(answer.devices))
 
 
 def _devices(entries: Iterable[pod_resources_pb2.ContainerDevices]) -> tuple[tuple[str, str], ...]:
@@ -329,14 +314,6 @@ def _check_devices(count: int, texts: Iterable[str]) -> None:
         raise _refused(_POD_RESOURCES, "devices", f"one container holds {count} and at most {_DEVICES_MOST} are read")
     if any(len(text) > _ID_LENGTH_MOST for text in texts):
         raise _refused(_POD_RESOURCES, "device_ids", f"an id has more than {_ID_LENGTH_MOST} characters")
-
-
-def _parse_answer(
-    answer: pod_resources_pb2.ListPodResourcesResponse | pod_resources_pb2.AllocatableResourcesResponse, data: bytes
-) -> None:
-    if len(data) > ANSWER_BYTES_MOST:
-        raise _refused(_POD_RESOURCES, "", f"the answer has {len(data)} bytes and at most {ANSWER_BYTES_MOST} are read")
-    _parse(answer, data, _POD_RESOURCES)
 
 
 # For all three.

@@ -109,8 +109,3 @@ PageToken = Annotated[str, Text(8192)]
 def watts_from_milliwatts(power_mw: int) -> float:
     """NVML counts power in milliwatts."""
     return power_mw / 1000.0
-
-
-def joules_from_millijoules(energy_mj: int) -> float:
-    """NVML counts energy in millijoules."""
-    return energy_mj / 1000.0

@@ -1,8 +1,8 @@
 """Roles: the roles and rights of a client certificate, and the refusal of calls that they do not allow.
 
-Owns the roles, how a certificate gets its roles, its user and its rights to namespaces, queues and labels, and the
-check of a role against the one that a call needs. Both daemons build on it; each has a table of its own calls. Must
-not know connections: a caller comes as the certificate that TLS has verified, the time as an argument.
+Owns the roles, how a certificate gets its roles, its user and its rights to namespaces, queues and labels, the check
+of a role against the one that a call needs, and the callers that were read. Both daemons build on it; each has a table
+of its own calls. Of a connection it knows only the certificate that TLS has verified; the time is an argument.
 
 Theory. As Kubernetes derives a user from the common name of the client certificate and the user's groups from its
 organizations, a certificate has the roles that its organizations name: `O=eelgrid:viewer`. Its user is its common
@@ -10,16 +10,23 @@ name, and it may submit to the namespaces, queues and labels that it names, `eel
 or as URI. A certificate whose authority cannot write such names is granted a role (`grants`) or bound to a right
 (`binds`) by another of its names. `eelgrid:node:NAME`, as common name or as URI where that is longer than the 64
 characters that a common name may have, binds an agent to its node, as `system:node:NAME` does a kubelet.
+
+Callers are asked for before a call's message is read, on every call, so a certificate is read once and remembered by
+its own bytes; never by the address it came from, for a port is used again by somebody else.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from eelgrid_protos.certificate import Certificate
+from eelgrid_protos.certificate import Certificate, CertificateUnreadable, read_certificate
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import PermissionDenied
+
+if TYPE_CHECKING:
+    import grpc.aio
 
 
 class Role(Enum):
@@ -196,9 +203,7 @@ def _is_name(text: str) -> bool:
 
 
 def build_caller(
-    certificate: Certificate,
-    grants: Mapping[Name, Role],
-    binds: Mapping[Name, tuple[Right, ...]] | None = None,
+    certificate: Certificate, grants: Mapping[Name, Role], binds: Mapping[Name, tuple[Right, ...]] | None = None
 ) -> Caller:
     """Builds the caller of a certificate: its user, its roles and its rights."""
     roles, nodes, unknown, rights = set(), set(), [], dict[Right, None]()
@@ -276,3 +281,48 @@ def check_node(caller: Caller, node_name: str) -> None:
         remedy = f"use one with the common name {_NODE_MARK}{node_name}, or give the agent its own --node-name"
         words = f"as {node_name} needs that node's certificate"
         raise RoleRefused(caller, "Connect", "node", words=words, problem=problem, remedy=remedy)
+
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_PEM = "x509_pem_cert"
+# Certificates that are remembered; all are forgotten when there are more, since reading one takes 0.1 ms.
+_CALLERS_MOST = 1024
+# Of an address as it is kept and shown; IPv6 with a zone and a port has 72 characters.
+_PEER_MOST = 100
+
+
+class CallerReader:
+    """Reads the callers of one server under mutual TLS."""
+
+    def __init__(self, rules: RoleRules) -> None:
+        self._rules = rules
+        self._known: dict[bytes, Caller] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def identify_caller(self, context: Context) -> Caller:
+        """Whoever calls."""
+        (pem, *_) = context.auth_context().get(_PEM) or (b"",)
+        return self.read_caller(pem)
+
+    def read_caller(self, certificate: bytes) -> Caller:
+        """Whose a certificate in PEM or DER is, which TLS has verified."""
+        known = self._known.get(certificate)
+        if known is not None:
+            return known
+        try:
+            text = certificate.decode("ascii") if certificate.startswith(b"-----") else certificate
+            caller = build_caller(read_certificate(text), self._rules.grants, self._rules.binds)
+        except (CertificateUnreadable, UnicodeDecodeError) as error:
+            # TLS let it in, so it is sound; that it cannot be read here must not make it one of before roles.
+            caller = Caller("", unknown=(f"nothing that can be read ({error})",))
+        if len(self._known) >= _CALLERS_MOST:
+            self._known.clear()
+        self._known[certificate] = caller
+        return caller
+
+
+def peer_address(context: Context) -> str:
+    """The address and port of the other side, on one line."""
+    return context.peer()[:_PEER_MOST]

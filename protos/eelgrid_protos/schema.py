@@ -11,6 +11,7 @@ the same each time. The caller learns what was left out or changed. Knows nothin
 import hashlib
 import itertools
 import math
+import operator
 import re
 import types
 import typing
@@ -333,12 +334,8 @@ class _Omission:
         most = shape.rule.most if isinstance(shape.rule, Many) else len(kept)
         for _ in kept[most:]:
             self.lose(Violation("", f"holds {len(value)} items", f"send at most {most}"), path)
-        unchanged = len(kept) == len(value) <= most and all(map(_is, kept, value))
+        unchanged = len(kept) == len(value) <= most and all(map(operator.is_, kept, value))
         return value if unchanged else tuple(kept[:most])
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def omit_broken(message: Any) -> Salvaged:

@@ -3,11 +3,6 @@
 Owns bind rules (loopback by default; elsewhere mutual TLS, or explicitly `insecure`, which is logged), the
 certificates of gRPC servers and channels (reloaded as `file_reloader` describes), keep-alive and flow-control
 options, and the standard health and reflection services. Must not know messages.
-
-    ListenError                a server cannot listen
-    ├── BindRefused            the address is not loopback and there is no mutual TLS
-    ├── AddressInUse           another program listens there, or the address is not ours
-    └── CertificateUnusable    a file of TlsFiles cannot be read or does not match the others
 """
 
 import ipaddress

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event, PricesQuoted
 from eelgrid_protos import catalogue

@@ -7,10 +7,10 @@ import yaml
 from eelgrid_agent.kubelet.resource_slices import build_resource_slices
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node, parse_pod
-from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef, parse_owner_template
+from eelgrid_controller.engines.kubernetes.model.pod_group import ObjectRef, parse_owner_template
 from eelgrid_controller.engines.kubernetes.model.well_known import GATE
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import CandidateNode, RightSizingInputs
-from eelgrid_controller.engines.kubernetes.pods.suspended_job import SizeMeasurement
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import CandidateNode, SizeMeasurement
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import RightSizingInputs
 from eelgrid_protos.catalogue.loader import load_catalogue
 from tests.builders.cluster import build_catalogue_gpu
 

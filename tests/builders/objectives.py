@@ -15,10 +15,9 @@ from pathlib import Path
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.objectives.control_loop import ControlLoop
-from eelgrid_controller.objectives.learning_process import LearningFailed
-from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound
-from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.forecasts import LearningFailed
+from eelgrid_controller.objectives.observation import ObjectiveSettings
+from eelgrid_controller.objectives.services.service_metrics import MetricsWindow, ScrapeRound
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import parse_samples

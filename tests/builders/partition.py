@@ -35,6 +35,7 @@ from eelgrid_protos.messages import (
     WorkloadSpec,
 )
 from tests.builders.cluster import build_catalogue_gpu
+from tests.state_invariants import check_invariants
 
 PRODUCTS = load_catalogue().products
 A30, A100 = PRODUCTS["a30"], PRODUCTS["a100-sxm4-80gb"]
@@ -171,7 +172,7 @@ def carry_out_partitions(core: Core, *, now_ns: int = 10) -> PartitionSearchResu
     change = search_partitions(core)
     for stage in change.stages:
         core.apply_partitions(stage, now_ns=now_ns)
-        core.state.validate()
+        check_invariants(core.state)
         apply_plans(core, now_ns=now_ns)
         for record in core.state.nodes.values():
             for gpu in record.inventory.gpus:

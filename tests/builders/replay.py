@@ -12,7 +12,7 @@ from eelgrid_controller.replay.simulation import (
     simulate_policy,
 )
 from eelgrid_kernels.baselines import find_policy
-from eelgrid_kernels.fleet_simulation import SimulatedFleet
+from eelgrid_kernels.simulation import SimulatedFleet
 from eelgrid_protos.quantities import MIB
 
 

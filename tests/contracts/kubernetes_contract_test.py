@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.kubernetes import build_config_map, build_deployment, build_node, build_pod
-from tests.kubernetes_api_rig import WAYS, open_rig
+from tests.fakes.kubernetes.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, MUTATING_ADMISSION_POLICIES
+from tests.kubernetes_api_rig import WAYS, bind, open_rig
 from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api import errors
 from eelgrid_controller.engines.kubernetes.api.client import HttpClusterClient
 from eelgrid_controller.engines.kubernetes.api.port import (
-    CONFIG_MAPS,
-    CUSTOM_RESOURCE_DEFINITIONS,
     DEPLOYMENTS,
     LEASES,
-    MUTATING_ADMISSION_POLICIES,
     NODES,
     PODS,
     RESOURCE_CLAIMS,
@@ -208,7 +206,7 @@ async def test_a_permission_that_lacks_is_named(rig):
     await rig.add(PODS, build_pod("a", gates=()))
     assert (await someone.get(PODS, "a", namespace=rig.space))["metadata"]["name"] == "a"
     with pytest.raises(errors.Forbidden) as denied:
-        await someone.bind("a", namespace=rig.space, node="n")
+        await bind(someone, "a", namespace=rig.space, node="n")
     assert denied.value.permission == f"create pods/binding in namespace {rig.space}"
     with pytest.raises(errors.Forbidden) as denied:
         await someone.patch(RESOURCE_CLAIMS, "a", {}, namespace=rig.space, subresource="status")
@@ -261,7 +259,7 @@ async def test_label_selectors(rig, labels, names):
 async def test_field_selectors(rig):
     for name in "ab":
         await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody"))
-    await rig.cluster.bind("a", namespace=rig.space, node="n1")
+    await bind(rig.cluster, "a", namespace=rig.space, node="n1")
     for fields, names in (
         ("metadata.name=b", "b"),
         ("spec.nodeName=n1", "a"),

@@ -12,8 +12,7 @@ from tests.kubernetes_api_rig import WAYS, open_rig
 from tests.waiting import wait_for
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.election import Timing
-from eelgrid_controller.engines.kubernetes.api.elector import Elector
+from eelgrid_controller.engines.kubernetes.api.election import Elector, Timing
 from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector, InformerTiming
 from eelgrid_controller.engines.kubernetes.api.port import LEASES, PODS, ObjectKey
 

@@ -8,7 +8,7 @@ from tests.waiting import wait_for
 from eelgrid_controller.engines.kubernetes.api.errors import Conflict, Invalid
 from eelgrid_controller.engines.kubernetes.api.port import JOBS, PatchKind
 from eelgrid_controller.engines.kubernetes.model import well_known
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import JobRightSizer, SuspendedJobUpdated
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import JobRightSizer, SuspendedJobUpdated
 
 
 @pytest.fixture(params=WAYS)

@@ -4,18 +4,12 @@ import contextlib
 
 import pytest
 from tests.builders.kubernetes import GATE, build_job, build_node, build_pin, build_pod, build_ungating_patch
-from tests.kubernetes_api_rig import WAYS, open_rig
+from tests.fakes.kubernetes.resources import MUTATING_ADMISSION_POLICIES
+from tests.kubernetes_api_rig import WAYS, bind, open_rig
 from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api import errors
-from eelgrid_controller.engines.kubernetes.api.port import (
-    JOBS,
-    MUTATING_ADMISSION_POLICIES,
-    NODES,
-    POD_DISRUPTION_BUDGETS,
-    PODS,
-    PatchKind,
-)
+from eelgrid_controller.engines.kubernetes.api.port import JOBS, NODES, POD_DISRUPTION_BUDGETS, PODS, PatchKind
 
 OTHER_UID = "00000000-0000-4000-8000-000000000000"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -217,18 +211,18 @@ async def test_a_gate_is_there_from_the_beginning_or_never(rig):
 async def test_a_gated_pod_is_not_bound(rig):
     made = await rig.add(PODS, build_pod("a", schedulerName="nobody"))
     with pytest.raises(errors.Conflict):
-        await rig.cluster.bind("a", namespace=rig.space, node="n1")
+        await bind(rig.cluster, "a", namespace=rig.space, node="n1")
     await patch(rig, {"spec": {"schedulingGates": None}})
     with pytest.raises(errors.Conflict):
-        await rig.cluster.bind("a", namespace=rig.space, node="n1", uid=OTHER_UID)
-    await rig.cluster.bind("a", namespace=rig.space, node="n1", uid=made["metadata"]["uid"])
+        await bind(rig.cluster, "a", namespace=rig.space, node="n1", uid=OTHER_UID)
+    await bind(rig.cluster, "a", namespace=rig.space, node="n1", uid=made["metadata"]["uid"])
     found = await rig.cluster.get(PODS, "a", namespace=rig.space)
     assert found["spec"]["nodeName"] == "n1"
     assert conditions(found)["PodScheduled"]["status"] == "True"
     with pytest.raises(errors.Conflict):
-        await rig.cluster.bind("a", namespace=rig.space, node="n2")
+        await bind(rig.cluster, "a", namespace=rig.space, node="n2")
     with pytest.raises(errors.ObjectNotFound):
-        await rig.cluster.bind("b", namespace=rig.space, node="n2")
+        await bind(rig.cluster, "b", namespace=rig.space, node="n2")
 
 
 async def test_binding_checks_no_room(rig):
@@ -236,13 +230,13 @@ async def test_binding_checks_no_room(rig):
     await rig.add(NODES, build_node(f"{rig.space}-n", gpus=1))
     for name in "ab":
         await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody"))
-        await rig.cluster.bind(name, namespace=rig.space, node=f"{rig.space}-n")
+        await bind(rig.cluster, name, namespace=rig.space, node=f"{rig.space}-n")
 
 
 async def test_a_bound_pod_goes_when_its_grace_is_over_and_an_unbound_one_at_once(rig):
     for name in "ab":
         await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody"))
-    await rig.cluster.bind("a", namespace=rig.space, node="n1")
+    await bind(rig.cluster, "a", namespace=rig.space, node="n1")
     for name in "ab":
         await rig.cluster.delete(PODS, name, namespace=rig.space)
     found = await rig.cluster.get(PODS, "a", namespace=rig.space)
@@ -261,7 +255,7 @@ async def running(rig, name, labels):
     with contextlib.suppress(errors.ObjectAlreadyExists):
         await rig.add(NODES, build_node(at))
     await rig.add(PODS, build_pod(name, gates=(), schedulerName="nobody", labels=labels))
-    await rig.cluster.bind(name, namespace=rig.space, node=at)
+    await bind(rig.cluster, name, namespace=rig.space, node=at)
     ready = {"type": "Ready", "status": "True"}
     status = {"phase": "Running", "conditions": [ready], "podIP": "10.0.0.1"}
     return await patch(rig, {"status": status}, name=name, subresource="status")

@@ -5,10 +5,11 @@ from contextlib import aclosing
 
 import pytest
 from tests.builders.kubernetes import build_config_map
+from tests.fakes.kubernetes.resources import CONFIG_MAPS
 from tests.kubernetes_api_rig import WAYS, open_rig
 
 from eelgrid_controller.engines.kubernetes.api import errors
-from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, WatchEventType, version_of
+from eelgrid_controller.engines.kubernetes.api.port import WatchEventType, version_of
 
 
 @pytest.fixture(params=WAYS)

@@ -13,11 +13,12 @@ import tempfile
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What a command imports when it is run; nothing of gRPC is started, which a fork would not survive.
+# What commands import when they are run; nothing of gRPC is started, which a fork would not survive.
 _CONTEXT.set_forkserver_preload(
     [
         "eelgrid_controller.cli.__main__",
         "eelgrid_controller.cli.connection",
+        "eelgrid_controller.cli.policy_comparison",
         "eelgrid_protos.rpc",
         "grpc.aio",
         "rich.live",

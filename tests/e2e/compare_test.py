@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from bench.openb.__main__ import main as bench
+from tests.e2e.cli_process import run_cli
 
-from eelgrid_controller.replay.openb_source import NODE_LIST, synthesize_openb, task_list_name
+from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
+from eelgrid_controller.replay.trace_loading import synthesize_openb
 from eelgrid_protos.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +27,21 @@ def command(*arguments):
     return [sys.executable, "-m", "eelgrid_controller.cli", "replay", *map(str, arguments)]
 
 
+def environment_of(**variables):
+    return {**os.environ, "EELGRID_DATA": "", "NO_COLOR": "1", "EELGRID_CONTROLLER": "127.0.0.1:1", **variables}
+
+
 def eelctl(*arguments, cwd, **variables):
-    environment = {**os.environ, "EELGRID_DATA": "", "NO_COLOR": "1", "EELGRID_CONTROLLER": "127.0.0.1:1", **variables}
+    """The program from its start, with the processes that it makes."""
+    environment = environment_of(**variables)
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=120, check=False
     )
+
+
+def forked_eelctl(*arguments, cwd):
+    """The same forked from what has imported it: for runs that end before they make a process."""
+    return run_cli(("replay", *map(str, arguments)), env=environment_of(), cwd=cwd, timeout_s=120.0)
 
 
 def rows(path):
@@ -167,7 +179,7 @@ def test_arrivals_are_those_of_the_bench(tmp_path):
 def test_what_cannot_be_done_is_refused_before_anything_runs(site, arguments, code, said):
     trace = () if "--trace" in arguments else ("--trace", ".")
     out = () if "--out" in arguments or "--policies" not in arguments else ("--out", "never")
-    done = eelctl(*trace, *arguments, *out, cwd=site)
+    done = forked_eelctl(*trace, *arguments, *out, cwd=site)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert not (site / "never" / "summary.csv").exists()
@@ -201,7 +213,7 @@ def test_parquet_holds_what_the_csv_holds(compared):
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
 def test_ray_without_its_library_says_how_to_get_it(site):
-    done = eelctl("--trace", ".", "--policies", "fgd", "--backend", "ray", "--out", "never", cwd=site)
+    done = forked_eelctl("--trace", ".", "--policies", "fgd", "--backend", "ray", "--out", "never", cwd=site)
     assert done.returncode == 1
     assert "--backend ray needs ray, which is not installed" in done.stderr
     assert "pip install 'ray[default]'" in done.stderr

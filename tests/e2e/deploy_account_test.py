@@ -23,7 +23,7 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
-from eelgrid_controller.engines.kubernetes.reconcilers.leader_label import ROLE_LABEL
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ROLE_LABEL
 from eelgrid_controller.runtime.config import ABILITIES, KubernetesConfig
 
 pytestmark = needs_cluster

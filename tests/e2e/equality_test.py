@@ -5,6 +5,7 @@ from dataclasses import replace
 import numba
 from tests.builders.cluster import build_request
 from tests.e2e.processes import metric, pages, small_trace, trace_fleet
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.recovery import recover_state
@@ -142,4 +143,4 @@ def test_placements_through_grpc_equal_those_of_the_pure_core(cluster):
     assert [w.placements for w in core.state.workloads.values()] == [w.placements for w in shown]
     assert list(core.state.workloads.values()) == shown
     assert core.state.digest() == recovered.digest()
-    core.state.validate()
+    check_invariants(core.state)

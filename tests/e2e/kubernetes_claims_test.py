@@ -15,17 +15,11 @@ from tests.builders.kubernetes import build_pod as plain
 from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.resources import RESOURCE_CLAIM_TEMPLATES
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Claims
 
-from eelgrid_controller.engines.kubernetes.api.port import (
-    DEVICE_CLASSES,
-    NODES,
-    PODS,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-)
+from eelgrid_controller.engines.kubernetes.api.port import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import pinned_node
 

@@ -16,18 +16,13 @@ from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.e2e.objectives_test import QUICK, Fleet
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
+from tests.fakes.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Workloads
 from tests.fakes.metrics_servers import Listener, Replica
+from tests.state_invariants import check_invariants
 
-from eelgrid_controller.engines.kubernetes.api.port import (
-    CUSTOM_RESOURCE_DEFINITIONS,
-    DEPLOYMENTS,
-    INFERENCE_SERVICES,
-    NODES,
-    PODS,
-    PatchKind,
-)
+from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS, PatchKind
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_protos.messages import EnforcementMode, GetPolicyRequest, PoolMode, UpdatePolicyRequest
 
@@ -131,7 +126,7 @@ def held_once(rig):
     state = rig.controller.loop.core.state
     (service,) = [one for one in state.workloads.values() if one.phase.name == "PLACED"]
     assert service.workload_id.startswith("service-")
-    state.validate()
+    check_invariants(state)
     return service
 
 

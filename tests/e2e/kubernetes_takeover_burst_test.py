@@ -16,6 +16,7 @@ from tests.e2e.kubernetes_gate_test import config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.faults import too_many
 from tests.fakes.kubernetes.scheduler import Scheduler
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
@@ -86,7 +87,7 @@ async def in_a_burst(fake, tmp_path, *, agents=False, journal="empty"):
             async with asyncio.timeout(30.0):
                 while any(record.others.gpu_count for record in state.nodes.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
-            state.validate()
+            check_invariants(state)
             assert sum(len(record.gpu_milli) for record in state.nodes.values()) == BURST
 
 

@@ -9,10 +9,11 @@ from tests.builders.kubernetes import build_node, build_pod
 from tests.builders.server import run_controller
 from tests.e2e.kubernetes_gate_test import bound, config, until
 from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.waiting import wait_for
 
-from eelgrid_controller.engines.kubernetes.api.port import CUSTOM_RESOURCE_DEFINITIONS, NODES, PODS, POWER_POLICIES
+from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, POWER_POLICIES
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_GROUP,

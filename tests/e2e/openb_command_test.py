@@ -8,7 +8,8 @@ import pytest
 from bench.openb.__main__ import main
 from tests.tables import read_csv
 
-from eelgrid_controller.replay.openb_source import NODE_LIST, synthesize_openb, task_list_name
+from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
+from eelgrid_controller.replay.trace_loading import synthesize_openb
 from eelgrid_protos.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]

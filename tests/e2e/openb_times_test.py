@@ -5,7 +5,7 @@ import csv
 import pytest
 from bench.openb.times import main
 
-from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.replay.openb import NODE_LIST, task_list_name
 
 
 @pytest.fixture

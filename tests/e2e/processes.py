@@ -30,8 +30,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.cli_process import run_cli
 
 from eelgrid_controller.replay.openb import write_fleet_file
-from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
 from eelgrid_controller.replay.submitter import SubmitLimits, Submitter
+from eelgrid_controller.replay.trace_loading import TraceSearch, locate_openb
 from eelgrid_protos import catalogue, faults, rpc, transport
 from eelgrid_protos.messages import GetPolicyRequest, GetSummaryRequest, UpdatePolicyRequest
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 from tests.e2e.processes import metric, pages, small_trace, trace_fleet
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.recovery import recover_state
 from eelgrid_controller.replay.openb import submission_of_task
@@ -157,7 +158,7 @@ def check_journal(cluster, controller, workloads, nodes):
     replayed = ClusterState()
     for event in entries:
         replayed.apply(event)
-    replayed.validate()
+    check_invariants(replayed)
     assert replayed.digest() == recovered.state.digest()
     assert recovered.checkpoint_seq == replayed.revision == len(entries), "a clean stop leaves a checkpoint of all"
     assert list(replayed.workloads.values()) == workloads

@@ -20,7 +20,6 @@ class FakeKubelet:
 
     def __init__(self):
         self.list_answer = wire.ListPodResourcesResponse()
-        self.allocatable_answer = wire.AllocatableResourcesResponse()
         self.refusal = None
         self.raw = None
         self.calls = 0
@@ -66,14 +65,9 @@ class FakeKubelet:
             wire.ListPodResourcesRequest.FromString(request)
             return await self._answer(self.list_answer, context)
 
-        async def allocatable(request, context):
-            wire.AllocatableResourcesRequest.FromString(request)
-            return await self._answer(self.allocatable_answer, context)
-
         server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
         handlers = {
             "List": grpc.unary_unary_rpc_method_handler(listing),
-            "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(allocatable),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         assert server.add_insecure_port(f"unix:{socket}")

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from tests.devices_rig import controlled, part, planned
 from tests.dra_rig import dra_node
+from tests.state_invariants import check_invariants
 from tests.waiting import wait_until
 
 from eelgrid_agent.kubelet.device_plugins import (
@@ -177,7 +178,7 @@ async def test_two_pods_that_got_each_others_devices_are_swapped_in_the_ledger(r
         assert sorted(map(len, before.values())) == [2, 2]
         agent.is_mute = False
         assert await agreed(rig, real) == held
-        rig.controller.loop.core.state.validate()
+        check_invariants(rig.controller.loop.core.state)
         if before != held:
             await wait_until(lambda: part(rig, "devices").corrected == 2)
         # The limits of a plan follow the device, not the wish.

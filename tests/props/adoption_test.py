@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.builders.cluster import GIB, build_node, build_request
+from tests.state_invariants import check_invariants
 
-from eelgrid_controller.core.admission import AdoptionRefused
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import CorrectionRefused
+from eelgrid_controller.core.workloads import AdoptionRefused
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import event_from_plain, event_to_plain
@@ -225,7 +226,7 @@ class Claims(RuleBasedStateMachine):
 
     @invariant()
     def it_is_as_the_twin_has_it(self):
-        self.core.state.validate()
+        check_invariants(self.core.state)
         for name, record in self.core.state.nodes.items():
             assert (record.state is NodeState.LOST) == (name in self.twin.lost)
             assert record.allocated_memory_bytes == GIB * sum(where == name for where, _, _ in self.twin.held.values())

@@ -8,8 +8,7 @@ from tests.power_fleet_rig import LIMITS_W, law
 from eelgrid_controller.objectives.power.budget_allocation import AllocationRequest, allocate_budgets
 from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
 from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import BestEffort, Deadline, LimitPoint, MaxSlowdown, PowerCurve
 
 FALLING = tuple(reversed(LIMITS_W))
 PROMISES = (MaxSlowdown(0.0), MaxSlowdown(0.15), BestEffort(0.3), Deadline(100.0, 12.0), Deadline(100.0, 1.0))

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from tests.builders.objectives import build_metrics_window
 from tests.power_fleet_rig import LIMITS_W, Fleet, tree
 
-from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.control_cycle import ObjectiveController
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import solve_allocation
 from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
+    ControlSettings,
     ControlTick,
     JobMissed,
     LimitConfirmed,
@@ -25,9 +26,8 @@ from eelgrid_controller.objectives.power.control_events import (
     ServiceStarted,
     ServiceWindow,
 )
-from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
+from eelgrid_controller.objectives.power.power_model import BestEffort, Deadline, MaxSlowdown
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
 from eelgrid_controller.objectives.services.service_model import RequestService
 from eelgrid_controller.profiles.queueing_model import QuantileObjective, ServiceStation

@@ -11,10 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.builders.cluster import build_node, build_request, drop_quotes
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import CorrectionRefused
-from eelgrid_controller.core.scaling import list_healthy_replicas
+from eelgrid_controller.core.workloads import list_healthy_replicas
 from eelgrid_controller.placement.planner import Planner
 from eelgrid_controller.server.grpc.resource_views import ClusterTotals
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -195,7 +196,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_held_twice(self):
-        self.core.state.validate()
+        check_invariants(self.core.state)
         for record in self.core.state.nodes.values():
             held = [uuid for item in record.assignments.values() for uuid in item.gpu_uuids if item.gpu_milli == 1000]
             assert len(set(held)) == len(held)
@@ -243,12 +244,12 @@ class Cluster(RuleBasedStateMachine):
         for event in self.journal:
             kind, body = event_to_plain(event)
             replayed.apply(event_from_plain(kind, json.loads(json.dumps(body))))
-        replayed.validate()
+        check_invariants(replayed)
         digest = self.core.state.digest()
         assert replayed.digest() == digest == self.twin.state.digest()
         assert replayed.revision == len(self.journal)
         loaded = ClusterState.load(json.loads(json.dumps(self.core.state.dump())))
-        loaded.validate()
+        check_invariants(loaded)
         assert loaded.digest() == digest
 
 

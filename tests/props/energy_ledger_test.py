@@ -8,11 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.energy.ledger import GROUP_KEYS, LedgerPlace, parse_query, resolve_holder
+from eelgrid_controller.energy.ledger import GROUP_KEYS, LedgerPlace, parse_query, resolve_holder, spread_window
 from eelgrid_controller.energy.store.ledger_store import LastWindow, open_ledger
-from eelgrid_controller.energy.windows import spread_window
 from eelgrid_controller.objectives.power.tariffs import WEEK_S, EnergyTariff, StepFunction
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (
     AttributionConfidence,

@@ -12,8 +12,7 @@ from scipy.optimize import linprog
 
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
-from eelgrid_controller.whatif.frontier.instances import feasible_shapes
-from eelgrid_controller.whatif.frontier.sweep import (
+from eelgrid_controller.whatif.frontier import (
     CapacityLoad,
     FrontierPool,
     FrontierService,
@@ -24,6 +23,7 @@ from eelgrid_controller.whatif.frontier.sweep import (
     largest_factor,
     missing_gpus,
 )
+from eelgrid_controller.whatif.instances import feasible_shapes
 
 IDLE_W = {"a": 40.0, "b": 70.0}
 

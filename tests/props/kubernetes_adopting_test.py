@@ -8,6 +8,7 @@ import pytest
 from tests.builders.kubernetes import count_gpus
 from tests.gate_rig import Api, Side, check, settle
 from tests.props.kubernetes_gate_test import Story
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.pod_group import unit_of
@@ -36,7 +37,7 @@ def units(api):
 
 def is_held_where_it_stands(api, side):
     core = side.core
-    core.state.validate()
+    check_invariants(core.state)
     wanted = units(api)
     live = [one for one in core.state.workloads.values() if one.placements and not one.ended_ns]
     held = {

@@ -101,7 +101,7 @@ def judge_field(one, name):
     return is_it if one["operator"] == "In" else not is_it
 
 
-def judge_toleration(toleration, taint, *, compares):
+def judge_toleration(toleration, taint):
     key, effect = toleration.get("key") or "", toleration.get("effect") or ""
     value, other = toleration.get("value") or "", taint.get("value") or ""
     if effect and effect != taint["effect"]:
@@ -111,20 +111,18 @@ def judge_toleration(toleration, taint, *, compares):
     operator = toleration.get("operator") or "Equal"
     if operator == "Exists":
         return True
-    if operator == "Equal":
-        return value == other
-    both = all(re.fullmatch(r"0|-?[1-9]\d*", text) for text in (value, other))
-    return compares and both and (int(other) > int(value) if operator == "Gt" else int(other) < int(value))
+    # Gt and Lt are alpha, and off.
+    return operator == "Equal" and value == other
 
 
-def judge(spec, node, *, compares):
+def judge(spec, node):
     labels, name = node["metadata"]["labels"] or {}, node["metadata"]["name"]
     taints = [one for one in node["spec"]["taints"] or [] if one["effect"] != "PreferNoSchedule"]
     if node["spec"]["unschedulable"]:
         taints.append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
     tolerations = spec.get("tolerations") or []
     for taint in taints:
-        if not any(judge_toleration(one, taint, compares=compares) for one in tolerations):
+        if not any(judge_toleration(one, taint) for one in tolerations):
             return False
     for key, value in (spec.get("nodeSelector") or {}).items():
         if key not in labels or labels[key] != value:
@@ -150,10 +148,10 @@ def node_object(name="n1", labels=None, taints=None, is_cordoned=False):
 
 
 @settings(max_examples=150, deadline=None)
-@given(spec=SPEC, node=NODE, compares=st.booleans())
-def test_a_constraint_is_judged_as_rule_by_rule(spec, node, compares):
-    found = satisfies_constraint(parse_constraint(spec), parse_node(node), compares=compares)
-    assert found is judge(spec, node, compares=compares)
+@given(spec=SPEC, node=NODE)
+def test_a_constraint_is_judged_as_rule_by_rule(spec, node):
+    found = satisfies_constraint(parse_constraint(spec), parse_node(node))
+    assert found is judge(spec, node)
 
 
 # Each rule alone, so that whether it holds decides.
@@ -172,7 +170,7 @@ def test_a_line_of_a_term_is_judged_as_rule_by_rule(operator, key, values, label
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     spec = {"affinity": {"nodeAffinity": required}}
     node = node_object(labels={} if label is None else {key: label})
-    assert satisfies_constraint(parse_constraint(spec), parse_node(node)) is judge(spec, node, compares=False)
+    assert satisfies_constraint(parse_constraint(spec), parse_node(node)) is judge(spec, node)
 
 
 @settings(max_examples=300, deadline=None)
@@ -184,12 +182,11 @@ def test_a_line_of_a_term_is_judged_as_rule_by_rule(operator, key, values, label
     taint=st.fixed_dictionaries(
         {"key": st.just("t"), "effect": EFFECTS, "value": st.sampled_from(["", "1", "2", "01", "-1"])}
     ),
-    compares=st.booleans(),
 )
-def test_a_toleration_is_judged_as_rule_by_rule(toleration, taint, compares):
+def test_a_toleration_is_judged_as_rule_by_rule(toleration, taint):
     spec, node = {"tolerations": [toleration]}, node_object(taints=[taint])
-    found = satisfies_constraint(parse_constraint(spec), parse_node(node), compares=compares)
-    assert found is judge(spec, node, compares=compares)
+    found = satisfies_constraint(parse_constraint(spec), parse_node(node))
+    assert found is judge(spec, node)
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.resources import CONFIG_MAPS
 from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
 from eelgrid_controller.engines.kubernetes.api.informer import DeltaType, Informer, InformerTiming
-from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, ObjectKey, uid_of
+from eelgrid_controller.engines.kubernetes.api.port import ObjectKey, uid_of
 
 NAMES = st.sampled_from("abcde")
 STEPS = st.one_of(

@@ -10,14 +10,6 @@ from tests.fakes.kubernetes.patches import json_patched
 
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
-    JobPatched,
-    JobPatchFailed,
-    JobRightSizer,
-    PatchJob,
-    SuspendedJobDeleted,
-    SuspendedJobUpdated,
-)
 from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
     SAVINGS_MARGIN,
     JobSize,
@@ -27,7 +19,16 @@ from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
     SizingProblem,
     choose_size,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.jobs import InterruptibleWorkload, compute_boost
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import (
+    InterruptibleWorkload,
+    JobPatched,
+    JobPatchFailed,
+    JobRightSizer,
+    PatchJob,
+    SuspendedJobDeleted,
+    SuspendedJobUpdated,
+    compute_boost,
+)
 
 NUMBERS = st.floats(0.1, 1e4, allow_nan=False)
 COUNTS = (1, 2, 3, 4, 8)

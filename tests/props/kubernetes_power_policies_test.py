@@ -12,7 +12,7 @@ from eelgrid_controller.engines.kubernetes.model.power_policy import (
     encode_value,
     policy_values,
 )
-from eelgrid_controller.state.policy_validation import find_policy_violations
+from eelgrid_controller.state.policy import find_policy_violations
 from eelgrid_protos.messages import OBJECTIVES, BudgetScope, EnforcementMode, Policy, PoolMode, PowerBudget
 
 NODES = {"n1": {"a": "b"}, "n2": {}}

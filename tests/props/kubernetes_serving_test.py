@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.builders.kubernetes import count_gpus
 from tests.gate_rig import TwoControllers, check
 from tests.serving_rig import ServedApi, ServingSide, inference_service, play, ready
+from tests.state_invariants import check_invariants
 
 from eelgrid_protos.faults import FailedPrecondition
 
@@ -93,7 +94,7 @@ def ended_well(story):
     play(api, story.sides[:1], story.found, story.at_s + 1.0, rounds=400)
     check(api)
     side = story.leading
-    side.core.state.validate()
+    check_invariants(side.core.state)
     pods = api.pods_of()
     assert [pod["metadata"]["name"] for pod in pods if not pod["spec"].get("nodeName")] == []
     assert len(pods) == api.replicas

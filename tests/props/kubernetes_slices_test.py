@@ -10,7 +10,7 @@ from tests.builders.kubernetes import build_node_model, build_pod_model
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.pods.gate_events import UngatePod, WriteFailure
 from eelgrid_controller.engines.kubernetes.pods.intent import parse_slice_intent, requested_slices
-from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
+from eelgrid_controller.engines.kubernetes.reconcilers.mig_slices import (
     OfferedMigSlice,
     SliceOffer,
     SlicePod,

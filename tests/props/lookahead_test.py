@@ -31,7 +31,7 @@ from tests.props.placement_test import (
 
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex
-from eelgrid_kernels.cpu_packages import package_slack
+from eelgrid_kernels.cost_terms import package_slack
 from eelgrid_kernels.opportunity_prices import are_prices_due, compute_prices
 
 quiet = settings(deadline=None)

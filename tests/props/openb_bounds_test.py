@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from bench.openb.bounds import Relaxation, bounds_of, shapes_of
 from bench.openb.cutting_stock import PRICE_STEP, SharePrices, dearest_pattern
+from bench.openb.traces import load_trace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests import naive
 
-from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceFleet, load_trace
+from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceFleet
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "openb"
 # What HiGHS may miss a constraint by, in watts or milli-GPU of fleets this small.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests import naive, naive_lookahead, naive_openb
 
 from eelgrid_kernels import argmin_index, baselines, node_states
-from eelgrid_kernels import fleet_simulation as courses
+from eelgrid_kernels import simulation as courses
 from eelgrid_kernels.baselines import PlacementPolicy, find_policy
 
 # A first call may compile; how long an example takes says nothing here.

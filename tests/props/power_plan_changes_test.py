@@ -22,7 +22,7 @@ from eelgrid_controller.objectives.power.control_events import (
     NodeReachable,
     NodeUnreachable,
 )
-from eelgrid_controller.objectives.power.limit_rollout import LimitRollout
+from eelgrid_controller.objectives.power.power_cap_controller import LimitRollout
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0)
 HAIR_W = 1e-5

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason, WindowMissed, start_search, step_search
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, PowerLaw
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown, choose_limit
+from eelgrid_controller.objectives.power.power_model import LimitPoint, MaxSlowdown, PowerCurve, PowerLaw, choose_limit
 
 CURVES = st.builds(
     lambda top, low, count, free, roundness, clocked, steepness: (

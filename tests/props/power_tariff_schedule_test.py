@@ -8,9 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from eelgrid_controller.objectives.power.power_model import LimitPoint
+from eelgrid_controller.objectives.power.power_model import BestEffort, LimitPoint, weighted_promise
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, PriceSlice, StepFunction, schedule_limits
-from eelgrid_controller.objectives.power.training_promises import BestEffort, weighted_promise
 
 POINTS = st.lists(
     st.builds(LimitPoint, st.just(200.0), st.floats(0.1, 10.0), st.floats(10.0, 1000.0)), min_size=1, max_size=5

@@ -22,9 +22,14 @@ from tests.builders.profiles import (
 )
 
 from eelgrid_controller.profiles.features import FeaturePoint, SliceShare
-from eelgrid_controller.profiles.grid import PredictionGrid, interpolate_grid, monotone_surface
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point, ProfileEstimate
-from eelgrid_controller.profiles.prediction import ProfilePredictor, clip_power
+from eelgrid_controller.profiles.prediction import (
+    PredictionGrid,
+    ProfilePredictor,
+    clip_power,
+    interpolate_grid,
+    monotone_surface,
+)
 from eelgrid_controller.profiles.profile_service import ProfileService, decode_record, encode_record
 from eelgrid_controller.profiles.store import ProfileReading, ProfileStore
 

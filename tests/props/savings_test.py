@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import GIB, build_core, build_node, build_request
 from tests.naive_savings import POWER, Twin
+from tests.state_invariants import check_record
 
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
 from eelgrid_controller.state.engine_reports import ExternalUsage
@@ -134,7 +135,7 @@ def test_both_plans_are_those_of_the_naive_twin(steps, turn):
             alike(savings, twin)
             assert savings.figures().energy_j == energy_j
     for record in savings._best_fit.nodes.values():
-        record.validate()
+        check_record(record)
 
 
 @settings(max_examples=25, deadline=None)

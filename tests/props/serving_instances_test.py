@@ -5,29 +5,22 @@ import math
 
 import numpy as np
 import pytest
+from bench.llm.instances import LoadedInstances, retain_instances, serve_window, spread_load, without_power
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import QuantileObjective
-from eelgrid_controller.whatif.frontier.instance_selection import (
-    LoadedInstances,
-    ServiceDemand,
-    choose_instances,
-    retain_instances,
-    search_instances,
-    serve_window,
-    solve_joint,
-)
-from eelgrid_controller.whatif.frontier.instances import (
+from eelgrid_controller.whatif.instances import (
     IDLE_POINT,
     PartLoad,
+    ServiceDemand,
+    choose_instances,
     dispatch_load,
     feasible_shapes,
-    spread_load,
-    without_power,
+    search_instances,
+    solve_joint,
 )
 
 quiet = settings(deadline=None, max_examples=60)

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.objectives.services.calibration import (
+from eelgrid_controller.objectives.services.service_metrics import (
+    LiveDistribution,
+    LiveQuantile,
+    ScrapePair,
+    generic_names,
+    parse_exposition,
+    service_window,
+)
+from eelgrid_controller.objectives.services.service_model import (
     FACTOR_BOUND,
     HALF_LIFE_S,
     PRIOR_ERROR,
@@ -17,14 +25,6 @@ from eelgrid_controller.objectives.services.calibration import (
     sample_saturation,
     sample_slowness,
     update_calibration,
-)
-from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
-from eelgrid_controller.objectives.services.service_metrics import (
-    LiveDistribution,
-    LiveQuantile,
-    ScrapePair,
-    generic_names,
-    service_window,
 )
 from eelgrid_controller.profiles.queueing_model import ArrivalProcess, ServiceStation, latency_quantile
 

@@ -14,6 +14,7 @@ from tests.builders.partition import (
     build_sliced_service,
     set_partition_policy,
 )
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.partition.problem import PartitionError
@@ -145,7 +146,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def nothing_is_held_twice(self):
         """By the catalogue and the placements alone: spans of slices, and whole GPUs beside them."""
-        self.core.state.validate()
+        check_invariants(self.core.state)
         taken = {}
         for workload in self.core.state.workloads.values():
             if workload.phase is not WorkloadPhase.PLACED:
@@ -185,10 +186,10 @@ class Cluster(RuleBasedStateMachine):
         for event in self.journal:
             kind, body = event_to_plain(event)
             replayed.apply(event_from_plain(kind, json.loads(json.dumps(body))))
-        replayed.validate()
+        check_invariants(replayed)
         assert replayed.digest() == self.core.state.digest()
         loaded = ClusterState.load(json.loads(json.dumps(self.core.state.dump())))
-        loaded.validate()
+        check_invariants(loaded)
         assert loaded.digest() == self.core.state.digest()
 
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import naive_topology as naive
 
-from eelgrid_kernels.gang import divide_replicas
-from eelgrid_kernels.gpu_links import choose_linked_gpus
+from eelgrid_kernels.gang import choose_linked_gpus, divide_replicas
 
 quiet = settings(deadline=None)
 # Bandwidths of real pairs: unknown, between processors, PCIe switch, one and two NVLinks.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests import naive
 from tests.builders.cluster import build_core, build_naive_cluster, build_naive_task, build_node, build_request
+from tests.state_invariants import check_invariants
 
 from eelgrid_protos.messages import Weights, WorkloadPhase
 
@@ -76,5 +77,5 @@ def test_the_trace_is_placed_the_same_twice_and_as_the_naive_twin_would():
                 [found.cost_w for found in theirs.candidates], abs=1e-9
             )
             assert explained.candidates[0].node_name == step.result.placements[0].node_name
-    core.state.validate()
+    check_invariants(core.state)
     assert core.state.digest() == again.state.digest()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import build_node, build_request
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -94,7 +95,7 @@ def test_what_begins_passes_no_budget_and_what_could_begin_does(budgets, script)
         while core.has_backlog:
             core.retry(now_ns=now_ns)
         _nothing_waits_idly(core, read_w)
-    core.state.validate()
+    check_invariants(core.state)
 
 
 def _done(core: Core, step, read_w: dict[str, float], now_ns: int):

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eelgrid_controller.errors import JournalFull, JournalLost, LostEntries
-from eelgrid_controller.runtime.high_water_mark import MARK_NAME
-from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
+from eelgrid_controller.runtime.sqlite_journal import MARK_NAME, SqliteJournal, open_journal
 from eelgrid_controller.state.journal import Checkpoint, JournalCounters, JournalEntry, JournalHistory
 
 __all__ = ["Disk", "MemoryJournal", "Unreliable"]

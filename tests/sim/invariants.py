@@ -23,7 +23,6 @@ from eelgrid_agent.simulation.gpu import SimHealth
 from eelgrid_controller.clock import RecentLatencies
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.node_allocations import InvariantBroken
 from eelgrid_protos.codec import encode_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.messages import (
@@ -45,6 +44,7 @@ from tests.sim.controller import Controller
 from tests.sim.ledger import Ledger, as_begun, held_of
 from tests.sim.life import Life
 from tests.sim.poison import ROGUE
+from tests.state_invariants import InvariantBroken, check_invariants
 
 __all__ = ["check_end", "check_freshness", "check_served", "check_state"]
 
@@ -119,7 +119,7 @@ def check_served(controller: Controller) -> None:
 
 def _check_capacity(state: ClusterState) -> None:
     try:
-        state.validate()
+        check_invariants(state)
     except InvariantBroken as error:
         raise Broken(1, str(error)) from error
     held: dict[str, int] = {}

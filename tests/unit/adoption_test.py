@@ -2,9 +2,10 @@
 
 import pytest
 from tests.builders.cluster import build_node, build_request
+from tests.state_invariants import check_invariants
 
-from eelgrid_controller.core.admission import AdoptionRefused
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.workloads import AdoptionRefused
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, ExternalUsage, RunningReplica
 from eelgrid_controller.state.events import event_from_plain, event_to_plain
@@ -44,7 +45,7 @@ class World:
         other = ClusterState()
         for event in self.events:
             other.apply(event_from_plain(*event_to_plain(event)))
-        self.core.state.validate()
+        check_invariants(self.core.state)
         return other.digest() == self.core.state.digest()
 
 

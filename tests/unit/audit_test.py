@@ -16,9 +16,7 @@ from tests.unit.loop_test import looping
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalFull
 from eelgrid_controller.runtime.access_control import REQUIRED_ROLES
-from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.server.grpc.audit_service import AuditTrail
-from eelgrid_controller.state.audit_entries import (
+from eelgrid_controller.runtime.audit_log import (
     AUDITED,
     JOURNALLED,
     REPORTS,
@@ -26,6 +24,8 @@ from eelgrid_controller.state.audit_entries import (
     AuditFilter,
     summarize_request,
 )
+from eelgrid_controller.runtime.sqlite_journal import open_journal
+from eelgrid_controller.server.grpc.audit_service import AuditTrail
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_protos.faults import InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
@@ -206,12 +206,12 @@ def test_the_oldest_go_beyond_so_many_rows_and_numbers_go_on(tmp_path):
     with closing(journal_of(tmp_path, rows_most=64)) as journal:
         for number in range(1, 501):
             journal.append([], (entry(number),))
-            assert journal.audit_table.rows <= 64
+            assert journal.audit_table._rows <= 64
         page = journal.read_audit_page(AuditFilter(), size=1000)
         assert [one.number for one in page.entries] == list(range(500, 500 - len(page.entries), -1))
         assert len(page.entries) >= 60
     with closing(journal_of(tmp_path, rows_most=64)) as journal:
-        assert journal.audit_table.rows == len(page.entries)
+        assert journal.audit_table._rows == len(page.entries)
 
 
 def test_the_oldest_go_beyond_so_many_bytes(tmp_path):
@@ -226,7 +226,7 @@ def test_the_oldest_go_beyond_so_many_bytes(tmp_path):
 def test_one_commit_beyond_the_bounds_keeps_them(tmp_path):
     with closing(journal_of(tmp_path, rows_most=10)) as journal:
         journal.append([], [entry(number) for number in range(1, 101)])
-        assert journal.audit_table.rows <= 10
+        assert journal.audit_table._rows <= 10
         assert journal.read_audit_page(AuditFilter(), size=5).entries[0].number == 100
 
 

@@ -3,9 +3,8 @@
 import pytest
 from tests.builders.replay import build_scene, build_trace_node, build_trace_task
 
-from eelgrid_controller.cli.policy_comparison import policy_means, print_comparison
-from eelgrid_controller.replay.policy_comparison import TimedScenario, execute_run, list_runs
-from eelgrid_controller.replay.results import times_summary
+from eelgrid_controller.cli.replay import policy_means, print_comparison
+from eelgrid_controller.replay.policy_comparison import TimedScenario, execute_run, list_runs, times_summary
 from eelgrid_controller.replay.simulation import Outage
 from eelgrid_controller.replay.trace_loading import LoadedTrace
 

@@ -8,11 +8,12 @@ import pytest
 from tests.power_fleet_rig import LIMITS_W, Fleet, law, tree
 from tests.unit.control_services_test import PROMISED
 
-from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.control_cycle import ObjectiveController
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding, PowerBudgetNode
 from eelgrid_controller.objectives.power.control_events import (
     BudgetsSet,
+    ControlSettings,
     ControlTick,
     JobMeasured,
     JobMissed,
@@ -28,8 +29,7 @@ from eelgrid_controller.objectives.power.control_events import (
     WorkloadEnded,
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
-from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import BestEffort, Deadline, MaxSlowdown
 
 
 def even(fleet, name):

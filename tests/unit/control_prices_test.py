@@ -4,8 +4,8 @@ import pytest
 from tests.power_fleet_rig import Fleet
 
 from eelgrid_controller.objectives.power.control_events import PricesSet
+from eelgrid_controller.objectives.power.power_model import BestEffort
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff, StepFunction
-from eelgrid_controller.objectives.power.training_promises import BestEffort
 
 
 def test_dear_energy_is_not_used_and_the_promise_is_kept():

@@ -6,16 +6,17 @@ from dataclasses import replace
 import pytest
 from tests.builders.objectives import build_metrics_window
 
-from eelgrid_controller.objectives.controller import ObjectiveController
+from eelgrid_controller.objectives.control_cycle import ObjectiveController
 from eelgrid_controller.objectives.power.control_events import (
+    ControlSettings,
     ControlTick,
+    InvalidSetting,
     ScaleService,
     ServiceReady,
     ServiceStarted,
     ServiceWindow,
     WorkloadEnded,
 )
-from eelgrid_controller.objectives.power.power_cap_controller import ControlSettings, InvalidSetting
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase, ScalingLimits
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution
 from eelgrid_controller.objectives.services.service_model import RequestService

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.builders.cluster import build_node, build_request
 from tests.builders.server import run_controller
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.server.grpc import whatif_runner
@@ -54,7 +55,7 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
                 loop, Clock(), lambda core, state: (json.dumps(core.state.dump()), state)
             )
             assert json.dumps(twin.dump()) == live
-            twin.validate()
+            check_invariants(twin)
             assert held_s > 0.0
         await work
         assert sum(moved) == 15
@@ -67,7 +68,7 @@ async def test_what_changes_between_the_slices_is_in_the_copy(tmp_path, monkeypa
             assert twin.nodes[name].assignments is not record.assignments
         await rig.operators.cancel_workload(CancelWorkloadRequest(workload_id="k0"))
         assert "k0" in twin.workloads
-        twin.validate()
+        check_invariants(twin)
 
 
 async def test_a_state_that_is_put_back_is_copied_again(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.nodes import CorrectionRefused
@@ -52,7 +53,7 @@ def test_two_that_got_each_others_devices_swap_in_one_event_that_the_journal_car
     twin.state.apply(event_from_plain(*event_to_plain(event)))
     assert twin.state.digest() == core.state.digest()
     assert (held(core, "w0"), held(core, "w1")) == ({min(two)}, {*one, third})
-    core.state.validate()
+    check_invariants(core.state)
 
 
 def test_what_others_are_taken_to_hold_and_a_closed_node_are_no_objection():
@@ -99,7 +100,7 @@ def test_an_agent_that_comes_to_a_node_takes_over_what_was_planned_there_by_inde
     assert {key: core.workload(key).placements[0].gpu_indexes for key in before} == before
     assert {gpu for key in before for gpu in held(core, key)} == {f"GPU-a-{one}" for (one,) in before.values()}
     assert not core.workload("waits").placements, "three of four are held still"
-    core.state.validate()
+    check_invariants(core.state)
 
 
 def test_a_board_that_an_agent_replaced_is_no_renaming():

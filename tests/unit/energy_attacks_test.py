@@ -21,25 +21,23 @@ from tests.waiting import wait_until as rig_until
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import (
+    PAST_S_MOST,
+    PIECES_MOST,
+    ClaimAllowance,
     EnergyHolder,
     LedgerAmount,
     LedgerEntry,
     LedgerPlace,
     MeasuredEnergy,
+    count_pieces,
+    judge_window,
     parse_query,
+    spread_window,
 )
 from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.ledger_store import open_ledger
 from eelgrid_controller.energy.store.query_execution import answer_queries
-from eelgrid_controller.energy.windows import (
-    PAST_S_MOST,
-    PIECES_MOST,
-    ClaimAllowance,
-    count_pieces,
-    judge_window,
-    spread_window,
-)
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos.messages import (
     ConnectResponse,
     EnergyAcknowledgement,

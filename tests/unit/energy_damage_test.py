@@ -23,7 +23,7 @@ from eelgrid_controller.energy.ledger import (
 from eelgrid_controller.energy.store.ledger_store import FILE_NAME, LastWindow, NodeEntries, open_ledger
 from eelgrid_controller.energy.store.schema import FORMAT_VERSION, TRIGGERS
 from eelgrid_controller.errors import LedgerError
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 
 SECOND_NS = 10**9
 BEGIN_S = 1_799_971_200  # a midnight

@@ -21,7 +21,7 @@ from eelgrid_controller.energy.ledger import (
     settled_s,
 )
 from eelgrid_controller.energy.store.ledger_store import DAYS_KEPT_S, HOURS_KEPT_S, LastWindow, open_ledger
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument
 
 BEGIN_S = 1_799_971_200  # a midnight

@@ -25,7 +25,7 @@ from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
 from eelgrid_controller.energy.store.ledger_store import LastWindow, open_ledger
 from eelgrid_controller.server.grpc.energy_service import EnergyService
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos import codec
 from eelgrid_protos.messages import QueryEnergyRequest, QueryEnergyResponse
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.whatif.frontier.sweep import (
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
+from eelgrid_controller.whatif.frontier import (
     FrontierPool,
     FrontierService,
     RowCost,

@@ -3,7 +3,7 @@
 import pytest
 
 from eelgrid_agent.devices.port import DeviceEvent, DeviceEventKind, Missing
-from eelgrid_agent.node.health import HealthMonitor
+from eelgrid_agent.node.inventory import HealthMonitor
 from eelgrid_protos.messages import AbsenceReason, NodeEventKind, Reading
 
 XID = DeviceEventKind.XID

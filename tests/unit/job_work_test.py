@@ -6,9 +6,13 @@ from hypothesis import strategies as st
 
 from eelgrid_controller.objectives.job_observer import JobWorkCounter
 from eelgrid_controller.objectives.observation import JobProgress
-from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
-from eelgrid_controller.objectives.services.service_metrics import SERVER_NAMES, ScrapePair, served_increment
-from eelgrid_controller.state.work_intervals import WorkInterval, spread_work
+from eelgrid_controller.objectives.services.service_metrics import (
+    SERVER_NAMES,
+    ScrapePair,
+    parse_exposition,
+    served_increment,
+)
+from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos import codec
 from eelgrid_protos.errors import InvalidMessage
 from eelgrid_protos.messages import TrainingPromise

@@ -185,7 +185,7 @@ async def test_answers_are_bounded():
             body = {"metadata": {"name": f"c{index}"}, "data": {"x": "y" * 1000}}
             fake.api.create(fake.api.catalogue.find("", "v1", "configmaps"), "default", body)
         cluster = fake.client(bounds=RequestLimits(answer_bytes=10_000))
-        from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS
+        from tests.fakes.kubernetes.resources import CONFIG_MAPS
 
         with pytest.raises(errors.AnswerUnreadable, match="over 10000 bytes"):
             await cluster.list(CONFIG_MAPS)

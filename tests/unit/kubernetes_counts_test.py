@@ -17,9 +17,9 @@ from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_RATE,
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.kubernetes_composition import WAIT_REASONS
 from eelgrid_controller.runtime.config import KubernetesConfig, WebhookConfig
 from eelgrid_controller.server.metrics.catalogue import METRICS
-from eelgrid_controller.server.metrics.kubernetes_metrics import WAIT_REASONS
 
 _KUBECONFIG = """
 apiVersion: v1

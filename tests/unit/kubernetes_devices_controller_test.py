@@ -12,6 +12,7 @@ from tests.devices_rig import Station, controlled, part, planned
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
 from tests.fakes.kubernetes.scheduler import Scheduler
+from tests.state_invariants import check_invariants
 from tests.waiting import wait_for, wait_until
 
 from eelgrid_controller.engines.kubernetes.api.errors import ObjectNotFound
@@ -59,7 +60,7 @@ async def test_whatever_the_kubelet_gives_the_ledger_follows_and_pods_come_one_a
             if step % 6 == 5:
                 await wait_until(lambda: len(planned(rig)) == len(station.held) and station.agrees(), within_s=30.0)
         await wait_until(station.agrees, within_s=30.0)
-        rig.controller.loop.core.state.validate()
+        check_invariants(rig.controller.loop.core.state)
         assert station.unseen_most == 1
 
 

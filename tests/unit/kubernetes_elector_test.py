@@ -9,8 +9,7 @@ from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.waiting import wait_for
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.election import Timing
-from eelgrid_controller.engines.kubernetes.api.elector import Elector
+from eelgrid_controller.engines.kubernetes.api.election import Elector, Timing
 from eelgrid_controller.engines.kubernetes.api.port import LEASES
 
 TIMING = Timing(lease_s=1.5, renew_s=1.0, retry_s=0.2)

@@ -6,6 +6,7 @@ from tests.builders.kubernetes import build_deployment, build_job, build_node, b
 from tests.fakes.kubernetes.admission import gate_injector, webhook_away
 from tests.fakes.kubernetes.cluster import FakeCluster
 from tests.fakes.kubernetes.kubelets import Kubelets
+from tests.fakes.kubernetes.resources import RESOURCE_CLAIM_TEMPLATES
 from tests.fakes.kubernetes.scheduler import Scheduler
 from tests.fakes.kubernetes.workloads import Budgets, Claims, Workloads
 from tests.waiting import wait_for
@@ -18,7 +19,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     POD_DISRUPTION_BUDGETS,
     POD_GROUPS,
     PODS,
-    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
 )
 

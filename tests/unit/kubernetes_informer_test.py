@@ -10,6 +10,7 @@ import pytest
 from tests.builders.kubernetes import build_config_map
 from tests.fakes.kubernetes import faults
 from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.resources import CONFIG_MAPS
 from tests.waiting import wait_for
 
 from eelgrid_controller.engines.kubernetes.api.client import RequestLimits
@@ -22,7 +23,7 @@ from eelgrid_controller.engines.kubernetes.api.informer import (
     ObjectStore,
     TooManyObjects,
 )
-from eelgrid_controller.engines.kubernetes.api.port import CONFIG_MAPS, ObjectKey, Resource, WatchEvent, WatchEventType
+from eelgrid_controller.engines.kubernetes.api.port import ObjectKey, Resource, WatchEvent, WatchEventType
 
 PACE = InformerTiming(watch_s=60.0, silent_s=20.0, lived_s=0.0, first_wait_s=0.01, most_wait_s=0.05)
 LOG = logging.getLogger("eelgrid.test")

@@ -4,12 +4,12 @@ from tests.builders.kubernetes import A100, H100, build_labelled_node, build_mea
 
 from eelgrid_controller.engines.kubernetes.model.node_inventory import inventory_of
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
+    SizeMeasurement,
     candidate_node_of,
     measured_sizes,
     unmeasured_gpu_counts,
 )
-from eelgrid_controller.engines.kubernetes.pods.suspended_job import SizeMeasurement
 from eelgrid_controller.profiles.points import Configuration, Point
 
 

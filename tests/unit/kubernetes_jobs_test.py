@@ -15,7 +15,13 @@ from tests.fakes.kubernetes.patches import json_patched
 
 from eelgrid_controller.engines.kubernetes.model import well_known
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
+    JobSize,
+    parse_size_constraints,
+    parse_suspended_job,
+    record_text,
+)
+from eelgrid_controller.engines.kubernetes.reconcilers.jobs import (
     JobPatched,
     JobPatchFailed,
     JobRightSizer,
@@ -23,12 +29,6 @@ from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
     RecordJobEvent,
     SuspendedJobDeleted,
     SuspendedJobUpdated,
-)
-from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
-    JobSize,
-    parse_size_constraints,
-    parse_suspended_job,
-    record_text,
 )
 
 LOOSE = {"slowdown": "95%"}

@@ -10,10 +10,13 @@ from tests.builders.kubernetes import build_pod
 from tests.fakes.kubernetes.cluster import FakeCluster
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.port import PODS
-from eelgrid_controller.engines.kubernetes.reconcilers.leader_label import ROLE_LABEL, LeaderLabelReconciler
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
+    ROLE_LABEL,
+    ClusterContext,
+    LeaderLabelReconciler,
+)
 
 TERM = LeadershipTerm(1, 1e9)
 

@@ -3,8 +3,13 @@
 import pytest
 from tests.builders.kubernetes import build_owner_lookup, build_pod_model, parse_manifest
 
-from eelgrid_controller.engines.kubernetes.model.owners import ObjectRef, parse_owner_template
-from eelgrid_controller.engines.kubernetes.model.pod_group import GangMembership, IntentRefusal, membership_of
+from eelgrid_controller.engines.kubernetes.model.pod_group import (
+    GangMembership,
+    IntentRefusal,
+    ObjectRef,
+    membership_of,
+    parse_owner_template,
+)
 from eelgrid_controller.engines.kubernetes.pods.intent import WorkloadIntent, parse_intent
 from eelgrid_protos.messages import Locality, Mobility, WorkloadKind
 
@@ -43,9 +48,9 @@ def of_job_set(part, index, *, attempt=None):
 def test_the_workers_of_a_job_set_are_one_gang_and_its_driver_is_beside_it():
     holders = build_owner_lookup("jobset.x-k8s.io", JOB_SET)
     workers = membership_of(of_job_set("workers", 1), holders)
-    assert workers == GangMembership("gang-js-workers", 8, "JobSet", "pre", "workers", 1)
+    assert workers == GangMembership("gang-js-workers", 8, "JobSet", "pre")
     driver = membership_of(of_job_set("driver", 0), holders)
-    assert driver == GangMembership("gang-js-driver", 1, "JobSet", "pre", "driver", None)
+    assert driver == GangMembership("gang-js-driver", 1, "JobSet", "pre")
     assert membership_of(of_job_set("workers", 1, attempt="2"), holders).unit == "gang-js-r2-workers"
     assert membership_of(of_job_set("workers", 1, attempt="0"), holders).unit == "gang-js-workers"
 
@@ -79,7 +84,7 @@ def test_a_train_job_stands_above_its_job_set():
         "uid: js, ownerReferences: [{apiVersion: trainer.kubeflow.org/v1alpha1, kind: TrainJob, name: tj, uid: t, controller: true}]",
     )
     found = parse_intent(of_job_set("workers", 0), build_owner_lookup("jobset.x-k8s.io", text))
-    assert (found.owner_kind, found.owner_name, found.unit) == ("TrainJob", "tj", "gang-js-workers")
+    assert (found.spec.labels, found.unit) == ({"owner": "TrainJob/tj"}, "gang-js-workers")
     assert found.spec.kind is WorkloadKind.TRAINING_JOB
 
 
@@ -111,8 +116,8 @@ def of_lws(worker, *, size="4"):
 
 def test_a_group_of_a_leader_worker_set_is_a_gang():
     holders = build_owner_lookup("leaderworkerset.x-k8s.io", LWS)
-    assert membership_of(of_lws(0), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "leader", 0)
-    assert membership_of(of_lws(3), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm", "worker", 3)
+    assert membership_of(of_lws(0), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm")
+    assert membership_of(of_lws(3), holders) == GangMembership("gang-lw-1", 4, "LeaderWorkerSet", "llm")
     found = parse_intent(of_lws(0), holders)
     assert (found.spec.kind, found.spec.mobility) == (WorkloadKind.INFERENCE_SERVICE, Mobility.RESTARTABLE)
     # A group that was made before the set was changed says so itself.
@@ -160,12 +165,8 @@ def of_pytorch(part, index, *, uid="pt", kind="PyTorchJob"):
 
 def test_master_and_workers_of_one_template_are_one_gang_that_trains():
     holders = build_owner_lookup("kubeflow.org", PYTORCH)
-    assert membership_of(of_pytorch("master", 0), holders) == GangMembership(
-        "gang-pt", 4, "PyTorchJob", "ddp", "master", 0
-    )
-    assert membership_of(of_pytorch("worker", 2), holders) == GangMembership(
-        "gang-pt", 4, "PyTorchJob", "ddp", "worker", 2
-    )
+    assert membership_of(of_pytorch("master", 0), holders) == GangMembership("gang-pt", 4, "PyTorchJob", "ddp")
+    assert membership_of(of_pytorch("worker", 2), holders) == GangMembership("gang-pt", 4, "PyTorchJob", "ddp")
     assert parse_intent(of_pytorch("worker", 2), holders).spec.kind is WorkloadKind.TRAINING_JOB
 
 
@@ -223,7 +224,7 @@ def test_a_pod_group_of_kueue_is_a_gang_unless_it_serves():
     }
     total = {"kueue.x-k8s.io/pod-group-total-count": "2"}
     found = membership_of(build_pod_model(labels=labels, annotations=total), {})
-    assert found == GangMembership("gang-ml/sample", 2, "PodGroup", "sample", "", 1)
+    assert found == GangMembership("gang-ml/sample", 2, "PodGroup", "sample")
     serving = {**total, "kueue.x-k8s.io/pod-group-serving": "true"}
     assert membership_of(build_pod_model(labels=labels, annotations=serving), {}).size == 1
     assert membership_of(build_pod_model(labels=labels), {}).field == "kueue.x-k8s.io/pod-group-total-count"
@@ -258,14 +259,14 @@ def of_job(**annotations):
 )
 def test_an_indexed_job_is_a_gang_where_it_trains(text, said, size):
     found = parse_intent(of_job(**said), build_owner_lookup("batch", text))
-    assert (found.size, found.rank) == (size, 3)
+    assert found.size == size
     assert found.unit.startswith("gang-j1" if size > 1 else "pod-uid-")
 
 
 def test_the_peoples_own_word_goes_before_all_else():
     said = {"eelgrid.io/group": "pair", "eelgrid.io/group-size": "2"}
     found = membership_of(of_job(**said), build_owner_lookup("batch", JOB))
-    assert found == GangMembership("gang-ml/pair", 2, "Job", "pair", "", 3)
+    assert found == GangMembership("gang-ml/pair", 2, "Job", "pair")
     long = {"eelgrid.io/group": "x" * 200, "eelgrid.io/group-size": "2"}
     assert len(membership_of(of_job(**long), {}).unit) <= 128
 
@@ -273,11 +274,11 @@ def test_the_peoples_own_word_goes_before_all_else():
 def test_pods_of_ray_and_of_stateful_sets_are_placed_one_by_one():
     labels = {"ray.io/cluster": "rc", "ray.io/group": "workers", "ray.io/node-type": "worker"}
     ray = membership_of(build_pod_model(labels=labels, owner=("ray.io/v1", "RayCluster", "rc", "r")), {})
-    assert ray[1:] == (1, "RayCluster", "rc", "workers", None)
+    assert ray[1:] == (1, "RayCluster", "rc")
     stateful = build_pod_model(
         labels={"apps.kubernetes.io/pod-index": "2"}, owner=("apps/v1", "StatefulSet", "db", "s")
     )
-    assert membership_of(stateful, {})[1:] == (1, "StatefulSet", "db", "", 2)
+    assert membership_of(stateful, {})[1:] == (1, "StatefulSet", "db")
 
 
 def test_a_holder_of_a_bare_object_says_nothing():

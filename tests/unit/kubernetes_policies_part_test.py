@@ -11,17 +11,13 @@ from types import SimpleNamespace
 import yaml
 from tests.builders.server import LOG, MemoryJournal
 from tests.fakes.kubernetes.cluster import FakeCluster
+from tests.fakes.kubernetes.resources import CUSTOM_RESOURCE_DEFINITIONS
 from tests.waiting import wait_for
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
-from eelgrid_controller.engines.kubernetes.api.port import (
-    CUSTOM_RESOURCE_DEFINITIONS,
-    EVENTS,
-    POWER_POLICIES,
-    ObjectKey,
-)
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.port import EVENTS, POWER_POLICIES, ObjectKey
 from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower, PolicyRecords
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext

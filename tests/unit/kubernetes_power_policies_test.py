@@ -16,7 +16,7 @@ from eelgrid_controller.engines.kubernetes.model.power_policy import (
 )
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.state.policy_validation import find_policy_violations
+from eelgrid_controller.state.policy import find_policy_violations
 from eelgrid_protos.messages import (
     OBJECTIVES,
     BudgetScope,

@@ -10,13 +10,12 @@ import pytest
 from tests.waiting import wait_until
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterUnreachable, Conflict, StaleTerm
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.reconcilers import reconciler
-from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveWriter
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     ClusterContext,
     EventInbox,
@@ -26,6 +25,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     Result,
     WorkQueue,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.writers import MoveWriter
 
 LOG = logging.getLogger("eelgrid.test")
 
@@ -284,7 +284,7 @@ async def test_a_write_is_repeated_while_its_term_lasts_and_not_sent_after_it():
 async def test_an_eviction_that_is_not_sent_since_the_term_is_over_does_not_count_as_done():
     world = World()
     world.term = None
-    writer = MoveWriter(world.context, events=EventRecorder(None, identity="", clock=Clock(), log=LOG), log=LOG)
+    writer = MoveWriter(Follower(world.context))
     pod = Pod(uid="u", namespace="x", name="p", labels={}, annotations={})
     with pytest.raises(StaleTerm):
         await writer.evict([pod])

@@ -5,8 +5,13 @@ import random
 import pytest
 
 from eelgrid_controller.engines.kubernetes.api import errors
-from eelgrid_controller.engines.kubernetes.api.errors import error_of
-from eelgrid_controller.engines.kubernetes.api.retry import Backoff, RetryLimits, call_with_retries, is_retryable
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    Backoff,
+    RetryLimits,
+    call_with_retries,
+    error_of,
+    is_retryable,
+)
 
 BUSY = error_of(429, {"reason": "TooManyRequests"}, "patch x", "3")
 FAULT = error_of(503, {}, "patch x")

@@ -12,7 +12,7 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
 )
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
-from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
+from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import (
     LOWEST_DELETION_COST,
     ReplicaCounts,
     ScaleSubresourceWriter,
@@ -22,9 +22,9 @@ from eelgrid_controller.engines.kubernetes.pods.service_scaling import (
     build_service_status,
     format_duration,
     is_same_status,
+    max_surge,
     rejected_status,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import max_surge
 from eelgrid_protos.messages import LatencyMetric, ServiceStatus
 
 

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 from tests.gate_rig import check
 from tests.serving_rig import ServedApi, ServingSide, inference_service, play
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_DRAIN, DELETION_COST, LABEL_POOL
 from eelgrid_controller.engines.kubernetes.pods.migration import MoveMethod
-from eelgrid_controller.engines.kubernetes.pods.service_scaling import LOWEST_DELETION_COST
 from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import status_event
-from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders
+from eelgrid_controller.engines.kubernetes.reconcilers.inference_services import LOWEST_DELETION_COST
+from eelgrid_controller.engines.kubernetes.reconcilers.moves import MoveOrders
 from eelgrid_protos.messages import EnforcementMode, Move, Placement, PoolMode, ReplicaMove
 
 
@@ -36,7 +37,7 @@ def agree(api, side):
     """The core's places are just where the pods are."""
     places = sorted(one.node_name for one in side.workload.placements)
     assert places == sorted(pod["spec"]["nodeName"] for pod in api.pods_of())
-    side.core.state.validate()
+    check_invariants(side.core.state)
     check(api)
 
 

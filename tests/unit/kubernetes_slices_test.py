@@ -18,7 +18,8 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     WriteFailure,
 )
 from eelgrid_controller.engines.kubernetes.pods.intent import parse_slice_intent, requests_slices
-from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
+from eelgrid_controller.engines.kubernetes.reconcilers.mig_slices import (
     OfferedMigSlice,
     SliceOffer,
     SlicePlacement,
@@ -27,7 +28,6 @@ from eelgrid_controller.engines.kubernetes.pods.mig_slices import (
     choose_slices,
     select_fullest,
 )
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import parse_plan
 from eelgrid_protos.kubelet_api import PreferredAllocationRequest
 
 SMALL, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"

@@ -34,7 +34,7 @@ def box(cpu=None, gpus=None, *, name="c", policy=None, limits=None):
 def test_a_bare_object_is_a_pod():
     found = parse_pod({"metadata": {"name": "a", "uid": "u", "labels": None}, "spec": None})
     assert (found.name, found.uid, found.labels, found.owner, found.gates) == ("a", "u", {}, None, ())
-    assert not any([found.is_gated, found.is_managed, found.is_terminal, found.is_deleting, found.is_ready])
+    assert not any([found.is_gated, found.is_terminal, found.is_deleting, found.is_ready])
     assert found.requested == ResourceAmounts()
 
 
@@ -106,7 +106,7 @@ def test_everything_that_is_kept_of_a_pod():
     assert found.annotations == {"eelgrid.io/rate": "12"}
     assert found.owner == OwnerReference("apps/v1", "ReplicaSet", "llm-7d9f", "r1")
     assert found.owner.group == "apps"
-    assert (found.is_gated, found.is_managed, found.gates[0]) == (True, True, "kueue.x-k8s.io/admission")
+    assert (found.is_gated, found.gates[0]) == (True, "kueue.x-k8s.io/admission")
     assert (found.priority, found.phase, found.unscheduled, found.unscheduled_message) == (
         1000,
         "Pending",
@@ -226,7 +226,7 @@ def test_what_is_remembered_of_other_pods_changes_no_value():
         found = copy.deepcopy(rng.choice(pods))
         pod = parse_pod(found)
         assert parse_pod(found, shapes) == pod
-        seen.add((pod.requested, pod.constraint, pod.claims, pod.relations, pod.unjudged))
+        seen.add((pod.requested, pod.constraint, pod.claims, pod.relations))
     assert len(seen) > 16, "more shapes than are remembered"
 
 

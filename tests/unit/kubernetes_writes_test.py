@@ -20,11 +20,22 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     UngatePod,
     WriteFailure,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import EventRecorder
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import ClusterContext, Reconciler
+from eelgrid_controller.engines.kubernetes.reconcilers.writers import PodWriter
 
 KEY = PodKey("default", "p")
 LOG = logging.getLogger("eelgrid.test")
+
+
+class Writing(Reconciler[str]):
+    """Decides nothing; `leads` says whether a write may be sent."""
+
+    def __init__(self, context, leads):
+        super().__init__(context, "test")
+        self.leads = leads
+
+    async def reconcile(self, key):
+        raise NotImplementedError
 
 
 async def play(act, *, leads=lambda _: True):
@@ -34,17 +45,10 @@ async def play(act, *, leads=lambda _: True):
         cluster = fake.client(bounds=RequestLimits(request_s=0.5))
         await cluster.create(NODES, build_node("n"))
         held = await cluster.create(PODS, build_pod("p"))
-        writes = PodWriter(
-            cluster,
-            pods=lambda: {ObjectKey(*KEY): held},
-            leads=leads,
-            feed=fed.append,
-            events=EventRecorder(cluster, identity="me", clock=Clock(), log=LOG),
-            at_once=4,
-            clock=Clock(),
-            rng=random.Random(1),
-            log=LOG,
+        context = ClusterContext(
+            cluster=cluster, elector=None, identity="me", clock=Clock(), rng=random.Random(1), log=LOG
         )
+        writes = PodWriter(Writing(context, leads), pods=lambda: {ObjectKey(*KEY): held}, feed=fed.append)
         await act(writes, held, fake)
         return fed, await cluster.get(PODS, "p", namespace="default")
 

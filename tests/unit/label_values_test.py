@@ -15,9 +15,9 @@ from eelgrid_agent.enforce.rules import RefusalRule
 from eelgrid_agent.metrics.catalogue import CATALOGUE
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID
 from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.kubernetes_composition import WAIT_REASONS
 from eelgrid_controller.objectives.status import AttainmentVerdict
 from eelgrid_controller.server.metrics.catalogue import METRICS, PENDING_REASONS, PLAN_CHANGES
-from eelgrid_controller.server.metrics.kubernetes_metrics import WAIT_REASONS
 
 _METRIC = re.compile(r"(?<![\w:])(eelgrid_\w+)\{([^}]*)\}")
 _MATCHER = re.compile(r"""(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)\"""")

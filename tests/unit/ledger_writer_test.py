@@ -13,7 +13,7 @@ from eelgrid_controller.energy.store import ledger_writer
 from eelgrid_controller.energy.store.ledger_store import LedgerStore, open_ledger
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import LedgerError
-from eelgrid_controller.state.work_intervals import WorkInterval
+from eelgrid_controller.state.measurements import WorkInterval
 from eelgrid_protos.faults import FailedPrecondition, NotFound, Unavailable
 from eelgrid_protos.messages import EnergyOwner, OwnerKind
 

@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from eelgrid_controller.replay import openb_source as locating
+from eelgrid_controller.replay import trace_loading as locating
 from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceMissing
-from eelgrid_controller.replay.openb_source import (
-    NODE_LIST,
-    OpenbTrace,
-    TraceSearch,
-    TraceSource,
-    locate_openb,
-    synthesize_openb,
-)
+from eelgrid_controller.replay.openb import NODE_LIST
+from eelgrid_controller.replay.trace_loading import OpenbTrace, TraceSearch, TraceSource, locate_openb, synthesize_openb
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"n{i},64000,262144,2,P100\n" for i in range(10))
 TASKS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + "".join(f"p{i},1000,16,1,500\n" for i in range(30))

@@ -20,8 +20,7 @@ from eelgrid_controller.objectives.power.control_events import (
     SetPowerLimit,
 )
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow as JobWindow
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import BestEffort, Deadline, LimitPoint, MaxSlowdown, PowerCurve
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_protos.catalogue.loader import load_catalogue
 

@@ -13,7 +13,6 @@ from tests.builders.agent import SECOND, ManualClock, build_agent_node, build_de
 
 from eelgrid_agent.devices.port import LATENCY_BUCKETS_S as CALL_BOUNDS_S
 from eelgrid_agent.devices.port import CallLatencies, DeviceEvent, DeviceEventKind, DevicePort, GpuLostError
-from eelgrid_agent.devices.process.remote_device import RemoteDevice
 from eelgrid_agent.devices.sampler import ExtendedReadings, read_extended_readings
 from eelgrid_agent.energy.accounts import (
     EnergyAccount,
@@ -27,10 +26,11 @@ from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind, On
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.metering import EnergyMeasurement, UncertainEnergy
 from eelgrid_agent.metrics.access import MetricsError
-from eelgrid_agent.metrics.collector import AgentCollector, DriverProcessStatus, TimedDevice, summarize_latencies
+from eelgrid_agent.metrics.collector import AgentCollector, summarize_latencies, time_calls
 from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
 from eelgrid_agent.node.inventory import missing_gpu_readings, read_each_gpu
-from eelgrid_agent.simulation.spec import GpuSpec
+from eelgrid_agent.simulation.node import SimulatedNode
+from eelgrid_agent.simulation.spec import GpuSpec, NodeSpec
 from eelgrid_protos.messages import AbsenceReason, ConnectResponse, NodePlan
 from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, prefers_openmetrics
 
@@ -212,14 +212,15 @@ def test_the_guard_shows_its_plan_and_its_lease():
 def test_calls_are_timed_by_kind_failed_ones_too():
     clock, times = ManualClock(), CallLatencies()
 
-    class Slow:
+    class Slow(SimulatedNode):
         def read(self, uuid):
             clock.now_ns += 2_000_000
             if uuid == "lost":
                 raise GpuLostError("gone")
             return uuid
 
-    device = TimedDevice(Slow(), times, monotonic_ns=clock.monotonic_ns)
+    spec = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=())
+    device = time_calls(Slow(spec, monotonic_ns=clock.monotonic_ns, seed=1), times, monotonic_ns=clock.monotonic_ns)
     assert device.read("a") == "a"
     with pytest.raises(GpuLostError):
         device.read("lost")
@@ -233,7 +234,6 @@ def test_what_the_worker_does_and_costs_is_shown():
     class OneChild:
         starts_total, hangs_total, unkillable_count, hung_gpus, children = 3, 2, 1, ("GPU-1",), (os.getpid(), 2**31 - 1)
 
-    assert {name for name in vars(DriverProcessStatus) if not name.startswith("_")} <= set(vars(RemoteDevice))
     clock = ManualClock()
     collector = AgentCollector([], connections=lambda: 0, monotonic_ns=clock.monotonic_ns, worker=OneChild())
     found = collector.build_snapshot().agent.worker
@@ -244,7 +244,9 @@ def test_what_the_worker_does_and_costs_is_shown():
 
 def test_the_timed_port_has_every_call_of_the_port():
     calls = {name for name in vars(DevicePort) if not name.startswith("_")}
-    assert calls <= set(vars(TimedDevice))
+    spec, clock = NodeSpec(node_name="n", cpu_milli=1000, memory_bytes=2**30, gpus=()), ManualClock()
+    node = SimulatedNode(spec, monotonic_ns=clock.monotonic_ns, seed=1)
+    assert calls == set(vars(time_calls(node, CallLatencies(), monotonic_ns=clock.monotonic_ns)))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request
 
-from eelgrid_controller.placement.gpu_power import DEFAULT_BUSY_W, IDLE_SHARE, PriorPowerModel
+from eelgrid_controller.placement.power import DEFAULT_BUSY_W, IDLE_SHARE, PriorPowerModel
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import Gpu
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.core.migration import MoveRefused
+from eelgrid_controller.core.workloads import MoveRefused
+from eelgrid_controller.placement import migration_planner
 from eelgrid_controller.placement.migration_planner import recommend_moves
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadMoved, event_from_plain, event_to_plain
@@ -62,7 +64,7 @@ def test_two_halves_join_and_the_watts_are_those_of_the_model():
     # 500 milli of 150 W and a vCPU of 120/32 W, for a minute of an hour.
     assert move.restart_w == pytest.approx((75.0 + 3.75) / 60.0)
     assert found.gain_w == pytest.approx(found.before.cost_w - found.after.cost_w - move.restart_w)
-    core.state.validate()
+    check_invariants(core.state)
 
 
 def test_the_explanation_of_a_moved_replica_is_that_of_the_move():
@@ -187,7 +189,7 @@ def test_the_journal_with_moves_gives_the_same_state():
         replayed.apply(event_from_plain(kind, body))
     assert replayed.digest() == core.state.digest()
     assert ClusterState.load(core.state.dump()).digest() == core.state.digest()
-    replayed.validate()
+    check_invariants(replayed)
 
 
 def test_the_state_refuses_a_move_to_where_no_room_is_and_keeps_what_was():
@@ -202,7 +204,7 @@ def test_the_state_refuses_a_move_to_where_no_room_is_and_keeps_what_was():
         with pytest.raises(ContradictoryEvent):
             core.state.apply(WorkloadMoved(time_ns=3, workload_id="one", placements=(target,)))
         assert core.state.digest() == before
-        core.state.validate()
+        check_invariants(core.state)
 
 
 def test_equal_clusters_give_equal_recommendations_and_goals_differ_in_weights():
@@ -249,4 +251,24 @@ def test_a_later_move_may_use_what_an_earlier_one_freed_and_not_the_other_way_ro
         core.apply_moves(moves[::-1], now_ns=2)
     core.apply_moves(moves, now_ns=2)
     assert [places(core, key)[0][0] for key in ("one", "two")] == ["c", "a"]
-    core.state.validate()
+    check_invariants(core.state)
+
+
+def test_kinds_of_request_beyond_the_bound_stay_and_the_rest_is_booked_by_its_own_request(monkeypatch):
+    """A cluster may run more kinds of request than a search has rows for: the rarest do not move, no figure is wrong."""
+    core = two_halves()
+    core.register_node(build_node("c", gpus=2), now_ns=2)
+    core.submit(build_request(gpus=1, milli=600, key="rare", mobility=Mobility.MOVABLE), now_ns=2)
+    core.submit(build_request(gpus=1, milli=700, key="rarer", mobility=Mobility.MOVABLE), now_ns=2)
+    before_w = core.modelled_power_w()
+    monkeypatch.setattr(migration_planner, "REQUEST_KINDS_MOST", 1)
+    found = asked(core, moves_most=5)
+    assert found.moves
+    assert {move.workload_id for move in found.moves} <= {"one", "two"}
+    core.apply_moves(found.moves, now_ns=3)
+    assert found.after.power_w == pytest.approx(core.modelled_power_w())
+    assert sum(move.power_w for move in found.moves) == pytest.approx(before_w - core.modelled_power_w())
+    assert found.gain_w == pytest.approx(
+        found.before.cost_w - found.after.cost_w - sum(move.restart_w for move in found.moves)
+    )
+    check_invariants(core.state)

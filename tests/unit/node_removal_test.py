@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from tests.builders.cluster import build_batch, build_core, build_node, build_request
 from tests.builders.server import AgentStream, run_controller
+from tests.state_invariants import check_invariants
 from tests.waiting import wait_until
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.state.agent_liveness import (
     EXPIRY_CONFIRM_S,
     REGISTRATION_WINDOW_S,
@@ -28,7 +29,7 @@ from eelgrid_controller.state.events import (
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_controller.state.telemetry import Telemetry
-from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
+from eelgrid_controller.whatif.scenarios import ShadowPolicy
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import Aborted, FailedPrecondition, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (
@@ -69,7 +70,7 @@ def test_an_empty_node_is_removed_and_the_journal_replays_it():
     assert step.events == (NodesRemoved(time_ns=50, node_names=("a",), reason="operator"),)
     assert (list(core.state.nodes), step.nodes) == (["b"], frozenset())
     assert replayed([*events, *step.events]).digest() == core.state.digest()
-    core.state.validate()
+    check_invariants(core.state)
     with pytest.raises(NotFound):
         removed(core, "a")
 
@@ -100,7 +101,7 @@ def test_by_force_services_go_on_elsewhere_and_everything_else_on_the_node_ends(
     left = core.workload("service")
     assert (left.phase, left.spec.replicas, left.replicas_begun) == (WorkloadPhase.PLACED, 2, 4)
     assert {item.node_name for item in left.placements} == {"b"}
-    core.state.validate()
+    check_invariants(core.state)
 
 
 def test_by_force_a_gang_with_a_member_there_ends_and_what_waits_takes_its_room_elsewhere():
@@ -114,7 +115,7 @@ def test_by_force_a_gang_with_a_member_there_ends_and_what_waits_takes_its_room_
     assert core.workload("gang").phase is WorkloadPhase.CANCELLED
     assert core.workload("waits").placements[0].node_name == "b"
     assert "a" not in step.nodes
-    core.state.validate()
+    check_invariants(core.state)
 
 
 def test_a_node_that_holds_work_cannot_be_removed_by_an_event():
@@ -140,7 +141,7 @@ def test_after_removals_a_core_decides_as_one_that_was_made_again(seed):
             asked = build_request(gpus=draw.choice((1, 1, 2)), key=f"w{turn}")
             anew = Core(ClusterState.load(core.state.dump()), catalogue.load_catalogue())
             assert _placed(anew, asked, now_ns) == _placed(core, asked, now_ns)
-        core.state.validate()
+        check_invariants(core.state)
 
 
 def _placed(core, asked, now_ns):

@@ -5,7 +5,7 @@ from tests.unit.objectives_jobs_test import Training, ready
 
 from eelgrid_controller.objectives.promises import related_curves
 from eelgrid_controller.profiles.points import Configuration, Point
-from eelgrid_controller.state.profile_points import make_job_profile_name
+from eelgrid_controller.state.measurements import make_job_profile_name
 from eelgrid_protos.messages import MeasuredPoint
 
 

@@ -13,15 +13,16 @@ from eelgrid_controller.objectives.forecasts import (
     RETRAIN_RETRY_S,
     ForecastService,
     JobQuestion,
+    LearningFailed,
+    LearningProcess,
     ScaleQuestion,
     ServiceQuestion,
+    build_store,
 )
-from eelgrid_controller.objectives.learning_process import LearningFailed, LearningProcess
-from eelgrid_controller.profiles.conservative import build_store
 from eelgrid_controller.profiles.learning import learn_family
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_controller.profiles.prediction import ProfilePredictor
-from eelgrid_controller.state.profile_points import MeasuredPoints, make_profile_point
+from eelgrid_controller.state.measurements import MeasuredPoints, make_profile_point
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import MeasuredPoint
 

@@ -13,10 +13,10 @@ from eelgrid_controller.objectives.observation import ClusterObservation, Observ
 from eelgrid_controller.objectives.power.bandit import HISTORY_LIMITS_MOST, PickReason, start_search
 from eelgrid_controller.objectives.power.control_events import LimitPhase
 from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, WindowScatter
-from eelgrid_controller.objectives.power.training_promises import MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import MaxSlowdown
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.state.profile_points import make_job_profile_name
+from eelgrid_controller.state.measurements import make_job_profile_name
 from eelgrid_protos.messages import Placement, Policy, Workload, WorkloadPhase
 
 OWN = make_job_profile_name("j")
@@ -50,7 +50,7 @@ async def gone_on(folder, work, start_s, *, cycles=60, slower=1.0):
                 seen |= set(training.limits_w())
                 if world.control_loop.objectives_status.steering.jobs:
                     phases.append(standing(world).phase)
-            return seen, phases, world.control_loop.limit_count
+            return seen, phases, world.control_loop.counts.done["limit"]
 
 
 async def test_a_restart_goes_on_at_the_limit_that_was_found_and_tries_nothing_again(tmp_path):
@@ -88,7 +88,7 @@ async def test_what_was_kept_is_no_lesson_for_others_and_ends_with_the_job():
         assert world.control_loop._desk._jobs._relatives[1].get("G2", ()) == ()
         await world.loop.cancel("j")
         assert OWN not in world.loop.core.state.points
-        assert world.loop.core.state.points.count == 0
+        assert world.loop.core.state.points._count == 0
 
 
 def placed(key="j"):

@@ -7,7 +7,7 @@ from tests.builders.objectives import build_powered_node, build_training_job, ru
 from tests.builders.server import MemoryJournal
 
 from eelgrid_controller.objectives.power.control_events import LimitPhase
-from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound
+from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
 from eelgrid_controller.runtime.scraper import parse_samples
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import BudgetScope, EnergyPrices, MetricsServer, MetricsSource, PowerBudget, PricePeriod
@@ -79,7 +79,7 @@ async def test_all_gpus_of_a_gang_on_two_nodes_get_the_same_limit():
         training = Training(world)
         await training.run(60, nodes=("n1", "n2"))
         assert {name for name, _ in training.uuids()} == {"n1", "n2"}
-        assert world.control_loop.limit_count >= 1
+        assert world.control_loop.counts.done["limit"] >= 1
         assert len(set(training.limits_w())) == 1
         assert standing(world).limit_w == training.limits_w()[0]
 

@@ -7,8 +7,7 @@ from tests.builders.objectives import build_powered_node, build_training_job, ru
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.control_loop import MonotonicUnixClock
-from eelgrid_controller.objectives.observation import node_readings, unmanaged_draw
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.observation import ObjectiveSettings, node_readings, unmanaged_draw
 from eelgrid_protos import catalogue
 
 

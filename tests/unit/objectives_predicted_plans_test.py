@@ -3,19 +3,24 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.builders.objectives import build_service, build_training_job
 from tests.builders.profiles import build_engine_points
 
-from eelgrid_controller.objectives.forecasts import JobQuestion, LimitCurve, ProfileForecast, ServiceQuestion
+from eelgrid_controller.objectives.forecasts import (
+    ConservativePoint,
+    JobQuestion,
+    LimitCurve,
+    ProfileForecast,
+    ServiceQuestion,
+)
 from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.predicted_plans import CURVE_POINTS, OUTSIDE_WINDOWS, PredictedPlans
 from eelgrid_controller.objectives.services.autoscaler import ScalerPhase
-from eelgrid_controller.profiles.conservative import ConservativePoint
 from eelgrid_controller.profiles.points import Configuration, EstimateBasis, LogRatio, Point, ProfileEstimate
-from eelgrid_controller.state.profile_points import make_profile_point
+from eelgrid_controller.state.measurements import make_profile_point
 from eelgrid_protos.messages import LatencyMetric, LatencyObjective, Workload, WorkloadPhase
 
 ELSEWHERE = tuple(make_profile_point(one) for one in build_engine_points(model="G3"))
@@ -114,6 +119,7 @@ def standing(at_s, factor, error=0.05):
 
 
 @given(st.lists(st.sampled_from([0.3, 0.8, 1.0, 1.04, 1.5]), max_size=40))
+@example([0.3] * 8)
 def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
     """The interval is a factor of 1.25 either way, so that slowness may be 0.64 to 1 of the safe side."""
     foreseen, plan = of_service(WHOLE)
@@ -125,7 +131,7 @@ def test_withdrawn_exactly_when_enough_windows_in_a_row_lie_outside(factors):
         said = foreseen.check_services([standing(float(at), factor)], {"s": plan})
         assert bool(said) == (first == at)
         if said:
-            again = foreseen.service("s", workload(build_service("s")), ["G2"], ELSEWHERE)
+            again = foreseen.plan_service("s", workload(build_service("s")), ["G2"], ELSEWHERE)
             assert again.in_use is None
             assert "is withdrawn" in again.basis
             scaled = [one for one in again.points if one.configuration.gpu_model == "G2"]

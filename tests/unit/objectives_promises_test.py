@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders.objectives import build_metrics_window
 
-from eelgrid_controller.objectives.policy_budgets import NodePowerDraw, nearest_budgets, policy_budgets, policy_tariff
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.observation import ObjectiveSettings
+from eelgrid_controller.objectives.power.budgets import NodePowerDraw, nearest_budgets, policy_budgets
+from eelgrid_controller.objectives.power.power_model import BestEffort, Deadline, MaxSlowdown
+from eelgrid_controller.objectives.power.tariffs import policy_tariff
 from eelgrid_controller.objectives.promises import (
-    TokensWithFirstTokenWatch,
     job_holdings,
     job_promise,
     metric_urls,
@@ -21,16 +22,14 @@ from eelgrid_controller.objectives.promises import (
 )
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution
-from eelgrid_controller.objectives.services.service_model import RequestService
-from eelgrid_controller.objectives.settings import ObjectiveSettings
-from eelgrid_controller.placement.gpu_power import (
+from eelgrid_controller.objectives.services.service_model import RequestService, TokenService
+from eelgrid_controller.placement.power import (
     LIMITS_WANTED,
     PowerLimitRange,
     find_power_limit_range,
     list_limit_choices,
 )
-from eelgrid_controller.profiles.errors import InvalidServingValue
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, Point
 from eelgrid_controller.profiles.queueing_model import UNCORRECTED
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import (
@@ -111,7 +110,7 @@ def test_tokens_are_planned_with_the_curve_of_one_configuration():
 def test_the_first_token_is_watched_though_not_planned():
     points = [point(1000.0 * n, batch=n, latency=((0.95, 0.01),)) for n in (1, 2, 4)]
     made = service_target(service(tokens(FIRST, INTER)), ["A100"], points, SETTINGS)
-    assert isinstance(made.model, TokensWithFirstTokenWatch)
+    assert isinstance(made.model, TokenService)
     assert made.model.needed_replicas(10.0, UNCORRECTED, 8) >= 1
     slow = LiveDistribution((0.5, 2.0, float("inf")), (0.0, 100.0, 100.0))
     fast = LiveDistribution((0.5, 2.0, float("inf")), (100.0, 100.0, 100.0))

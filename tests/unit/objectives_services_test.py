@@ -51,7 +51,7 @@ async def test_a_service_grows_under_load_and_shrinks_after_it():
         assert standing(world).serving == grown
         await rounds(world, 30, 5.0)
         assert world.replicas("s") == 1
-        assert world.control_loop.scale_count >= 2
+        assert world.control_loop.counts.done["scale"] >= 2
 
 
 async def test_pools_that_are_observed_get_advice_and_nothing_is_done():

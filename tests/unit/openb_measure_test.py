@@ -10,8 +10,8 @@ from bench.openb import measure, published, report
 from bench.openb.measure import Bounds
 
 from eelgrid_controller.replay.csv_reader import TraceMalformed
+from eelgrid_controller.replay.openb import NODE_LIST
 from eelgrid_controller.replay.openb_protocol import TraceFleet
-from eelgrid_controller.replay.openb_source import NODE_LIST
 from eelgrid_controller.replay.run_statistics import GRID, ArrivalCurves
 
 

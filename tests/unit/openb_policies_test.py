@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.openb import traces
 from bench.openb.published import plain_policy
 
 from eelgrid_controller.replay import openb_protocol
-from eelgrid_kernels import baselines, fleet_simulation
+from eelgrid_kernels import baselines, simulation
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "openb"
 PUBLISHED = DATA / "published" / "fgd_allocation.csv"
@@ -52,15 +53,15 @@ def published():
 
 @cache
 def trace(name):
-    return openb_protocol.load_trace(DATA, name)
+    return traces.load_trace(DATA, name)
 
 
 def allocated_pct(of, name, seed):
     """Percent of GPU capacity allocated when 100 % and 130 % have arrived."""
     policy, order = baselines.find_policy(name), openb_protocol.arrival_order(of, seed)
     rank = openb_protocol.node_order(of, seed)
-    empty = fleet_simulation.build_empty_engine(of.fleet, of.specs, of.typical, rank, policy)
-    ran = fleet_simulation.simulate_arrivals(empty, order)
+    empty = simulation.build_empty_engine(of.fleet, of.specs, of.typical, rank, policy)
+    ran = simulation.simulate_arrivals(empty, order)
     full = int(np.searchsorted(ran.arrived_milli, of.fleet.gpu_milli, side="right")) - 1
     return [100 * int(ran.allocated_milli[moment]) / of.fleet.gpu_milli for moment in (full, -1)]
 

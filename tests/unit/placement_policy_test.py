@@ -10,7 +10,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.placement.planner import Planner, derive_random_seed
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_kernels.baselines import find_policy
-from eelgrid_kernels.fleet_simulation import SimulatedFleet
+from eelgrid_kernels.simulation import SimulatedFleet
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import OBJECTIVES, Policy

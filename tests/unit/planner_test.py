@@ -8,8 +8,8 @@ from tests import naive
 from tests.builders.cluster import build_core, build_naive_cluster, build_naive_task, build_node, build_request
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.placement.snapshot import SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tests.builders.cluster import build_batch, build_node, build_request
 from tests.builders.server import AgentStream, MemoryJournal, run_controller
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.core.recovery import recover_state
@@ -146,8 +147,8 @@ def test_entries_and_the_checkpoint_of_an_old_journal_heal_alike() -> None:
     assert {name: record.inventory for name, record in one.state.nodes.items()} == {
         name: record.inventory for name, record in other.state.nodes.items()
     }
-    one.state.validate()
-    other.state.validate()
+    check_invariants(one.state)
+    check_invariants(other.state)
 
 
 def test_an_event_that_could_not_be_read_back_changes_nothing() -> None:
@@ -326,7 +327,7 @@ def test_a_gang_goes_where_the_plans_of_half_full_nodes_have_room() -> None:
     assert len(core.state.nodes["n1"].assignments) == ASSIGNMENTS_MOST
     core.cancel("g0", now_ns=22)
     assert core.state.workloads["last"].phase is WorkloadPhase.PLACED
-    core.state.validate()
+    check_invariants(core.state)
 
 
 class RefusingRecord(NodeRecord):
@@ -348,7 +349,7 @@ def test_a_place_that_the_ledger_refuses_costs_nobody_else_anything() -> None:
     submitted = core.submit(build_request("later"), now_ns=5).result
     for workload in (core.state.workloads["waits"], submitted):
         assert (workload.phase, workload.reason) == (WorkloadPhase.PENDING, CONTRADICTED_REASON)
-    core.state.validate()
+    check_invariants(core.state)
 
 
 # 6. Sizes

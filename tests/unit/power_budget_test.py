@@ -11,7 +11,7 @@ from bench.fault_world import CrashPoints
 from tests.fakes.power_device import FakeMachine, FakePart
 from tests.power_rig import Rig, SimulatedMachine, fake, plan_of, setting, simulated
 
-from eelgrid_agent.enforce.guard.power_budget import BudgetState, DeviceDraw, step_budget
+from eelgrid_agent.enforce.guard.core import BudgetState, DeviceDraw, step_budget
 from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
 from eelgrid_agent.node.enforcement_loop import BudgetNotEnforceable, check_budget_reach
 from eelgrid_protos.messages import ApplyStatus, Gpu, NodeEventKind

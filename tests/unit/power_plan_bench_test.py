@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from bench.powercap.__main__ import AboveOracle, checked, main
 from bench.powercap.bound import most_throughput
+from bench.powercap.certified import allocate_certified
 from bench.powercap.fleet import draw
 from bench.powercap.peers import PEERS, exceeded, throughput
 from bench.powercap.single import POLICIES, Outcome, carried_out, ceiling
@@ -13,7 +14,7 @@ from bench.powercap.transitions import lived_through
 from bench.powercap.zeus import BASELINES, Data, NotThere, baseline_runs, load, relatives
 from tests.tables import read_csv
 
-from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal, allocate_limits
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
 from eelgrid_controller.objectives.power.power_model import PowerLaw
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "zeus_nsdi23"
@@ -130,12 +131,12 @@ def test_epochs_are_the_median_of_the_seeds_that_reach_the_target(data):
 def test_peers_keep_budgets_and_the_watch_sees_who_does_not(data, tree):
     fleet = draw(data, 1, 0.6, nodes=6, tree=tree)
     bound = most_throughput(fleet.jobs, fleet.budgets)
-    given = allocate_limits(fleet.jobs, fleet.budgets, AllocationGoal.THROUGHPUT)
+    given = allocate_certified(fleet.jobs, fleet.budgets, AllocationGoal.THROUGHPUT)
     assert given.bound == pytest.approx(bound)  # two programs, one bound
     for peer in PEERS.values():
         limits = peer(fleet.jobs, fleet.budgets)
         assert exceeded(fleet.jobs, fleet.budgets, limits) == {}
-        assert throughput(fleet.jobs, limits) <= given.value + 1e-9
+        assert throughput(fleet.jobs, limits) <= given.found.value + 1e-9
     everything = {job.name: job.curve.limits_w[-1] for job in fleet.jobs}
     assert exceeded(fleet.jobs, fleet.budgets, everything)["cluster"] > 0.0
     assert throughput(fleet.jobs, everything) == pytest.approx(len(fleet.jobs))

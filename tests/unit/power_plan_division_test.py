@@ -4,6 +4,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from bench.powercap.certified import allocate_certified, is_feasible, solve_exact, solve_relaxation
 
 from eelgrid_controller.objectives.power.budgets import BudgetTooSmall, BudgetTree, InvalidBudget, PowerBudgetNode
 from eelgrid_controller.objectives.power.limit_allocation import (
@@ -18,13 +19,16 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     drop_dominated,
     greedy_choice,
     improve_choice,
-    is_feasible,
-    solve_exact,
-    solve_relaxation,
     total_value,
 )
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, InvalidPromise, MaxSlowdown
+from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
+    InvalidPromise,
+    LimitPoint,
+    MaxSlowdown,
+    PowerCurve,
+)
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0)
 
@@ -73,9 +77,9 @@ def test_small_cases_are_solved_exactly_and_the_bound_holds(seed, want):
     jobs, budgets = case(seed)
     sack = build_knapsack(jobs, budgets, want)
     best = brute(sack)
-    division = allocate_limits(jobs, budgets, want)
-    assert division.bound >= best - 1e-7
-    near = 2e-3 * abs(division.bound)  # the search stops there
+    division, bound = allocate_certified(jobs, budgets, want)
+    assert bound >= best - 1e-7
+    near = 2e-3 * abs(bound)  # the search stops there
     assert division.value >= best - near - 1e-9
     assert total_value(sack, solve_exact(sack)) == pytest.approx(best, abs=1e-6)
     assert all(used <= room + 1e-5 for used, room in zip(division.used_w, budgets.available_w(), strict=True))
@@ -97,8 +101,8 @@ def test_more_watts_never_lose_throughput_at_the_bound_and_all_fit_when_there_ar
     jobs, _ = case(3, jobs=10)
     bounds, values = [], []
     for room in (1.0, 1.2, 1.5, 2.0, 2.5):
-        division = allocate_limits(jobs, case(3, jobs=10, room=room)[1], AllocationGoal.THROUGHPUT)
-        bounds.append(division.bound)
+        division, bound = allocate_certified(jobs, case(3, jobs=10, room=room)[1], AllocationGoal.THROUGHPUT)
+        bounds.append(bound)
         values.append(division.value)
     assert bounds == sorted(bounds)
     assert values[-1] == pytest.approx(sum(job.weight for job in jobs))
@@ -107,9 +111,9 @@ def test_more_watts_never_lose_throughput_at_the_bound_and_all_fit_when_there_ar
 
 def test_the_order_of_jobs_does_not_matter_to_the_value():
     jobs, budgets = case(5, jobs=9)
-    forth = allocate_limits(jobs, budgets, AllocationGoal.THROUGHPUT)
-    back = allocate_limits(jobs[::-1], budgets, AllocationGoal.THROUGHPUT)
-    assert forth.value == pytest.approx(back.value, rel=2e-3)
+    forth = allocate_certified(jobs, budgets, AllocationGoal.THROUGHPUT)
+    back = allocate_certified(jobs[::-1], budgets, AllocationGoal.THROUGHPUT)
+    assert forth.found.value == pytest.approx(back.found.value, rel=2e-3)
     assert forth.bound == pytest.approx(back.bound)
 
 
@@ -163,8 +167,8 @@ def test_a_hull_has_falling_slopes_and_nothing_above_it():
 
 
 def test_nothing_to_divide():
-    division = allocate_limits([], BudgetTree([PowerBudgetNode("row", 10.0)]), AllocationGoal.THROUGHPUT)
-    assert (division.given, division.value, division.bound, division.used_w) == ((), 0.0, 0.0, (0.0,))
+    division, bound = allocate_certified([], BudgetTree([PowerBudgetNode("row", 10.0)]), AllocationGoal.THROUGHPUT)
+    assert (division.given, division.value, bound, division.used_w) == ((), 0.0, 0.0, (0.0,))
 
 
 def test_a_gpu_under_a_budget_twice_counts_once():

@@ -17,8 +17,16 @@ from eelgrid_controller.objectives.power.bandit import (
     step_search,
 )
 from eelgrid_controller.objectives.power.estimates import LimitPrior, LimitRatio, MeasurementWindow
-from eelgrid_controller.objectives.power.power_model import InvalidCurve, LimitPoint, PowerCurve, PowerLaw
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, choose_limit
+from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
+    InvalidCurve,
+    LimitPoint,
+    MaxSlowdown,
+    PowerCurve,
+    PowerLaw,
+    choose_limit,
+)
 
 LIMITS_W = (100.0, 150.0, 200.0, 250.0, 300.0)
 LAW = PowerLaw(free_w=280.0, roundness=4.0, floor_s=10.0, clocked=0.06, steepness=3.0)

@@ -5,12 +5,13 @@ import pytest
 from bench.powercap.mixture import choose_mixture
 from scipy.optimize import linprog
 
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve
-from eelgrid_controller.objectives.power.training_promises import (
+from eelgrid_controller.objectives.power.power_model import (
     BestEffort,
     Deadline,
     InvalidPromise,
+    LimitPoint,
     MaxSlowdown,
+    PowerCurve,
     choose_limit,
 )
 

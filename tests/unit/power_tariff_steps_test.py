@@ -10,6 +10,7 @@ from eelgrid_controller.objectives.power.tariffs import (
     WEEK_S,
     EnergyTariff,
     InvalidTariff,
+    PriceHorizon,
     PriceSlice,
     StepFunction,
     schedule_limits,
@@ -77,11 +78,13 @@ def test_slices_are_cut_where_the_cost_changes_and_nowhere_else():
 
 
 def test_the_weight_is_relative_to_the_mean_of_what_comes():
-    tariff = EnergyTariff(StepFunction((0.0, 43_200.0), (1.0, 3.0)))
-    assert (tariff.price_weight(0.0), tariff.price_weight(50_000.0)) == (0.5, 1.5)
-    assert EnergyTariff(StepFunction((0.0,), (0.0,))).price_weight(0.0) == 1.0
-    assert EnergyTariff(StepFunction((0.0, 60.0), (5.0, -1.0))).price_weight(0.0) == 1.0  # the mean is below 0
-    assert EnergyTariff(StepFunction((0.0, 60.0), (-1.0, 5.0))).price_weight(0.0) == 0.0
+    prices = PriceHorizon(EnergyTariff(StepFunction((0.0, 43_200.0), (1.0, 3.0))), DAY_S)
+    assert (prices.price_weight(0.0), prices.price_weight(50_000.0)) == (0.5, 1.5)
+    assert PriceHorizon(EnergyTariff(StepFunction((0.0,), (0.0,))), DAY_S).price_weight(0.0) == 1.0
+    assert (
+        PriceHorizon(EnergyTariff(StepFunction((0.0, 60.0), (5.0, -1.0))), DAY_S).price_weight(0.0) == 1.0
+    )  # the mean is below 0
+    assert PriceHorizon(EnergyTariff(StepFunction((0.0, 60.0), (-1.0, 5.0))), DAY_S).price_weight(0.0) == 0.0
 
 
 def test_work_is_done_where_energy_is_cheap():

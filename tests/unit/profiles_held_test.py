@@ -16,11 +16,17 @@ from tests.builders.profiles import (
     read_catalogue,
 )
 
-from eelgrid_controller.profiles.errors import ImpossibleReading, UnknownSlice, UnreadableRecord
 from eelgrid_controller.profiles.features import COLUMNS_MOST, FeaturePoint, fit_frame
 from eelgrid_controller.profiles.gaussian_process import COORDINATES
 from eelgrid_controller.profiles.learning import learn_family
-from eelgrid_controller.profiles.points import Configuration, EstimateBasis, Point
+from eelgrid_controller.profiles.points import (
+    Configuration,
+    EstimateBasis,
+    ImpossibleReading,
+    Point,
+    UnknownSlice,
+    UnreadableRecord,
+)
 from eelgrid_controller.profiles.profile_service import (
     RECORD_FORMAT,
     RELEARN_GROWTH,
@@ -40,12 +46,12 @@ def _held():
 
 def test_points_go_in_and_answers_come_out():
     held = ProfileService(read_catalogue())
-    assert held.workload_provenance("w") is None
+    assert held.snapshot().profiles == {}
     assert held.families_due() == ()
     for second, how in enumerate(list_configurations()):
         held.add_workload(ProfiledWorkload("middle", FAMILY)) if second == 0 else None
         held.observe(build_lawful_point("middle", how), float(second))
-    assert held.workload_provenance("middle").readings == 24
+    assert held.snapshot().profiles["middle"].readings == 24
     assert held.predict("middle", WHOLE).throughput_hz is None  # nothing was learned, and limits differ
     assert held.families_due() == (FAMILY,)
     held.adopt_family(learn_family(held.snapshot(), FAMILY, read_catalogue()))
@@ -180,7 +186,7 @@ def test_the_daemon_answers_without_scikit_learn():
     """What it imports at its start, reads back what a child has learned and predicts loads none of it."""
     code = """
 import json, sys
-import eelgrid_controller.composition, eelgrid_controller.objectives.learning_process
+import eelgrid_controller.composition, eelgrid_controller.objectives.forecasts
 from eelgrid_controller.profiles.profile_service import ProfileService
 from eelgrid_controller.profiles.points import Configuration
 from eelgrid_protos.catalogue.loader import load_catalogue

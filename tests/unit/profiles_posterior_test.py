@@ -6,14 +6,6 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from eelgrid_controller.profiles.conformal import NORMAL_90, ConformalCalibration, merge_scores, summarize_scores
-from eelgrid_controller.profiles.family_kernel import (
-    FamilyKernel,
-    SurfaceKernel,
-    count_parameters,
-    fit_regressor,
-    maximize_likelihood,
-)
 from eelgrid_controller.profiles.features import FeaturePoint, fit_frame
 from eelgrid_controller.profiles.gaussian_process import (
     CONFIGURATION,
@@ -26,7 +18,21 @@ from eelgrid_controller.profiles.gaussian_process import (
     initial_covariance,
     prior_variance,
 )
-from eelgrid_controller.profiles.surfaces import WorkloadSample, build_evidence
+from eelgrid_controller.profiles.learning import (
+    FamilyKernel,
+    SurfaceKernel,
+    count_parameters,
+    fit_regressor,
+    maximize_likelihood,
+)
+from eelgrid_controller.profiles.surfaces import (
+    NORMAL_90,
+    ConformalCalibration,
+    WorkloadSample,
+    build_evidence,
+    merge_scores,
+    summarize_scores,
+)
 
 SCALE = 0.7
 NUMBERS, NAMES, TRAITS = 2, 1, 1

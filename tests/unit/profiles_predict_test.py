@@ -16,20 +16,28 @@ from tests.builders.profiles import (
 )
 
 from eelgrid_controller.profiles import prediction, prior
-from eelgrid_controller.profiles.errors import ImpossibleReading, NothingToLearnFrom, UnknownSlice
 from eelgrid_controller.profiles.features import locate_configuration
-from eelgrid_controller.profiles.grid import build_grid, interpolate_grid
 from eelgrid_controller.profiles.learning import learn_family
 from eelgrid_controller.profiles.points import (
     POWER,
     THROUGHPUT,
     Configuration,
     EstimateBasis,
+    ImpossibleReading,
+    NothingToLearnFrom,
     Point,
     ProfileEstimate,
+    UnknownSlice,
     latency_quantity,
 )
-from eelgrid_controller.profiles.prediction import ProfilePredictor, clip_power, fits_memory, monotone_latencies
+from eelgrid_controller.profiles.prediction import (
+    ProfilePredictor,
+    build_grid,
+    clip_power,
+    fits_memory,
+    interpolate_grid,
+    monotone_latencies,
+)
 from eelgrid_controller.profiles.store import ProfileReading, ProfileStore
 
 WHOLE = Configuration(A100, batch=16)

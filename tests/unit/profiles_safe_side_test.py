@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.builders.profiles import A100, FAMILY, SIZES, build_lawful_point, learn_laws, measure_store, read_catalogue
 
-from eelgrid_controller.profiles.conservative import (
+from eelgrid_controller.objectives.forecasts import (
     INTERVAL_RATIO_MOST,
     QUESTIONS_PER_PROFILE_MOST,
     SERVED,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import build_core, build_node, build_request
 
-from eelgrid_controller.placement.pending_diagnosis import PendingCase, describe_nearest_fit
+from eelgrid_controller.placement.explanations import PendingCase, describe_nearest_fit
 from eelgrid_protos.codec import decode_message, encode_message
 from eelgrid_protos.messages import Explanation, Weights
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.openb import traces
 
 from eelgrid_controller.replay import openb_protocol
 from eelgrid_controller.replay.csv_reader import TraceError, TraceMalformed, TraceMissing
-from eelgrid_controller.replay.openb import TraceNode, TraceTask
-from eelgrid_controller.replay.openb_source import NODE_LIST, synthesize_openb, task_list_name
+from eelgrid_controller.replay.openb import NODE_LIST, TraceNode, TraceTask, task_list_name
+from eelgrid_controller.replay.trace_loading import synthesize_openb
 from eelgrid_protos.quantities import MIB
 
 DATA = Path(os.environ.get("EELGRID_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
@@ -174,26 +175,26 @@ def folder(tmp_path):
 
 
 def test_any_list_of_the_format_is_a_trace(folder):
-    assert openb_protocol.trace_names(folder) == openb_protocol.trace_names(folder / "csv") == ("mine",)
-    trace = openb_protocol.load_trace(folder, "mine")
+    assert traces.trace_names(folder) == traces.trace_names(folder / "csv") == ("mine",)
+    trace = traces.load_trace(folder, "mine")
     assert (trace.name, trace.specs.gpu_milli.tolist(), trace.models) == ("mine", [460], ("P100",))
 
 
 def test_errors_say_where_and_what_else_there_is(folder, tmp_path_factory):
     with pytest.raises(TraceMissing, match=r"'other'.*mine"):
-        openb_protocol.load_trace(folder, "other")
+        traces.load_trace(folder, "other")
     with pytest.raises(TraceMissing, match=NODE_LIST):
-        openb_protocol.load_trace(tmp_path_factory.mktemp("empty"), "mine")
+        traces.load_trace(tmp_path_factory.mktemp("empty"), "mine")
     (folder / "csv" / task_list_name("mine")).write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1,1,1,x\n")
     with pytest.raises(TraceError, match=r"openb_pod_list_mine\.csv, line 2, column gpu_milli"):
-        openb_protocol.load_trace(folder, "mine")
+        traces.load_trace(folder, "mine")
 
 
 @pytest.mark.parametrize(("name", "classes"), [("default", 35), ("gpuspec33", 124)])
 def test_the_mix_of_the_published_traces(name, classes):
     if not (DATA / "openb" / "csv" / task_list_name(name)).is_file():
         pytest.skip(f"{task_list_name(name)} is not here; set EELGRID_DATA to the folder of published data")
-    trace = openb_protocol.load_trace(DATA, name)
+    trace = traces.load_trace(DATA, name)
     assert len(trace.typical.spec) == classes
     assert trace.fleet.gpu_milli == 6_212_000
     order = openb_protocol.arrival_order(trace, 42)

@@ -19,7 +19,7 @@ from eelgrid_controller.cli.errors import CliError
 from eelgrid_controller.cli.frontier import _write as write_frontier
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table
 from eelgrid_controller.cli.report import ReportSection, render_report
-from eelgrid_controller.replay.results import ResultTable, TableFormat, table_writer
+from eelgrid_controller.replay.policy_comparison import ResultTable, TableFormat, table_writer
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages import EnergyGroup, EnergySpent, QueryEnergyResponse, ReasonCount, Summary
 from eelgrid_protos.safe_text import escape_csv_cell, escape_json, escape_text, escape_text_line

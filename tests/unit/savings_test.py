@@ -12,7 +12,7 @@ from tests.unit import slices_event_test
 from tests.waiting import wait_until
 
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.server import savings_monitor
 from eelgrid_controller.server.savings_monitor import SavingsMonitor
 from eelgrid_protos import catalogue

@@ -10,8 +10,14 @@ import pytest
 from tests.fakes.metrics_servers import Listener, Replica, answer
 
 from eelgrid_controller.objectives.service_observer import ScrapeWindows, required_names
-from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, ScrapeRound, ScrapeTarget
-from eelgrid_controller.objectives.services.service_metrics import SERVER_NAMES, generic_names, server_metric_names
+from eelgrid_controller.objectives.services.service_metrics import (
+    SERVER_NAMES,
+    ExpositionPage,
+    ScrapeRound,
+    ScrapeTarget,
+    generic_names,
+    server_metric_names,
+)
 from eelgrid_controller.runtime.scraper import (
     PAGES_MOST,
     FetchError,

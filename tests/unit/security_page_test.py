@@ -7,7 +7,6 @@ import pytest
 
 from eelgrid_agent.node.node_service import METHOD_ROLES as NODE_NEEDS
 from eelgrid_controller.core import core
-from eelgrid_controller.runtime import audit_table
 from eelgrid_controller.runtime.access_control import REQUIRED_ROLES
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state import agent_liveness
@@ -55,7 +54,3 @@ def test_the_calls_of_the_agents_own_api_are_named():
 def test_limits_are_those_of_the_code(what, limit):
     (shown,) = (row[1] for row in table_of(PAGE.partition("## Limits")[2]) if row[0] == what)
     assert shown.startswith(f"{limit:,}")
-
-
-def test_what_a_configuration_has_by_default_is_what_the_table_keeps():
-    assert ControllerConfig(data=Path()).audit_rows_most == audit_table.AUDIT_ROWS_MOST

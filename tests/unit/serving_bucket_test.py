@@ -13,23 +13,21 @@ from eelgrid_controller.objectives.services.autoscaler import (
     on_window,
     start_autoscaler,
 )
-from eelgrid_controller.objectives.services.calibration import (
+from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile
+from eelgrid_controller.objectives.services.service_model import (
     DOUBT_LEAST,
     HALF_LIFE_S,
     ServiceCalibration,
     SlownessSample,
-    calibration_factor,
-    sample_quantile,
-    sample_slowness,
-    update_calibration,
-)
-from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile
-from eelgrid_controller.objectives.services.service_model import (
     TokenCurve,
     TokenDemand,
     TokenService,
+    calibration_factor,
     inter_token_latency,
+    sample_quantile,
+    sample_slowness,
     token_rate_hz,
+    update_calibration,
 )
 from eelgrid_controller.profiles.queueing_model import ArrivalProcess, QuantileObjective, ServiceStation, SlownessFactor
 

@@ -8,16 +8,16 @@ import math
 
 import pytest
 
-from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
 from eelgrid_controller.objectives.services.service_metrics import (
     SERVER_NAMES,
     LiveDistribution,
     ScrapePair,
     generic_names,
+    parse_exposition,
     server_metric_names,
     service_window,
 )
-from eelgrid_controller.profiles.errors import InvalidServingValue, MetricsUnreadable
+from eelgrid_controller.profiles.points import InvalidServingValue, MetricsUnreadable
 
 
 def histogram(name, counts, labels="", borders=("0.1", "0.2", "0.4", "+Inf")):
@@ -300,12 +300,12 @@ def test_half_a_page_is_refused(text, line):
 
 
 def test_bounds(monkeypatch):
-    from eelgrid_controller.objectives.services import prometheus_text
+    from eelgrid_controller.objectives.services import service_metrics
 
-    monkeypatch.setattr(prometheus_text, "SAMPLES_MOST", 2)
+    monkeypatch.setattr(service_metrics, "SAMPLES_MOST", 2)
     with pytest.raises(MetricsUnreadable, match="more than 2 samples"):
         parse_exposition("a 1\nb 2\nc 3", 0.0)
-    monkeypatch.setattr(prometheus_text, "BYTES_MOST", 3)
+    monkeypatch.setattr(service_metrics, "BYTES_MOST", 3)
     with pytest.raises(MetricsUnreadable, match="bytes"):
         parse_exposition("a 1\nb 2", 0.0)
 

@@ -8,31 +8,41 @@ import pytest
 from bench.llm.queue_simulation import Queue, simulate, times
 from bench.llm.queues import QUANTILES, grid, missed
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration, ServingError
-from eelgrid_controller.profiles.points import Configuration, Point
+from eelgrid_controller.profiles.points import (
+    Configuration,
+    InvalidServingValue,
+    NoFeasibleConfiguration,
+    Point,
+    ServingError,
+)
 from eelgrid_controller.profiles.queueing_model import (
     MODEL_ERROR,
     ArrivalProcess,
     QuantileObjective,
     ServiceStation,
     SlownessFactor,
+    _waiting_time,
     erlang_c,
     keeps_objective,
     largest_rate_hz,
     latency_quantile,
     least_replicas,
-    mean_wait_s,
     response_tail,
     station_from_point,
-    wait_plus_lognormal,
 )
-from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
+from eelgrid_kernels.simulation import BatchServers, simulate_queue
 
 
 def _sum_erlang_c(servers, load):
     """The formula as it is written in books."""
     last = load**servers / math.factorial(servers) * servers / (servers - load)
     return last / (sum(load**k / math.factorial(k) for k in range(servers)) + last)
+
+
+def mean_wait_s(station, arrivals):
+    """Mean wait before service, batches of one; infinite at and past saturation."""
+    wait = _waiting_time(station, arrivals)
+    return math.inf if wait is None else wait.share / wait.decay_hz
 
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.3), (2, 1.9), (8, 4.0), (40, 35.0)])
@@ -151,15 +161,6 @@ def test_a_partly_filled_batch_takes_less():
     assert latency_quantile(station, ArrivalProcess(0.001), 0.5).value_s == pytest.approx(0.2, rel=0.01)
 
 
-def test_the_wait_and_then_something_else():
-    """An answer that begins with its server: with exponential service and Poisson arrivals W is exact."""
-    station, arrivals = ServiceStation(servers=2, service_s=1.0, service_cv2=1.0), ArrivalProcess(1.6)
-    share, theta = erlang_c(2, 1.6), 0.4
-    found = wait_plus_lognormal(station, arrivals, 1e-12, 0.0, 0.95)
-    assert found.value_s == pytest.approx(math.log(share / 0.05) / theta, rel=1e-6)
-    assert wait_plus_lognormal(station, ArrivalProcess(2.0), 0.1, 0.0, 0.95).value_s == math.inf
-
-
 def test_least_replicas_is_the_least():
     replica, arrivals, promise = (
         ServiceStation(servers=1, service_s=0.1, service_cv2=0.5),
@@ -198,10 +199,6 @@ def test_refusals_name_the_field_and_what_to_do():
         lambda: latency_quantile(slow, ArrivalProcess(-1.0), 0.5),
         lambda: latency_quantile(slow, ArrivalProcess(0.1, cv2=math.nan), 0.5),
         lambda: latency_quantile(slow, ArrivalProcess(0.1), 1.0),
-        lambda: mean_wait_s(ServiceStation(servers=1, service_s=1.0, batch=2), ArrivalProcess(0.1)),
-        lambda: wait_plus_lognormal(
-            ServiceStation(servers=1, service_s=1.0, batch=2), ArrivalProcess(0.1), 1.0, 0.0, 0.5
-        ),
         lambda: station_from_point(Point("x", Configuration("a100"), throughput_hz=0.0)),
     ):
         with pytest.raises(InvalidServingValue) as refused:

@@ -17,7 +17,7 @@ from eelgrid_controller.objectives.services.autoscaler import (
     forecast_rate,
     update_trend,
 )
-from eelgrid_controller.profiles.errors import InvalidServingValue
+from eelgrid_controller.profiles.points import InvalidServingValue
 from eelgrid_controller.profiles.queueing_model import (
     ArrivalProcess,
     QuantileObjective,

@@ -19,15 +19,14 @@ from eelgrid_controller.objectives.services.autoscaler import (
     on_window,
     start_autoscaler,
 )
-from eelgrid_controller.objectives.services.prometheus_text import parse_exposition
 from eelgrid_controller.objectives.services.service_metrics import (
     LiveDistribution,
     ScrapePair,
+    parse_exposition,
     server_metric_names,
     service_window,
 )
 from eelgrid_controller.objectives.services.service_model import (
-    PrefillCost,
     RequestService,
     TokenCurve,
     TokenDemand,
@@ -190,7 +189,7 @@ def test_steady_traffic_does_not_swing(seed):
 
 
 CURVE = TokenCurve((8.0, 32.0, 128.0), (800.0, 2000.0, 4000.0), {0.95: (0.012, 0.02, 0.04)})
-USUAL = TokenDemand(request_hz=0.0, output_tokens=100.0, context_tokens=500.0)
+USUAL = TokenDemand(request_hz=0.0, output_tokens=100.0)
 
 
 def _engine(asked_hz, replicas, slow, seconds, counts, waiting, finished):
@@ -261,9 +260,7 @@ def test_tokens_that_no_instance_gives_in_time():
 
 
 def test_the_first_token_is_promised_too():
-    both = TokenService(
-        CURVE, USUAL, QuantileObjective(0.95, 0.05), QuantileObjective(0.95, 0.2), PrefillCost(1e-4, 0.01)
-    )
+    both = TokenService(CURVE, USUAL, QuantileObjective(0.95, 0.05), QuantileObjective(0.95, 0.2))
     late = LiveDistribution((0.1, 0.2, 0.4, math.inf), (0.0, 0.0, 100.0, 100.0))
     fast = LiveDistribution((0.01, math.inf), (100.0, 100.0))
     seen = build_metrics_window(
@@ -271,7 +268,4 @@ def test_the_first_token_is_promised_too():
     )
     assert both.is_late(seen)
     assert not both.is_late(replace(seen, first_token=fast))
-    assert not replace(both, first_token=None).is_late(seen)
-    assert both.needed_replicas(100.0, SlownessFactor(1.0, 0.0), 64) >= replace(
-        both, first_token=None, prefill=None
-    ).needed_replicas(100.0, SlownessFactor(1.0, 0.0), 64)
+    assert not replace(both, watched_first=None).is_late(seen)

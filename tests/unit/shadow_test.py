@@ -11,12 +11,12 @@ from tests.builders.cluster import build_core, build_node, build_request
 from tests.builders.server import run_controller
 from tests.fakes.operators import FakeOperators
 from tests.fakes.terminal import terminal
+from tests.state_invariants import check_invariants
 from tests.waiting import wait_until
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.server.grpc import whatif_runner
-from eelgrid_controller.whatif.comparison import compute_cluster_figures
-from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
+from eelgrid_controller.whatif.scenarios import ShadowPolicy, compute_cluster_figures
 from eelgrid_protos import catalogue, messages
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
@@ -78,7 +78,7 @@ def test_the_policy_in_force_as_its_own_shadow_is_the_cluster(steps):
     assert (report.elsewhere, report.live_alone, report.shadow_alone, report.differences) == (0, 0, 0, ())
     for key, workload in core.state.workloads.items():
         assert shadow.core.state.workloads[key].placements == workload.placements
-    shadow.core.state.validate()
+    check_invariants(shadow.core.state)
 
 
 def test_another_policy_shows_where_it_differs():

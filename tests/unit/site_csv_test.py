@@ -9,9 +9,9 @@ from eelgrid_controller.replay import site_csv, trace_loading
 from eelgrid_controller.replay.csv_reader import TraceError, TraceMalformed, TraceMissing, TraceTooLarge
 from eelgrid_controller.replay.openb import TraceNode, TraceTask
 from eelgrid_controller.replay.openb_protocol import build_trace
-from eelgrid_controller.replay.openb_source import TraceSearch
 from eelgrid_controller.replay.simulation import build_schedule
 from eelgrid_controller.replay.site_csv import FailureRow, TariffRow
+from eelgrid_controller.replay.trace_loading import TraceSearch
 from eelgrid_protos import catalogue
 from eelgrid_protos.quantities import MIB
 

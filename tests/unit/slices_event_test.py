@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.builders.cluster import build_request
 from tests.builders.partition import build_mig_node, build_partitioned_core, build_sliced_service, list_seats
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -16,9 +17,9 @@ from eelgrid_protos.messages import GpuLayout, Placement, Slice, WantedInstance
 
 def alike(core: Core) -> None:
     """The state is sound, and comes back from a checkpoint as JSON."""
-    core.state.validate()
+    check_invariants(core.state)
     back = ClusterState.load(json.loads(json.dumps(core.state.dump())))
-    back.validate()
+    check_invariants(back)
     assert back.digest() == core.state.digest()
 
 
@@ -83,7 +84,7 @@ def test_events_that_contradict_the_state_change_nothing(wrong):
     with pytest.raises(ContradictoryEvent):
         core.state.apply(wrong)
     assert core.state.digest() == before
-    core.state.validate()
+    check_invariants(core.state)
     core.state.apply(event(LAYOUT, place(0), place(1, start=4)))
     alike(core)
 

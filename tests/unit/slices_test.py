@@ -19,6 +19,7 @@ from tests.builders.partition import (
     search_partitions,
     set_partition_policy,
 )
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.partition.problem import FleetTooSmall, InvalidProblem, UnservableService
@@ -43,9 +44,9 @@ from eelgrid_protos.messages import (
 
 def alike(core: Core) -> None:
     """The state is sound, and comes back from a checkpoint as JSON."""
-    core.state.validate()
+    check_invariants(core.state)
     back = ClusterState.load(json.loads(json.dumps(core.state.dump())))
-    back.validate()
+    check_invariants(back)
     assert back.digest() == core.state.digest()
     assert {name: record.partitioned for name, record in back.nodes.items()} == {
         name: record.partitioned for name, record in core.state.nodes.items()
@@ -366,7 +367,7 @@ def test_the_events_come_back_from_the_journal():
         kind, body = event_to_plain(one)
         twin.apply(event_from_plain(kind, json.loads(json.dumps(body))))
     assert twin.digest() == core.state.digest()
-    twin.validate()
+    check_invariants(twin)
 
 
 def test_promises_with_slices_are_of_responses_and_one_gpu():

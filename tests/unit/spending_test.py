@@ -22,8 +22,7 @@ from eelgrid_controller.state.spending import (
     spending_key,
 )
 from eelgrid_controller.whatif.decision_record import record_decision, replay_decision
-from eelgrid_controller.whatif.scenarios import ScenarioContext, run_what_if
-from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
+from eelgrid_controller.whatif.scenarios import ScenarioContext, ShadowPolicy, run_what_if
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument
 from eelgrid_protos.messages import (

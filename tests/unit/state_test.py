@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.builders.cluster import build_core, build_node, build_request
+from tests.state_invariants import InvariantBroken, check_invariants
 
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import CLASSES_KEPT_MOST, MIX_CLASSES_MOST, Demand
@@ -22,7 +23,7 @@ from eelgrid_controller.state.events import (
     event_from_plain,
     event_to_plain,
 )
-from eelgrid_controller.state.node_allocations import ContradictoryEvent, InvariantBroken
+from eelgrid_controller.state.node_allocations import ContradictoryEvent
 from eelgrid_protos.messages import (
     EnforcementMode,
     NodeState,
@@ -62,12 +63,12 @@ def test_a_workload_goes_from_pending_to_placed_to_cancelled():
     record = state.nodes["a"]
     assert (record.allocated_cpu_milli, record.gpu_milli, record.plan_epoch) == (1000, {"GPU-a-0": 1000}, 1)
     assert list(record.holders("GPU-a-0")) == ["w-1"]
-    state.validate()
+    check_invariants(state)
     assert state.apply(WorkloadCancelled(time_ns=4, workload_id="w-1")) == {"a"}
     assert (record.allocated_gpu_milli, record.assignments, record.plan_epoch, state.live_workloads) == (0, {}, 2, 0)
     assert state.workloads["w-1"].revision == state.revision == 4
     assert state.phases[WorkloadPhase.CANCELLED] == 1
-    state.validate()
+    check_invariants(state)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_an_event_that_contradicts_the_state_is_refused_and_changes_nothing(even
     with pytest.raises(ContradictoryEvent, match=problem):
         state.apply(event)
     assert state.digest() == before
-    state.validate()
+    check_invariants(state)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,10 @@ def test_a_gpu_that_vanished_keeps_what_it_holds_and_is_whole_again_when_it_retu
     state.apply(placed())
     state.apply(NodeJoined(time_ns=5, inventory=replace(build_node("a"), gpus=build_node("a").gpus[1:])))
     assert state.nodes["a"].gpu_milli == {"GPU-a-0": 1000}
-    state.validate()
+    check_invariants(state)
     again = ClusterState.load(json.loads(json.dumps(state.dump())))
     assert again.digest() == state.digest()
-    again.validate()
+    check_invariants(again)
     state.apply(NodeJoined(time_ns=6, inventory=build_node("a")))
     assert list(state.nodes["a"].holders("GPU-a-0")) == ["w-1"]
 
@@ -141,7 +142,7 @@ def test_a_node_may_come_back_smaller_than_what_runs_on_it():
     state.apply(placed(uuids=()))
     state.apply(NodeJoined(time_ns=5, inventory=build_node("a", cpu=10)))
     assert state.nodes["a"].overcommitted
-    state.validate()
+    check_invariants(state)
     state.apply(WorkloadCancelled(time_ns=6, workload_id="w-1"))
     assert not state.nodes["a"].overcommitted
 
@@ -158,7 +159,7 @@ def test_validate_finds_what_it_is_there_to_find():
         state.apply(placed())
         spoil(state.nodes["a"])
         with pytest.raises(InvariantBroken):
-            state.validate()
+            check_invariants(state)
 
 
 def test_the_oldest_ended_workloads_are_forgotten():
@@ -168,7 +169,7 @@ def test_the_oldest_ended_workloads_are_forgotten():
         state.apply(WorkloadCancelled(time_ns=3, workload_id=f"w-{number}"))
     assert list(state.workloads) == ["w-3", "w-4"]
     assert state.next_number == 5
-    state.validate()
+    check_invariants(state)
 
 
 def test_a_policy_change_raises_the_epoch_of_the_nodes_that_it_touches():

@@ -28,8 +28,7 @@ from eelgrid_controller.errors import (
     JournalUnavailable,
     LostEntries,
 )
-from eelgrid_controller.runtime.high_water_mark import MARK_NAME
-from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, FORMAT_VERSION, SqliteJournal, open_journal
+from eelgrid_controller.runtime.sqlite_journal import FILE_NAME, FORMAT_VERSION, MARK_NAME, SqliteJournal, open_journal
 from eelgrid_controller.state.journal import Checkpoint, JournalEntry, JournalHistory
 
 

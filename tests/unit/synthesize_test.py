@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from eelgrid_controller.replay.csv_reader import TraceMalformed
-from eelgrid_controller.replay.openb import fleet_document
-from eelgrid_controller.replay.openb_source import (
-    NODE_LIST,
-    TraceSearch,
-    TraceSource,
-    locate_openb,
-    synthesize_openb,
-    task_list_name,
-)
+from eelgrid_controller.replay.openb import NODE_LIST, fleet_document, task_list_name
+from eelgrid_controller.replay.trace_loading import TraceSearch, TraceSource, locate_openb, synthesize_openb
 from eelgrid_protos import catalogue
 
 

@@ -8,7 +8,7 @@ from tests.device_rig import open_rig
 
 from eelgrid_agent.simulation.spec import GpuSpec
 from eelgrid_controller.placement.planner import Planner
-from eelgrid_controller.placement.topology import NetworkLocations, build_link_matrix
+from eelgrid_controller.placement.snapshot import NetworkLocations, build_link_matrix
 from eelgrid_protos.messages import OBJECTIVES, GpuLink, Inventory
 
 BALANCED = OBJECTIVES["balanced"]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders.cluster import GIB, build_core, build_node, build_request
 from tests.builders.server import run_controller
+from tests.state_invariants import check_invariants
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.state.node_allocations import NodeRecord
@@ -39,7 +40,7 @@ def imagined(core, *changes, bench=BENCH, **options):
     before = json.dumps(core.state.dump())
     answer = run_what_if(core.state.copy(), WhatIfRequest(changes=found, **options), bench)
     assert json.dumps(core.state.dump()) == before
-    core.state.validate()
+    check_invariants(core.state)
     return answer
 
 
@@ -81,8 +82,8 @@ def test_a_copy_shares_nothing_that_changes():
     other.mark_node_lost("b", now_ns=7)
     other.mark_gpu_lost("a", "GPU-a-0", now_ns=8)
     assert json.dumps(state.dump()) == before
-    state.validate()
-    twin.validate()
+    check_invariants(state)
+    check_invariants(twin)
 
 
 def test_no_change_changes_nothing():

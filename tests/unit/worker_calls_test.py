@@ -98,7 +98,7 @@ def test_every_geometry_of_the_catalogue_crosses_unchanged():
 
 def test_every_call_of_both_ports_is_in_the_table_and_knows_its_side():
     for protocol, control in ((DevicePort, False), (ControlPort, True)):
-        for name in (name for name in vars(protocol) if not name.startswith("_")):
+        for name in (name for name in dir(protocol) if not name.startswith("_")):
             assert PORT_CALLS[name].control == control
 
 

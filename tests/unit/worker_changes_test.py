@@ -80,7 +80,7 @@ def test_instances_live_in_the_child_and_its_refusals_cross(steady):
 
 
 def test_every_change_is_marked_as_one_and_nothing_else_is():
-    changes = {name for name in vars(ControlPort) if not name.startswith("_")} - {"power_settings", "mig_geometry"}
+    changes = {name for name in dir(ControlPort) if not name.startswith("_")} - {"power_settings", "mig_geometry"}
     assert {name for name, call in PORT_CALLS.items() if call.changes} == changes
 
 

@@ -2,10 +2,6 @@
 
 On a terminal that is too narrow, the last column goes to a line of its own; into a file or a pipe (`width` None) every
 row is one line. Joules are printed to the millijoule, so that they can be added up.
-
-EnergyCommandError                 the command failed
-├── EnergyUsageError               the flags are wrong, or name no node of that agent
-└── EnergyCommandFailed            the agent cannot be reached or does not answer
 """
 
 import argparse
@@ -97,11 +93,7 @@ def _device_row(device: DeviceEnergy, owners: Iterable[OwnedEnergy], places: Map
     doubt = (
         ("-", "-", "-")
         if told is None
-        else (
-            f"{told.uncertainty_j:.1f}",
-            told.method.name.lower(),
-            f"{told.seconds:.0f}",
-        )
+        else (f"{told.uncertainty_j:.1f}", told.method.name.lower(), f"{told.seconds:.0f}")
     )
     return (
         _format_device(device.gpu_uuid, None, places),
@@ -190,11 +182,11 @@ class EnergyCommandError(Exception):
 
 
 class EnergyUsageError(EnergyCommandError):
-    """The flags are wrong, or mean no node of that agent."""
+    """The flags are wrong, or name no node of that agent."""
 
 
 class EnergyCommandFailed(EnergyCommandError):
-    """The agent cannot be asked."""
+    """The agent cannot be reached, or does not answer."""
 
 
 def run_energy_command(arguments: Sequence[str]) -> int:

@@ -9,10 +9,6 @@
 Defines the flags, the confirmation before a change and the exit codes: 0 done, 1 failed or refused by a rule, 2 wrong
 use, 3 an assertion that does not hold. Errors are one line on stderr and say what to do next. Layouts themselves are
 decided in `eelgrid_agent.enforce.mig`.
-
-MigCommandError              the command failed
-├── MigUsageError            the flags are wrong, or do not go together
-└── MigCommandFailed         a rule refuses it, or it did not work
 """
 
 import argparse
@@ -27,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from eelgrid_agent.cli import close_output, terminal_width, write_output
-from eelgrid_agent.devices.port import ControlPort, DeviceError, ModeChange, PowerSettings
+from eelgrid_agent.devices.port import DeviceError, MigControlPort, ModeChange
 from eelgrid_agent.enforce.mig.host import MigHost, MigHostError, open_mig_host
 from eelgrid_agent.enforce.mig.inspection import LayoutPlan, MigInspection, inspect_host
 from eelgrid_agent.enforce.mig.journal import MIG_JOURNAL
@@ -60,37 +56,17 @@ _Answer = TypeVar("_Answer")
 
 
 class NarratedControl:
-    """Wraps a control port and narrates it.
+    """Wraps the control of MIG layouts and narrates it.
 
     `tell` receives a line, `changed` is called after every change, successful or not.
     """
 
-    def __init__(self, control: ControlPort, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
+    def __init__(self, control: MigControlPort, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
         self._control = control
         self._tell = tell
         self._changed = changed
         self._said = ""
         self._geometries: dict[str, MigGeometry] = {}
-
-    def power_settings(self, uuid: str) -> PowerSettings:
-        """As the port."""
-        return self._control.power_settings(uuid)
-
-    def set_power_limit(self, uuid: str, limit_w: float) -> None:
-        """As the port."""
-        self._control.set_power_limit(uuid, limit_w)
-
-    def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
-        """As the port."""
-        self._control.lock_sm_clocks(uuid, min_mhz, max_mhz)
-
-    def unlock_sm_clocks(self, uuid: str) -> None:
-        """As the port."""
-        self._control.unlock_sm_clocks(uuid)
-
-    def set_power_profile(self, uuid: str, profile: int | None) -> None:
-        """As the port."""
-        self._control.set_power_profile(uuid, profile)
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
         """As the port."""
@@ -323,7 +299,7 @@ class MigCommandFailed(MigCommandError):
 
 def run_mig_command(arguments: Sequence[str]) -> int:
     """Runs one subcommand; returns the exit code. Exits by itself for --help and unknown flags, as argparse does."""
-    from eelgrid_agent.simulation.node_state_file import NodeStateFileError
+    from eelgrid_agent.simulation.node_files import NodeStateFileError
     from eelgrid_agent.simulation.spec import FleetFileError, SpecError
 
     flags = _parser().parse_args(arguments)

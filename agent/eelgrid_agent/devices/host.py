@@ -81,7 +81,7 @@ _NOT_YET = Missing(AbsenceReason.NOT_SAMPLED)
 _NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
 # A package of 16 cores, 32 vCPU, idles at 15 W and works at 120 W (Lettich et al., arXiv 2412.17484).
 _PACKAGE_MILLI, _PACKAGE_IDLE_W, _PACKAGE_BUSY_W = 32_000, 15.0, 120.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Host(Protocol):
@@ -113,7 +113,7 @@ class MachineHost:
         self._energy = RaplEnergy() if energy is None else energy
         self.cpu_milli = 1000 * (os.cpu_count() or 1)
         self.memory_bytes = psutil.virtual_memory().total
-        self.boot_id = _boot_id()
+        self.boot_id = read_boot_id()
         self._first = True
         psutil.cpu_percent(interval=None)
 
@@ -147,9 +147,10 @@ class MachineHost:
         }
 
 
-def _boot_id() -> str:
+def read_boot_id(path: Path = BOOT_ID_FILE) -> str:
+    """Reads the kernel's id of this boot; empty where there is none."""
     try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="ascii").strip()
     except OSError:
         return ""
 

@@ -4,19 +4,6 @@ Adapters (nvml, amd, process, simulation) translate and never decide. Readings a
 reading that is not available is Missing with a reason, so that it cannot enter arithmetic. `DevicePort` only reads,
 `ControlPort` changes a device; a change counts once it was read back. Also here: the listing that keeps silent
 devices, and the latency histogram of port calls.
-
-DeviceError                  the device or its driver is at fault
-├── DriverUnavailable        no driver, or it cannot be opened: the node has no GPUs for now
-├── GpuLostError             the device no longer answers
-├── DeviceTimeout            the call did not return in time; the device may hang
-│   └── OutcomeUnknown       the answer to a change was lost: read it back, never just repeat it
-├── UnknownGpu               no device has this UUID
-├── UnknownInstance          the device has no such GPU or compute instance
-├── NotSupported             the part or its driver cannot do this
-├── NoPermission             the driver refuses this user
-├── DeviceInUse              a client or a process holds what was to be changed
-├── InsufficientResources    the driver has no room for the instance, or the place is occupied
-└── OutOfRange               the device does not accept this value
 """
 
 from bisect import bisect_left
@@ -24,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Protocol
 
 from eelgrid_protos.catalogue.products import MigGeometry
@@ -42,6 +30,9 @@ FAST_READINGS: tuple[Reading, ...] = (
     Reading.EVENT_REASONS_MASK,
     Reading.POWER_AVERAGE_W,
     Reading.MEMORY_UTILIZATION_RATIO,
+)
+FAST_VALUE_READINGS: tuple[Reading, ...] = tuple(
+    reading for reading in FAST_READINGS if reading is not Reading.ENERGY_J
 )
 # Dear, or seldom different: read every few seconds.
 SLOW_READINGS: tuple[Reading, ...] = tuple(
@@ -67,7 +58,7 @@ class DeviceError(Exception):
 
 
 class DriverUnavailable(DeviceError):
-    """No driver, or it cannot be opened."""
+    """No driver, or it cannot be opened: the node has no GPUs for now."""
 
 
 class GpuLostError(DeviceError):
@@ -75,11 +66,11 @@ class GpuLostError(DeviceError):
 
 
 class DeviceTimeout(DeviceError):
-    """The call did not come back in time."""
+    """The call did not come back in time; the device may hang."""
 
 
 class OutcomeUnknown(DeviceTimeout):
-    """The answer to a change was lost: it may have taken hold, or may yet."""
+    """The answer to a change was lost: it may have taken hold, or may yet. Read back, never just repeat it."""
 
 
 class UnknownGpu(DeviceError):
@@ -126,11 +117,17 @@ class RawReadings:
 
     `energy_counter_j` is the device's own counter, which falls to zero with the
     driver; the sampler turns it into the reading ENERGY_J, which never falls.
-    `values` holds every other one of FAST_READINGS and always has all of them.
+    `values` always has all of FAST_VALUE_READINGS.
     """
 
     energy_counter_j: ReadingValue
     values: Mapping[Reading, ReadingValue]
+
+
+def make_silent_readings(reason: AbsenceReason) -> RawReadings:
+    """A quick look at a device that says nothing."""
+    missing: ReadingValue = Missing(reason)
+    return RawReadings(energy_counter_j=missing, values=MappingProxyType(dict.fromkeys(FAST_VALUE_READINGS, missing)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,28 +259,8 @@ class ModeChange(Enum):
     PENDING = "pending"
 
 
-class ControlPort(Protocol):
-    """Changes devices.
-
-    Every method raises UnknownGpu, GpuLostError, DeviceTimeout, NotSupported and NoPermission where they apply. A
-    return means only that the driver reported success: the caller reads back. OutcomeUnknown means that no answer
-    arrived.
-    """
-
-    def power_settings(self, uuid: str) -> PowerSettings:
-        """Limits and clocks as they are now."""
-
-    def set_power_limit(self, uuid: str, limit_w: float) -> None:
-        """Asks for a limit; raises OutOfRange outside the device's constraints."""
-
-    def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
-        """Keeps the SM clock inside; raises OutOfRange."""
-
-    def unlock_sm_clocks(self, uuid: str) -> None:
-        """Unlocks the SM clock, which the driver then chooses."""
-
-    def set_power_profile(self, uuid: str, profile: int | None) -> None:
-        """Asks for a workload power profile, or for none; raises OutOfRange for one that the part lacks."""
+class MigControlPort(Protocol):
+    """Changes the MIG layout of devices. Errors are those of ControlPort."""
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
         """The profiles and placements that the driver offers on this device.
@@ -308,6 +285,30 @@ class ControlPort(Protocol):
 
     def destroy_compute_instance(self, uuid: str, instance_id: int, compute_id: int) -> None:
         """Removes a compute instance; raises UnknownInstance, and DeviceInUse while a process holds it."""
+
+
+class ControlPort(MigControlPort, Protocol):
+    """Changes devices.
+
+    Every method raises UnknownGpu, GpuLostError, DeviceTimeout, NotSupported and NoPermission where they apply. A
+    return means only that the driver reported success: the caller reads back. OutcomeUnknown means that no answer
+    arrived.
+    """
+
+    def power_settings(self, uuid: str) -> PowerSettings:
+        """Limits and clocks as they are now."""
+
+    def set_power_limit(self, uuid: str, limit_w: float) -> None:
+        """Asks for a limit; raises OutOfRange outside the device's constraints."""
+
+    def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
+        """Keeps the SM clock inside; raises OutOfRange."""
+
+    def unlock_sm_clocks(self, uuid: str) -> None:
+        """Unlocks the SM clock, which the driver then chooses."""
+
+    def set_power_profile(self, uuid: str, profile: int | None) -> None:
+        """Asks for a workload power profile, or for none; raises OutOfRange for one that the part lacks."""
 
 
 def include_silent_gpus(found: Mapping[str, Gpu], seen: Mapping[str, Gpu]) -> dict[str, Gpu]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from eelgrid_agent.devices.port import (
+    FAST_READINGS,
     INSTANCE_READINGS,
     SLOW_READINGS,
     DeviceError,
@@ -151,17 +152,7 @@ def _columns(readings: Iterable[Reading], rows: list[Mapping[Reading, ReadingVal
     return tuple(columns)
 
 
-GPU_READINGS = (
-    Reading.POWER_W,
-    Reading.ENERGY_J,
-    Reading.UTILIZATION_RATIO,
-    Reading.MEMORY_USED_BYTES,
-    Reading.SM_CLOCK_MHZ,
-    Reading.MEMORY_CLOCK_MHZ,
-    Reading.TEMPERATURE_C,
-    Reading.POWER_LIMIT_W,
-    Reading.EVENT_REASONS_MASK,
-)
+GPU_READINGS = tuple(reading for reading in FAST_READINGS if reading not in EXTENDED_COLUMN_READINGS)
 HOST_READINGS = (Reading.HOST_CPU_UTILIZATION_RATIO, Reading.HOST_MEMORY_USED_BYTES)
 
 # Longest stretch over which two power readings may stand for what lies between.

@@ -485,14 +485,14 @@ def _busy(glances: Iterable[DeviceObservation]) -> bool | None:
     told = [
         value
         for one in glances
-        for value in (one.utilization, *(each.activity for each in one.slices), *_ratios(one))
+        for value in (
+            one.utilization,
+            *(each.activity for each in one.slices),
+            *(each.sm_ratio for each in one.holders or ()),
+        )
         if value is not None
     ]
     return any(value > ACTIVE_RATIO for value in told) if told else None
-
-
-def _ratios(glance: DeviceObservation) -> Iterable[float | None]:
-    return (one.sm_ratio for one in glance.holders or ())
 
 
 def _unseen(energy_mj: int) -> tuple[EnergyShare, ...]:

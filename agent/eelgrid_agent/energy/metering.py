@@ -182,12 +182,7 @@ class EnergyMeter:
         self._monotonic_ns = self._wall_ns = 0
 
     def on_tick(
-        self,
-        gpus: Iterable[Gpu],
-        looks: Iterable[tuple[str, RawReadings]],
-        seen: TickObservation,
-        *,
-        monotonic_ns: int,
+        self, gpus: Iterable[Gpu], looks: Iterable[tuple[str, RawReadings]], seen: TickObservation, *, monotonic_ns: int
     ) -> None:
         """What the sampler made of one look; `looks` in its order, `gpus` of the inventory."""
         tick = seen.tick

@@ -8,7 +8,14 @@ them, so nothing is lost where two names then look alike.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eelgrid_agent.energy.accounts import EnergyUse, ShareConfidence, ShareMethod, UsageOwner
+from eelgrid_agent.energy.accounts import (
+    EnergyAccount,
+    EnergyShare,
+    EnergyUse,
+    ShareConfidence,
+    ShareMethod,
+    UsageOwner,
+)
 from eelgrid_agent.energy.anomalies import OngoingAnomaly
 from eelgrid_agent.energy.attributor import Attribution
 from eelgrid_agent.energy.metering import UncertainEnergy
@@ -52,30 +59,9 @@ class NodeEnergyReport:
 
 def build_report(found: Attribution) -> NodeEnergyReport:
     """The report of one attribution."""
-    owners = tuple(
-        OwnerEnergyRow(
-            gpu_uuid=account.gpu_uuid,
-            gpu_instance_id=account.gpu_instance_id,
-            owner=account.owner,
-            part=account.part,
-            method=account.method,
-            confidence=account.confidence,
-            energy_mj=energy_mj,
-        )
-        for account, energy_mj in found.accounts.items()
-    )
+    owners = tuple(_owner_row(account.gpu_uuid, account, energy_mj) for account, energy_mj in found.accounts.items())
     recent = tuple(
-        OwnerEnergyRow(
-            gpu_uuid=uuid,
-            gpu_instance_id=share.gpu_instance_id,
-            owner=share.owner,
-            part=share.part,
-            method=share.method,
-            confidence=share.confidence,
-            energy_mj=share.energy_mj,
-        )
-        for uuid, shares in found.shares.items()
-        for share in shares
+        _owner_row(uuid, share, share.energy_mj) for uuid, shares in found.shares.items() for share in shares
     )
     owned: dict[str, int] = {}
     for row in owners:
@@ -91,6 +77,18 @@ def build_report(found: Attribution) -> NodeEnergyReport:
         for uuid, parts in found.nobody.items()
     )
     return NodeEnergyReport(devices=devices, owners=owners, recent=recent, anomalies=found.anomalies)
+
+
+def _owner_row(gpu_uuid: str, charged: EnergyAccount | EnergyShare, energy_mj: int) -> OwnerEnergyRow:
+    return OwnerEnergyRow(
+        gpu_uuid=gpu_uuid,
+        gpu_instance_id=charged.gpu_instance_id,
+        owner=charged.owner,
+        part=charged.part,
+        method=charged.method,
+        confidence=charged.confidence,
+        energy_mj=energy_mj,
+    )
 
 
 _LABEL_MOST = 253

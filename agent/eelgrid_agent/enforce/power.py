@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from eelgrid_agent.devices.host import BOOT_ID_FILE, read_boot_id
 from eelgrid_agent.devices.port import (
     ControlPort,
     DeviceError,
@@ -270,18 +271,13 @@ def _untaken(command: SettingWrite, settings: PowerSettings, tolerance_w: float)
             return ""
 
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _DRIVER = Path("/sys/module/nvidia")
 
 
-def read_driver_origin(*, boot_id: Path = _BOOT_ID, driver: Path = _DRIVER) -> DriverOrigin:
+def read_driver_origin(*, boot_id: Path = BOOT_ID_FILE, driver: Path = _DRIVER) -> DriverOrigin:
     """Reads the ids of the boot and of the driver load; call it in every cycle, since drivers can be reloaded."""
-    try:
-        boot = boot_id.read_text(encoding="ascii").strip()
-    except OSError:
-        boot = ""
     try:
         start = str(driver.stat().st_ino)
     except OSError:
         start = ""
-    return DriverOrigin(boot_id=boot, driver_start=start)
+    return DriverOrigin(boot_id=read_boot_id(boot_id), driver_start=start)

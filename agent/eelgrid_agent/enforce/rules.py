@@ -173,10 +173,7 @@ def validate_plan(plan: NodePlan, ground: PlanContext) -> ValidatedPlan:
     assignments, refusals = _assignments(plan.assignments, replace(ground, changing=changing))
     settings, setting_results = _settings(plan, ground)
     return ValidatedPlan(
-        assignments=assignments,
-        settings=settings,
-        layouts=layouts,
-        results=refusals + setting_results + layout_results,
+        assignments=assignments, settings=settings, layouts=layouts, results=refusals + setting_results + layout_results
     )
 
 

@@ -18,8 +18,6 @@ A container runtime finds a device by `nvidia.com/gpu=UUID` in the CDI specifica
 write these for the devices that existed when they ran; an instance created since is in none of them. The agent's
 specification names such devices and sets the variable that NVIDIA's container runtime reads, which mounts the rest. It
 leaves out devices that other files name, since a name in two files of one folder is an error to every runtime.
-
-ClaimUnpreparable         the claim cannot be prepared here; the message says what to do
 """
 
 import json
@@ -28,11 +26,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import yaml
 
-from eelgrid_agent.devices.port import DeviceError
+from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort
+from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.mig.partitioner import TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation
 from eelgrid_agent.kubelet.resource_slices import (
@@ -65,7 +64,7 @@ _RESULTS_MOST = 32
 
 
 class ClaimUnpreparable(Exception):
-    """The claim cannot be made ready here."""
+    """The claim cannot be prepared here; the message says what to do."""
 
 
 class ClaimResult(NamedTuple):
@@ -311,23 +310,33 @@ class ClaimJournal:
 _LOG = logging.getLogger("eelgrid.agent")
 
 
-class ClaimDevices(Protocol):
-    """The devices of the node, read when called."""
+class LayoutDevices:
+    """The devices of the node, read when called, behind the service that keeps their layouts."""
+
+    def __init__(self, device: DevicePort, control: ControlPort, layouts: MigService) -> None:
+        self._device = device
+        self._control = control
+        self._layouts = layouts
 
     def list_gpus(self) -> Sequence[Gpu]:
         """All devices in their current state."""
+        return self._device.gpus()
 
     def read_device(self, uuid: str) -> MigObservation:
         """Reads one device, and what of it must not be touched."""
+        return self._layouts.executor.observe_device(uuid)
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
         """The MIG geometry that the driver offers."""
+        return self._control.mig_geometry(uuid)
 
     def apply_layout(self, layout: GpuLayout) -> ApplyResult:
         """Brings a device to a layout and keeps it there."""
+        return self._layouts.apply_layout(layout)
 
     def lease_gpus(self, uuids: Collection[str]) -> bool:
         """Leases these to claims, and nothing else; False where that could not be recorded."""
+        return self._layouts.lease_devices(uuids)
 
 
 class ClaimPreparer:
@@ -336,7 +345,7 @@ class ClaimPreparer:
     def __init__(
         self,
         node_name: str,
-        devices: ClaimDevices,
+        devices: LayoutDevices,
         journal: ClaimJournal,
         catalogue: Catalogue,
         *,

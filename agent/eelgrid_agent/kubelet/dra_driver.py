@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +26,12 @@ import grpc.aio
 
 from eelgrid_agent.devices.port import ControlPort, DevicePort
 from eelgrid_agent.enforce.mig.mig_service import MigService
-from eelgrid_agent.enforce.mig.runner import MigObservation
 from eelgrid_agent.kubelet.claim_preparation import (
     CdiFolder,
     ClaimJournal,
     ClaimPreparer,
     ClaimUnpreparable,
+    LayoutDevices,
 )
 from eelgrid_agent.kubelet.kube_client import (
     ApiConflict,
@@ -47,7 +47,6 @@ from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_agent.state_files import StateFileError
 from eelgrid_protos.catalogue.loader import load_catalogue
-from eelgrid_protos.catalogue.products import MigGeometry
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.kubelet_api import (
     DRA_SERVICE,
@@ -61,7 +60,6 @@ from eelgrid_protos.kubelet_api import (
     parse_claims,
     parse_registration_status,
 )
-from eelgrid_protos.messages import ApplyResult, Gpu, GpuLayout
 
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
 _ROUNDS = 3
@@ -379,35 +377,6 @@ class DraDriver:
 
 
 CLAIMS_FILE = "claims.json"
-
-
-class LayoutDevices:
-    """The devices behind the keeper of layouts."""
-
-    def __init__(self, device: DevicePort, control: ControlPort, layouts: MigService) -> None:
-        self._device = device
-        self._control = control
-        self._layouts = layouts
-
-    def list_gpus(self) -> Sequence[Gpu]:
-        """All devices in their current state."""
-        return self._device.gpus()
-
-    def read_device(self, uuid: str) -> MigObservation:
-        """Reads one device, and what of it must not be touched."""
-        return self._layouts.executor.observe_device(uuid)
-
-    def mig_geometry(self, uuid: str) -> MigGeometry:
-        """The MIG geometry that the driver offers."""
-        return self._control.mig_geometry(uuid)
-
-    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
-        """Brings a device to a layout and keeps it there."""
-        return self._layouts.apply_layout(layout)
-
-    def lease_gpus(self, uuids: Collection[str]) -> bool:
-        """Claims hold these from now on, and nothing else."""
-        return self._layouts.lease_devices(uuids)
 
 
 def run_on_thread(thread: DriverThread) -> Callable[[Callable[[], Any]], Awaitable[Any]]:

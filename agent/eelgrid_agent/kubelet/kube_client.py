@@ -8,14 +8,6 @@ Theory. A pod's token is renewed by the kubelet in its file, and the authority m
 are read when they change and never kept longer. A call is bounded in time and in bytes. What
 says "later" (429, 503, a connection that was cut while it was idle) is tried again a few times,
 with the wait that the server asks for, bounded; everything else is the caller's to judge.
-
-ApiError                 the API server could not be asked, or did not do it; says what to do
-├── ApiUnreachable          no connection, no answer in time, or credentials that cannot be read
-├── ApiThrottled                 it asks to come back later, and did so each time
-├── ApiForbidden               it does not know us, or our role lacks the right
-├── ApiNotFound               there is no such object
-├── ApiConflict          another writer was first, or the object exists
-└── ApiRejected             it takes the object for wrong, or answers what cannot be read
 """
 
 import http.client
@@ -43,7 +35,7 @@ _HTTPS = 443
 
 
 class ApiError(Exception):
-    """The API server could not be asked, or did not do it."""
+    """The API server could not be asked, or did not do it; the message says what to do."""
 
 
 class ApiUnreachable(ApiError):
@@ -51,7 +43,7 @@ class ApiUnreachable(ApiError):
 
 
 class ApiThrottled(ApiError):
-    """It asks to come back later."""
+    """It asks to come back later, and did so each time."""
 
 
 class ApiForbidden(ApiError):

@@ -8,8 +8,6 @@ is no socket this is no node of Kubernetes: it is looked for again now and then,
 and no channel is opened. After a failure the wait doubles, within a bound. Who has
 just given devices away asks it to hurry: the next few answers come soon.
 
-PodResourcesError            the kubelet could not be asked; the message says why and what to do
-
 Theory (reporting). Allocate carries no word of whose pod it is, so nobody knows which pod has which
 device until PodResources says so; the controller lets the next pod go when it has heard. So
 after each Allocate the kubelet is asked within a second, and what it says is told even if it
@@ -31,13 +29,10 @@ import grpc.aio
 from eelgrid_agent.energy.allocations import DeviceReference, find_device
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.kubelet_api import (
-    ALLOCATABLE_PATH,
     ANSWER_BYTES_MOST,
     LIST_PATH,
-    AllocatableDevices,
     ContainerDevices,
     encode_list_request,
-    parse_allocatable,
     parse_containers,
 )
 from eelgrid_protos.messages import PODS_WITH_DEVICES_MOST, Gpu, HeldDevices, PodDevices
@@ -49,7 +44,7 @@ _Call = Callable[..., "grpc.aio.UnaryUnaryCall[bytes, bytes]"]
 
 
 class PodResourcesError(Exception):
-    """The kubelet could not be asked."""
+    """The kubelet could not be asked; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +121,7 @@ class PodResourcesClient:
     async def refresh(self) -> bool:
         """Reads once; False when the last answer stays in use, and `problem` says why."""
         try:
-            data = await self._call(LIST_PATH)
-            containers = parse_containers(data)
+            containers = parse_containers(await self._call())
         except (PodResourcesError, ContractError) as error:
             self.failures_total += 1
             self.problem = str(error)
@@ -138,20 +132,13 @@ class PodResourcesClient:
         self.heard(containers)
         return True
 
-    async def allocatable(self) -> AllocatableDevices:
-        """What the kubelet could give to containers; raises PodResourcesError."""
-        try:
-            return parse_allocatable(await self._call(ALLOCATABLE_PATH))
-        except ContractError as error:
-            raise PodResourcesError(str(error)) from error
-
     async def close(self) -> None:
         """Closes the channel; it is opened again when needed."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
 
-    async def _call(self, path: str) -> bytes:
+    async def _call(self) -> bytes:
         if not _is_socket(self._socket):
             raise PodResourcesError(
                 f"{self._socket} is not a socket; mount the kubelet's pod-resources folder writable"
@@ -166,7 +153,7 @@ class PodResourcesClient:
                 ("grpc.max_reconnect_backoff_ms", int(1000 * self._limits.interval_s)),
             ]
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
-        call: _Call = self._channel.unary_unary(path)
+        call: _Call = self._channel.unary_unary(LIST_PATH)
         try:
             answer: bytes = await call(encode_list_request(), timeout=self._limits.deadline_s)
         except grpc.aio.AioRpcError as error:

@@ -2,7 +2,7 @@
 
 from eelgrid_agent.metrics.access import MetricsError, WebConfigUnusable
 from eelgrid_agent.metrics.catalogue import CATALOGUE
-from eelgrid_agent.metrics.collector import AgentCollector, TimedDevice
+from eelgrid_agent.metrics.collector import AgentCollector, time_calls
 from eelgrid_agent.metrics.exposition import MetricsRenderer
 from eelgrid_agent.metrics.server import MetricsEndpoint, ScrapeHandler
 from eelgrid_agent.metrics.snapshot import AgentSnapshot
@@ -15,6 +15,6 @@ __all__ = [
     "MetricsError",
     "MetricsRenderer",
     "ScrapeHandler",
-    "TimedDevice",
     "WebConfigUnusable",
+    "time_calls",
 ]

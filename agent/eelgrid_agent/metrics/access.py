@@ -1,8 +1,5 @@
 """Access to the metrics endpoint: TLS and basic authentication, reloaded when their files change.
 
-MetricsError                 the endpoint cannot be served; says what to do
-└── WebConfigUnusable        the web configuration file, or a file that it names, is at fault
-
 Theory (basic authentication). A hash is slow on purpose, and a scraper sends the same password each
 second, so an answer is kept, right or wrong, under a keyed digest of user, hash
 and password: a changed hash is another key, and no password is kept. A user

@@ -1,6 +1,16 @@
-"""Metric catalogue: every metric of the agent in exposition order; docs/metrics.md and the renderer read it.
+"""Metric catalogue: every metric of the agent in exposition order, and the vocabulary in which it is written.
 
-Theory. A sum over any metric means something, so a joule, a byte and an error
+docs/metrics.md and the renderer read it. How metrics are written down is `eelgrid_protos.openmetrics`.
+
+Theory. A metric has one subject (its scope), and the scope's labels name the
+subject in every series; a metric's own labels come after them. Numbers come
+from readings, scaled to the base unit in the name, or from an attribute of the
+subject's view in the frame: a number is one series, a mapping is one series
+for each of its keys (several labels are a tuple), None is no series. A reading that is a code becomes one
+series for each state, and a reading that is a mask one for each bit, 0 or 1:
+numbers that mean something else when summed are not shown.
+
+A sum over any metric means something, so a joule, a byte and an error
 are in exactly one series of a name: device energy is apart from what was
 attributed of it, from what has no owner and from what owners had that are gone;
 memory of an instance is under a name of its own, once for each GPU instance;
@@ -10,20 +20,172 @@ number has no series, and one series says why. Labels hold what is bounded by
 the machine, or by the work on it: never a process id, command or user.
 """
 
-from eelgrid_agent.metrics.metric import (
-    Metric,
-    MetricScope,
-    MetricSource,
-    absence_metric,
-    attribute_metric,
-    gpu_metric,
-    info_metric,
-    instance_metric,
-    labelled_metric,
-)
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
 from eelgrid_agent.metrics.snapshot import HOLDER_LABELS, SHARE_LABELS
 from eelgrid_protos.messages import Reading
-from eelgrid_protos.openmetrics import MetricType
+from eelgrid_protos.openmetrics import MetricDescription, MetricType
+
+
+class MetricScope(Enum):
+    """The subject of a metric; the value is the view of the frame that holds its numbers."""
+
+    AGENT = "AgentView"
+    PROCESS = "ProcessView"
+    WORKER = "WorkerView"
+    NODE = "NodeView"
+    HOST = "HostView"
+    GUARD = "GuardView"
+    GPU = "GpuView"
+    INSTANCE = "GpuInstance"
+    COMPUTE = "ComputeInstance"
+    OWNERS = "OwnersView"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that name the subject."""
+        return _SCOPE_LABELS.get(self, ())
+
+
+# One process serves one machine, which the scraper already names: its own numbers need no label.
+_SCOPE_LABELS = {
+    MetricScope.GPU: ("gpu",),
+    MetricScope.INSTANCE: ("gpu", "gpu_instance"),
+    MetricScope.COMPUTE: ("gpu", "gpu_instance", "compute_instance"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSource:
+    """One origin of a metric's numbers: a reading, or an attribute of the view, dotted.
+
+    `labels` are the values of the metric's own labels where one reading is one series.
+    """
+
+    of: Reading | str
+    labels: tuple[str, ...] = ()
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric(MetricDescription):
+    """One metric of the agent.
+
+    `states` turns a code into one series for each state and `bits` a mask into
+    one for each bit; what neither names is `other`. `facts` are the label and
+    the attribute of each part of an info metric.
+    """
+
+    scope: MetricScope
+    sources: tuple[MetricSource, ...] = ()
+    states: tuple[tuple[int, str], ...] = ()
+    bits: tuple[tuple[int, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Every label of every series, in order."""
+        return self.scope.labels + self.labels + tuple(label for label, _ in self.facts)
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The readings that it shows."""
+        return tuple(source.of for source in self.sources if isinstance(source.of, Reading))
+
+
+def gpu_metric(
+    name: str,
+    reading: Reading,
+    text: str,
+    *,
+    kind: MetricType = MetricType.GAUGE,
+    scale: float = 1.0,
+    states: tuple[tuple[int, str], ...] = (),
+    bits: tuple[tuple[int, str], ...] = (),
+    labels: tuple[str, ...] = (),
+) -> Metric:
+    """One reading of a device."""
+    return Metric(
+        name=f"eelgrid_gpu_{name}",
+        kind=kind,
+        help=text,
+        scope=MetricScope.GPU,
+        labels=labels,
+        states=states,
+        bits=bits,
+        sources=(MetricSource(of=reading, scale=scale),),
+    )
+
+
+def labelled_metric(
+    name: str,
+    label: str,
+    sources: dict[str, Reading],
+    text: str,
+    *,
+    kind: MetricType = MetricType.COUNTER,
+    scope: MetricScope = MetricScope.GPU,
+) -> Metric:
+    """A metric of several readings of one quantity, distinguished by one label."""
+    return Metric(
+        name=name,
+        kind=kind,
+        help=text,
+        scope=scope,
+        labels=(label,),
+        sources=tuple(MetricSource(of=reading, labels=(value,)) for value, reading in sources.items()),
+    )
+
+
+def attribute_metric(
+    name: str, scope: MetricScope, path: str, text: str, *labels: str, kind: MetricType = MetricType.GAUGE
+) -> Metric:
+    """An attribute of a view."""
+    return Metric(name=name, kind=kind, help=text, scope=scope, labels=labels, sources=(MetricSource(of=path),))
+
+
+def info_metric(name: str, scope: MetricScope, text: str, **facts: str) -> Metric:
+    """What a subject is; each fact is a label and the attribute that it shows."""
+    return Metric(name=name, kind=MetricType.INFO, help=text, scope=scope, facts=tuple(facts.items()))
+
+
+def absence_metric(name: str, scope: MetricScope, text: str) -> Metric:
+    """Why readings of a subject have no series; the renderer knows."""
+    return Metric(name=name, kind=MetricType.GAUGE, help=text, scope=scope, labels=("reading", "reason"))
+
+
+def _reading_metric(
+    name: str, scope: MetricScope, reading: Reading, text: str, kind: MetricType = MetricType.GAUGE
+) -> Metric:
+    return Metric(name=name, kind=kind, help=text, scope=scope, sources=(MetricSource(of=reading),))
+
+
+def instance_metric(name: str, reading: Reading, text: str) -> Metric:
+    """One reading of a GPU instance."""
+    return _reading_metric(f"eelgrid_gpu_instance_{name}", MetricScope.INSTANCE, reading, text)
+
+
+def _host_metric(name: str, reading: Reading, text: str, kind: MetricType = MetricType.GAUGE) -> Metric:
+    return _reading_metric(f"eelgrid_host_{name}", MetricScope.HOST, reading, text, kind)
+
+
+def _attributes(scope: MetricScope, prefix: str) -> Callable[..., Metric]:
+    """A builder of metrics of one scope, whose names begin alike, from attributes of its view."""
+
+    def build_metric(name: str, path: str, text: str, *labels: str, kind: MetricType = MetricType.GAUGE) -> Metric:
+        return attribute_metric(f"{prefix}_{name}", scope, path, text, *labels, kind=kind)
+
+    return build_metric
+
+
+_agent_attribute = _attributes(MetricScope.AGENT, "eelgrid_agent")
+_process_attribute = _attributes(MetricScope.PROCESS, "process")
+_worker_attribute = _attributes(MetricScope.WORKER, "eelgrid_worker")
+_host_attribute = _attributes(MetricScope.HOST, "eelgrid_host")
+_guard_attribute = _attributes(MetricScope.GUARD, "eelgrid_guard")
+_gpu_attribute = _attributes(MetricScope.GPU, "eelgrid_gpu")
 
 _COUNTER = MetricType.COUNTER
 _HERTZ_PER_MHZ = 1e6
@@ -68,17 +230,9 @@ DEVICE_METRICS = (
         model="gpu.model",
         pci_bus_id="gpu.pci_bus_id",
     ),
-    attribute_metric("eelgrid_gpu_up", MetricScope.GPU, "up", "1 while the device answers, 0 while it is lost."),
-    attribute_metric(
-        "eelgrid_gpu_cordoned", MetricScope.GPU, "cordoned", "1 while the device should take no new work."
-    ),
-    attribute_metric(
-        "eelgrid_gpu_reading_age_seconds",
-        MetricScope.GPU,
-        "ages_s",
-        "Age of the device's newest readings, by kind of look.",
-        "look",
-    ),
+    _gpu_attribute("up", "up", "1 while the device answers, 0 while it is lost."),
+    _gpu_attribute("cordoned", "cordoned", "1 while the device should take no new work."),
+    _gpu_attribute("reading_age_seconds", "ages_s", "Age of the device's newest readings, by kind of look.", "look"),
     absence_metric(GPU_ABSENT, MetricScope.GPU, "1 for each reading of a device that cannot be had, and why."),
     gpu_metric("power_watts", Reading.POWER_W, "Board power, at this instant where the part can tell."),
     gpu_metric(
@@ -86,32 +240,18 @@ DEVICE_METRICS = (
     ),
     gpu_metric("memory_power_watts", Reading.MEMORY_POWER_W, "Power of the device's memory, a part of board power."),
     gpu_metric("energy_joules_total", Reading.ENERGY_J, "Energy since the agent began to count.", kind=_COUNTER),
-    attribute_metric(
-        "eelgrid_gpu_energy_uncertainty_joules",
-        MetricScope.GPU,
+    _gpu_attribute(
+        "energy_uncertainty_joules",
         "energy_uncertainty_j",
         "How far the energy counted may be off: the sensor's gain, the ends, and what was integrated.",
     ),
     gpu_metric("power_limit_watts", Reading.POWER_LIMIT_W, "Power limit that the device enforces."),
     gpu_metric("power_limit_requested_watts", Reading.POWER_LIMIT_REQUESTED_W, "Power limit that was asked for."),
-    attribute_metric(
-        "eelgrid_gpu_power_limit_default_watts",
-        MetricScope.GPU,
-        "gpu.power_limit_default_w",
-        "Power limit that the device starts with.",
+    _gpu_attribute(
+        "power_limit_default_watts", "gpu.power_limit_default_w", "Power limit that the device starts with."
     ),
-    attribute_metric(
-        "eelgrid_gpu_power_limit_min_watts",
-        MetricScope.GPU,
-        "gpu.power_limit_min_w",
-        "Least power limit that the device takes.",
-    ),
-    attribute_metric(
-        "eelgrid_gpu_power_limit_max_watts",
-        MetricScope.GPU,
-        "gpu.power_limit_max_w",
-        "Greatest power limit that the device takes.",
-    ),
+    _gpu_attribute("power_limit_min_watts", "gpu.power_limit_min_w", "Least power limit that the device takes."),
+    _gpu_attribute("power_limit_max_watts", "gpu.power_limit_max_w", "Greatest power limit that the device takes."),
     gpu_metric("utilization_ratio", Reading.UTILIZATION_RATIO, "Share of the last period in which a kernel ran."),
     gpu_metric(
         "memory_utilization_ratio",
@@ -120,7 +260,7 @@ DEVICE_METRICS = (
     ),
     gpu_metric("memory_used_bytes", Reading.MEMORY_USED_BYTES, "Memory in use, without what the driver reserves."),
     gpu_metric("memory_reserved_bytes", Reading.MEMORY_RESERVED_BYTES, "Memory that the driver keeps for itself."),
-    attribute_metric("eelgrid_gpu_memory_size_bytes", MetricScope.GPU, "gpu.memory_bytes", "Memory of the device."),
+    _gpu_attribute("memory_size_bytes", "gpu.memory_bytes", "Memory of the device."),
     gpu_metric("sm_clock_hertz", Reading.SM_CLOCK_MHZ, "Clock of the multiprocessors.", scale=_HERTZ_PER_MHZ),
     gpu_metric("memory_clock_hertz", Reading.MEMORY_CLOCK_MHZ, "Clock of the memory.", scale=_HERTZ_PER_MHZ),
     gpu_metric("temperature_celsius", Reading.TEMPERATURE_C, "Temperature of the device."),
@@ -142,9 +282,8 @@ DEVICE_METRICS = (
     gpu_metric("fp32_activity_ratio", Reading.FP32_ACTIVITY_RATIO, "Share of time that single-precision pipes worked."),
     gpu_metric("fp64_activity_ratio", Reading.FP64_ACTIVITY_RATIO, "Share of time that double-precision pipes worked."),
     gpu_metric("processes", Reading.PROCESSES, "Processes with a context on the device."),
-    attribute_metric(
-        "eelgrid_gpu_anomaly",
-        MetricScope.GPU,
+    _gpu_attribute(
+        "anomaly",
         "anomalies",
         "1 for each way in which the device is held and not used, or used and not held, now.",
         "anomaly",
@@ -152,17 +291,15 @@ DEVICE_METRICS = (
 )
 
 HEALTH_METRICS = (
-    attribute_metric(
-        "eelgrid_gpu_xid_errors_total",
-        MetricScope.GPU,
+    _gpu_attribute(
+        "xid_errors_total",
         "xids",
         "Errors that the driver reported since the agent began, by XID.",
         "xid",
         kind=_COUNTER,
     ),
-    attribute_metric(
-        "eelgrid_gpu_xid_last_timestamp_seconds",
-        MetricScope.GPU,
+    _gpu_attribute(
+        "xid_last_timestamp_seconds",
         "xid_last_s",
         "When the driver last reported the XID, since 1970; alert on this, for increase() misses the first.",
         "xid",
@@ -172,24 +309,18 @@ HEALTH_METRICS = (
         "severity",
         {"corrected": Reading.ECC_CORRECTED_VOLATILE, "uncorrected": Reading.ECC_UNCORRECTED_VOLATILE},
         "Memory errors since the driver was loaded.",
-        kind=_COUNTER,
-        scope=MetricScope.GPU,
     ),
     labelled_metric(
         "eelgrid_gpu_ecc_lifetime_errors_total",
         "severity",
         {"corrected": Reading.ECC_CORRECTED_AGGREGATE, "uncorrected": Reading.ECC_UNCORRECTED_AGGREGATE},
         "Memory errors over the life of the part.",
-        kind=_COUNTER,
-        scope=MetricScope.GPU,
     ),
     labelled_metric(
         "eelgrid_gpu_remapped_rows_total",
         "severity",
         {"corrected": Reading.REMAPPED_ROWS_CORRECTABLE, "uncorrected": Reading.REMAPPED_ROWS_UNCORRECTABLE},
         "Memory rows remapped over the life of the part, by the errors that caused it.",
-        kind=_COUNTER,
-        scope=MetricScope.GPU,
     ),
     gpu_metric("row_remap_pending", Reading.ROW_REMAP_PENDING, "1 while rows wait for a reset to be remapped."),
     gpu_metric("row_remap_failed", Reading.ROW_REMAP_FAILED, "1 when rows could not be remapped: replace the part."),
@@ -209,15 +340,12 @@ HEALTH_METRICS = (
         {"sent": Reading.PCIE_SENT_BYTES_PER_S, "received": Reading.PCIE_RECEIVED_BYTES_PER_S},
         "PCIe traffic over the part's own window; it keeps no counter.",
         kind=MetricType.GAUGE,
-        scope=MetricScope.GPU,
     ),
     labelled_metric(
         "eelgrid_gpu_nvlink_bytes_total",
         "direction",
         {"sent": Reading.NVLINK_SENT_BYTES, "received": Reading.NVLINK_RECEIVED_BYTES},
         "Bytes over all NVLinks since the driver was loaded.",
-        kind=_COUNTER,
-        scope=MetricScope.GPU,
     ),
     gpu_metric("nvlink_active_links", Reading.NVLINK_ACTIVE_LINKS, "NVLinks that are up."),
     gpu_metric(
@@ -234,12 +362,8 @@ HEALTH_METRICS = (
 
 
 MIG_METRICS = (
-    attribute_metric(
-        "eelgrid_gpu_mig_enabled", MetricScope.GPU, "mig_enabled", "1 while MIG is on; no series on parts without MIG."
-    ),
-    attribute_metric(
-        "eelgrid_gpu_mig_pending", MetricScope.GPU, "mig_pending", "1 while a change of MIG mode waits for a reset."
-    ),
+    _gpu_attribute("mig_enabled", "mig_enabled", "1 while MIG is on; no series on parts without MIG."),
+    _gpu_attribute("mig_pending", "mig_pending", "1 while a change of MIG mode waits for a reset."),
     info_metric(
         "eelgrid_gpu_instance_info",
         MetricScope.INSTANCE,
@@ -280,61 +404,26 @@ HOST_ABSENT = "eelgrid_host_reading_absent"
 
 _AGENT = (
     info_metric("eelgrid_agent_info", MetricScope.AGENT, "This agent.", version="version"),
-    attribute_metric("eelgrid_agent_nodes", MetricScope.AGENT, "nodes", "Nodes of this process."),
-    attribute_metric(
-        "eelgrid_agent_connected_nodes", MetricScope.AGENT, "connected_nodes", "Nodes with a stream to the controller."
-    ),
-    attribute_metric("eelgrid_agent_samples_total", MetricScope.AGENT, "samples", "Ticks sampled.", kind=_COUNTER),
-    attribute_metric(
-        "eelgrid_agent_batches_total", MetricScope.AGENT, "batches", "Batches sent, resends too.", kind=_COUNTER
-    ),
-    attribute_metric(
-        "eelgrid_agent_dropped_samples_total",
-        MetricScope.AGENT,
-        "dropped_samples",
-        "Ticks dropped from a full spool.",
-        kind=_COUNTER,
-    ),
-    attribute_metric(
-        "eelgrid_agent_connections_total",
-        MetricScope.AGENT,
-        "connections",
-        "Connections that the controller welcomed.",
-        kind=_COUNTER,
-    ),
-    attribute_metric(
-        "eelgrid_agent_refused_calls_total",
-        MetricScope.AGENT,
+    _agent_attribute("nodes", "nodes", "Nodes of this process."),
+    _agent_attribute("connected_nodes", "connected_nodes", "Nodes with a stream to the controller."),
+    _agent_attribute("samples_total", "samples", "Ticks sampled.", kind=_COUNTER),
+    _agent_attribute("batches_total", "batches", "Batches sent, resends too.", kind=_COUNTER),
+    _agent_attribute("dropped_samples_total", "dropped_samples", "Ticks dropped from a full spool.", kind=_COUNTER),
+    _agent_attribute("connections_total", "connections", "Connections that the controller welcomed.", kind=_COUNTER),
+    _agent_attribute(
+        "refused_calls_total",
         "refused_calls",
         "Calls of the node's own API refused for the role of the caller's certificate.",
         kind=_COUNTER,
     ),
-    attribute_metric(
-        "eelgrid_agent_uncounted_seconds_total",
-        MetricScope.AGENT,
-        "uncounted_s",
-        "Device-seconds whose energy is in no total.",
-        kind=_COUNTER,
+    _agent_attribute(
+        "uncounted_seconds_total", "uncounted_s", "Device-seconds whose energy is in no total.", kind=_COUNTER
     ),
-    attribute_metric("eelgrid_agent_spool_ticks", MetricScope.AGENT, "spool_ticks", "Ticks not sent yet."),
-    attribute_metric(
-        "eelgrid_agent_batches_under_way",
-        MetricScope.AGENT,
-        "batches_under_way",
-        "Batches sent and not acknowledged.",
-    ),
-    attribute_metric(
-        "eelgrid_agent_sample_age_seconds",
-        MetricScope.AGENT,
-        "sample_age_s",
-        "Age of the newest tick, of the node where it is oldest.",
-    ),
-    attribute_metric(
-        "eelgrid_agent_collection_duration_seconds",
-        MetricScope.AGENT,
-        "collection_s",
-        "Time that the newest look took, by kind of look.",
-        "look",
+    _agent_attribute("spool_ticks", "spool_ticks", "Ticks not sent yet."),
+    _agent_attribute("batches_under_way", "batches_under_way", "Batches sent and not acknowledged."),
+    _agent_attribute("sample_age_seconds", "sample_age_s", "Age of the newest tick, of the node where it is oldest."),
+    _agent_attribute(
+        "collection_duration_seconds", "collection_s", "Time that the newest look took, by kind of look.", "look"
     ),
     attribute_metric(
         "eelgrid_device_call_duration_seconds",
@@ -344,51 +433,28 @@ _AGENT = (
         "call",
         kind=MetricType.HISTOGRAM,
     ),
-    attribute_metric(
-        "process_cpu_seconds_total", MetricScope.PROCESS, "cpu_s", "CPU time of this process.", kind=_COUNTER
+    _process_attribute("cpu_seconds_total", "cpu_s", "CPU time of this process.", kind=_COUNTER),
+    _process_attribute("resident_memory_bytes", "resident_bytes", "Resident memory of this process."),
+    _process_attribute("start_time_seconds", "started_s", "When this process began, since 1970."),
+    _process_attribute("threads", "threads", "Threads of this process."),
+    _worker_attribute("starts_total", "starts", "Processes started to hold the driver.", kind=_COUNTER),
+    _worker_attribute(
+        "hangs_total", "hangs", "Calls to the driver that never came back, and processes that it ended.", kind=_COUNTER
     ),
-    attribute_metric(
-        "process_resident_memory_bytes", MetricScope.PROCESS, "resident_bytes", "Resident memory of this process."
-    ),
-    attribute_metric(
-        "process_start_time_seconds", MetricScope.PROCESS, "started_s", "When this process began, since 1970."
-    ),
-    attribute_metric("process_threads", MetricScope.PROCESS, "threads", "Threads of this process."),
-    attribute_metric(
-        "eelgrid_worker_starts_total",
-        MetricScope.WORKER,
-        "starts",
-        "Processes started to hold the driver.",
-        kind=_COUNTER,
-    ),
-    attribute_metric(
-        "eelgrid_worker_hangs_total",
-        MetricScope.WORKER,
-        "hangs",
-        "Calls to the driver that never came back, and processes that it ended.",
-        kind=_COUNTER,
-    ),
-    attribute_metric(
-        "eelgrid_worker_stuck_processes",
-        MetricScope.WORKER,
+    _worker_attribute(
+        "stuck_processes",
         "left_behind",
         "Processes that hang in the driver and cannot be ended until the node is booted anew.",
     ),
-    attribute_metric(
-        "eelgrid_worker_hung_devices", MetricScope.WORKER, "hung_gpus", "Devices set apart because they hang."
-    ),
-    attribute_metric(
-        "eelgrid_worker_cpu_seconds_total",
-        MetricScope.WORKER,
+    _worker_attribute("hung_devices", "hung_gpus", "Devices set apart because they hang."),
+    _worker_attribute(
+        "cpu_seconds_total",
         "cpu_s",
         "CPU time of the processes that hold the driver now; starts over with them.",
         kind=_COUNTER,
     ),
-    attribute_metric(
-        "eelgrid_worker_resident_memory_bytes",
-        MetricScope.WORKER,
-        "resident_bytes",
-        "Resident memory of the processes that hold the driver.",
+    _worker_attribute(
+        "resident_memory_bytes", "resident_bytes", "Resident memory of the processes that hold the driver."
     ),
 )
 
@@ -404,42 +470,27 @@ _NODE = (
         access="access",
         simulated="simulated",
     ),
-    attribute_metric("eelgrid_host_cpus", MetricScope.HOST, "cpus", "CPUs of the host."),
-    attribute_metric("eelgrid_host_memory_size_bytes", MetricScope.HOST, "memory_bytes", "Memory of the host."),
-    Metric(
-        name="eelgrid_host_cpu_utilization_ratio",
-        kind=MetricType.GAUGE,
-        scope=MetricScope.HOST,
-        help="Share of the host's CPUs in use.",
-        sources=(MetricSource(of=Reading.HOST_CPU_UTILIZATION_RATIO),),
-    ),
-    Metric(
-        name="eelgrid_host_memory_used_bytes",
-        kind=MetricType.GAUGE,
-        scope=MetricScope.HOST,
-        help="Memory of the host in use.",
-        sources=(MetricSource(of=Reading.HOST_MEMORY_USED_BYTES),),
-    ),
-    Metric(
-        name="eelgrid_host_cpu_energy_joules_total",
+    _host_attribute("cpus", "cpus", "CPUs of the host."),
+    _host_attribute("memory_size_bytes", "memory_bytes", "Memory of the host."),
+    _host_metric("cpu_utilization_ratio", Reading.HOST_CPU_UTILIZATION_RATIO, "Share of the host's CPUs in use."),
+    _host_metric("memory_used_bytes", Reading.HOST_MEMORY_USED_BYTES, "Memory of the host in use."),
+    _host_metric(
+        "cpu_energy_joules_total",
+        Reading.HOST_CPU_ENERGY_J,
+        "Energy of all CPU packages since the agent began to count.",
         kind=_COUNTER,
-        scope=MetricScope.HOST,
-        help="Energy of all CPU packages since the agent began to count.",
-        sources=(MetricSource(of=Reading.HOST_CPU_ENERGY_J),),
     ),
-    Metric(
-        name="eelgrid_host_memory_energy_joules_total",
+    _host_metric(
+        "memory_energy_joules_total",
+        Reading.HOST_MEMORY_ENERGY_J,
+        "Energy of the host's memory since the agent began to count.",
         kind=_COUNTER,
-        scope=MetricScope.HOST,
-        help="Energy of the host's memory since the agent began to count.",
-        sources=(MetricSource(of=Reading.HOST_MEMORY_ENERGY_J),),
     ),
     labelled_metric(
         "eelgrid_host_disk_bytes_total",
         "direction",
         {"read": Reading.HOST_DISK_READ_BYTES, "written": Reading.HOST_DISK_WRITTEN_BYTES},
         "Bytes moved by the host's disks since it booted.",
-        kind=_COUNTER,
         scope=MetricScope.HOST,
     ),
     labelled_metric(
@@ -447,63 +498,44 @@ _NODE = (
         "direction",
         {"received": Reading.HOST_NETWORK_RECEIVED_BYTES, "sent": Reading.HOST_NETWORK_SENT_BYTES},
         "Bytes moved by the host's network interfaces since it booted.",
-        kind=_COUNTER,
         scope=MetricScope.HOST,
     ),
     absence_metric(HOST_ABSENT, MetricScope.HOST, "1 for each reading of the host that cannot be had, and why."),
 )
 
 _GUARD = (
-    attribute_metric(
-        "eelgrid_guard_plan_epoch", MetricScope.GUARD, "plan_epoch", "Epoch of the plan in force; 0 before the first."
+    _guard_attribute("plan_epoch", "plan_epoch", "Epoch of the plan in force; 0 before the first."),
+    _guard_attribute("enforcing", "enforcing", "1 where the plan may change devices, 0 to observe."),
+    _guard_attribute(
+        "lease_left_seconds", "lease_left_s", "Time until the plan lapses unless the controller renews it."
     ),
-    attribute_metric(
-        "eelgrid_guard_enforcing", MetricScope.GUARD, "enforcing", "1 where the plan may change devices, 0 to observe."
-    ),
-    attribute_metric(
-        "eelgrid_guard_lease_left_seconds",
-        MetricScope.GUARD,
-        "lease_left_s",
-        "Time until the plan lapses unless the controller renews it.",
-    ),
-    attribute_metric(
-        "eelgrid_guard_power_budget_watts", MetricScope.GUARD, "budget_w", "Power that all devices may draw together."
-    ),
-    attribute_metric(
-        "eelgrid_guard_power_budget_fixed_devices",
-        MetricScope.GUARD,
+    _guard_attribute("power_budget_watts", "budget_w", "Power that all devices may draw together."),
+    _guard_attribute(
+        "power_budget_fixed_devices",
         "budget_fixed",
         "Devices that an enforced power budget cannot lower now: they tell no range of limits, refuse, are lost or left "
         "alone; no series without such a budget.",
     ),
-    attribute_metric(
-        "eelgrid_guard_drift_repairs_total",
-        MetricScope.GUARD,
+    _guard_attribute(
+        "drift_repairs_total",
         "drift_repairs",
         "Settings put back after something else changed them.",
         "setting",
         kind=_COUNTER,
     ),
-    attribute_metric(
-        "eelgrid_guard_refusals_total",
-        MetricScope.GUARD,
+    _guard_attribute(
+        "refusals_total",
         "refusals",
         "Items of plans that were refused, by the rule that refused them.",
         "rule",
         kind=_COUNTER,
     ),
-    attribute_metric(
-        "eelgrid_gpu_quarantined", MetricScope.GPU, "quarantined", "1 while a failing device takes no work."
+    _gpu_attribute("quarantined", "quarantined", "1 while a failing device takes no work."),
+    _gpu_attribute(
+        "enforcement_suspended", "enforcement_suspended", "1 while repairs of the device's settings are given up."
     ),
-    attribute_metric(
-        "eelgrid_gpu_enforcement_suspended",
-        MetricScope.GPU,
-        "enforcement_suspended",
-        "1 while repairs of the device's settings are given up.",
-    ),
-    attribute_metric(
-        "eelgrid_gpu_layout_unmet",
-        MetricScope.GPU,
+    _gpu_attribute(
+        "layout_unmet",
         "layout_unmet",
         "1 while the MIG layout of the plan in force is not reached; no series on parts without MIG.",
     ),
@@ -526,18 +558,16 @@ _ATTRIBUTION = (
         "while it works or nobody holds it.",
         *HOLDER_LABELS,
     ),
-    attribute_metric(
-        "eelgrid_gpu_unattributed_energy_joules_total",
-        MetricScope.GPU,
+    _gpu_attribute(
+        "unattributed_energy_joules_total",
         "unattributed_j",
         "Energy without an owner: of nobody's share (unallocated), of whom cannot be named (unattributed), or of owners for "
         "whom there was no room (other).",
         "reason",
         kind=_COUNTER,
     ),
-    attribute_metric(
-        "eelgrid_gpu_ended_energy_joules_total",
-        MetricScope.GPU,
+    _gpu_attribute(
+        "ended_energy_joules_total",
         "ended_j",
         "Energy of owners that have no series any more; rates of theirs have counted it, so add it to totals only.",
         kind=_COUNTER,

@@ -10,21 +10,13 @@ added, and of two times the earlier is kept.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 
-from eelgrid_agent.devices.port import (
-    CallLatencies,
-    DeviceEvent,
-    DeviceLink,
-    DevicePort,
-    GpuProcess,
-    InstanceReadings,
-    Missing,
-    RawReadings,
-    ReadingValue,
-)
+from eelgrid_agent.devices.port import CallLatencies, DevicePort, Missing, ReadingValue
+from eelgrid_agent.devices.process.remote_device import RemoteDevice
 from eelgrid_agent.devices.sampler import GPU_READINGS, HOST_READINGS, ExtendedReadings, SampleTick
 from eelgrid_agent.energy.accounts import EnergyAccount
 from eelgrid_agent.energy.anomalies import AnomalySubject, EnergyAnomalyKind
@@ -47,7 +39,7 @@ from eelgrid_agent.metrics.snapshot import (
 )
 from eelgrid_agent.node.node import AgentNode
 from eelgrid_protos import __version__
-from eelgrid_protos.messages import AbsenceReason, AccessLevel, Gpu, Reading
+from eelgrid_protos.messages import AbsenceReason, Gpu, Reading
 
 _Labels = tuple[str, ...]
 _Kept = dict[int, tuple[EnergyAccount | AnomalySubject, _Labels]]
@@ -96,9 +88,6 @@ def _labels(whose: EnergyAccount | AnomalySubject) -> _Labels:
     return (*holder, whose.part.value, whose.method.value, whose.confidence.label)
 
 
-_T = TypeVar("_T")
-
-
 def summarize_latencies(times: CallLatencies) -> Mapping[str, LatencyDistribution]:
     """What was counted so far, by call."""
     return {
@@ -107,60 +96,27 @@ def summarize_latencies(times: CallLatencies) -> Mapping[str, LatencyDistributio
     }
 
 
-class TimedDevice:
-    """A device port that counts how long each of its calls takes, failed ones too."""
+_TIMED_CALLS = (
+    "driver_version", "access", "gpus", "read", "read_slow", "read_instances", "processes", "topology", "take_events",
+)  # fmt: skip
 
-    def __init__(self, device: DevicePort, times: CallLatencies, *, monotonic_ns: Callable[[], int]) -> None:
-        self._device = device
-        self._times = times
-        self._monotonic_ns = monotonic_ns
 
-    def _time_call(self, name: str, call: Callable[[], _T]) -> _T:
-        begun_ns = self._monotonic_ns()
-        try:
-            return call()
-        finally:
-            self._times.add_call(name, (self._monotonic_ns() - begun_ns) / 1e9)
+def time_calls(device: DevicePort, times: CallLatencies, *, monotonic_ns: Callable[[], int]) -> DevicePort:
+    """The same port, which counts how long each of its calls takes, failed ones too."""
 
-    def driver_version(self) -> str:
-        """See Device."""
-        return self._time_call("driver_version", self._device.driver_version)
+    def timed(name: str) -> Callable[..., Any]:
+        call = getattr(device, name)
 
-    def access(self) -> AccessLevel:
-        """See Device."""
-        return self._time_call("access", self._device.access)
+        def timed_call(*arguments: Any) -> Any:
+            begun_ns = monotonic_ns()
+            try:
+                return call(*arguments)
+            finally:
+                times.add_call(name, (monotonic_ns() - begun_ns) / 1e9)
 
-    def gpus(self) -> tuple[Gpu, ...]:
-        """See Device."""
-        return self._time_call("gpus", self._device.gpus)
+        return timed_call
 
-    def read(self, uuid: str) -> RawReadings:
-        """See Device."""
-        return self._time_call("read", lambda: self._device.read(uuid))
-
-    def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
-        """See Device."""
-        return self._time_call("read_slow", lambda: self._device.read_slow(uuid))
-
-    def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
-        """See Device."""
-        return self._time_call("read_instances", lambda: self._device.read_instances(uuid))
-
-    def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """See Device."""
-        return self._time_call("processes", lambda: self._device.processes(uuid))
-
-    def topology(self) -> tuple[DeviceLink, ...]:
-        """See Device."""
-        return self._time_call("topology", self._device.topology)
-
-    def take_events(self) -> tuple[DeviceEvent, ...]:
-        """See Device."""
-        return self._time_call("take_events", self._device.take_events)
-
-    def close(self) -> None:
-        """See Device."""
-        self._device.close()
+    return cast("DevicePort", SimpleNamespace(close=device.close, **{name: timed(name) for name in _TIMED_CALLS}))
 
 
 _LOST = Missing(AbsenceReason.GPU_LOST)
@@ -168,30 +124,6 @@ _LOST = Missing(AbsenceReason.GPU_LOST)
 _ENDED = "ended"
 _ANOMALIES = tuple((kind, kind.value) for kind in EnergyAnomalyKind)
 _NO_ANOMALIES = {name: False for _, name in _ANOMALIES}
-
-
-class DriverProcessStatus(Protocol):
-    """The driver processes, as far as they are shown."""
-
-    @property
-    def starts_total(self) -> int:
-        """Processes started so far."""
-
-    @property
-    def hangs_total(self) -> int:
-        """Calls that never came back and processes that died, so far."""
-
-    @property
-    def unkillable_count(self) -> int:
-        """Processes that the kernel cannot end."""
-
-    @property
-    def hung_gpus(self) -> tuple[str, ...]:
-        """Devices that are set apart."""
-
-    @property
-    def children(self) -> tuple[int, ...]:
-        """Process ids of the running ones."""
 
 
 class AgentCollector:
@@ -210,7 +142,7 @@ class AgentCollector:
         calls: CallLatencies | None = None,
         attribution: Callable[[], Attribution | None] = lambda: None,
         collection_s: Callable[[], Mapping[str, float]] = dict,
-        worker: DriverProcessStatus | None = None,
+        worker: RemoteDevice | None = None,
         refused_calls: Callable[[], int] = lambda: 0,
     ) -> None:
         self._nodes = nodes
@@ -304,7 +236,7 @@ class AgentCollector:
         )
 
 
-def _worker_view(worker: DriverProcessStatus) -> WorkerView:
+def _worker_view(worker: RemoteDevice) -> WorkerView:
     cpu_s, resident_bytes = 0.0, 0.0
     for pid in worker.children:
         try:

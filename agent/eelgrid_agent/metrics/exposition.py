@@ -18,17 +18,18 @@ from operator import attrgetter
 from typing import Any
 
 from eelgrid_agent.devices.port import FAST_READINGS, LATENCY_BUCKETS_S, InstanceReadings, Missing, ReadingValue
-from eelgrid_agent.metrics.catalogue import CATALOGUE, GPU_ABSENT, HOST_ABSENT, INSTANCE_ABSENT
-from eelgrid_agent.metrics.metric import Metric, MetricScope, MetricSource
+from eelgrid_agent.metrics.catalogue import (
+    CATALOGUE,
+    GPU_ABSENT,
+    HOST_ABSENT,
+    INSTANCE_ABSENT,
+    Metric,
+    MetricScope,
+    MetricSource,
+)
 from eelgrid_agent.metrics.snapshot import AgentSnapshot, GpuView, LatencyDistribution, NodeMetricsView
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Reading
-from eelgrid_protos.openmetrics import (
-    MetricType,
-    format_labels,
-    format_number,
-    openmetrics_head,
-    prometheus_head,
-)
+from eelgrid_protos.openmetrics import MetricType, format_labels, format_number, openmetrics_head, prometheus_head
 
 _NOTHING: Mapping[Reading, ReadingValue] = {}
 _BUCKETS = (*(repr(bound) for bound in LATENCY_BUCKETS_S), "+Inf")
@@ -108,7 +109,7 @@ class MetricsRenderer:
         # What left the node leaves the cache with it.
         self._rows = self._used
         return RenderedMetrics(
-            tuple((*self._heads[index], "".join(lines)) for index, lines in enumerate(page) if lines),
+            tuple((*self._heads[index], "".join(lines)) for index, lines in enumerate(page) if lines)
         )
 
     def _node(self, page: list[list[str]], node: NodeMetricsView) -> None:

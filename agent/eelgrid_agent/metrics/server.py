@@ -21,11 +21,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
 from socket import SHUT_RDWR, socket
-from typing import Any, Protocol
+from typing import Any
 
 from eelgrid_agent.metrics.access import AccessRules, MetricsError, PasswordVerdict, ScrapeAccess
+from eelgrid_agent.metrics.collector import AgentCollector
 from eelgrid_agent.metrics.exposition import MetricsRenderer, RenderedMetrics
-from eelgrid_agent.metrics.snapshot import AgentSnapshot
 from eelgrid_agent.metrics.web_config import WebConfig
 from eelgrid_protos import __version__
 from eelgrid_protos.openmetrics import CONTENT_OPENMETRICS, CONTENT_PROMETHEUS, accepts_gzip, prefers_openmetrics
@@ -38,19 +38,6 @@ SILENCE_INTERVALS = 4.0
 
 # Labels repeat: the first level makes 20 kB of 500, and the higher ones little less for a lot more.
 _GZIP_LEVEL = 1
-
-
-class SnapshotSource(Protocol):
-    """Where frames come from."""
-
-    def build_snapshot(self) -> AgentSnapshot:
-        """What is known now."""
-
-    def oldest_s(self) -> float | None:
-        """Age of the oldest newest tick; None before every node has one."""
-
-    def slowest_interval_s(self) -> float:
-        """The longest sample interval of any node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +53,7 @@ class ScrapeResponse:
 class ScrapeHandler:
     """The rendered page, in each form that was asked for."""
 
-    def __init__(self, frames: SnapshotSource, *, ticks: Callable[[], int], monotonic_ns: Callable[[], int]) -> None:
+    def __init__(self, frames: AgentCollector, *, ticks: Callable[[], int], monotonic_ns: Callable[[], int]) -> None:
         self._frames = frames
         self._ticks = ticks
         self._monotonic_ns = monotonic_ns
@@ -333,9 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
         config = self.server.door.config
         refusal = self._refusal(config)
         answer = refusal or self.server.page.build_response(
-            self.path,
-            accept=self.headers.get("Accept", ""),
-            accept_encoding=self.headers.get("Accept-Encoding", ""),
+            self.path, accept=self.headers.get("Accept", ""), accept_encoding=self.headers.get("Accept-Encoding", "")
         )
         self._send(answer, config.headers)
 

@@ -12,8 +12,6 @@ to the file's own folder.
       client_ca_file: ca.crt
     basic_auth_users:
       prometheus: $2y$10$...
-
-WebConfigError               the file cannot be used; the message names the file, the field and the remedy
 """
 
 import re
@@ -53,11 +51,7 @@ _SUITES = {
 }
 _SUITES_OF_TLS13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
-_CLIENT_AUTH = {
-    "NoClientCert": "none",
-    "VerifyClientCertIfGiven": "optional",
-    "RequireAndVerifyClientCert": "required",
-}
+_CLIENT_AUTH = {"NoClientCert": "none", "VerifyClientCertIfGiven": "optional", "RequireAndVerifyClientCert": "required"}
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert")
 
 

@@ -1,19 +1,9 @@
-"""The agent's settings: parses and checks the flags, and returns one frozen value. Opens no file and no socket.
-
-AgentConfigError             a flag is wrong; exit code 2
-├── BadAddress               not HOST:PORT
-├── BadLabel                 not KEY=VALUE
-├── BadNodeName              not a name that the contract allows
-├── BadTlsFlags              some of the TLS flags without the others
-├── BadRoles                 a grant that cannot be parsed, or roles without TLS
-├── BadLimit                 a number outside its range
-└── BadEnforcement           flags of enforcement that do not go together
-"""
+"""The agent's settings: parses and checks the flags, and returns one frozen value. Opens no file and no socket."""
 
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +39,7 @@ _PORT_MOST = 65_535
 
 
 class AgentConfigError(ValueError):
-    """A flag is wrong; the violation names it and the remedy."""
+    """A flag is wrong (exit code 2); the violation names it and the remedy."""
 
     def __init__(self, flag: str, problem: str, remedy: str) -> None:
         self.violation = Violation(flag, problem, remedy)
@@ -224,12 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the vendor of the GPUs (default: the first whose driver answers)",
     )
     add("--observe-only", action="store_true", help="change no GPU, whatever the pool's mode is")
-    add(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="where to record what was changed (default /var/lib/eelgrid as root)",
-    )
+    add("--state", type=Path, metavar="DIR", help="where to record what was changed (default /var/lib/eelgrid as root)")
     add(
         "--power-budget",
         type=float,
@@ -342,42 +327,18 @@ def parse_flags(arguments: Sequence[str]) -> AgentConfig:
     if flags.dra == "on" and flags.device_plugin != "off":
         problem = "is given with --device-plugin: one device would be allocated twice"
         raise BadEnforcement("--dra", problem, "choose one of them for this node")
-    return AgentConfig(
-        controller=flags.controller,
-        listen=flags.listen,
-        metrics=flags.metrics,
-        probes=flags.probes,
-        metrics_hosts=tuple(flags.metrics_host[:NAMES_MOST]),
-        node_name=flags.node_name,
-        pool=flags.pool,
-        labels=_labels(flags.label),
-        topology=_topology(flags.topology),
-        simulate=flags.simulate,
-        faults=flags.faults,
-        seed=flags.seed,
-        spool_ticks=flags.spool_ticks,
-        energy_window_s=flags.energy_window,
-        vendor=flags.vendor,
-        state=flags.state,
-        observe_only=flags.observe_only,
-        power_budget_w=flags.power_budget,
-        web_config=flags.web_config,
-        kubelet=flags.kubelet,
-        device_plugin=flags.device_plugin,
-        device_plugins_folder=flags.device_plugins_folder,
-        device_domain=flags.device_domain,
-        dra=flags.dra == "on",
-        kubelet_folder=flags.kubelet_folder,
-        kubernetes_node=flags.kubernetes_node,
-        api_server=flags.api_server,
-        api_credentials=flags.api_credentials,
-        cdi_folder=flags.cdi_folder,
-        slurm_folder=flags.slurm_folder,
-        tls=read_tls_flags(flags),
-        roles=_roles(flags),
-        insecure=flags.insecure,
-        verbose=flags.verbose,
-    )
+    said = {entry.name: getattr(flags, entry.name) for entry in fields(AgentConfig) if hasattr(flags, entry.name)}
+    made = {
+        "metrics_hosts": tuple(flags.metrics_host[:NAMES_MOST]),
+        "labels": _labels(flags.label),
+        "topology": _topology(flags.topology),
+        "energy_window_s": flags.energy_window,
+        "power_budget_w": flags.power_budget,
+        "dra": flags.dra == "on",
+        "tls": read_tls_flags(flags),
+        "roles": _roles(flags),
+    }
+    return AgentConfig(**{**said, **made})
 
 
 def _check_enforcement(flags: argparse.Namespace) -> None:

@@ -7,9 +7,9 @@ At start, a local power budget that no GPU can follow is refused (`check_budget_
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from eelgrid_agent.devices.port import Missing, RawReadings
 from eelgrid_agent.enforce.guard.events import (
@@ -20,11 +20,12 @@ from eelgrid_agent.enforce.guard.events import (
     GuardCommand,
     GuardTick,
 )
+from eelgrid_agent.enforce.mig.mig_service import MigService
 from eelgrid_agent.enforce.power import PowerExecutor
 from eelgrid_agent.node.inventory import BatchReader, GpuReadings
 from eelgrid_agent.node.loop import DriverThread
 from eelgrid_agent.node.node import AgentClock, AgentNode
-from eelgrid_protos.messages import ApplyResult, Gpu, GpuLayout, NodeEvent, Reading
+from eelgrid_protos.messages import ApplyResult, Gpu, GpuLayout, Reading
 
 _LOG = logging.getLogger("eelgrid.agent")
 
@@ -66,34 +67,6 @@ MAX_ROUNDS = 8
 STOP_TIMEOUT_S = 20.0
 
 EnforcementCycle = Generator[Callable[[], Any], Any, tuple[GpuLayout, ...]]
-
-
-class LayoutService(Protocol):
-    """MIG layouts of this node's devices; every method but the last two may block."""
-
-    def recover(self) -> tuple[ApplyResult, ...]:
-        """Adopts existing layouts and finishes or undoes interrupted transitions."""
-
-    def check_layouts(self) -> tuple[ApplyResult, ...]:
-        """Tends every device once; a result for each on which something was to be done."""
-
-    def observe(self) -> object:
-        """In place of both where nothing may be changed."""
-
-    def apply_layout(self, layout: GpuLayout) -> ApplyResult:
-        """Brings a device to a layout."""
-
-    def hold_devices(self, uuids: Collection[str]) -> bool:
-        """These are assigned and not changed from now on; False where that could not be kept."""
-
-    def on_device_reset(self, uuid: str) -> object:
-        """Every instance of before is gone."""
-
-    def stamp_gpus(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-        """Devices as they were listed, with the generation of each instance."""
-
-    def drain_events(self) -> tuple[NodeEvent, ...]:
-        """Returns the events for the controller."""
 
 
 class Enforcement:
@@ -221,7 +194,7 @@ class InlineEnforcementLoop:
     Of a thousand nodes few have anything to do, so only those are looked at that got an order and are not done with it.
     """
 
-    def __init__(self, kept: Sequence[tuple[Enforcement, AgentNode, LayoutService]], *, clock: AgentClock) -> None:
+    def __init__(self, kept: Sequence[tuple[Enforcement, AgentNode, MigService]], *, clock: AgentClock) -> None:
         self._kept = kept
         self._clock = clock
         self._tended_ns = clock.monotonic_ns()
@@ -295,7 +268,7 @@ class NodeEnforcementLoop:
         self,
         node: AgentNode,
         enforcement: Enforcement,
-        layouts: LayoutService,
+        layouts: MigService,
         *,
         driver: DriverThread,
         slow_driver: DriverThread,
@@ -310,9 +283,8 @@ class NodeEnforcementLoop:
         self._driver = driver
         self._slow_driver = slow_driver
         self._records = records
-        self._recover, self._tend = (
-            (layouts.recover, layouts.check_layouts) if is_enforcing else (layouts.observe, layouts.observe)
-        )
+        self._recover: Callable[[], object] = layouts.recover if is_enforcing else layouts.observe
+        self._tend: Callable[[], object] = layouts.check_layouts if is_enforcing else layouts.observe
         self._clock = clock
         self._end_s = end_s
         self._ordered = asyncio.Event()
@@ -390,7 +362,7 @@ class NodeEnforcementLoop:
         _report_layout_events(self._node, self._layouts)
 
 
-def _report_layout_events(node: AgentNode, layouts: LayoutService) -> None:
+def _report_layout_events(node: AgentNode, layouts: MigService) -> None:
     """What befell is told, and the inventory follows."""
     events = layouts.drain_events()
     if events:

@@ -27,8 +27,14 @@ from eelgrid_agent.devices.sampler import (
 from eelgrid_agent.energy.node_energy import NO_SOURCE_READINGS, NodeEnergy, SourceReadings
 from eelgrid_agent.energy.windows import EnergyOutbox, OutboxState
 from eelgrid_agent.enforce.guard.plan import Guard
-from eelgrid_agent.node.health import HealthMonitor
-from eelgrid_agent.node.inventory import DeviceSurvey, GpuReadings, NodeIdentity, build_inventory, mark_gpu_health
+from eelgrid_agent.node.inventory import (
+    DeviceSurvey,
+    GpuReadings,
+    HealthMonitor,
+    NodeIdentity,
+    build_inventory,
+    mark_gpu_health,
+)
 from eelgrid_agent.node.spool import Acknowledged, EventQueue, LatestValue, Spool
 from eelgrid_protos.messages import (
     Acknowledgement,

@@ -13,7 +13,6 @@ import grpc.aio
 
 from eelgrid_agent.energy.report import build_energy_response
 from eelgrid_agent.node.node import AgentClock, AgentNode
-from eelgrid_protos.callers import CallerReader
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import InvalidArgument, NotFound
 from eelgrid_protos.log_lines import RateLimitedLog
@@ -28,7 +27,7 @@ from eelgrid_protos.messages import (
     GetSamplesRequest,
     GetSamplesResponse,
 )
-from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, check_role
+from eelgrid_protos.roles import Caller, CallerReader, Role, RoleRefused, RoleRules, check_role
 from eelgrid_protos.rpc import NODE_SERVICE
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

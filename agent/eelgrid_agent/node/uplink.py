@@ -18,7 +18,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc.aio
 
@@ -27,38 +26,11 @@ from eelgrid_protos.codec import digest_message
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault
 from eelgrid_protos.file_reloader import FileReloader
-from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, Inventory, Welcome
+from eelgrid_protos.messages import ConnectRequest, ConnectResponse, HelloReceived, Welcome
 from eelgrid_protos.rpc import AGENT_SERVICE, build_client
 from eelgrid_protos.transport import CertificateUnusable, ListenError, TlsContents, TlsFiles, open_channel
 
 _LOG = logging.getLogger("eelgrid.agent")
-
-
-class UplinkEndpoint(Protocol):
-    """The node, as the uplink sees it."""
-
-    wake: Callable[[], None]
-
-    def build_hello(self) -> ConnectRequest:
-        """Opens a connection."""
-
-    def build_resume(self, digest: Callable[[Inventory], str]) -> ConnectRequest | None:
-        """Opens it in the stead of `hello`; None where that is due."""
-
-    def on_refused(self) -> None:
-        """A connection ended before its welcome."""
-
-    def on_welcome(self, message: Welcome) -> None:
-        """The controller answered; raises ForeignSequence."""
-
-    def on_message(self, response: ConnectResponse) -> None:
-        """Anything after the welcome."""
-
-    def next_message(self) -> ConnectRequest | None:
-        """What to send now."""
-
-    def on_disconnected(self) -> None:
-        """Nobody hears the node any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +53,7 @@ class Uplink:
 
     def __init__(
         self,
-        node: UplinkEndpoint,
+        node: AgentNode,
         open_channel: Callable[[], grpc.aio.Channel],
         *,
         gate: asyncio.Semaphore,
@@ -183,7 +155,7 @@ class _Session:
 
     def __init__(
         self,
-        node: UplinkEndpoint,
+        node: AgentNode,
         open_channel: Callable[[], grpc.aio.Channel],
         gate: asyncio.Semaphore,
         limits: UplinkLimits,

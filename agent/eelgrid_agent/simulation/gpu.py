@@ -97,11 +97,6 @@ class DeviceLoads:
         return WorkDone() if meter is None else meter.read_work(now_ns)
 
     @property
-    def work_share(self) -> float:
-        """Work a second now."""
-        return self._meter.work_share
-
-    @property
     def memory_share(self) -> float:
         """Share of time that the memory is busy now."""
         return self._meter.memory_share

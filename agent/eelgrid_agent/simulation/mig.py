@@ -13,8 +13,6 @@ Parts that need a reset keep a new mode pending until one; the others change at 
     reboot           lost        pending applies       off
 
 It knows neither NVML's calls, nor permissions, nor time.
-
-DriverRefused                   the driver does not do it; `why` is the driver's answer
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +39,7 @@ class DriverRefusal(Enum):
 
 
 class DriverRefused(Exception):
-    """The driver does not do it."""
+    """The driver does not do it; `why` is its answer."""
 
     def __init__(self, why: DriverRefusal) -> None:
         self.why = why
@@ -117,11 +115,7 @@ class SimCompute:
     def value(self) -> ComputeInstance:
         """The compute instance as a value of the port."""
         return ComputeInstance(
-            id=self.id,
-            profile_id=self.profile.id,
-            uuid=self.uuid,
-            start=self.start,
-            size=self.profile.compute_slices,
+            id=self.id, profile_id=self.profile.id, uuid=self.uuid, start=self.start, size=self.profile.compute_slices
         )
 
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from uuid import UUID, uuid5
 
 from eelgrid_agent.devices.port import (
-    FAST_READINGS,
     SLOW_READINGS,
     DeviceEvent,
     DeviceEventKind,
@@ -24,6 +23,7 @@ from eelgrid_agent.devices.port import (
     ReadingValue,
     UnknownGpu,
     include_silent_gpus,
+    make_silent_readings,
 )
 from eelgrid_agent.simulation.gpu import LoadBehavior, SimGpu, SimHealth
 from eelgrid_agent.simulation.mig import DriverRefusal, DriverRefused
@@ -236,15 +236,8 @@ _SPACE = UUID("5d9ce3a4-8e0f-5c36-9f0a-0a6bd1f6a3a5")
 _NOT_SUPPORTED = Missing(AbsenceReason.NOT_SUPPORTED)
 
 
-def _silent(reason: AbsenceReason) -> RawReadings:
-    missing = Missing(reason)
-    values: dict[Reading, ReadingValue] = dict.fromkeys(FAST_READINGS, missing)
-    del values[Reading.ENERGY_J]
-    return RawReadings(energy_counter_j=missing, values=MappingProxyType(values))
-
-
-_LOST = _silent(AbsenceReason.GPU_LOST)
-_TIMED_OUT = _silent(AbsenceReason.TIMED_OUT)
+_LOST = make_silent_readings(AbsenceReason.GPU_LOST)
+_TIMED_OUT = make_silent_readings(AbsenceReason.TIMED_OUT)
 _SLOW_LOST: Mapping[Reading, ReadingValue] = MappingProxyType(
     dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.GPU_LOST))
 )
@@ -261,12 +254,7 @@ class SimulatedNode(SimulatedControl):
     """
 
     def __init__(
-        self,
-        spec: NodeSpec,
-        *,
-        monotonic_ns: Callable[[], int],
-        seed: int,
-        stall: Callable[[], None] = lambda: None,
+        self, spec: NodeSpec, *, monotonic_ns: Callable[[], int], seed: int, stall: Callable[[], None] = lambda: None
     ) -> None:
         catalogue = load_catalogue()
         spec.check(catalogue)

@@ -88,13 +88,7 @@ class HandleTable:
 
     def issue_handle(self, target: HandleTarget, pointer: Any) -> int:
         """Writes the handle of a target into a pointer."""
-        key = (
-            target.gpu.uuid,
-            target.generation,
-            target.instance,
-            target.compute,
-            target.mig_device,
-        )
+        key = (target.gpu.uuid, target.generation, target.instance, target.compute, target.mig_device)
         address = self._addresses.get(key)
         if address is None:
             self._bury()
@@ -146,6 +140,10 @@ class HandleTable:
 
         return self.wrap_target(whole, holds=holds)
 
+    def wrap_number(self, ask: Callable[[SimGpu], int | None]) -> CSymbol:
+        """A C symbol that writes one number of a device; None is what the device does not support."""
+        return self.wrap_device(lambda gpu, ref: write_number(ref, ask(gpu)))
+
 
 _CODES = {
     DriverRefusal.NOT_SUPPORTED: int(pynvml.NVML_ERROR_NOT_SUPPORTED),
@@ -157,11 +155,6 @@ _CODES = {
 }
 
 
-def get_nvml_code(why: DriverRefusal) -> int:
-    """NVML's code for a refusal."""
-    return _CODES[why]
-
-
 def translate_refusals(function: Callable[..., int]) -> Callable[..., int]:
     """A function that returns NVML's code where the device refuses."""
 
@@ -170,7 +163,7 @@ def translate_refusals(function: Callable[..., int]) -> Callable[..., int]:
         try:
             return function(*arguments)
         except DriverRefused as refused:
-            return get_nvml_code(refused.why)
+            return _CODES[refused.why]
 
     return coded
 

@@ -1,4 +1,4 @@
-"""Reading symbols of the simulated NVML library: sensors, field values, GPM samples, processes and events.
+"""What the simulated NVML library reads: identities, sensors, fields, links, GPM samples, processes and events.
 
 Field numbers and entry layouts follow the simulated driver branch, including the wide process entries of branch 530.
 """
@@ -29,9 +29,12 @@ from eelgrid_agent.simulation.sensors import (
     NEW_LINK_ERRORS_SINCE,
     POWER_FIELDS_SINCE,
     RECOVERY_SINCE,
+    SWITCH,
     GpmActivity,
     SimClient,
     compute_activity,
+    find_common_ancestor,
+    find_link_end,
     list_announced_events,
 )
 from eelgrid_protos.messages import AccessLevel
@@ -53,8 +56,23 @@ _TYPES = {
 _Registered = dict[str, tuple[int, HandleTarget]]
 
 
-def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+def build_reading_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     """All of them, by name."""
+    return {
+        **_handle_symbols(node, handles),
+        **_product_symbols(node, handles),
+        **_power_symbols(node, handles),
+        **_state_symbols(node, handles),
+        **_health_symbols(node, handles),
+        **_field_symbols(node, handles),
+        **_link_symbols(node, handles),
+        **_sample_symbols(node, handles),
+        **_process_symbols(node, handles),
+        **_event_symbols(node, handles),
+    }
+
+
+def _event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     sets: dict[int, _Registered] = {}
     addresses = count(_FIRST, _STEP)
 
@@ -74,9 +92,6 @@ def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, 
         sets[address] = {}
         write_handle(dereference_argument(ref), address)
         return 0
-
-    def supported(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, supported_types(gpu))
 
     def register(target: HandleTarget, types: Any, event_set: Any) -> int:
         gpu = target.gpu
@@ -115,7 +130,7 @@ def build_event_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, 
 
     return {
         "nvmlEventSetCreate": create,
-        "nvmlDeviceGetSupportedEventTypes": handles.wrap_device(supported),
+        "nvmlDeviceGetSupportedEventTypes": handles.wrap_number(supported_types),
         "nvmlDeviceRegisterEvents": handles.wrap_target(register),
         "nvmlEventSetWait_v2": wait,
         "nvmlEventSetFree": free,
@@ -131,8 +146,7 @@ _LOW_POWER_UNIT = 50
 _Field = tuple[int, int, Callable[[SimGpu, int], int | None]]
 
 
-def build_field_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    """All of them, by name."""
+def _field_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     fields = {**_power_fields(node), **_link_fields(node), **_state_fields(node), **_moved_fields(node)}
 
     def values(gpu: SimGpu, count: Any, ref: Any) -> int:
@@ -274,8 +288,7 @@ class _WideEntry(ctypes.Structure):
     _fields_ = (*_Entry._fields_, ("protected_memory", ctypes.c_ulonglong))
 
 
-def build_process_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    """All of them, by name."""
+def _process_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     version = tuple(int(part) for part in node.spec.driver_version.split(".")[:2] if part.isdigit())
     layout = _WideEntry if (530,) <= version < _NARROW_AGAIN else _Entry
 
@@ -374,8 +387,7 @@ class _Sample:
         return (self.gpu.uuid, self.life) == (other.gpu.uuid, other.life) and self.now_ns < other.now_ns
 
 
-def build_sample_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    """All of them, by name."""
+def _sample_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
     samples: dict[int, _Sample | None] = {}
     addresses = count(_LIBRARY_SAMPLES_FIRST, _LIBRARY_SAMPLES_STEP)
 
@@ -458,25 +470,11 @@ def _metrics(activity: GpmActivity) -> dict[int, float]:
     }
 
 
-def build_sensor_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    """All of them, by name."""
-    return {**_power_symbols(node, handles), **_state_symbols(node, handles), **_health_symbols(node, handles)}
-
-
 def _power_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
-    def power(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.power_usage_mw(node.monotonic_ns()))
-
-    def energy(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.energy_mj(node.monotonic_ns()))
-
-    def limit(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.enforced_mw)
-
     return {
-        "nvmlDeviceGetPowerUsage": handles.wrap_device(power),
-        "nvmlDeviceGetTotalEnergyConsumption": handles.wrap_device(energy),
-        "nvmlDeviceGetEnforcedPowerLimit": handles.wrap_device(limit),
+        "nvmlDeviceGetPowerUsage": handles.wrap_number(lambda gpu: gpu.power_usage_mw(node.monotonic_ns())),
+        "nvmlDeviceGetTotalEnergyConsumption": handles.wrap_number(lambda gpu: gpu.energy_mj(node.monotonic_ns())),
+        "nvmlDeviceGetEnforcedPowerLimit": handles.wrap_number(lambda gpu: gpu.enforced_mw),
     }
 
 
@@ -503,20 +501,14 @@ def _state_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymb
         info.temperature = gpu.temperature_c(node.monotonic_ns())
         return 0
 
-    def reasons(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, gpu.event_reasons)
-
-    def performance_state(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).performance_state())
-
     return {
         "nvmlDeviceGetUtilizationRates": handles.wrap_device(utilization),
         "nvmlDeviceGetClockInfo": handles.wrap_device(clock),
         "nvmlDeviceGetTemperature": handles.wrap_device(temperature),
         "nvmlDeviceGetTemperatureV": handles.wrap_device(temperature_v),
-        "nvmlDeviceGetCurrentClocksEventReasons": handles.wrap_device(reasons),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": handles.wrap_device(reasons),
-        "nvmlDeviceGetPerformanceState": handles.wrap_device(performance_state),
+        "nvmlDeviceGetCurrentClocksEventReasons": handles.wrap_number(lambda gpu: gpu.event_reasons),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": handles.wrap_number(lambda gpu: gpu.event_reasons),
+        "nvmlDeviceGetPerformanceState": handles.wrap_number(lambda gpu: node.get_sensors(gpu).performance_state()),
     }
 
 
@@ -535,19 +527,158 @@ def _health_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSym
             write_number(ref, number)
         return 0
 
-    def pcie_generation(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).pcie_generation())
-
-    def pcie_width(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).pcie_width())
-
-    def pcie_replays(gpu: SimGpu, ref: Any) -> int:
-        return write_number(ref, node.get_sensors(gpu).pcie_replays())
-
     return {
         "nvmlDeviceGetTotalEccErrors": handles.wrap_device(ecc_errors),
         "nvmlDeviceGetRemappedRows": handles.wrap_device(remapped_rows),
-        "nvmlDeviceGetCurrPcieLinkGeneration": handles.wrap_device(pcie_generation),
-        "nvmlDeviceGetCurrPcieLinkWidth": handles.wrap_device(pcie_width),
-        "nvmlDeviceGetPcieReplayCounter": handles.wrap_device(pcie_replays),
+        "nvmlDeviceGetCurrPcieLinkGeneration": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_generation()),
+        "nvmlDeviceGetCurrPcieLinkWidth": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_width()),
+        "nvmlDeviceGetPcieReplayCounter": handles.wrap_number(lambda gpu: node.get_sensors(gpu).pcie_replays()),
+    }
+
+
+def _handle_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    def by_index(index: Any, ref: Any) -> int:
+        if code := handles.session_code():
+            return code
+        for gpu in node.devices:
+            if gpu.identity.index == index.value:
+                return handles.issue_device(gpu, ref)
+        return _INVALID
+
+    def by_uuid(uuid: Any, ref: Any) -> int:
+        if code := handles.session_code():
+            return code
+        for gpu in node.devices:
+            if gpu.uuid.encode() == uuid.value:
+                return handles.issue_device(gpu, ref)
+        return _NOT_FOUND
+
+    return {
+        "nvmlDeviceGetHandleByIndex_v2": by_index,
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetIndex": handles.wrap_number(lambda gpu: gpu.identity.index),
+    }
+
+
+def _product_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    def pci(gpu: SimGpu, ref: Any) -> int:
+        return write_pci(gpu, dereference_argument(ref))
+
+    def memory(target: HandleTarget, ref: Any) -> int:
+        if target.instance is not None:
+            return _instance_memory(node, target, dereference_argument(ref))
+        # The first version counts what the driver reserves as used.
+        return _memory(target.gpu, dereference_argument(ref), used=target.gpu.memory_held_bytes)
+
+    def memory_v2(target: HandleTarget, ref: Any) -> int:
+        info = dereference_argument(ref)
+        if info.version != pynvml.nvmlMemory_v2:
+            return _MISMATCH
+        if target.instance is not None:
+            return _instance_memory(node, target, info)
+        info.reserved = target.gpu.memory_reserved_bytes
+        return _memory(target.gpu, info, used=target.gpu.memory_used_bytes)
+
+    def constraints(gpu: SimGpu, low: Any, high: Any) -> int:
+        gpu_low, gpu_high = gpu.identity.power_limit_min_w, gpu.identity.power_limit_max_w
+        if gpu_low is None or gpu_high is None:
+            return _NOT_SUPPORTED
+        return write_number(low, round(gpu_low * 1000.0)) or write_number(high, round(gpu_high * 1000.0))
+
+    def memory_affinity(gpu: SimGpu, words: Any, ref: Any, scope: Any) -> int:
+        near = gpu.identity.numa_node
+        if near is None:
+            return _NOT_SUPPORTED
+        if scope.value != pynvml.NVML_AFFINITY_SCOPE_NODE or near >= 64 * words:
+            return _INVALID
+        for word in range(words):
+            dereference_argument(ref)[word] = 1 << near % 64 if word == near // 64 else 0
+        return 0
+
+    return {
+        "nvmlDeviceGetPciInfo_v3": handles.wrap_device(pci),
+        "nvmlDeviceGetMemoryAffinity": handles.wrap_device(memory_affinity),
+        "nvmlDeviceGetMemoryInfo": handles.wrap_target(memory),
+        "nvmlDeviceGetMemoryInfo_v2": handles.wrap_target(memory_v2),
+        "nvmlDeviceGetPowerManagementDefaultLimit": handles.wrap_number(
+            lambda gpu: round(gpu.product.power_default_w * 1000.0)
+        ),
+        "nvmlDeviceGetPowerManagementLimitConstraints": handles.wrap_device(constraints),
+    }
+
+
+def write_pci(gpu: SimGpu, info: Any) -> int:
+    """Writes a device's PCI address."""
+    info.busId = gpu.identity.pci_bus_id.encode()
+    domain, bus, device = gpu.identity.pci_bus_id.split(":")
+    info.domain, info.bus, info.device = int(domain, 16), int(bus, 16), int(device[:2], 16)
+    return 0
+
+
+def _memory(gpu: SimGpu, info: Any, *, used: int) -> int:
+    info.total = gpu.product.memory_bytes
+    info.used = used
+    info.free = gpu.product.memory_bytes - gpu.memory_held_bytes
+    return 0
+
+
+def _instance_memory(node: SimulatedNode, target: HandleTarget, info: Any) -> int:
+    """A MIG device tells of its GPU instance; the instance's own handle is no device."""
+    if not target.mig_device or target.instance is None:
+        return _INVALID
+    info.total, info.used = node.get_sensors(target.gpu).instance_memory(target.instance.value)
+    info.free = info.total - info.used
+    return 0
+
+
+# An NVSwitch has a PCI address too; this one is no GPU's.
+_SWITCH_BUS_ID = b"00000000:F0:00.0"
+
+
+def _link_symbols(node: SimulatedNode, handles: HandleTable) -> dict[str, CSymbol]:
+    def common_ancestor(gpu: SimGpu, other: Any, ref: Any) -> int:
+        target = handles.get_target(other)
+        if target is None or target.instance is not None or target.gpu is gpu:
+            return _INVALID
+        return target.error_code(node) or write_number(ref, find_common_ancestor(gpu, target.gpu))
+
+    def no_link(gpu: SimGpu) -> int:
+        """What is said of a link past the last one."""
+        return _INVALID if node.get_sensors(gpu).traits.links else _NOT_SUPPORTED
+
+    def state(gpu: SimGpu, link: int, ref: Any) -> int:
+        up = node.get_sensors(gpu).link_up(link)
+        return no_link(gpu) if up is None else write_number(ref, int(up))
+
+    def remote_type(gpu: SimGpu, link: int, ref: Any) -> int:
+        end = find_link_end(gpu, link, node.devices)
+        if end is None:
+            return no_link(gpu)
+        kinds = (pynvml.NVML_NVLINK_DEVICE_TYPE_GPU, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
+        return write_number(ref, int(kinds[end == SWITCH]))
+
+    def remote_pci(gpu: SimGpu, link: int, ref: Any) -> int:
+        end = find_link_end(gpu, link, node.devices)
+        if isinstance(end, SimGpu):
+            return write_pci(end, dereference_argument(ref))
+        if end is None:
+            return no_link(gpu)
+        dereference_argument(ref).busId = _SWITCH_BUS_ID
+        return 0
+
+    def fabric(gpu: SimGpu, ref: Any) -> int:
+        info, sensors = dereference_argument(ref), node.get_sensors(gpu)
+        if info.version != pynvml.nvmlGpuFabricInfo_v2:
+            return _MISMATCH
+        if not sensors.traits.fabric:
+            return _NOT_SUPPORTED
+        info.state = sensors.fabric_state() or int(pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
+        return 0
+
+    return {
+        "nvmlDeviceGetTopologyCommonAncestor": handles.wrap_device(common_ancestor),
+        "nvmlDeviceGetNvLinkState": handles.wrap_device(state),
+        "nvmlDeviceGetNvLinkRemoteDeviceType": handles.wrap_device(remote_type),
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2": handles.wrap_device(remote_pci),
+        "nvmlDeviceGetGpuFabricInfoV": handles.wrap_device(fabric),
     }

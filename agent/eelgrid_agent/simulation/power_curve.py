@@ -133,11 +133,6 @@ class WorkMeter:
         self._active, self._work, self._memory = active, work, memory
 
     @property
-    def work_share(self) -> float:
-        """The rate of work now."""
-        return self._work
-
-    @property
     def memory_share(self) -> float:
         """The share of time that the memory is busy now."""
         return self._memory

@@ -13,8 +13,6 @@ lasts and within which time losses and repairs count), for rehearsals of faults;
 
 Traits beyond the catalogue (sensors, links, MIG profiles, PCI device ids, by part and driver branch) come from
 nvidia-smi captures, NVML's notes on minimum architectures and NVIDIA's list of supported products.
-
-FleetFileError               the file is missing, unreadable, or breaks a rule
 """
 
 import json
@@ -69,10 +67,7 @@ _ENDS = ((0, 6), (470, 8), (525, 10), (570, 13), (575, 17), (615, 18))
 _NAMED_SINCE = 510
 # Part: the branch that brought today's names, and those before it.
 _RENAMED: Mapping[str, tuple[int, Mapping[str, str]]] = {
-    "gb200-186gb": (
-        580,
-        {"1g": "1g.24gb", "1g+me": "1g.24gb+me", "3g": "3g.95gb", "4g": "4g.95gb", "7g": "7g.189gb"},
-    ),
+    "gb200-186gb": (580, {"1g": "1g.24gb", "1g+me": "1g.24gb+me", "3g": "3g.95gb", "4g": "4g.95gb", "7g": "7g.189gb"})
 }
 
 
@@ -311,7 +306,7 @@ _NODES_MOST = 20_000
 
 
 class FleetFileError(ValueError):
-    """The file breaks a rule; the message names the file, the field and the remedy."""
+    """The file is missing, unreadable or breaks a rule; the message names the file, the field and the remedy."""
 
 
 def load_fleet(path: Path | str) -> tuple[NodeSpec, ...]:

@@ -17,7 +17,7 @@ from eelgrid_controller.errors import import_library
 from eelgrid_protos.safe_text import escape_csv_cell
 
 if TYPE_CHECKING:
-    from eelgrid_controller.whatif.frontier.sweep import Frontier, FrontierRow
+    from eelgrid_controller.whatif.frontier import Frontier, FrontierRow
 
 _INSTALL = "'eelgrid[replay]'"
 # Where a mark is written, in points from its own.
@@ -175,8 +175,8 @@ def _fetch_running_fleet(settings: CliSettings, factor: float) -> Any:
 
 
 def _compute_frontier(measured: Any, asked: Any, fleet: Any, objectives: int) -> "Frontier":
-    from eelgrid_controller.profiles.errors import ServingError
-    from eelgrid_controller.whatif.frontier.sweep import compute_frontier
+    from eelgrid_controller.profiles.points import ServingError
+    from eelgrid_controller.whatif.frontier import compute_frontier
 
     import_library("scipy.optimize", "the frontier", "'eelgrid[bench]'")
     progress: ProgressBar | None = None

@@ -14,11 +14,11 @@ from typing import Any
 
 from eelgrid_controller.cli.connection import fetch_whole, iterate_pages
 from eelgrid_controller.cli.errors import RequestRefused
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines
-from eelgrid_controller.state.profile_points import make_profile_point
-from eelgrid_controller.whatif.frontier.sweep import POINTS_MOST, FrontierPool, FrontierService
+from eelgrid_controller.state.measurements import make_profile_point
+from eelgrid_controller.whatif.frontier import POINTS_MOST, FrontierPool, FrontierService
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import (
     GpuStatus,

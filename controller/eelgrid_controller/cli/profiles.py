@@ -25,7 +25,7 @@ from eelgrid_controller.cli.output import (
 )
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.profiles.points import Configuration, Point, ProfileEstimate, ProfilePrediction
-from eelgrid_controller.state.profile_points import make_profile_point
+from eelgrid_controller.state.measurements import make_profile_point
 from eelgrid_protos.catalogue.loader import load_catalogue
 from eelgrid_protos.messages import (
     POINTS_A_CALL_MOST,

@@ -11,12 +11,10 @@ they rise in `ClusterState.apply`. A replica in a MIG slice enters a plan only w
 to open.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from eelgrid_controller.core.admission import check_feasibility, find_existing_workload, plan_adoption, validate_spec
-from eelgrid_controller.core.migration import plan_migration
 from eelgrid_controller.core.nodes import (
     NodeRemoval,
     PlanClaim,
@@ -27,8 +25,15 @@ from eelgrid_controller.core.nodes import (
     select_forgettable_nodes,
     select_longest_lost_nodes,
 )
-from eelgrid_controller.core.retry_rounds import RetryRounds
-from eelgrid_controller.core.scaling import plan_scaling
+from eelgrid_controller.core.workloads import (
+    RetryRounds,
+    check_feasibility,
+    find_existing_workload,
+    plan_adoption,
+    plan_migration,
+    plan_scaling,
+    validate_spec,
+)
 from eelgrid_controller.errors import LostEntries
 from eelgrid_controller.partition.recommendation import PartitionStage, partition_event
 from eelgrid_controller.partition.survey import PartitionSurvey, SurveyedGpu, survey_gpus
@@ -39,7 +44,6 @@ from eelgrid_controller.placement.explanations import (
     make_outcome_event,
     preview_workload,
 )
-from eelgrid_controller.placement.gpu_power import compute_modelled_power_w
 from eelgrid_controller.placement.migration_planner import MigrationProblem, build_migration_problem
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import PlacementDecision
@@ -70,9 +74,9 @@ from eelgrid_controller.state.events import (
     check_readable,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, is_sliced
-from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced
-from eelgrid_controller.state.policy_validation import revise_policy
+from eelgrid_controller.state.policy import get_node_budgets_w, is_pool_enforced, revise_policy
 from eelgrid_controller.state.spending import OverspentLimit, spending_key
+from eelgrid_kernels.node_cost import cluster_power
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.faults import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
@@ -108,6 +112,7 @@ def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, 
         if (limit_w := workloads[assignment.workload_id].power_limit_w) is not None
         for uuid in assignment.gpu_uuids
     }
+    budget_w = get_node_budgets_w(policy).get(record.inventory.node_name)
     return NodePlan(
         node_name=record.inventory.node_name,
         epoch=record.plan_epoch,
@@ -115,14 +120,10 @@ def build_node_plan(record: NodeRecord, policy: Policy, workloads: Mapping[str, 
         enforce=is_pool_enforced(policy, record.inventory.pool),
         assignments=assignments,
         gpu_settings=tuple(GpuSetting(gpu_uuid=uuid, power_limit_w=limits_w[uuid]) for uuid in sorted(limits_w)),
-        power_budget_w=_budget_w(get_node_budgets_w(policy).get(record.inventory.node_name)),
+        # A budget above the draw of any node counts as none.
+        power_budget_w=None if budget_w is None else min(budget_w, _NODE_MOST_W),
         gpu_layouts=tuple(record.layouts[uuid] for uuid in sorted(record.layouts.keys() & known)),
     )
-
-
-def _budget_w(limit_w: float | None) -> float | None:
-    """Returns a node's budget as a plan can express it; a budget above the draw of any node counts as none."""
-    return None if limit_w is None else min(limit_w, _NODE_MOST_W)
 
 
 def _assignments(record: NodeRecord) -> Iterator[Assignment]:
@@ -146,6 +147,23 @@ class CoreStep(Generic[_Result]):
     events: tuple[Event, ...]
     result: _Result
     nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The result of one commit: its events, the nodes that changed, and the new revision."""
+
+    events: tuple[Event, ...]
+    nodes: frozenset[str]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOrigin:
+    """Origin of a command for observers: when the call arrived, and the caller's trace context as W3C headers."""
+
+    arrived_ns: int
+    headers: Mapping[str, str]
 
 
 LIVE_WORKLOADS_MOST = 1_000_000
@@ -184,8 +202,8 @@ class Core:
         return self._chooser.snapshot()
 
     def modelled_power_w(self) -> float:
-        """Computes the modelled power of the whole cluster, in watts."""
-        return compute_modelled_power_w(self.snapshot().nodes)
+        """Computes the modelled power of the whole cluster, in watts; lost nodes count, since their work may still run."""
+        return float(cluster_power(self.snapshot().nodes))
 
     def workload(self, workload_id: str) -> Workload:
         """Returns one workload; raises NotFound."""
@@ -274,12 +292,6 @@ class Core:
             ),
         )
 
-    def _decide_placement(
-        self, spec: WorkloadSpec, workload_id: str, quoted: tuple[PricesQuoted, ...] = ()
-    ) -> PlacementDecision:
-        """Decides the placement of a workload, with `quoted` prices that are not yet in force."""
-        return self._chooser.decide_placement(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
-
     def cancel(self, workload_id: str, *, now_ns: int) -> CoreStep[Workload]:
         """Cancels a workload; idempotent. Raises NotFound."""
         workload = self.workload(workload_id)
@@ -290,9 +302,7 @@ class Core:
         # The ended workload may be gone already, if the number of ended workloads that are kept is 0.
         fallback = replace(workload, phase=WorkloadPhase.CANCELLED, reason="", ended_ns=now_ns)
         ended = self.state.workloads.get(workload_id, fallback)
-        if not workload.placements:
-            return CoreStep((event,), ended, nodes)
-        return self._with_retry(event, ended, nodes, now_ns)
+        return self._with_retry((event,), ended, nodes, now_ns, frees=bool(workload.placements))
 
     def scale(self, workload_id: str, replicas: int, *, now_ns: int) -> CoreStep[Workload]:
         """Scales a running workload to a number of replicas, or as close as capacity allows (scaling.py)."""
@@ -302,7 +312,7 @@ class Core:
         def decided(spec: WorkloadSpec) -> PlacementDecision:
             nonlocal quoted
             quoted = quoted or self._quote_if_due(now_ns)
-            return self._decide_placement(spec, workload_id, quoted)
+            return self._chooser.decide_placement(spec, quoted[0].quotes if quoted else None, workload_id=workload_id)
 
         event = plan_scaling(self.state, self.snapshot(), workload, replicas, decided, now_ns=now_ns)
         if event is None:
@@ -369,8 +379,7 @@ class Core:
             if events:
                 self._retrying.on_capacity_freed()
             return CoreStep(tuple(events), None, frozenset())
-        more, touched = self._on_capacity_freed(now_ns)
-        return CoreStep((*gone, *events, *more), None, nodes | touched)
+        return self._with_retry((*gone, *events), None, nodes, now_ns)
 
     def _node_joined_events(self, node_name: str, before: Inventory | None, now_ns: int) -> list[Event]:
         """Returns the events that accompany a node's joining, so that nothing is placed there in between."""
@@ -387,7 +396,7 @@ class Core:
             for name, record in self.state.nodes.items()
             if record.others.closed != UNREPORTED_USAGE.closed
         ]
-        return CoreStep(tuple(events), None, frozenset[str]().union(*map(self._apply, events)))
+        return CoreStep(tuple(events), None, self._apply_all(events))
 
     def reconcile_node(self, node_name: str, *, now_ns: int) -> CoreStep[NodeRecord]:
         """Releases what a node holds beyond the journal: its next plan omits it; then pending work is tried."""
@@ -395,7 +404,7 @@ class Core:
         if record.ahead is None:
             return CoreStep((), record, frozenset())
         event = NodeReconciled(time_ns=now_ns, node_name=node_name, plan_epoch=record.ahead.plan_epoch)
-        return self._with_retry(event, record, self._apply(event), now_ns)
+        return self._with_retry((event,), record, self._apply(event), now_ns)
 
     def record_controller_start(
         self, *, now_ns: int, lost: LostEntries | None = None, asks_agents: bool = True
@@ -406,8 +415,7 @@ class Core:
             events.append(JournalRolledBack(time_ns=now_ns, first=lost.first, last=lost.last))
         if asks_agents and any(record.inventory.agent_version for record in self.state.nodes.values()):
             events.append(ControllerStarted(time_ns=now_ns))
-        for event in events:
-            self._apply(event)
+        self._apply_all(events)
         return CoreStep(tuple(events), None, frozenset())
 
     def check_plan_epoch(self, node_name: str, plan_epoch: int) -> None:
@@ -436,9 +444,10 @@ class Core:
     def remove_node(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> CoreStep[NodeRemoval]:
         """Removes a node, and ends the work on it if forced; raises NotFound and FailedPrecondition."""
         removal = self.preview_node_removal(node_name, force=force, is_connected=is_connected, now_ns=now_ns)
-        nodes = frozenset[str]().union(*map(self._apply, removal.events))
-        more, touched = self._on_capacity_freed(now_ns) if removal.ended or removal.shrunk else ([], frozenset[str]())
-        return CoreStep((*removal.events, *more), removal, (nodes | touched) - {node_name})
+        nodes = self._apply_all(removal.events)
+        frees = bool(removal.ended or removal.shrunk)
+        step = self._with_retry(removal.events, removal, nodes, now_ns, frees=frees)
+        return replace(step, nodes=step.nodes - {node_name})
 
     def preview_node_removal(self, node_name: str, *, force: bool, is_connected: bool, now_ns: int) -> NodeRemoval:
         """Returns what `remove_node` would do; raises what it raises."""
@@ -461,9 +470,8 @@ class Core:
             return CoreStep((), None, frozenset())
         event = NodeOccupied(time_ns=now_ns, node_name=node_name, others=others)
         self._apply(event)
-        if not len(self.state.pending) or not others.frees_capacity_since(before):
-            return CoreStep((event,), None, frozenset())
-        return self._with_retry(event, None, frozenset(), now_ns)
+        frees = len(self.state.pending) > 0 and others.frees_capacity_since(before)
+        return self._with_retry((event,), None, frozenset(), now_ns, frees=frees)
 
     def mark_node_lost(self, node_name: str, *, now_ns: int) -> CoreStep[None]:
         """Marks a node as lost: it gets no new work and keeps what it holds. Raises NotFound."""
@@ -481,8 +489,7 @@ class Core:
         event = GpuLost(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
         self._apply(event)
         # The watts of a lost device become available to others.
-        binds = self._chooser.allowance.has_budgets
-        return self._with_retry(event, None, frozenset(), now_ns) if binds else CoreStep((event,), None, frozenset())
+        return self._with_retry((event,), None, frozenset(), now_ns, frees=self._chooser.allowance.has_budgets)
 
     def mark_gpu_returned(self, node_name: str, gpu_uuid: str, *, now_ns: int) -> CoreStep[None]:
         """Returns a device to use; then pending work is tried. Raises NotFound."""
@@ -490,7 +497,7 @@ class Core:
             return CoreStep((), None, frozenset())
         event = GpuReturned(time_ns=now_ns, node_name=node_name, gpu_uuid=gpu_uuid)
         self._apply(event)
-        return self._with_retry(event, None, frozenset(), now_ns)
+        return self._with_retry((event,), None, frozenset(), now_ns)
 
     def _device(self, node_name: str, gpu_uuid: str) -> NodeRecord:
         record = self._node(node_name)
@@ -504,9 +511,8 @@ class Core:
         event = PolicyChanged(time_ns=now_ns, policy=revise_policy(current, policy))
         nodes = self._apply(event)
         is_other = event.policy.budgets != current.budgets or self.state.spending.over != over
-        if not is_other or not len(self.state.pending):
-            return CoreStep((event,), self.state.policy, nodes)
-        return self._with_retry(event, self.state.policy, nodes, now_ns)
+        frees = is_other and len(self.state.pending) > 0
+        return self._with_retry((event,), self.state.policy, nodes, now_ns, frees=frees)
 
     def set_exhausted_spending(self, over: tuple[OverspentLimit, ...], *, now_ns: int) -> CoreStep[None]:
         """Sets which spending limits are exceeded; then pending work is tried, or gets its new reason."""
@@ -516,16 +522,15 @@ class Core:
         event = SpendingJudged(time_ns=now_ns, over=over)
         self._apply(event)
         is_same = {spending_key(one.limit) for one in over} == {spending_key(one.limit) for one in before}
-        return CoreStep((event,), None, frozenset()) if is_same else self._with_retry(event, None, frozenset(), now_ns)
+        return self._with_retry((event,), None, frozenset(), now_ns, frees=not is_same)
 
     def report_limits(self, highest_w: Mapping[str, float], *, now_ns: int) -> CoreStep[None]:
         """Sets the highest power limits read back from GPUs, by workload, where above the journal's; makes no event.
 
         Watts that become available may let pending work start.
         """
-        if self._chooser.allowance.report_limits(highest_w) and len(self.state.pending):
-            self._retrying.on_capacity_freed()
-        return self.retry(now_ns=now_ns)
+        freed = self._chooser.allowance.report_limits(highest_w)
+        return self.retry_waiting(now_ns=now_ns) if freed else self.retry(now_ns=now_ns)
 
     def survey_moves(self, asked: RecommendMovesRequest) -> MigrationProblem:
         """Copies what a search for moves needs; the search may run in another thread."""
@@ -534,15 +539,14 @@ class Core:
     def apply_moves(self, moves: Sequence[Move], *, now_ns: int, is_back: bool = False) -> CoreStep[int]:
         """Moves running work, or undoes moves, all or nothing; then pending work is tried. Raises MoveRefused."""
         events = plan_migration(self.state, moves, now_ns=now_ns, is_back=is_back)
-        nodes = frozenset[str]().union(*map(self._apply, events))
-        more, touched = self._on_capacity_freed(now_ns) if events else ([], frozenset[str]())
-        return CoreStep((*events, *more), sum(len(move.replicas) for move in moves), nodes | touched)
+        moved = sum(len(move.replicas) for move in moves)
+        return self._with_retry(events, moved, self._apply_all(events), now_ns, frees=bool(events))
 
     def correct_devices(
         self, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int
     ) -> CoreStep[None]:
         """Records which GPUs replicas hold on a node, by workload and number; raises NotFound and CorrectionRefused."""
-        event = plan_device_correction(self.state, node_name, held, now_ns=now_ns)
+        event = plan_device_correction(self.state, self._node(node_name), held, now_ns=now_ns)
         return CoreStep((), None, frozenset()) if event is None else CoreStep((event,), None, self._apply(event))
 
     def survey_partitions(self) -> PartitionSurvey:
@@ -555,8 +559,7 @@ class Core:
         If `change` is GPUs alone, their agents try desired layouts again that were not applied.
         """
         event = partition_event(self.state, change, now_ns=now_ns)
-        nodes = self._apply(event)
-        return self._with_retry(event, None, nodes, now_ns) if event.services else CoreStep((event,), None, nodes)
+        return self._with_retry((event,), None, self._apply(event), now_ns, frees=bool(event.services))
 
     def set_eligibility(self, eligibility: Eligibility) -> None:
         """Uses the eligibility rules of an engine from now on, for the work that they cover."""
@@ -576,6 +579,9 @@ class Core:
     def _apply(self, event: Event) -> frozenset[str]:
         check_readable(event)
         return self._apply_event(event)
+
+    def _apply_all(self, events: Iterable[Event]) -> frozenset[str]:
+        return frozenset[str]().union(*map(self._apply, events))
 
     def _apply_event(self, event: Event) -> frozenset[str]:
         touched = self.state.apply(event)
@@ -609,17 +615,17 @@ class Core:
         if last is not None:
             settled, touched = self._apply_outcome(last)
             events, nodes = (*events, settled), nodes | touched
-        result = self.state.workloads[workload_id]
-        more, touched = self._on_capacity_freed(now_ns) if frees else ([], frozenset[str]())
-        return CoreStep((*events, *more), result, nodes | touched)
+        return self._with_retry(events, self.state.workloads[workload_id], nodes, now_ns, frees=frees)
 
-    def _with_retry(self, event: Event, result: _Result, nodes: frozenset[str], now_ns: int) -> CoreStep[_Result]:
-        events, more = self._on_capacity_freed(now_ns)
-        return CoreStep((event, *events), result, nodes | more)
-
-    def _on_capacity_freed(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
+    def _with_retry(
+        self, events: Sequence[Event], result: _Result, nodes: frozenset[str], now_ns: int, *, frees: bool = True
+    ) -> CoreStep[_Result]:
+        """Ends a step whose events are applied; tries pending work if they free capacity."""
+        if not frees:
+            return CoreStep(tuple(events), result, nodes)
         self._retrying.on_capacity_freed()
-        return self._retry(now_ns)
+        more, touched = self._retry(now_ns)
+        return CoreStep((*events, *more), result, nodes | touched)
 
     def _retry(self, now_ns: int) -> tuple[list[Event], frozenset[str]]:
         return self._retrying.retry_step(self._apply, self._apply_outcome, self._quote_if_due, now_ns)

@@ -16,7 +16,7 @@ that was described by its engine alone has device names made up from their index
 renamed to the real devices at the same indexes in the same step: in between, the real ones would appear free.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
@@ -38,7 +38,7 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
 )
 from eelgrid_controller.state.node_allocations import ContradictoryEvent, NodeRecord, apply_device_correction, is_sliced
-from eelgrid_protos.faults import FailedPrecondition, NotFound
+from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
     UNKNOWN_WORKLOADS_MOST,
     Assignment,
@@ -99,13 +99,6 @@ def _without(workload: Workload, node_name: str, now_ns: int) -> Event:
     return WorkloadScaled(time_ns=now_ns, workload_id=key, released=gone)
 
 
-def _empty_lost(state: ClusterState) -> Iterator[tuple[int, str]]:
-    """Yields lost nodes that hold nothing, with the time when they were lost; 0 if unknown."""
-    for name, record in state.nodes.items():
-        if _is_forgettable(record):
-            yield record.lost_ns, name
-
-
 def _is_forgettable(record: NodeRecord) -> bool:
     return record.state is NodeState.LOST and not record.assignments
 
@@ -117,8 +110,9 @@ def select_forgettable_nodes(state: ClusterState, names: Iterable[str]) -> tuple
 
 
 def select_longest_lost_nodes(state: ClusterState, count: int = REMOVED_MOST) -> tuple[tuple[int, str], ...]:
-    """Selects `count` lost nodes that hold nothing, each with the time when it was lost, the longest lost first."""
-    return tuple(nsmallest(min(count, REMOVED_MOST), _empty_lost(state)))
+    """Selects `count` lost nodes that hold nothing, each with the time when it was lost (0 if unknown), oldest first."""
+    found = ((record.lost_ns, name) for name, record in state.nodes.items() if _is_forgettable(record))
+    return tuple(nsmallest(min(count, REMOVED_MOST), found))
 
 
 class CorrectionRefused(FailedPrecondition):
@@ -126,15 +120,13 @@ class CorrectionRefused(FailedPrecondition):
 
 
 def plan_device_correction(
-    state: ClusterState, node_name: str, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int
+    state: ClusterState, record: NodeRecord, held: Mapping[tuple[str, int], tuple[str, ...]], *, now_ns: int
 ) -> DevicesCorrected | None:
     """Returns the event that gives replicas the GPUs that they really hold, None if the journal has them already.
 
-    `held` has GPU UUIDs by workload and replica. Raises NotFound and CorrectionRefused.
+    `held` has GPU UUIDs by workload and replica. Raises CorrectionRefused.
     """
-    record = state.nodes.get(node_name)
-    if record is None:
-        raise NotFound(f"no node is called {node_name!r}; list nodes to see the names")
+    node_name = record.inventory.node_name
     index_of = {gpu.uuid: gpu.index for gpu in record.inventory.gpus}
     found = []
     for (workload_id, replica), uuids in sorted(held.items()):
@@ -146,21 +138,34 @@ def plan_device_correction(
             raise CorrectionRefused(f"{node_name} has no GPU {strange[0]}; wait for its inventory")
         if set(uuids) == set(assignment.gpu_uuids):
             continue
-        ordered = sorted(uuids, key=index_of.__getitem__)
-        placement = Placement(
-            replica=replica,
-            node_name=node_name,
-            gpu_uuids=tuple(ordered),
-            gpu_indexes=tuple(index_of[uuid] for uuid in ordered),
-        )
-        found.append(CorrectedReplica(workload_id=workload_id, placement=placement))
-    if not found:
-        return None
-    event = DevicesCorrected(time_ns=now_ns, node_name=node_name, replicas=tuple(found))
+        found.append((assignment, sorted((index_of[uuid], uuid) for uuid in uuids)))
     try:
-        apply_device_correction(state.workloads, record.copy(), event)
+        return _correct_replicas(state, record, found, now_ns)
     except ContradictoryEvent as error:
         raise CorrectionRefused(f"{error}; nothing was corrected") from error
+
+
+def _correct_replicas(
+    state: ClusterState, record: NodeRecord, found: Sequence[tuple[Assignment, list[tuple[int, str]]]], now_ns: int
+) -> DevicesCorrected | None:
+    """Returns the event that gives replicas other GPUs, by index and UUID, tried on a copy; raises ContradictoryEvent."""
+    if not found:
+        return None
+    name = record.inventory.node_name
+    replicas = tuple(
+        CorrectedReplica(
+            workload_id=assignment.workload_id,
+            placement=Placement(
+                replica=assignment.replica,
+                node_name=name,
+                gpu_uuids=tuple(uuid for _, uuid in gpus),
+                gpu_indexes=tuple(index for index, _ in gpus),
+            ),
+        )
+        for assignment, gpus in found
+    )
+    event = DevicesCorrected(time_ns=now_ns, node_name=name, replicas=replicas)
+    apply_device_correction(state.workloads, record.copy(), event)
     return event
 
 
@@ -177,26 +182,15 @@ def plan_device_renaming(
     index_of = {gpu.uuid: gpu.index for gpu in before.gpus}
     uuid_at = {gpu.index: gpu.uuid for gpu in inventory.gpus if not gpu.mig_enabled and gpu.uuid not in record.layouts}
     found = []
-    for (workload_id, replica), assignment in sorted(record.assignments.items()):
+    for _, assignment in sorted(record.assignments.items()):
         indexes = [index_of.get(uuid) for uuid in assignment.gpu_uuids]
-        if assignment.gpu_instance is not None or not indexes or any(index not in uuid_at for index in indexes):
-            continue
-        known = [index for index in indexes if index is not None]
-        placement = Placement(
-            replica=replica,
-            node_name=inventory.node_name,
-            gpu_uuids=tuple(uuid_at[index] for index in known),
-            gpu_indexes=tuple(known),
-        )
-        found.append(CorrectedReplica(workload_id=workload_id, placement=placement))
-    if not found:
-        return None
-    event = DevicesCorrected(time_ns=now_ns, node_name=inventory.node_name, replicas=tuple(found))
+        gpus = [(index, uuid_at[index]) for index in indexes if index in uuid_at]
+        if assignment.gpu_instance is None and gpus and len(gpus) == len(indexes):
+            found.append((assignment, gpus))
     try:
-        apply_device_correction(state.workloads, record.copy(), event)
+        return _correct_replicas(state, record, found, now_ns)
     except ContradictoryEvent:
         return None
-    return event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

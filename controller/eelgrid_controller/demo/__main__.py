@@ -153,7 +153,7 @@ def demo(context: click.Context, /, trace: str, out: Path, keep: bool, **options
 def _run(choice: str, out: Path, options: dict[str, Any], *, keep: bool, gpu: bool) -> int:
     # Fail early, before gRPC is imported, whose threads would have to be ended again.
     from eelgrid_controller.replay.csv_reader import TraceError
-    from eelgrid_controller.replay.openb_source import TraceSearch, locate_openb
+    from eelgrid_controller.replay.trace_loading import TraceSearch, locate_openb
 
     try:
         trace = locate_openb(choice, TraceSearch.from_environment(os.environ)).truncated(

@@ -31,8 +31,8 @@ import yaml
 from eelgrid_controller.demo import display
 from eelgrid_controller.demo.display import DemoReport, DemoView, ProcessFigures, StartupTimes
 from eelgrid_controller.replay.openb import submission_of_task, write_fleet_file
-from eelgrid_controller.replay.openb_source import OpenbTrace
 from eelgrid_controller.replay.submitter import SubmitLimits, SubmitReport, Submitter
+from eelgrid_controller.replay.trace_loading import OpenbTrace
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_protos import catalogue, faults, rpc, transport
 from eelgrid_protos.messages import (

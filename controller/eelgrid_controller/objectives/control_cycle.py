@@ -1,195 +1,387 @@
 """One control cycle: an observation in, instructions out; synchronous, without clock or I/O.
 
-Order: answers to pending limits and node liveness, ended workloads, budgets and prices, then services and
-jobs. Pending limits are answered by the plan epoch that a node has applied and the limits it reads back.
+`ObjectiveController` answers events of services and jobs with instructions, and says how everything stands.
+`ControlCycle` makes the events from an observation, in this order: answers to pending limits and node liveness, ended
+workloads, budgets and prices, then services and jobs.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.objectives.controller import ObjectiveController
 from eelgrid_controller.objectives.elastic import ElasticObserver
 from eelgrid_controller.objectives.job_observer import JobHistories, JobObserver, ProfileUpdates
-from eelgrid_controller.objectives.observation import ClusterObservation, allows_enforcement
-from eelgrid_controller.objectives.policy_budgets import (
-    BudgetUsage,
-    NodePowerDraw,
-    budget_usage,
-    evaluate_policy_budgets,
-    policy_budgets,
-    policy_tariff,
+from eelgrid_controller.objectives.observation import (
+    ClusterObservation,
+    NodeLiveness,
+    NodeLivenessTracker,
+    ObjectiveSettings,
+    PendingLimits,
+    allows_enforcement,
+    highest_limit_w,
 )
-from eelgrid_controller.objectives.power.budgets import BudgetTree, PowerBudgetNode
+from eelgrid_controller.objectives.power.bandit import PickReason
+from eelgrid_controller.objectives.power.budgets import (
+    BudgetTree,
+    BudgetUsage,
+    Holding,
+    NodePowerDraw,
+    PowerBudgetNode,
+    budget_usage,
+    nearest_budgets,
+    policy_budgets,
+)
 from eelgrid_controller.objectives.power.control_events import (
     AllocationSolved,
+    BudgetControlStatus,
     BudgetPreview,
     BudgetsSet,
     ControlEvent,
     ControlInstruction,
     ControllerStatus,
+    ControlSettings,
     ControlTick,
+    JobControlStatus,
     JobMeasured,
+    JobMissed,
     JobPredicted,
     JobStarted,
     LimitChange,
     LimitConfirmed,
     LimitFailed,
+    LimitPhase,
     NodeLeaseExpired,
     NodeLimitReport,
     NodeReachable,
     NodeUnreachable,
     PendingLimit,
+    PreviewedJob,
     PricesSet,
     ScaleService,
+    ServiceControlStatus,
+    ServiceReady,
+    ServiceStarted,
+    ServiceWindow,
     SetPowerLimit,
     SolveAllocation,
+    WorkloadEnded,
 )
 from eelgrid_controller.objectives.power.estimates import LimitHistory
+from eelgrid_controller.objectives.power.job_controller import JobController
+from eelgrid_controller.objectives.power.power_cap_controller import PowerCapController
 from eelgrid_controller.objectives.power.power_model import is_same_limit
+from eelgrid_controller.objectives.power.tariffs import policy_tariff
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
 from eelgrid_controller.objectives.service_observer import ServiceObservation, ServiceObserver
-from eelgrid_controller.objectives.services.prometheus_text import ScrapeTarget
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.services.autoscaler import (
+    AutoscalerAdvice,
+    AutoscalerState,
+    AutoscalerTarget,
+    ReplicaDecision,
+    on_ready_replicas,
+    on_tick,
+    on_window,
+    start_autoscaler,
+)
+from eelgrid_controller.objectives.services.service_metrics import ScrapeTarget
+from eelgrid_controller.objectives.services.service_model import calibration_factor
+from eelgrid_controller.state.measurements import WorkInterval
 from eelgrid_controller.state.node_allocations import is_sliced
-from eelgrid_controller.state.work_intervals import WorkInterval
+from eelgrid_controller.state.policy import make_budget_key
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import (
-    ApplyStatus,
+    BudgetStatus,
     EnergyPrices,
     ImagineBudgetsResponse,
+    JobStatus,
     MeasuredPoint,
     Policy,
     Workload,
 )
 
-_DONE = frozenset((ApplyStatus.REFUSED, ApplyStatus.FAILED))
-
-
-class PendingLimits:
-    """All instructions that no node has answered yet, by number."""
-
-    def __init__(self, *, confirm_s: float) -> None:
-        self._confirm_s = confirm_s
-        self._asked: dict[int, PendingLimit] = {}
-
-    def __len__(self) -> int:
-        return len(self._asked)
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """Nodes that are to answer."""
-        return frozenset(asked.node for asked in self._asked.values())
-
-    def add_request(self, asked: PendingLimit) -> None:
-        """Awaits an answer; an older instruction for the same GPUs gets none any more."""
-        uuids = frozenset(asked.uuids)
-        self._asked = {
-            number: one for number, one in self._asked.items() if one.node != asked.node or uuids.isdisjoint(one.uuids)
-        }
-        self._asked[asked.number] = asked
-
-    def forget_node(self, node: str) -> None:
-        """The node is lost: its numbers are void."""
-        self._asked = {number: one for number, one in self._asked.items() if one.node != node}
-
-    def collect_answers(self, words: Mapping[str, NodeLimitReport], at_s: float) -> list[LimitConfirmed | LimitFailed]:
-        """The answers that node reports give by now; each instruction is answered once."""
-        made: list[LimitConfirmed | LimitFailed] = []
-        for number in sorted(self._asked):
-            one = self._asked[number]
-            word = words.get(one.node)
-            answer = None if word is None else self._answer_request(one, word, at_s)
-            if answer is not None:
-                del self._asked[number]
-                made.append(answer)
-        return made
-
-    def _answer_request(
-        self, one: PendingLimit, word: NodeLimitReport, at_s: float
-    ) -> LimitConfirmed | LimitFailed | None:
-        told = {}
-        if word.applied is not None and word.applied.epoch >= one.epoch:
-            told = {result.subject: result for result in word.applied.results}
-        results = [told[uuid] for uuid in one.uuids if uuid in told]
-        read_w = [result.power_limit_w for result in results]
-        known_w = [limit_w for limit_w in read_w if limit_w is not None]
-        if any(result.status in _DONE for result in results):
-            highest = max(known_w) if len(known_w) == len(one.uuids) else None
-            return LimitFailed(at_s, one.number, highest)
-        if len(known_w) == len(one.uuids) and all(result.status is ApplyStatus.APPLIED for result in results):
-            return LimitConfirmed(at_s, one.number, max(known_w))
-        seen_w = [word.limits_w[uuid] for uuid in one.uuids if uuid in word.limits_w]
-        waited_s = at_s - one.at_s
-        is_seen = len(seen_w) == len(one.uuids) and word.age_s is not None and word.age_s < waited_s
-        if is_seen and all(is_same_limit(limit_w, one.limit_w) for limit_w in seen_w):
-            return LimitConfirmed(at_s, one.number, max(seen_w))
-        if waited_s >= self._confirm_s:
-            return LimitFailed(at_s, one.number, max(seen_w) if is_seen else None)
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLiveness:
-    """A node at a moment: whether its agent is there, and each holding's limit as read just now, where all is known."""
-
-    is_ready: bool
-    limits_w: Mapping[str, float] | None = None
-
 
 @dataclass(slots=True)
-class _Absence:
-    since_s: float
-    is_ended: bool = False
+class _ServiceController:
+    """One service; `said_s` is when its target was last said, or began to be what it has."""
+
+    promised: AutoscalerTarget
+    watch: AutoscalerState
+    decision: ReplicaDecision
+    said_s: float
+    told: int  # the replicas that whoever carries out was last told, or had
+    window_s: float | None = None
+    serving_s: float = -math.inf  # when it was last told how many serve
+    advice: AutoscalerAdvice | None = None  # of the last window
 
 
-class NodeLivenessTracker:
-    """Tracks which nodes of managed jobs are unreachable, and until when their leases last."""
+class ServiceControllers:
+    """All services, by name. Methods answer with what to say, or why the event changes nothing.
 
-    def __init__(self, *, grace_s: float) -> None:
-        self._grace_s = grace_s
-        self._away: dict[str, _Absence] = {}
+    An instruction is repeated while the ready replicas differ from the target: it may have been lost.
+    """
 
-    def is_away(self, node: str) -> bool:
-        """Whether the controller was told that the node is unreachable and not yet that it is back."""
-        return node in self._away
+    def __init__(self, settings: ControlSettings) -> None:
+        self._settings = settings
+        self._services: dict[str, _ServiceController] = {}
 
-    def observe_nodes(
-        self, seen: Mapping[str, NodeLiveness], at_s: float, *, lease_s: float
-    ) -> list[NodeUnreachable | NodeLeaseExpired | NodeReachable]:
-        """The events that follow from who is ready; nodes that are not in `seen` are forgotten."""
-        self._away = {name: away for name, away in self._away.items() if name in seen}
-        made: list[NodeUnreachable | NodeLeaseExpired | NodeReachable] = []
-        for name in sorted(seen):
-            node, away = seen[name], self._away.get(name)
-            if not node.is_ready:
-                if away is None:
-                    away = self._away[name] = _Absence(at_s)
-                    made.append(NodeUnreachable(at_s, name))
-                if not away.is_ended and at_s - away.since_s >= max(0.0, lease_s - self._grace_s):
-                    away.is_ended = True
-                    made.append(NodeLeaseExpired(at_s, name))
-            elif away is not None and node.limits_w is not None:
-                del self._away[name]
-                made.append(NodeReachable(at_s, name, dict(node.limits_w)))
+    def __contains__(self, name: str) -> bool:
+        return name in self._services
+
+    def __len__(self) -> int:
+        return len(self._services)
+
+    def start_service(self, event: ServiceStarted) -> list[ScaleService] | str:
+        """A new service; or a known one that promises something else, whose past stays."""
+        known = self._services.get(event.name)
+        if known is not None:
+            if known.promised == event.promised:
+                return "a service that came twice"
+            limits = event.promised.limits
+            state = known.watch.state
+            target = min(limits.most, max(limits.least, state.target))
+            # A correction is of a profile; a new profile has none yet.
+            same = known.promised.model == event.promised.model
+            watch = replace(known.watch, state=replace(state, target=target))
+            known.watch = watch if same else AutoscalerState(watch.state)
+            known.promised = event.promised
+            known.decision = ReplicaDecision(target, "its promise has changed")
+            return self._due_instructions(event.name, known, event.at_s)
+        if event.replicas < 0 or len(self._services) >= self._settings.services_most:
+            return "more services than are steered, or impossible replicas"
+        watch = start_autoscaler(event.promised, event.replicas)
+        reason = (
+            "as it was found" if watch.state.target == event.replicas else "the least or most replicas of its promise"
+        )
+        service = _ServiceController(
+            event.promised, watch, ReplicaDecision(watch.state.target, reason), event.at_s, event.replicas
+        )
+        self._services[event.name] = service
+        return self._due_instructions(event.name, service, event.at_s)
+
+    def add_window(self, event: ServiceWindow) -> list[ScaleService] | str:
+        """What the window asks for; None for one that is old or that the model cannot read."""
+        service = self._services.get(event.name)
+        if service is None or (service.window_s is not None and event.at_s <= service.window_s):
+            return "a window that is old, or of what is not known"
+        try:
+            watch, advice = on_window(service.promised, service.watch, event.window, event.at_s)
+        except ControllerError:
+            return "a window that no model explains"
+        service.watch, service.advice, service.window_s = watch, advice, event.at_s
+        service.decision = advice.decision
+        return self._due_instructions(event.name, service, event.at_s)
+
+    def set_ready_replicas(self, event: ServiceReady) -> list[ScaleService] | str:
+        """What is known once so many replicas serve."""
+        service = self._services.get(event.name)
+        if service is None or event.replicas < 0 or event.at_s < service.serving_s:
+            return "replicas that are old, impossible, or of what is not known"
+        service.serving_s = event.at_s
+        service.watch = on_ready_replicas(service.promised, service.watch, event.replicas, event.at_s)
+        return []
+
+    def end_service(self, name: str) -> bool:
+        """Forgets a service; whether there was one."""
+        return self._services.pop(name, None) is not None
+
+    def on_tick(self, at_s: float) -> list[ScaleService]:
+        """What is said again, and what time alone changes: a service may be blind now."""
+        made = []
+        for name, service in self._services.items():
+            service.watch, advice = on_tick(service.promised, service.watch, at_s)
+            if advice.decision.reason != "nothing new":
+                service.decision = advice.decision
+            made += self._due_instructions(name, service, at_s)
         return made
 
+    def service_statuses(self, now_s: float) -> list[ServiceControlStatus]:
+        """How each stands, in order of names."""
+        return [self._standing(name, self._services[name], now_s) for name in sorted(self._services)]
 
-class ControllerPort(Protocol):
-    """What the control cycle needs of the objective controller."""
+    def _standing(self, name: str, service: _ServiceController, now_s: float) -> ServiceControlStatus:
+        slow, advice, state = calibration_factor(service.watch.correction, now_s), service.advice, service.watch.state
+        live = None if advice is None else advice.live
+        return ServiceControlStatus(
+            name=name,
+            at_s=service.window_s,
+            live_s=None if live is None else live.value_s,
+            model_s=None if advice is None else advice.model_s,
+            factor=slow.value,
+            factor_error=slow.error,
+            is_profile_wrong=advice is not None and advice.is_profile_wrong,
+            phase=state.phase,
+            serving=state.ready,
+            target=state.target,
+            reason=service.decision.reason,
+        )
+
+    def _due_instructions(self, name: str, service: _ServiceController, at_s: float) -> list[ScaleService]:
+        """The Scale that is due: the target is another, or was said long ago and has not come."""
+        target = service.decision.replicas
+        repeated = service.watch.state.ready != target and at_s - service.said_s >= self._settings.repeat_s
+        if target == service.told and not repeated:
+            return []
+        service.told, service.said_s = target, at_s
+        return [ScaleService(name, target, service.decision.reason)]
+
+
+_Made = Sequence[ControlInstruction] | str  # or why nothing was changed
+
+
+class ObjectiveController:
+    """One fleet's services and jobs."""
+
+    def __init__(self, settings: ControlSettings | None = None) -> None:
+        self.settings = settings or ControlSettings()
+        self._now_s = -math.inf
+        self._services = ServiceControllers(self.settings)
+        self._jobs = PowerCapController(self.settings)
+        self._ignored: Counter[str] = Counter()
 
     def handle_event(self, event: ControlEvent) -> list[ControlInstruction]:
         """What should be done after an event."""
+        if not math.isfinite(event.at_s):
+            self._ignored["a time that is none"] += 1
+            return []
+        self._now_s = max(self._now_s, event.at_s)
+        made = self._dispatch(event)
+        if isinstance(made, str):
+            self._ignored[made] += 1
+            made = []
+        return [*made, *self._jobs.allocate_if_due(self._now_s)]
+
+    def initial_limit_w(self, limits_w: Iterable[float], holdings: Iterable[Holding]) -> float | None:
+        """The largest limit that a new job could begin with within the budgets; None where not even the least fits."""
+        return self._jobs.initial_limit_w(limits_w, holdings)
+
+    def limit_histories(self) -> dict[str, LimitHistory]:
+        """What jobs whose search has settled did at each limit."""
+        return {
+            name: LimitHistory(tuple(arm for arm in job.search.arms if arm.windows), job.search.noise)
+            for name, job in self._jobs.jobs.items()
+            if job.decision.settled
+        }
 
     def evaluate_budgets(self, budgets: BudgetTree, lowest: Mapping[str, tuple[str, ...]]) -> BudgetPreview:
-        """The limits that jobs would have under other budgets."""
+        """The limits that jobs would have under other budgets; `lowest` names the nearest budget of each node.
 
-    def limit_histories(self) -> Mapping[str, LimitHistory]:
-        """What settled jobs did at each limit."""
+        Changes nothing, and takes as long as a division does.
+        """
+        found = self._jobs.preview_budgets(self._now_s, budgets, lowest)
+        jobs = []
+        for name in sorted(self._jobs.jobs):
+            curve, limit_w = self._jobs.jobs[name].curve, found.ceilings_w[name]
+            assert limit_w is not None, "every job is given a limit"
+            at = None if curve is None else curve.interpolate(min(max(limit_w, curve.limits_w[0]), curve.limits_w[-1]))
+            jobs.append(
+                PreviewedJob(
+                    name,
+                    limit_w,
+                    None if at is None or curve is None else at.time_s / curve.largest.time_s - 1.0,
+                    None if at is None or curve is None else 1.0 - at.energy_j / curve.largest.energy_j,
+                )
+            )
+        return BudgetPreview(tuple(jobs), {name: (one.watts, one.reason) for name, one in found.shortfalls.items()})
 
     def controller_status(self) -> ControllerStatus:
         """How everything stands."""
+        jobs, now_s = self._jobs, self._now_s
+        return ControllerStatus(
+            at_s=now_s,
+            services=tuple(self._services.service_statuses(now_s)),
+            jobs=tuple(self._job(jobs.jobs[name]) for name in sorted(jobs.jobs)),
+            budgets=tuple(self._budgets()),
+            price_per_j=jobs.prices.price_per_j(now_s) if math.isfinite(now_s) else None,
+            price_weight=jobs.prices.price_weight(now_s) if math.isfinite(now_s) else 1.0,
+            ignored=dict(sorted(self._ignored.items())),
+        )
+
+    def _dispatch(self, event: ControlEvent) -> _Made:
+        """The part that an event is for."""
+        match event:
+            case ServiceStarted():
+                if event.name in self._jobs.jobs:
+                    return "a service with the name of a job"
+                return self._services.start_service(event)
+            case ServiceWindow():
+                return self._services.add_window(event)
+            case ServiceReady():
+                return self._services.set_ready_replicas(event)
+            case WorkloadEnded():
+                return [] if self._services.end_service(event.name) else self._jobs.end_job(event.name)
+            case ControlTick():
+                return [*self._services.on_tick(self._now_s), *self._jobs.on_tick(self._now_s)]
+            case _:
+                return self._dispatch_job_event(event)
+
+    def _dispatch_job_event(self, event: ControlEvent) -> _Made:
+        jobs = self._jobs
+        match event:
+            case JobStarted():
+                return "a job with the name of a service" if event.name in self._services else jobs.start_job(event)
+            case JobMeasured():
+                return jobs.add_window(event)
+            case JobPredicted(_, name, prior):
+                known = jobs.jobs.get(name)
+                if known is None:
+                    return "a prediction of what is not known"
+                known.set_prior(prior)
+                return []
+            case JobMissed(at_s, name, reason):
+                return jobs.add_missed_window(at_s, name, reason)
+            case BudgetsSet(_, budgets):
+                return jobs.set_budgets(self._now_s, budgets)
+            case PricesSet(_, tariff):
+                return jobs.set_tariff(self._now_s, tariff)
+            case LimitConfirmed() | LimitFailed():
+                return jobs.confirm_command(event)
+            case AllocationSolved(at_s, number, shared):
+                return jobs.apply_allocation(at_s, number, shared)
+            case NodeUnreachable():
+                return jobs.mark_node_lost(event)
+            case NodeLeaseExpired():
+                return jobs.mark_lease_ended(event)
+            case NodeReachable():
+                return jobs.mark_node_returned(event)
+            case _:
+                return "an event that is none"
+
+    def _job(self, job: JobController) -> JobControlStatus:
+        known = self._jobs.holding_statuses(job).values()
+        limits_w = [one.limit_w for one in known]
+        if any(one.lost for one in known):
+            phase = LimitPhase.LOST
+        elif job.pinned_w is not None:
+            phase = LimitPhase.STUCK
+        elif job.decision.why is PickReason.BLIND:
+            phase = LimitPhase.BLIND
+        else:
+            phase = LimitPhase.SETTLED if job.decision.settled else LimitPhase.SEARCHING
+        return JobControlStatus(
+            name=job.began.name,
+            phase=phase,
+            limit_w=limits_w[0] if all(is_same_limit(limit_w, limits_w[0]) for limit_w in limits_w) else None,
+            target_w=job.target_w,
+            ceiling_w=job.ceiling_w,
+            slowdown=job.slowdown(),
+            earned_s=job.earned_s(),
+            saving=job.saving(),
+            reason=job.reason,
+            back_w=job.reclaimable_w(),
+        )
+
+    def _budgets(self) -> Iterable[BudgetControlStatus]:
+        jobs = self._jobs
+        claims, lacks = jobs.changes.claims_w(), jobs.changes.shortfalls()
+        for budget, room_w in zip(jobs.budgets.all, jobs.budgets.available_w(), strict=True):
+            lack, short = lacks.get(budget.name, 0.0), jobs.shortfalls.get(budget.name)
+            reason = "limits in force, and those that expiring leases restore, exceed the budget" if lack > 0.0 else ""
+            if short is not None and short.watts >= lack:
+                lack, reason = short.watts, short.reason
+            yield BudgetControlStatus(budget.name, room_w, claims[budget.name], lack, reason, budget.other_w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +419,10 @@ class ControlCycle:
         settings: ObjectiveSettings,
         catalogue: Catalogue,
         *,
-        steering: ControllerPort | None = None,
         foreseen: PredictedPlans | None = None,
     ) -> None:
         self.settings = settings
-        self.steering: ControllerPort = ObjectiveController(settings.steering) if steering is None else steering
+        self.steering = ObjectiveController(settings.steering)
         self._foreseen = foreseen or PredictedPlans()
         self._services = ServiceObserver(settings, self._foreseen)
         self._jobs = JobObserver(settings, catalogue)
@@ -320,9 +511,25 @@ class ControlCycle:
         self, policy: Policy, draws: Sequence[NodePowerDraw], workloads: Mapping[str, Workload]
     ) -> ImagineBudgetsResponse:
         """What jobs would have under a policy's budgets; nothing changes. Raises InvalidBudget."""
-        begun = self._jobs.managed_jobs()
-        gpus = {name: {node: len(uuids) for node, uuids in by_node.items()} for name, by_node in begun.items()}
-        return evaluate_policy_budgets(self.steering, policy, draws, gpus, workloads)
+        begun, budgets = self._jobs.managed_jobs(), policy_budgets(policy, draws)
+        lowest = {one.inventory.node_name: nearest_budgets(policy, one.inventory) for one in draws}
+        found = self.steering.evaluate_budgets(budgets, lowest)
+        claimed = {one.name: one.other_w for one in budgets.all}
+        for job in found.jobs:
+            for node, uuids in begun.get(job.name, {}).items():
+                for place in budgets.chain_indices(lowest.get(node, ())):
+                    claimed[budgets.all[place].name] += len(uuids) * job.limit_w
+        return ImagineBudgetsResponse(
+            jobs=tuple(_imagined_status(job, workloads[job.name]) for job in found.jobs if job.name in workloads),
+            budgets=tuple(
+                BudgetStatus(
+                    budget=budget,
+                    claimed_w=claimed[make_budget_key(budget.scope, budget.name)],
+                    shortfall_w=found.shortfalls.get(make_budget_key(budget.scope, budget.name), (0.0, ""))[0],
+                )
+                for budget in policy.budgets
+            ),
+        )
 
     def _observe_nodes(self, events: Iterable[ControlEvent]) -> list[ControlInstruction]:
         return [instruction for event in events for instruction in self.steering.handle_event(event)]
@@ -333,7 +540,7 @@ class ControlCycle:
         begun = self._jobs.managed_jobs()
         for job, uuids in begun.items():
             for name, held in uuids.items():
-                limit_w = _highest_w(world, name, held)
+                limit_w = highest_limit_w(world, name, held)
                 view, before = world.nodes.get(name), seen.get(name)
                 known = {} if before is None else before.limits_w
                 whole = None if known is None or limit_w is None else {**known, f"{job}/{name}": limit_w}
@@ -418,10 +625,17 @@ class ControlCycle:
         )
 
 
-def _highest_w(world: ClusterObservation, node: str, uuids: Iterable[str]) -> float | None:
-    """The highest limit of these GPUs as read just now; None while one is not known."""
-    look = world.looks.get(node)
-    held = list(uuids)
-    if look is None or not look.limits_w.keys() >= set(held):
-        return None
-    return max(look.limits_w[uuid] for uuid in held)
+_UNKNOWN = "its power curve is not known yet, nor what it would lose"
+
+
+def _imagined_status(job: PreviewedJob, workload: Workload) -> JobStatus:
+    return JobStatus(
+        workload_id=job.name,
+        name=workload.spec.name,
+        phase="imagined",
+        power_limit_w=job.limit_w,
+        slowdown=job.slowdown,
+        saving=job.saving,
+        reason=_UNKNOWN if job.slowdown is None else "",
+        is_advice=True,
+    )

@@ -13,17 +13,24 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.errors import ControllerError
 from eelgrid_controller.objectives.control_cycle import ControlCycle, CycleResult, ObjectivesStatus
-from eelgrid_controller.objectives.forecasts import FamilyLearner, ForecastQuestion, ForecastService, ProfileForecast
-from eelgrid_controller.objectives.learning_process import LearningProcess
+from eelgrid_controller.objectives.forecasts import (
+    STORED_POINTS_MOST,
+    FamilyLearner,
+    ForecastQuestion,
+    ForecastService,
+    LearningProcess,
+    ProfileForecast,
+)
 from eelgrid_controller.objectives.observation import (
     ClusterObservation,
     ClusterSums,
+    CoreReader,
     JobProgress,
     NodeObservation,
+    ObjectiveSettings,
     ObservedNode,
     iter_batches,
     node_readings,
@@ -38,16 +45,13 @@ from eelgrid_controller.objectives.power.control_events import (
     SolveAllocation,
 )
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans
-from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound, ScrapeTarget
-from eelgrid_controller.objectives.settings import ObjectiveSettings
+from eelgrid_controller.objectives.services.service_metrics import ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.status import ControlCounts, objective_latency_s, promise_statuses, refusal_rule
-from eelgrid_controller.profiles.conservative import STORED_POINTS_MOST
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import EngineOverrides
 from eelgrid_controller.state.events import WorkloadCancelled, WorkloadSubmitted
-from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name
+from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WorkInterval, make_job_profile_name
 from eelgrid_controller.state.telemetry import Telemetry
-from eelgrid_controller.state.work_intervals import WorkInterval
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Fault, InvalidArgument, NotFound
@@ -90,11 +94,6 @@ class AllocationWorker:
         """The answers since the last time, by number."""
         taken, self._found = tuple(self._found), []
         return taken
-
-    async def wait_idle(self) -> None:
-        """Until nothing is asked."""
-        if self._working is not None:
-            await self._working
 
     def stop(self) -> None:
         """Hear of nothing more."""
@@ -171,17 +170,12 @@ _CHANGED_PROFILES_MOST = 1024
 _WANTED_MOST = 64  # profiles that others than promised workloads ask for
 
 
-class _CoreReads(Protocol):
-    async def read(self, view: Callable[[Core], _Result]) -> _Result:
-        """What `view` makes of the core."""
-
-
 class ForecastFeed:
     """Feeds new profile points to the forecasts; used from the event loop."""
 
     def __init__(
         self,
-        loop: _CoreReads,
+        loop: CoreReader,
         catalogue: Catalogue,
         *,
         learner: FamilyLearner | None,
@@ -311,16 +305,6 @@ class ControlLoop:
         for workload in loop.core.state.workloads.values():
             self._track_workload(workload.workload_id, workload)
         loop.listeners.append(self._on_commit)
-
-    @property
-    def scale_count(self) -> int:
-        """Services and jobs that were given other replicas, so far."""
-        return self.counts.done["scale"]
-
-    @property
-    def limit_count(self) -> int:
-        """Jobs that were given another limit, so far."""
-        return self.counts.done["limit"]
 
     @property
     def objectives_status(self) -> ObjectivesStatus:

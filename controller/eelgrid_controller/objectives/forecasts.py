@@ -1,30 +1,132 @@
-"""Answers profile forecasts in a background thread and decides when a profile family is learned again."""
+"""Answers profile forecasts in a background thread, and learns profile families in a child process.
+
+Conservative use of predictions: candidate configurations, and points at the safe end of their intervals. A family is
+learned again when it has grown, in a child (`python -m` this module) with bounded CPU time, memory and wall time, which
+reads one line of JSON from standard input and writes one to standard output. It alone imports scikit-learn.
+"""
 
 import contextlib
+import json
 import logging
 import math
+import os
+import resource
+import subprocess
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.profiles.conservative import (
-    INTERVAL_RATIO_MOST,
-    ConservativePoint,
-    build_store,
-    candidate_configurations,
-    conservative_point,
-    usual_configuration,
+from eelgrid_controller.profiles.points import (
+    POWER,
+    THROUGHPUT,
+    Configuration,
+    EstimateBasis,
+    LogRatio,
+    Point,
+    ProfileEstimate,
+    ProfilePrediction,
 )
-from eelgrid_controller.profiles.points import POWER, THROUGHPUT, LogRatio, Point
+from eelgrid_controller.profiles.store import CELLS_MOST, ProfiledWorkload, ProfileReading, ProfileStore
 from eelgrid_protos.catalogue.loader import Catalogue
 
 if TYPE_CHECKING:
     from eelgrid_controller.profiles.prediction import ProfilePredictor
-    from eelgrid_controller.profiles.store import ProfileStore
     from eelgrid_controller.profiles.surfaces import LearnedFamily
+
+
+STORED_POINTS_MOST = 2048  # that are learned from
+QUESTIONS_PER_PROFILE_MOST = 64  # configurations in one question
+# End of an interval over its middle, or the inverse; a correction (services.service_model) goes as far.
+INTERVAL_RATIO_MOST = 4.0
+SERVED, TRAINED = "served", "trained"
+
+
+class ConservativePoint(NamedTuple):
+    """A predicted point on the safe side, and the whole intervals."""
+
+    point: Point
+    throughput_hz: ProfileEstimate
+    latency_s: Mapping[float, ProfileEstimate]
+
+
+def profile_family(points: Iterable[Point]) -> str:
+    """Whom a profile learns with."""
+    return SERVED if any(point.latency_s for point in points) else TRAINED
+
+
+def build_store(points: Mapping[str, Sequence[Point]], most: int = STORED_POINTS_MOST) -> ProfileStore:
+    """The store that was told these points; what cannot be is left out. All of one profile or none, in their order."""
+    found, left = ProfileStore(), most
+    for name, of in points.items():
+        if not of or len(of) > left:
+            continue
+        left -= len(of)
+        found = found.with_workload(ProfiledWorkload(name, profile_family(of)))
+        for second, point in enumerate(of[:CELLS_MOST]):
+            try:
+                found = found.with_reading(ProfileReading(point, float(second)))
+            except ControllerError:
+                continue
+    return found
+
+
+def candidate_configurations(
+    points: Iterable[Point], gpu_model: str, gpus: int, limit_w: float | None
+) -> tuple[Configuration, ...]:
+    """How a profile that ran on as many GPUs elsewhere would run on whole ones of this model; rising in batch."""
+    ways = {
+        replace(point.configuration, gpu_model=gpu_model, gpus=gpus, mig_profile="", power_limit_w=limit_w)
+        for point in points
+        if not point.configuration.mig_profile and point.configuration.gpus == gpus and point.throughput_hz > 0.0
+    }
+    return tuple(
+        sorted(ways, key=lambda one: (one.batch, one.processes, one.clock_mhz or 0, one.label))[
+            :QUESTIONS_PER_PROFILE_MOST
+        ]
+    )
+
+
+def usual_configuration(points: Sequence[Point], gpu_model: str, gpus: int) -> Configuration | None:
+    """How a job of this profile most often ran, put on a whole GPU model at the default limit; None without points.
+
+    Runs on as many GPUs count, or all if there are none.
+    """
+    ran = [point for point in points if not point.configuration.mig_profile and point.power_w is not None]
+    alike = [point for point in ran if point.configuration.gpus == gpus] or ran
+    ways = Counter(replace(point.configuration, gpu_model=gpu_model, gpus=gpus, power_limit_w=None) for point in alike)
+    return min(ways, key=lambda one: (-ways[one], repr(one)), default=None)
+
+
+def conservative_point(workload: str, prediction: ProfilePrediction) -> ConservativePoint | str:
+    """The safe side of a prediction; or why it is none to plan with."""
+    throughput, latencies = prediction.throughput_hz, prediction.latency_s
+    if throughput is None:
+        return prediction.missing.get("throughput_hz", "its throughput is not known")
+    if not latencies:
+        return "no latency is known of profiles of its kind"
+    if min(one.basis for one in (throughput, *latencies.values())) is EstimateBasis.PRIOR:
+        return "its power limit was never varied by profiles of its kind"
+    reach = max(_interval_ratio(one) for one in (throughput, *latencies.values()))
+    if reach > INTERVAL_RATIO_MOST:
+        return f"its 90 % interval reaches to {reach:.0f} times the middle, which is too wide to plan with"
+    point = Point(
+        workload,
+        prediction.configuration,
+        throughput.lower,
+        {quantile: one.upper for quantile, one in latencies.items()},
+        None if prediction.power_w is None else prediction.power_w.upper,
+        source="predicted",
+    )
+    return ConservativePoint(point, throughput, latencies)
+
+
+def _interval_ratio(one: ProfileEstimate) -> float:
+    return max(one.upper / one.median, one.median / one.lower)
 
 
 QUESTIONS_MOST = 1024
@@ -92,7 +194,7 @@ class ProfileForecast(NamedTuple):
 class FamilyLearner(Protocol):
     """Where learning is done."""
 
-    def __call__(self, profiles: "ProfileStore", family: str) -> "LearnedFamily":
+    def __call__(self, profiles: ProfileStore, family: str) -> "LearnedFamily":
         """What a family teaches; raises ControllerError."""
 
     def close(self) -> None:
@@ -198,7 +300,7 @@ class ForecastService:
                 self._mail.is_running = False
 
     def _learn_families(
-        self, profiles: "ProfileStore", points: Mapping[str, tuple[Point, ...]], families: Iterable[str]
+        self, profiles: ProfileStore, points: Mapping[str, tuple[Point, ...]], families: Iterable[str]
     ) -> bool:
         """Learns the families that are due; whether anything was."""
         from eelgrid_controller.profiles.profile_service import ProfileService
@@ -238,7 +340,7 @@ class ForecastService:
         return learned
 
     def _answer_questions(
-        self, profiles: "ProfileStore", points: Mapping[str, tuple[Point, ...]], questions: Iterable[ForecastQuestion]
+        self, profiles: ProfileStore, points: Mapping[str, tuple[Point, ...]], questions: Iterable[ForecastQuestion]
     ) -> None:
         from eelgrid_controller.profiles.prediction import ProfilePredictor
 
@@ -256,7 +358,7 @@ class ForecastService:
     def _forecast(
         self,
         predictor: "ProfilePredictor",
-        profiles: "ProfileStore",
+        profiles: ProfileStore,
         points: Mapping[str, tuple[Point, ...]],
         question: ForecastQuestion,
     ) -> ProfileForecast:
@@ -376,3 +478,89 @@ def _alike(one: ProfileForecast, other: ProfileForecast) -> bool:
 def _numbers(one: ConservativePoint) -> list[float]:
     spans = [one.throughput_hz, *(one.latency_s[quantile] for quantile in sorted(one.latency_s))]
     return [value for span in spans for value in span[:3]]
+
+
+CHILD_CPU_S = 600
+WALL_S = 1800.0
+MEMORY_BYTES = 4 << 30  # of addresses; 0.3 GB of them are used
+_NICE = 10
+_MESSAGE_LENGTH_MOST = 500  # characters of what a child says when it fails
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class LearningFailed(ControllerError):
+    """The child ended without an answer."""
+
+
+class LearningProcess:
+    """Learns in a child, one at a time; `close` may come from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def __call__(self, profiles: ProfileStore, family: str) -> "LearnedFamily":
+        """What a family teaches; raises LearningFailed. Waits for the child, WALL_S at most."""
+        from eelgrid_controller.profiles.profile_service import decode_record, encode_record
+        from eelgrid_controller.profiles.surfaces import LearnedFamily
+
+        question = json.dumps({"family": family, "profiles": encode_record(profiles)}).encode()
+        with self._lock:
+            if self._is_closed:
+                raise LearningFailed("the daemon stops", "start it again")
+            self._child = child = subprocess.Popen(  # our own module
+                [sys.executable, "-m", "eelgrid_controller.objectives.forecasts"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **_ONE_THREAD},
+            )
+        try:
+            answer, said = child.communicate(question, timeout=WALL_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            raise LearningFailed(f"learning took over {WALL_S:g} s", "give the controller more CPU time") from None
+        finally:
+            with self._lock:
+                self._child = None
+        if child.returncode != 0:
+            last = said.decode(errors="replace").strip()[-_MESSAGE_LENGTH_MOST:]
+            raise LearningFailed(f"learning ended with {child.returncode}: {last}", "see its last output")
+        found = decode_record(json.loads(answer))
+        if not isinstance(found, LearnedFamily):
+            raise LearningFailed("the learning process gave an unexpected answer", "install one release of eelgrid")
+        return found
+
+    def close(self) -> None:
+        """Ends a child that runs; none is begun after this."""
+        with self._lock:
+            self._is_closed = True
+            if self._child is not None:
+                self._child.kill()
+
+
+def run_child() -> int:
+    """The child: one question from standard input, one answer to standard output."""
+    from eelgrid_controller.profiles.learning import learn_family
+    from eelgrid_controller.profiles.profile_service import decode_record, encode_record
+    from eelgrid_protos.catalogue.loader import load_catalogue
+
+    os.nice(_NICE)
+    resource.setrlimit(resource.RLIMIT_CPU, (CHILD_CPU_S, CHILD_CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    question = json.loads(sys.stdin.buffer.read())
+    profiles = decode_record(question["profiles"])
+    assert isinstance(profiles, ProfileStore), "the parent sends a store"
+    try:
+        learned = learn_family(profiles, question["family"], load_catalogue())
+    except ControllerError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(json.dumps(encode_record(learned)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_child())

@@ -19,12 +19,13 @@ from eelgrid_controller.objectives.observation import (
     GpuCounters,
     JobMeter,
     JobProgress,
+    ObjectiveSettings,
     allows_enforcement,
     gpu_models_of,
+    highest_limit_w,
 )
-from eelgrid_controller.objectives.policy_budgets import nearest_budgets
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
-from eelgrid_controller.objectives.power.budgets import Holding
+from eelgrid_controller.objectives.power.budgets import Holding, nearest_budgets
 from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     JobMeasured,
@@ -36,12 +37,10 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.power.estimates import LimitArm, LimitHistory, MeasurementWindow, WindowScatter
 from eelgrid_controller.objectives.power.power_model import PowerCurve
 from eelgrid_controller.objectives.promises import gpus_by_node, job_holdings, job_promise, metric_urls, related_curves
-from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, ScrapeTarget
-from eelgrid_controller.objectives.settings import ObjectiveSettings
-from eelgrid_controller.placement.gpu_power import PowerLimitRange, find_power_limit_range, list_limit_choices
+from eelgrid_controller.objectives.services.service_metrics import ExpositionPage, ScrapeTarget
+from eelgrid_controller.placement.power import PowerLimitRange, find_power_limit_range, list_limit_choices
 from eelgrid_controller.profiles.points import Point
-from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, make_job_profile_name
-from eelgrid_controller.state.work_intervals import WORK, WorkInterval
+from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, WORK, WorkInterval, make_job_profile_name
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.messages import MeasuredPoint, TrainingPromise, Workload
 
@@ -445,7 +444,11 @@ class JobObserver:
         """The event that starts managing the job; None while that would be too early."""
         waited = world.at_s - job.since_s >= self._settings.readings_s
         ran_s = max(0.0, world.at_s - workload.placed_ns / 1e9)
-        limits_w = self._held_w(stand, world)
+        limits_w = {
+            node: limit_w
+            for node, uuids in stand.uuids.items()
+            if (limit_w := highest_limit_w(world, node, uuids)) is not None
+        }
         is_old = ran_s > self._settings.readings_s and stand.promise.deadline_ns > 0
         if not waited and (len(limits_w) < len(stand.holdings) or (is_old and job.progress is None)):
             return None
@@ -483,13 +486,3 @@ class JobObserver:
                 gpu_model,
             )
         return known[gpu_model]
-
-    @staticmethod
-    def _held_w(stand: _JobPlacement, world: ClusterObservation) -> dict[str, float]:
-        """The highest limit of its GPUs on each node that reported them all."""
-        found = {}
-        for node, uuids in stand.uuids.items():
-            look = world.looks.get(node)
-            if look is not None and look.limits_w.keys() >= set(uuids):
-                found[node] = max(look.limits_w[uuid] for uuid in uuids)
-        return found

@@ -1,5 +1,8 @@
 """What one control cycle observes: workloads, nodes, readings, profiles, job measurement windows and sums over all nodes.
 
+`ObjectiveSettings` says how often and how long. `PendingLimits` waits for the nodes' answers to limits, by the plan epoch
+that a node has applied and the limits that it reads back; `NodeLivenessTracker` for nodes that are away.
+
 A job window lies between two progress reports at one power limit; energy is interpolated between the counters of each
 GPU. Limits that were lowered count at their read-back value until they are confirmed.
 
@@ -16,21 +19,84 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.objectives.policy_budgets import NodePowerDraw
+from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.objectives.power.bandit import MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import BudgetAllocation
-from eelgrid_controller.objectives.power.control_events import JobControlStatus
+from eelgrid_controller.objectives.power.budgets import NodePowerDraw
+from eelgrid_controller.objectives.power.control_events import (
+    ControlSettings,
+    JobControlStatus,
+    LimitConfirmed,
+    LimitFailed,
+    NodeLeaseExpired,
+    NodeLimitReport,
+    NodeReachable,
+    NodeUnreachable,
+    PendingLimit,
+)
 from eelgrid_controller.objectives.power.estimates import MeasurementWindow
 from eelgrid_controller.objectives.power.power_model import is_higher_limit, is_same_limit
-from eelgrid_controller.objectives.services.prometheus_text import ScrapeRound
-from eelgrid_controller.placement.gpu_power import find_power_limit_range
+from eelgrid_controller.objectives.services.service_metrics import ScrapeRound
+from eelgrid_controller.placement.power import find_power_limit_range
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_controller.state.policy import is_pool_enforced
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.catalogue.loader import Catalogue
-from eelgrid_protos.messages import Inventory, PlanApplied, Policy, Reading, Workload
+from eelgrid_protos.messages import ApplyStatus, Inventory, PlanApplied, Policy, Reading, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSettings:
+    """Thresholds of the control loop."""
+
+    # Agents send every 5 s by default; looking more often would see the same readings.
+    cycle_s: float = 5.0
+    # A p95 needs 20 requests in a window (services.service_metrics): 15 s of 1.3 a second, and Prometheus' own usual interval.
+    scrape_s: float = 15.0
+    # A fall looks back so far and waits so long for the next (services.autoscaler has the theory).
+    hold_s: float = 300.0
+    cool_s: float = 60.0
+    # Rounds without a page until a service is blind: one lost page is chance, four are not.
+    stale_rounds: int = 4
+    # Windows of a job: a limit shows in throughput within seconds, and Zeus measured 40 s for each.
+    window_s: float = 30.0
+    # A job whose progress or power stays away so long has missed a window.
+    missed_s: float = 180.0
+    # A limit moves by 50 W a cycle of the guard (1 s) after a plan of 0.1 s: 15 s at most from one end to the other.
+    confirm_s: float = 60.0
+    # A node that comes back tells its limits with its first samples; after a restart jobs are taken up with them.
+    readings_s: float = 30.0
+    # Watts of GPUs that are not steered change with placements; summing 10,000 nodes takes 50 ms in slices.
+    others_s: float = 30.0
+    # A resize must pay within so long, and no job is resized more often: an hour is 60 restarts of a minute a month.
+    elastic_s: float = 3600.0
+    away_grace_s: float = 10.0  # the loop's: a lost node's lease began to run out so long before
+    # Promised workloads that are steered; more are placed as ever, and told so.
+    workloads_most: int = 20_000
+    # A division of 64 jobs takes a tenth of a second of a turn, one of 1,000 would keep everything else waiting.
+    steering: ControlSettings = field(default_factory=lambda: ControlSettings(divided_inside=64))
+
+    def __post_init__(self) -> None:
+        """Refuses what no control loop can run with."""
+        for name in (
+            "cycle_s",
+            "scrape_s",
+            "hold_s",
+            "window_s",
+            "missed_s",
+            "confirm_s",
+            "readings_s",
+            "others_s",
+            "elastic_s",
+        ):
+            if not 0.0 < getattr(self, name) <= 86_400.0:
+                raise ControllerConfigError(f"{name} is {getattr(self, name)}", "give seconds above 0, at most 86400")
+        if not 0.0 <= self.cool_s <= 86_400.0 or not 0.0 <= self.away_grace_s <= 86_400.0:
+            raise ControllerConfigError(f"cool_s is {self.cool_s}", "give seconds between 0 and 86400")
+        if self.stale_rounds < 1 or self.workloads_most < 1:
+            raise ControllerConfigError("stale_rounds or workloads_most is below 1", "give at least 1")
 
 
 class GpuCounters(NamedTuple):
@@ -72,11 +138,6 @@ class JobMeter:
         self._since_s = begun_s  # of the last window, or of when one was missed
         self._last: JobProgress | None = None
         self._opening: _Opening | None = None
-
-    @property
-    def latest_progress(self) -> float | None:
-        """The work that was reported last."""
-        return None if self._last is None else self._last.work
 
     def restart_window(self) -> None:
         """Drops the open window: what was seen so far belongs to another limit."""
@@ -198,6 +259,14 @@ def allows_enforcement(world: ClusterObservation, workload: Workload) -> bool:
     return all(node is not None and is_pool_enforced(world.policy, node.inventory.pool) for node in nodes)
 
 
+def highest_limit_w(world: ClusterObservation, node: str, uuids: Iterable[str]) -> float | None:
+    """The highest limit of these GPUs as read just now; None while one is not known."""
+    look, held = world.looks.get(node), list(uuids)
+    if look is None or not look.limits_w.keys() >= set(held):
+        return None
+    return max(look.limits_w[uuid] for uuid in held)
+
+
 def read_back_limits(world: ClusterObservation, jobs: Iterable[JobControlStatus] = ()) -> dict[str, float]:
     """The highest limit that a workload's GPUs have, or may yet ask back, where it is above the journal's."""
     found: dict[str, float] = {job.name: math.inf for job in jobs if job.back_w > 0.0 and job.name in world.workloads}
@@ -282,6 +351,114 @@ def free_gpus(core: Core, name: str) -> dict[str, int]:
         if usable and gpu.uuid not in record.gpu_milli:
             found[gpu.model] = found.get(gpu.model, 0) + 1
     return found
+
+
+_DONE = frozenset((ApplyStatus.REFUSED, ApplyStatus.FAILED))
+
+
+class PendingLimits:
+    """All instructions that no node has answered yet, by number."""
+
+    def __init__(self, *, confirm_s: float) -> None:
+        self._confirm_s = confirm_s
+        self._asked: dict[int, PendingLimit] = {}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that are to answer."""
+        return frozenset(asked.node for asked in self._asked.values())
+
+    def add_request(self, asked: PendingLimit) -> None:
+        """Awaits an answer; an older instruction for the same GPUs gets none any more."""
+        uuids = frozenset(asked.uuids)
+        self._asked = {
+            number: one for number, one in self._asked.items() if one.node != asked.node or uuids.isdisjoint(one.uuids)
+        }
+        self._asked[asked.number] = asked
+
+    def forget_node(self, node: str) -> None:
+        """The node is lost: its numbers are void."""
+        self._asked = {number: one for number, one in self._asked.items() if one.node != node}
+
+    def collect_answers(self, words: Mapping[str, NodeLimitReport], at_s: float) -> list[LimitConfirmed | LimitFailed]:
+        """The answers that node reports give by now; each instruction is answered once."""
+        made: list[LimitConfirmed | LimitFailed] = []
+        for number in sorted(self._asked):
+            one = self._asked[number]
+            word = words.get(one.node)
+            answer = None if word is None else self._answer_request(one, word, at_s)
+            if answer is not None:
+                del self._asked[number]
+                made.append(answer)
+        return made
+
+    def _answer_request(
+        self, one: PendingLimit, word: NodeLimitReport, at_s: float
+    ) -> LimitConfirmed | LimitFailed | None:
+        told = {}
+        if word.applied is not None and word.applied.epoch >= one.epoch:
+            told = {result.subject: result for result in word.applied.results}
+        results = [told[uuid] for uuid in one.uuids if uuid in told]
+        read_w = [result.power_limit_w for result in results]
+        known_w = [limit_w for limit_w in read_w if limit_w is not None]
+        if any(result.status in _DONE for result in results):
+            highest = max(known_w) if len(known_w) == len(one.uuids) else None
+            return LimitFailed(at_s, one.number, highest)
+        if len(known_w) == len(one.uuids) and all(result.status is ApplyStatus.APPLIED for result in results):
+            return LimitConfirmed(at_s, one.number, max(known_w))
+        seen_w = [word.limits_w[uuid] for uuid in one.uuids if uuid in word.limits_w]
+        waited_s = at_s - one.at_s
+        is_seen = len(seen_w) == len(one.uuids) and word.age_s is not None and word.age_s < waited_s
+        if is_seen and all(is_same_limit(limit_w, one.limit_w) for limit_w in seen_w):
+            return LimitConfirmed(at_s, one.number, max(seen_w))
+        if waited_s >= self._confirm_s:
+            return LimitFailed(at_s, one.number, max(seen_w) if is_seen else None)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLiveness:
+    """A node at a moment: whether its agent is there, and each holding's limit as read just now, where all is known."""
+
+    is_ready: bool
+    limits_w: Mapping[str, float] | None = None
+
+
+@dataclass(slots=True)
+class _Absence:
+    since_s: float
+    is_ended: bool = False
+
+
+class NodeLivenessTracker:
+    """Tracks which nodes of managed jobs are unreachable, and until when their leases last."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._away: dict[str, _Absence] = {}
+
+    def observe_nodes(
+        self, seen: Mapping[str, NodeLiveness], at_s: float, *, lease_s: float
+    ) -> list[NodeUnreachable | NodeLeaseExpired | NodeReachable]:
+        """The events that follow from who is ready; nodes that are not in `seen` are forgotten."""
+        self._away = {name: away for name, away in self._away.items() if name in seen}
+        made: list[NodeUnreachable | NodeLeaseExpired | NodeReachable] = []
+        for name in sorted(seen):
+            node, away = seen[name], self._away.get(name)
+            if not node.is_ready:
+                if away is None:
+                    away = self._away[name] = _Absence(at_s)
+                    made.append(NodeUnreachable(at_s, name))
+                if not away.is_ended and at_s - away.since_s >= max(0.0, lease_s - self._grace_s):
+                    away.is_ended = True
+                    made.append(NodeLeaseExpired(at_s, name))
+            elif away is not None and node.limits_w is not None:
+                del self._away[name]
+                made.append(NodeReachable(at_s, name, dict(node.limits_w)))
+        return made
 
 
 _Result = TypeVar("_Result")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from eelgrid_controller.objectives.forecasts import (
+    ConservativePoint,
     ForecastQuestion,
     JobQuestion,
     LimitCurve,
@@ -15,7 +16,6 @@ from eelgrid_controller.objectives.forecasts import (
 from eelgrid_controller.objectives.power.control_events import ServiceControlStatus
 from eelgrid_controller.objectives.power.estimates import LimitPrior, LimitRatio, MeasurementWindow
 from eelgrid_controller.objectives.promises import matches_workload, related_curves, slowest_gpu_model
-from eelgrid_controller.profiles.conservative import ConservativePoint
 from eelgrid_controller.profiles.points import Point
 from eelgrid_protos.messages import LatencyMetric, ServicePromise, Workload
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE
@@ -23,7 +23,7 @@ from eelgrid_protos.quantities import GPU_MILLI_WHOLE
 CURVE_POINTS = 3  # points of a service with a promise on tokens, from which on nothing is predicted
 OUTSIDE_WINDOWS = 8  # windows in a row
 _NORMAL_90 = 1.6448536269514722
-_FLOOR = 0.02  # scatter that two runs of one job may differ by (power.priors)
+_FLOOR = 0.02  # scatter that two runs of one job may differ by
 _HAIR = 0.03  # of a window's time, beside the interval
 _WITHDRAWN_MOST = 4096
 

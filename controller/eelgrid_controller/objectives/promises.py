@@ -5,21 +5,28 @@ When it cannot, it returns the reason and the remedy. Mixed replicas are modelle
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.objectives.observation import ObjectiveSettings
 from eelgrid_controller.objectives.power.budgets import Holding
-from eelgrid_controller.objectives.power.power_model import PowerCurve, PowerPlanError, fit_power_curve, is_same_limit
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
+from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
+    Deadline,
+    MaxSlowdown,
+    PowerCurve,
+    PowerPlanError,
+    TrainingPromise,
+    fit_power_curve,
+    is_same_limit,
+)
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalingLimits
 from eelgrid_controller.objectives.services.service_metrics import (
-    MetricsWindow,
     ServerNames,
     generic_names,
     server_metric_names,
 )
 from eelgrid_controller.objectives.services.service_model import RequestService, TokenDemand, TokenService, token_curve
-from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.profiles.queueing_model import UNCORRECTED, QuantileObjective, station_from_point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
@@ -108,24 +115,6 @@ def _curve(points: Sequence[Point]) -> PowerCurve | None:
     except PowerPlanError:
         return None
     return curve if len(curve.points) > 1 else None
-
-
-@dataclass(frozen=True, slots=True)
-class TokensWithFirstTokenWatch(TokenService):
-    """A service with a promise on the first token whose prompts were never measured: it is watched, not planned."""
-
-    watched_first: QuantileObjective | None = None
-
-    def is_late(self, window: MetricsWindow) -> bool:
-        """Whether a token, or the first one, is too slow now."""
-        objective, live = self.watched_first, window.first_token
-        first = None if objective is None or live is None else live.quantile(objective.quantile)
-        late = (
-            first is not None
-            and objective is not None
-            and first.value_s * (1.0 - first.resolution) > objective.latency_s
-        )
-        return late or TokenService.is_late(self, window)
 
 
 def server_names(source: MetricsSource) -> ServerNames:
@@ -236,7 +225,7 @@ def _model(promise: ServicePromise, points: Sequence[Point]) -> RequestService |
     if response is not None:
         return RequestService(station_from_point(_usual(points, response)), response, promise.arrival_cv2)
     usual = TokenDemand(promise.rate_hz, promise.output_tokens, promise.arrival_cv2)
-    return TokensWithFirstTokenWatch(
+    return TokenService(
         token_curve(_alike(points)),
         usual,
         wanted[LatencyMetric.INTER_TOKEN],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from eelgrid_controller.errors import ControllerError
-from eelgrid_controller.objectives.observation import ClusterObservation, gpu_models_of
+from eelgrid_controller.objectives.observation import ClusterObservation, ObjectiveSettings, gpu_models_of
 from eelgrid_controller.objectives.power.control_events import (
     ControlEvent,
     ServiceReady,
@@ -20,20 +20,21 @@ from eelgrid_controller.objectives.power.control_events import (
 from eelgrid_controller.objectives.predicted_plans import PredictedPlans, ServicePlan
 from eelgrid_controller.objectives.promises import metric_urls, server_names, service_target
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget
-from eelgrid_controller.objectives.services.prometheus_text import ExpositionPage, ScrapeRound, ScrapeTarget
 from eelgrid_controller.objectives.services.service_metrics import (
     DistributionNames,
+    ExpositionPage,
     MetricsWindow,
     ScrapePair,
+    ScrapeRound,
+    ScrapeTarget,
     ServerNames,
     SumNames,
     served_increment,
     service_window,
 )
-from eelgrid_controller.objectives.settings import ObjectiveSettings
 from eelgrid_controller.profiles.points import Point
 from eelgrid_controller.state.engine_reports import ReplicaBounds
-from eelgrid_controller.state.work_intervals import REQUEST, TOKEN, WorkInterval
+from eelgrid_controller.state.measurements import REQUEST, TOKEN, WorkInterval
 from eelgrid_protos.messages import MetricsSource, ServicePromise, Workload
 
 _STARTED = "process_start_time_seconds"  # tells that a process began anew

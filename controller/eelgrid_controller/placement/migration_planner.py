@@ -1,7 +1,9 @@
 """Migration planner: which running work to move, where to and in which order, and what each move gains.
 
 Owns the `MigrationProblem`, a copy of one moment of the cluster, and the search from it to a `Recommendation`.
-Must not execute anything (core.migration does), nor know how a recommendation is kept or shown. What is lost,
+With it how much more of
+the expected task mix would fit afterwards. Must not execute anything (core.workloads does), nor know how a
+recommendation is kept or shown. What is lost,
 cordoned, partitioned or declared fixed stays where it is.
 
 Theory: `build_migration_problem` copies what the search needs in milliseconds, and `recommend_moves` works on
@@ -14,6 +16,11 @@ move must have paid:
 A gang stops as a whole if one replica moves: its replicas on one node are one unit, and each such move pays
 for the restart of all. The search (eelgrid_kernels.move_search) is greedy, so it runs in a few ways that fail
 differently, and the best result is kept.
+
+Headroom. The number of free GPUs says little, since a share may be too small or its CPU used up. So tasks in the
+proportions of the mix arrive until they have requested as much GPU as is free, each is placed where it is cheapest on
+a copy of the nodes, and those that fit are counted. The order is fixed (smooth weighted round robin), so that two
+placements of the same work are tried with the same stream.
 """
 
 import hashlib
@@ -24,19 +31,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.headroom import (
-    Headroom,
-    build_search_ground,
-    copy_mix,
-    count_fitting_tasks,
-    generate_task_stream,
-    measure_headroom,
-    select_largest_classes,
-)
+from eelgrid_controller.placement.planner import count_fitting_tasks, make_task
 from eelgrid_controller.placement.snapshot import GpuSlots, Snapshot
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import TaskClass
 from eelgrid_kernels.arrays import (
+    CLOCK,
     PROGRESS,
     ChurnLimits,
     Mix,
@@ -45,10 +45,9 @@ from eelgrid_kernels.arrays import (
     MoveSearch,
     Nodes,
     ReplicaRequests,
-    Task,
     TermPrices,
 )
-from eelgrid_kernels.cpu_packages import CPU_PACKAGE_FULL_W
+from eelgrid_kernels.cost_terms import CPU_PACKAGE_FULL_W
 from eelgrid_kernels.move_search import OVERLAPS, RELEASES, STAYS, search_moves
 from eelgrid_kernels.node_cost import (
     GPU_PLACEABLE,
@@ -56,6 +55,7 @@ from eelgrid_kernels.node_cost import (
     book_replica,
     cluster_power,
     node_terms,
+    place_tasks,
     sum_terms,
     weigh_board,
 )
@@ -81,6 +81,94 @@ from eelgrid_protos.messages import (
     WorkloadKind,
     WorkloadPhase,
 )
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+# Tasks of a stream; at a microsecond for each node and class, a second for a thousand nodes.
+STREAM_MOST = 4096
+LARGEST_MOST = 4
+# Prices by which the stream is placed, whatever goal the moves have, so that headroom is always the same measure.
+_ARRIVALS = TermPrices(power=1.0, fragmentation_w=80.0, stranding_w=200.0, block_w=0.0)
+
+
+class Headroom(NamedTuple):
+    """Number of typical tasks that fit, and the GPU share that they hold in thousandths."""
+
+    tasks: int
+    gpu_milli: int
+
+
+def copy_nodes(nodes: Nodes) -> Nodes:
+    """Returns a writable copy in one array type, for the compiler of the kernels."""
+    return Nodes._make(np.array(array, order="C") for array in nodes)
+
+
+def copy_mix(mix: Mix) -> Mix:
+    """Returns a copy of the mix in one array type, whoever created it."""
+    return Mix._make([*(np.array(array, np.int64, order="C") for array in mix[:-1]), mix.total])
+
+
+def build_search_ground(
+    nodes: Nodes, mix: Mix, prices: TermPrices, requests: ReplicaRequests, *, replicas: int = 0
+) -> MoveNodes:
+    """Returns working arrays for a search on a copy of the nodes, in which `replicas` replicas may move."""
+    count, width = nodes.gpu_state.shape
+    most = int(max(1, width, *requests.gpu_count.tolist()))
+    return MoveNodes(
+        nodes=copy_nodes(nodes),
+        mix=copy_mix(mix),
+        prices=TermPrices(*(float(price) for price in prices)),
+        requests=requests,
+        cost_w=np.zeros(count),
+        board_w=np.zeros((len(requests.cpu_milli), count)),
+        stamp=np.zeros(count, np.int64),
+        clock=np.zeros(1, CLOCK),
+        trail=np.zeros(4 * replicas + 4, np.int64),
+        trail_w=np.zeros(4 * replicas + 4),
+        slots=np.zeros((2, most), np.int64),
+    )
+
+
+def generate_task_stream(nodes: Nodes, mix: Mix) -> Ints:
+    """Returns arriving classes (T,) in order: as much GPU as is free on open nodes, at most STREAM_MOST tasks."""
+    placeable = (nodes.gpu_state == GPU_PLACEABLE) & nodes.available[:, None]
+    free_milli = int(nodes.gpu_free[placeable].sum())
+    asked = mix.gpu_count * mix.gpu_milli
+    if not len(mix.weight) or not asked.any():
+        return np.zeros(0, np.int64)
+    credit = np.zeros(len(mix.weight), np.int64)
+    chosen: list[int] = []
+    while free_milli > 0 and len(chosen) < STREAM_MOST:
+        credit += mix.weight
+        kind = int(np.argmax(credit))
+        credit[kind] -= mix.total
+        chosen.append(kind)
+        free_milli -= int(asked[kind])
+    return np.array(chosen, np.int64)
+
+
+def measure_headroom(nodes: Nodes, mix: Mix, kinds: Ints) -> Headroom:
+    """Measures how much of a stream of classes (T,) fits on these nodes."""
+    asked, own = mix.gpu_count * mix.gpu_milli, copy_mix(mix)
+    # The mix does not include memory.
+    memory_bytes = np.zeros(len(mix.weight), np.int64)
+    allows = np.array(mix.allows.T, np.int64, order="C")
+    requests = ReplicaRequests(own.cpu_milli, memory_bytes, own.gpu_count, own.gpu_milli, allows)
+    accepted = np.zeros(len(kinds), np.int64)
+    if len(kinds):
+        place_tasks(build_search_ground(nodes, mix, _ARRIVALS, requests), kinds, accepted)
+    return Headroom(int(accepted.sum()), int((accepted * asked[kinds]).sum()))
+
+
+def select_largest_classes(counts: Mapping[TaskClass, int]) -> tuple[TaskClass, ...]:
+    """Returns, for each of the largest sizes in GPUs ever requested, the most frequent class of that size."""
+    sizes: dict[int, TaskClass] = {}
+    for task, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        size = task.gpu_count * task.gpu_milli
+        if size:
+            sizes.setdefault(size, task)
+    return tuple(sizes[size] for size in sorted(sizes, reverse=True)[:LARGEST_MOST])
+
 
 MIGRATION_COST_TERMS = ("power", "fragmentation", "stranding", "blocks")
 # Weights by which moves are found and judged, whatever the weights of placement: measured on the openb traces, see
@@ -139,7 +227,7 @@ def build_migration_problem(state: ClusterState, snapshot: Snapshot, asked: Reco
         revision=state.revision,
         goal=goal,
         prices=MIGRATION_GOALS.get(goal, MIGRATION_GOALS[MoveGoal.BALANCED]),
-        nodes=Nodes._make(np.array(array, order="C") for array in snapshot.nodes),
+        nodes=copy_nodes(snapshot.nodes),
         mix=copy_mix(snapshot.mix),
         largest=select_largest_classes(state.demand.counts),
         names=tuple(snapshot.names),
@@ -206,8 +294,6 @@ def _held_w(nodes: Nodes, row: int, slots: Sequence[int], request: ResourceReque
     return gpu_w + CPU_PACKAGE_FULL_W * request.cpu_milli / _CPU_MILLI_PER_PACKAGE
 
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 # Of a larger fleet, the nodes with the most to gain; a search over them takes under a minute.
 SEARCHED_NODES_MOST = 2048
 # Kinds of request that may move; rarer kinds stay.
@@ -321,7 +407,9 @@ def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
     best: list[_Step] = []
     best_w = 0.0
     # A large cluster is searched by its own weights and without ejections, which would cover too little of it.
-    for guide in _guides(problem) if is_small else (problem.prices,):
+    # Every result is judged by the problem's own weights, whatever guided the search.
+    guides = tuple(dict.fromkeys((problem.prices, *MIGRATION_GOALS.values()))) if is_small else (problem.prices,)
+    for guide in guides:
         begun = build_search_ground(nodes, problem.mix, guide, requests, replicas=replicas)
         weigh_board(begun)
         for thrift, deep in _WAYS if is_small else _WAYS[:2]:
@@ -338,23 +426,12 @@ def _steps(problem: MigrationProblem) -> tuple[list[_Step], int]:
     return best, len(rows)
 
 
-def _guides(problem: MigrationProblem) -> tuple[TermPrices, ...]:
-    """Returns the weights to search by; every result is judged by the problem's own weights."""
-    return tuple(dict.fromkeys((problem.prices, *MIGRATION_GOALS.values())))
-
-
 def _own_ground(begun: MoveNodes) -> MoveNodes:
     """Returns a copy of the arrays that a search changes; read-only arrays are shared."""
-    nodes = Nodes._make(array.copy() for array in begun.nodes)
+    changed = ("cost_w", "board_w", "stamp", "clock", "trail", "trail_w", "slots")
     return begun._replace(
-        nodes=nodes,
-        cost_w=begun.cost_w.copy(),
-        board_w=begun.board_w.copy(),
-        stamp=begun.stamp.copy(),
-        clock=begun.clock.copy(),
-        trail=begun.trail.copy(),
-        trail_w=begun.trail_w.copy(),
-        slots=begun.slots.copy(),
+        nodes=Nodes._make(array.copy() for array in begun.nodes),
+        **{name: getattr(begun, name).copy() for name in changed},
     )
 
 
@@ -390,14 +467,13 @@ def _candidate(problem: MigrationProblem, row: int, slots: Sequence[int], terms_
 
 def _moves(problem: MigrationProblem, steps: Sequence[_Step]) -> tuple[tuple[Move, ...], Nodes]:
     """Returns each step with its gain at its position in the sequence, and the nodes after all of them."""
-    nodes = Nodes._make(np.array(array, order="C") for array in problem.nodes)
+    nodes = copy_nodes(problem.nodes)
     return tuple(_move(problem, nodes, step) for step in steps), nodes
 
 
 def _move(problem: MigrationProblem, nodes: Nodes, step: _Step) -> Move:
     unit = problem.units[step.unit]
-    request = unit.workload.spec.request
-    task = Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
+    task = make_task(unit.workload.spec.request)
     touched = {unit.row, *(row for row, _ in step.places)}
     before_w = sum_power_w(nodes, touched)
     gain_w, replicas = -unit.restart_w, []
@@ -451,17 +527,10 @@ def _standing(problem: MigrationProblem, nodes: Nodes, found: Headroom) -> Stand
         cost_w=float((terms * np.array(problem.prices)).sum()),
         typical_tasks=found.tasks,
         typical_gpu_milli=found.gpu_milli,
-        largest=tuple(_class_fit(task, count_fitting_tasks(nodes, problem.models, task)) for task in problem.largest),
-    )
-
-
-def _class_fit(task: TaskClass, tasks: int) -> ClassFit:
-    return ClassFit(
-        cpu_milli=task.cpu_milli,
-        gpu_count=task.gpu_count,
-        gpu_milli=task.gpu_milli,
-        gpu_models=task.gpu_models,
-        tasks=tasks,
+        largest=tuple(
+            ClassFit(**task._asdict(), tasks=count_fitting_tasks(nodes, problem.models, task))
+            for task in problem.largest
+        ),
     )
 
 

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
 from eelgrid_controller.placement.planner import PlacementDecision, Planner, make_task
-from eelgrid_controller.placement.power_admission import ExceededBudget, PowerAdmission
+from eelgrid_controller.placement.power import ExceededBudget, PowerAdmission, PriorPowerModel
 from eelgrid_controller.placement.snapshot import Snapshot, SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.demand import OpportunityPrices
@@ -101,10 +100,12 @@ class WorkloadPlacer:
         self.searches += planner.rebuilt - rebuilt
         if view is not None and not decision.placements:
             return _without_traits(decision, int((there & ~view.is_open).sum()))
-        if not decision.placements or not self.allowance.has_budgets or not spec.request.gpu_count:
-            return decision
-        lacks = self.allowance.list_exceeded_budgets(decision.placements)
+        lacks = self._exceeded_budgets(spec, decision)
         return self._elsewhere(snapshot, spec, decision, lacks) if lacks else decision
+
+    def _exceeded_budgets(self, spec: WorkloadSpec, decision: PlacementDecision) -> list[ExceededBudget]:
+        is_bound = decision.placements and self.allowance.has_budgets and spec.request.gpu_count
+        return self.allowance.list_exceeded_budgets(decision.placements) if is_bound else []
 
     def decide_start(
         self, spec: WorkloadSpec, quotes: OpportunityPrices | None = None, *, workload_id: str = ""
@@ -154,11 +155,8 @@ class WorkloadPlacer:
             if decision.placements or spec.replicas == 1 or not decision.room or not first:
                 break
             # The first place restricts those of the others: another first place may fit all.
-            alike = rules.list_equivalent_nodes(workload_id, first[0].node_name) | {first[0].node_name}
-            closed |= alike
-        if not decision.placements or not self.allowance.has_budgets or not spec.request.gpu_count:
-            return decision
-        lacks = self.allowance.list_exceeded_budgets(decision.placements)
+            closed |= rules.list_equivalent_nodes(workload_id, first[0].node_name) | {first[0].node_name}
+        lacks = self._exceeded_budgets(spec, decision)
         if not lacks:
             return decision
         if spec.replicas > 1:
@@ -182,11 +180,8 @@ class WorkloadPlacer:
         placements, explanation, placed = list[Placement](), list[ReplicaExplanation](), dict[int, str]()
         for replica in range(spec.replicas):
             here = snapshot if trial is None else trial.snapshot
-            is_open = _mask(
-                here,
-                rules.list_eligible_nodes(workload_id, placed, self._state.workloads)
-                - (closed if not placed else frozenset()),
-            )
+            eligible = rules.list_eligible_nodes(workload_id, placed, self._state.workloads)
+            is_open = _mask(here, eligible if placed else eligible - closed)
             self.searches += 1
             found = self._within.decide_placement(here.with_open(is_open), one, policy.weights, policy.placement)
             if not found.placements:

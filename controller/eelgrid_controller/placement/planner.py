@@ -1,25 +1,33 @@
 """The planner: chooses nodes and GPUs for the replicas of one workload on one snapshot.
 
 Owns the sequence of one decision: capacity for all replicas or none, then the cheapest place for each in turn on a
-copy; and, on the chosen node, which GPUs to use if their links differ. Must not know events or sentences: it returns
-a `PlacementDecision`. The arithmetic is in eelgrid_kernels.
+copy; on the chosen node, which GPUs to use if their links differ; and the division of a gang among nodes, with the
+`topology` term of the cost. Must not know events or sentences: it returns a `PlacementDecision`. The arithmetic is in
+eelgrid_kernels.
 
 Theory: replicas are equal, so how many fit does not depend on the order or on the cost; the count is exact, and a
 workload that is begun can be finished. Nodes in the same state are one candidate, and what a kind of task costs in
 each is cached; only rows that changed since are evaluated again. A planner without that cache decides the same.
+
+Gangs. Zones, switches, racks and nodes form a tree. Packing costs locality_w for each place used beyond the first,
+at every level. Spreading costs locality_w for each pair of replicas that share a place, at every level. Both are sums
+over the tree of a function, in watts, of the number of replicas in a place, since what replicas cost on one node does
+not depend on other nodes. The cheapest division is therefore found exactly (eelgrid_kernels.gang), and it exists
+whenever all replicas fit. Beyond WORK_MOST, packing considers only the most promising racks, and spreading, or
+packing what these racks cannot hold, places replicas one by one on the node that is cheapest with the term;
+docs/explanation/topology.md measures both.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.gang import WORK_MOST, Gang, GangProblem, has_locality_preference
-from eelgrid_controller.placement.power_admission import ExceededBudget
-from eelgrid_controller.placement.snapshot import Snapshot, limit_to_plan_size
-from eelgrid_controller.state.demand import OpportunityPrices
+from eelgrid_controller.placement.power import ExceededBudget
+from eelgrid_controller.placement.snapshot import Snapshot, count_room, limit_to_plan_size
+from eelgrid_controller.state.demand import OpportunityPrices, TaskClass
 from eelgrid_controller.state.events import EXPLAINED_REPLICAS_MOST
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST
 from eelgrid_controller.state.spending import OverspentLimit
@@ -27,11 +35,12 @@ from eelgrid_kernels.arrays import Nodes, Task
 from eelgrid_kernels.baselines import find_policy
 from eelgrid_kernels.candidates import CandidateIndex, NodeCandidate
 from eelgrid_kernels.cost_terms import TERMS
-from eelgrid_kernels.gpu_links import exchange_gpus
+from eelgrid_kernels.gang import divide_replicas, exchange_gpus
 from eelgrid_kernels.node_cost import CANDIDATES_MOST, CONSTRAINTS, FITS, GPU_WHOLE_MILLI, count_verdicts, replica_room
 from eelgrid_protos.messages import (
     Candidate,
     CostTerm,
+    Locality,
     Placement,
     Removal,
     ReplicaExplanation,
@@ -39,6 +48,154 @@ from eelgrid_protos.messages import (
     Weights,
     WorkloadSpec,
 )
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+DEFAULT_PLACEMENT_POLICY = "eelgrid"
+# Above this share of stale rows, building the index again is as cheap.
+_STALE_SHARE = 2
+_MOMENTS = 2**31
+# To which tasks that would fit are counted.
+_TASKS_MOST = 1_000_000
+# Steps of the division, 0.3 ns each: a gang of 64 on 1,213 empty nodes of 8 GPUs takes 4 million.
+WORK_MOST = 50_000_000
+# Also counted: a cell of the table of divisions, of 8 bytes; and one replica evaluated in a state, 1 to 2 us.
+_STEPS_OF_A_CELL = 5
+_STEPS_OF_A_REPLICA = 5_000
+
+
+def has_locality_preference(spec: WorkloadSpec, weights: Weights) -> bool:
+    """Returns whether the relative places of the replicas matter."""
+    return spec.replicas > 1 and spec.locality is not Locality.UNSPECIFIED and weights.locality_w > 0.0
+
+
+def _boundaries(locality: Locality, replicas: int) -> Floats:
+    """Returns what 0 to R replicas in one place count for (R + 1,): the place itself, or the pairs that share it."""
+    held = np.arange(replicas + 1, dtype=np.float64)
+    return np.minimum(held, 1.0) if locality is Locality.PACK else held * (held - 1.0) / 2.0
+
+
+class GangProblem(NamedTuple):
+    """The workload, the nodes to divide it among, and the price of a further boundary."""
+
+    snapshot: Snapshot
+    spec: WorkloadSpec
+    task: Task
+    allows: Ints
+    locality_w: float
+    work_most: int
+
+
+def _firsts(values: Ints) -> NDArray[np.bool_]:
+    """Returns whether each value is the first of its kind."""
+    firsts = np.zeros(len(values), np.bool_)
+    firsts[np.unique(values, return_index=True)[1]] = True
+    return firsts
+
+
+def _divisible(case: GangProblem, candidates: CandidateIndex, costs: Floats, groups: Ints) -> Ints:
+    """Returns the rows to divide a gang among within the bound of work; none if the bound is too low.
+
+    Returns all rows that fit, or, to pack, those of whole racks: first the racks that can hold most of the gang, of
+    equals the cheapest.
+    """
+    rows = np.flatnonzero(np.isfinite(costs))
+    replicas, levels, states = case.spec.replicas, groups.shape[1] + 1, candidates.state_numbers(rows)
+    weighed, room = count_room(case.snapshot.nodes, rows, case.task, case.allows, replicas)
+    dividing = levels * (room * replicas + _STEPS_OF_A_CELL * (replicas + 1))
+    weighing = _STEPS_OF_A_REPLICA * weighed
+    if dividing.sum() + weighing[_firsts(states)].sum() <= case.work_most:
+        return rows
+    if case.spec.locality is Locality.SPREAD:
+        return rows[:0]
+    rank, first_w = case.snapshot.nodes.rank[rows], costs[rows]
+    rack = groups[rows, -1] if levels > 1 else rank
+    order = np.lexsort([rank, first_w, rack])
+    begins = np.flatnonzero(np.diff(rack[order], prepend=-1))
+    sizes = np.diff(begins, append=len(order))
+    # How the gang would fill each rack alone, its cheapest nodes first, at the price of their first replica.
+    before = np.cumsum(room[order]) - room[order]
+    before -= np.repeat(before[begins], sizes)
+    filled = np.minimum(room[order], np.maximum(0, replicas - before))
+    held = np.add.reduceat(filled, begins)
+    cost_w = np.add.reduceat(filled * first_w[order], begins)
+    names = rack[order][begins]
+    racks = np.lexsort([names, cost_w, -held])
+    # Nodes in the same state are evaluated once, which counts for the first rack that has one.
+    in_turn = np.concatenate([order[begins[one] : begins[one] + sizes[one]] for one in racks])
+    work = (dividing + weighing)[in_turn] - np.where(_firsts(states[in_turn]), 0, weighing[in_turn])
+    ends = np.cumsum(sizes[racks]) - 1
+    kept = np.isin(rack, names[racks[np.cumsum(work)[ends] <= case.work_most]])
+    return rows[kept] if int(room[kept].sum()) >= replicas else rows[:0]
+
+
+class Gang:
+    """One workload during placement: replicas that each node is still to receive, and the cost of the next one."""
+
+    def __init__(self, case: GangProblem, candidates: CandidateIndex, kind: int) -> None:
+        """Prepares the division; expects `candidates` up to date, and that all replicas are known to fit."""
+        snapshot = case.snapshot
+        self._case, self._candidates, self._kind = case, candidates, kind
+        self._rank = snapshot.nodes.rank
+        self._counted = _boundaries(case.spec.locality, case.spec.replicas)
+        self._groups = snapshot.places.codes()
+        # Each level of the network, with the nodes themselves as the innermost.
+        self._levels = [*self._groups.T, np.arange(len(snapshot.names))]
+        self._tallies = [np.zeros(int(level.max()) + 1, np.int64) for level in self._levels]
+        self._left = self._division()
+        # The first replica opens a place at every level, wherever it goes, and shares none.
+        self._opened = False
+
+    def _division(self) -> Ints | None:
+        """Returns replicas by row; None if dividing even among part of the nodes would take too long."""
+        costs = self._candidates.node_costs(self._kind)
+        rows = _divisible(self._case, self._candidates, costs, self._groups)
+        if not len(rows):
+            return None
+        # By place and then by name, so that the nodes of a place are adjacent and ties are resolved alike.
+        rows = rows[np.lexsort([self._rank[rows], *self._groups[rows].T[::-1]])]
+        counts = np.zeros(len(rows), np.int64)
+        table = self._candidates.replica_costs(self._kind, rows, self._case.spec.replicas)
+        divide_replicas(table, self._groups[rows], self._case.locality_w * self._counted, counts)
+        left = np.zeros(len(self._rank), np.int64)
+        left[rows] = counts
+        return left
+
+    def _added_boundaries(self) -> Floats:
+        """Returns the boundaries that the next replica adds on each node (N,)."""
+        added = np.zeros(len(self._rank))
+        if self._opened:
+            steps = np.diff(self._counted)
+            for level, tally in zip(self._levels, self._tallies, strict=True):
+                added += steps[tally[level]]
+        return added
+
+    def _cheapest(self, costs: Floats, most: int) -> list[int]:
+        """Returns the `most` rows of least finite cost; of equals, the lowest rank first."""
+        rows = np.flatnonzero(np.isfinite(costs))
+        if len(rows) > most:
+            rows = rows[costs[rows] <= np.partition(costs[rows], most - 1)[most - 1]]
+        found: list[int] = rows[np.lexsort([self._rank[rows], costs[rows]])][:most].tolist()
+        return found
+
+    def place_next(self, most: int) -> list[NodeCandidate]:
+        """Places the next replica; returns its candidate, then the cheapest others, each with the term as its last."""
+        added = self._added_boundaries()
+        costs = self._candidates.node_costs(self._kind) + self._case.locality_w * added
+        chosen = self._cheapest(costs if self._left is None else np.where(self._left > 0, costs, np.inf), 1)[0]
+        others = [row for row in self._cheapest(costs, most) if row != chosen]
+        rows = np.array([chosen, *others][:most], np.int64)
+        self._place_replica(chosen)
+        found = zip(self._candidates.candidates_on(self._kind, rows), added[rows].tolist(), strict=True)
+        return [one._replace(terms=(*one.terms, boundaries)) for one, boundaries in found]
+
+    def _place_replica(self, row: int) -> None:
+        """Records that the next replica is placed on a row."""
+        self._opened = True
+        if self._left is not None:
+            self._left[row] -= 1
+        for level, tally in zip(self._levels, self._tallies, strict=True):
+            tally[level[row]] += 1
 
 
 def select_best_linked_gpus(snapshot: Snapshot, task: Task, row: int, slots: Sequence[int]) -> Sequence[int]:
@@ -50,13 +207,6 @@ def select_best_linked_gpus(snapshot: Snapshot, task: Task, row: int, slots: Seq
     exchange_gpus(snapshot.nodes, row, links, found)
     linked: list[int] = found.tolist()
     return linked
-
-
-Ints = NDArray[np.int64]
-DEFAULT_PLACEMENT_POLICY = "eelgrid"
-# Above this share of stale rows, building the index again is as cheap.
-_STALE_SHARE = 2
-_MOMENTS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +260,13 @@ def make_task(request: ResourceRequest) -> Task:
     return Task(request.cpu_milli, request.memory_bytes, request.gpu_count, request.gpu_milli)
 
 
+def count_fitting_tasks(nodes: Nodes, models: Mapping[str, int], task: TaskClass, most: int = _TASKS_MOST) -> int:
+    """Returns how many tasks of one class fit at once, counted up to `most`, if nothing else arrives."""
+    allowed = [not task.gpu_models or model in task.gpu_models for model in models] or [True]
+    wanted = Task(task.cpu_milli, 0, task.gpu_count, task.gpu_milli)
+    return int(replica_room(nodes, wanted, np.array(allowed, np.int64), most))
+
+
 def _removals(counts: Sequence[int]) -> tuple[Removal, ...]:
     named = zip(CONSTRAINTS, counts[FITS + 1 :], strict=True)
     return tuple(Removal(constraint=name, nodes=count) for name, count in named if count)
@@ -146,7 +303,9 @@ class Planner:
             return self._place_replicas(snapshot, task, spec, weights, placement)
         # Rare; uses a planner of its own, since the index of this one covers other nodes.
         self.rebuilt += 1
-        limited, task = snapshot.limit_to_plan_size(task)
+        assert snapshot.assignments_left is not None
+        nodes, task = limit_to_plan_size(snapshot.nodes, task, snapshot.assignments_left)
+        limited = replace(snapshot, nodes=nodes, changes=[])
         return Planner(gang_work_most=self._gang_work_most)._place_replicas(limited, task, spec, weights, placement)  # noqa: SLF001
 
     def _place_replicas(

@@ -1,49 +1,113 @@
 """Snapshots: the cluster state as arrays, updated row by row and lent out read-only for one decision.
 
-Owns the translation from node records to the arrays of eelgrid_kernels, and their growth. Must not know what is
-decided on them. Everything here is derived: it is in no checkpoint, and a mirror rebuilt from the state gives the
-same decisions.
+Owns the translation from node records to the arrays of eelgrid_kernels, and their growth; with it the GPU links of a
+node as a bandwidth matrix, and network locations of nodes as integer codes. Must not know what is decided on them.
+Everything here is derived: it is in no checkpoint, and a mirror rebuilt from the state gives the same decisions.
 
 Theory: a placement changes one row, so `refresh` rewrites rows by name instead of building arrays for each decision.
 Node arrays double when full; GPU slots widen to the widest node. A `Snapshot` is a read-only view for one decision,
 and `Snapshot.copy` returns a `SnapshotTrial` that is used and dropped, never merged. `changes` lists the rows that
 changed, in order, so that a planner can update its cache.
+
+A link is worth about its bandwidth one way, in whole GB/s: 25 for each NVLink lane, about 12 for PCIe 3.0 x16, less
+with every bridge, and least between processors. Only the order matters, and it is NVML's; single machines may measure
+otherwise (Li et al., "Evaluating Modern GPU Interconnect", IEEE TPDS 31, 2020). A link that the driver does not
+report is worth nothing, unless both GPUs name their NUMA node.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from itertools import combinations
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.placement.topology import NetworkLocations, build_link_matrix
 from eelgrid_controller.state.demand import NO_OPPORTUNITY_PRICES, Demand, OpportunityPrices, PriceMarket, TaskClass
 from eelgrid_controller.state.node_allocations import ASSIGNMENTS_MOST, NodeRecord
 from eelgrid_kernels.arrays import Mix, Nodes, Task
 from eelgrid_kernels.engine_setup import sort_bit
 from eelgrid_kernels.node_cost import GPU_ABSENT, GPU_PARTITIONED, GPU_PLACEABLE, GPU_WHOLE_MILLI, refresh_fragmentation
-from eelgrid_protos.messages import Gpu, Inventory
+from eelgrid_protos.messages import Gpu, GpuLink, Inventory
 
 Ints = NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 # Idle watts, full watts and their source.
 WattsOf = Callable[[Gpu], tuple[float, float, str]]
 _CHANGES_MOST = 65_536
 _ROWS_LEAST = 64
+_LANE_GB_S = 25
+# By NVML's nearest common ancestor: board, PCIe switch, several switches, host bridge, processor, machine.
+_PCIE_GB_S = {0: 13, 10: 12, 20: 11, 30: 10, 40: 9, 50: 6}
+_SAME_NUMA, _OTHER_NUMA = 40, 50
 
 
-def _frozen(nodes: Nodes) -> Nodes:
-    views = [array.view() for array in nodes]
-    for view in views:
-        view.flags.writeable = False
-    return Nodes._make(views)
+def _ancestor_gb_s(ancestor: int) -> int:
+    """Returns the bandwidth of a common ancestor in GB/s; an unknown level counts as the next nearer one."""
+    return _PCIE_GB_S[max((level for level in _PCIE_GB_S if level <= ancestor), default=_OTHER_NUMA)]
 
 
-def _read_only(array: Ints) -> Ints:
+def build_link_matrix(gpus: Sequence[Gpu], links: Iterable[GpuLink]) -> Ints | None:
+    """Returns bandwidths (G, G) in the order of `gpus`, in GB/s; None if they could not affect a choice."""
+    told = {frozenset((link.one, link.other)): link for link in links}
+    matrix = np.zeros((len(gpus), len(gpus)), np.int64)
+    values = set()
+    for (row, one), (column, other) in combinations(enumerate(gpus), 2):
+        link = told.get(frozenset((one.index, other.index)))
+        if link is not None:
+            value = _LANE_GB_S * link.nvlinks + _ancestor_gb_s(link.ancestor)
+        elif one.numa_node is not None and other.numa_node is not None:
+            value = _ancestor_gb_s(_SAME_NUMA if one.numa_node == other.numa_node else _OTHER_NUMA)
+        else:
+            continue
+        matrix[row, column] = matrix[column, row] = value
+        values.add(value)
+    if len(values) <= 1:
+        return None
+    matrix.flags.writeable = False
+    return matrix
+
+
+class NetworkLocations:
+    """Network path of each row, and codes of shared places; rows without a path share one place."""
+
+    def __init__(self) -> None:
+        self._paths: list[tuple[str, ...]] = []
+        self._codes: Ints | None = None
+
+    def add_path(self, row: int, path: tuple[str, ...]) -> None:
+        """Sets the path of a row, outermost place first; rows are added in order."""
+        if row == len(self._paths):
+            self._paths.append(path)
+        elif self._paths[row] != path:
+            self._paths[row] = path
+        else:
+            return
+        self._codes = None
+
+    def codes(self) -> Ints:
+        """Returns codes (N, L), equal at a level for rows in the same place there, in the order of the paths' names."""
+        if self._codes is None:
+            levels = max(map(len, self._paths), default=0)
+            columns = []
+            for level in range(levels):
+                prefixes = [path[: level + 1] for path in self._paths]
+                code = {prefix: number for number, prefix in enumerate(sorted(set(prefixes)))}
+                columns.append([code[prefix] for prefix in prefixes])
+            self._codes = np.array(columns, np.int64).reshape(levels, len(self._paths)).T.copy()
+            self._codes.flags.writeable = False
+        return self._codes
+
+
+def _read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def _frozen(nodes: Nodes) -> Nodes:
+    return Nodes._make(map(_read_only, nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +121,27 @@ class GpuSlots:
 
 
 def limit_to_plan_size(nodes: Nodes, task: Task, assignments_left: Ints | int) -> tuple[Nodes, Task]:
-    """Returns nodes and a task whose memory bounds the tasks of each node by what its plan can express."""
+    """Returns nodes and a task whose memory bounds the tasks of each node by what its plan can express.
+
+    Memory costs nothing in the model.
+    """
     limited = task if task.memory_bytes else task._replace(memory_bytes=1)
     most = np.full(len(nodes.memory_free), assignments_left, np.int64) * limited.memory_bytes
     memory_free = np.minimum(nodes.memory_free, most) if task.memory_bytes else most
-    memory_free.flags.writeable = False
-    return nodes._replace(memory_free=memory_free), limited
+    return nodes._replace(memory_free=_read_only(memory_free)), limited
+
+
+def count_room(nodes: Nodes, rows: Ints, task: Task, allows: Ints, most: int) -> tuple[Ints, Ints]:
+    """Returns how many such tasks each of these rows can hold, up to `most`: ignoring memory, and with it."""
+    room = np.full(len(rows), most, np.int64)
+    if task.gpu_count > 0:
+        usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (allows[nodes.gpu_model[rows]] != 0)
+        shares = np.where(usable, nodes.gpu_free[rows] // task.gpu_milli, 0).sum(axis=1)
+        room = np.minimum(room, shares // task.gpu_count)
+    if task.cpu_milli > 0:
+        room = np.minimum(room, nodes.cpu_free[rows] // task.cpu_milli)
+    by_memory = nodes.memory_free[rows] // task.memory_bytes if task.memory_bytes > 0 else room
+    return room, np.minimum(room, by_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +180,7 @@ class Snapshot:
 
         `is_lasting` is for callers that always pass the same open nodes: their caches follow the cluster's changes.
         """
-        available = self.nodes.available & is_open
-        available.flags.writeable = False
+        available = _read_only(self.nodes.available & is_open)
         # Otherwise the list is separate: a cache of this snapshot must not be mistaken for one of the cluster's.
         changes = self.changes if is_lasting else []
         return replace(self, nodes=self.nodes._replace(available=available), changes=changes)
@@ -113,28 +191,7 @@ class Snapshot:
         if left is None:
             return False
         rows = np.flatnonzero((left < replicas) & nodes.available)
-        if not len(rows):
-            return False
-        room = np.full(len(rows), replicas, np.int64)
-        if task.gpu_count > 0:
-            usable = (nodes.gpu_state[rows] == GPU_PLACEABLE) & (allows[nodes.gpu_model[rows]] != 0)
-            shares = np.where(usable, nodes.gpu_free[rows] // task.gpu_milli, 0).sum(axis=1)
-            room = np.minimum(room, shares // task.gpu_count)
-        if task.cpu_milli > 0:
-            room = np.minimum(room, nodes.cpu_free[rows] // task.cpu_milli)
-        if task.memory_bytes > 0:
-            room = np.minimum(room, nodes.memory_free[rows] // task.memory_bytes)
-        return bool((room > left[rows]).any())
-
-    def limit_to_plan_size(self, task: Task) -> tuple["Snapshot", Task]:
-        """Returns the snapshot and the task changed so that no node holds more tasks than its plan can express.
-
-        The bound is expressed in memory, which costs nothing in the model: a node has memory for as many tasks as its
-        plan can express.
-        """
-        assert self.assignments_left is not None
-        nodes, limited = limit_to_plan_size(self.nodes, task, self.assignments_left)
-        return replace(self, nodes=nodes, changes=[]), limited
+        return len(rows) > 0 and bool((count_room(nodes, rows, task, allows, replicas)[1] > left[rows]).any())
 
     def emptied_nodes(self, memory_bytes: Ints) -> Nodes:
         """Returns the nodes as if nothing ran, nothing were lost and no GPU were partitioned."""

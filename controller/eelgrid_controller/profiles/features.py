@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.errors import ImpossibleReading, UnknownSlice
 from eelgrid_controller.profiles.gaussian_process import CONFIGURATION, COORDINATES, WORKLOAD
-from eelgrid_controller.profiles.points import Configuration
+from eelgrid_controller.profiles.points import Configuration, ImpossibleReading, UnknownSlice
 from eelgrid_kernels.arrays import Floats
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import MigGeometry, Product

@@ -1,7 +1,7 @@
 """Gaussian process of a workload family: its covariance and its posterior, in numpy and scipy alone.
 
 The log of a quantity is a level plus a shared surface, a surface of the workload and an idiosyncratic term.
-The covariance's parameters are learned elsewhere (family_kernel.py, in a child process). A posterior here has the
+The covariance's parameters are learned elsewhere (learning.py, in a child process). A posterior here has the
 numbers of scikit-learn's GaussianProcessRegressor.predict with the same kernel, and adds differences of two sites.
 
 Sites are rows of a matrix (N, 3 + Q + T + C): the codes of workload and configuration, 1 for what was measured before

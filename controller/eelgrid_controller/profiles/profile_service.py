@@ -11,27 +11,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.profiles.conformal import ConformalCalibration, ConformityScores
-from eelgrid_controller.profiles.errors import UnreadableRecord
 from eelgrid_controller.profiles.features import FeatureColumn, FeatureFrame
 from eelgrid_controller.profiles.gaussian_process import GpCovariance, GpEvidence, SurfaceCovariance
-from eelgrid_controller.profiles.points import Configuration, Point, ProfilePrediction
+from eelgrid_controller.profiles.points import Configuration, Point, ProfilePrediction, UnreadableRecord
 from eelgrid_controller.profiles.prediction import ProfilePredictor
 from eelgrid_controller.profiles.store import (
     DriftTest,
     ExpectedReading,
     ProfileCell,
     ProfiledWorkload,
-    ProfileProvenance,
     ProfileReading,
     ProfileStore,
     ReadingNoise,
     ReadingTally,
     RecentReading,
     WorkloadProfile,
-    profile_provenance,
 )
-from eelgrid_controller.profiles.surfaces import CONFIGURATIONS_LEAST, LearnedFamily, LearnedSurface
+from eelgrid_controller.profiles.surfaces import (
+    CONFIGURATIONS_LEAST,
+    ConformalCalibration,
+    ConformityScores,
+    LearnedFamily,
+    LearnedSurface,
+)
 from eelgrid_protos.catalogue.loader import Catalogue
 
 RECORD_FORMAT = 1
@@ -187,11 +189,6 @@ class ProfileService:
     def predict_all(self, workload: str, configurations: Sequence[Configuration]) -> tuple[ProfilePrediction, ...]:
         """One answer a configuration; cheaper than one after the other."""
         return self._predictor.predict(workload, configurations)
-
-    def workload_provenance(self, workload: str) -> ProfileProvenance | None:
-        """What is known of a workload from what; None if nothing ever was."""
-        profile = self._profiles.profiles.get(workload)
-        return None if profile is None else profile_provenance(profile)
 
     def families_due(self) -> tuple[str, ...]:
         """Families never learned that could be, or with a quantity that has grown by GROWTH since; by name."""

@@ -6,17 +6,16 @@ where no approximation holds, the queue is simulated. Model errors are added bef
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.points import InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_kernels.arrays import Floats
-from eelgrid_kernels.queue_simulation import BatchServers, simulate_queue
+from eelgrid_kernels.simulation import BatchServers, simulate_queue
 
 SERVERS_MOST = 100_000  # of one station; Erlang's recursion is linear in them
 _CV2_MOST = 1e4
@@ -74,25 +73,13 @@ class ServiceStation:
         """The same with every time `factor` times as long."""
         if factor == 1.0:
             return self
-        return ServiceStation(
-            servers=self.servers,
-            service_s=self.service_s * factor,
-            service_cv2=self.service_cv2,
-            batch=self.batch,
-            alone_s=None if self.alone_s is None else self.alone_s * factor,
-            quantiles_s=self.quantiles_s,  # their shape counts, not their size
-        )
+        # Of the quantiles the shape counts, not the size.
+        alone_s = None if self.alone_s is None else self.alone_s * factor
+        return replace(self, service_s=self.service_s * factor, alone_s=alone_s)
 
     def replicated(self, replicas: int) -> "ServiceStation":
         """`replicas` of it behind one queue."""
-        return ServiceStation(
-            servers=self.servers * replicas,
-            service_s=self.service_s,
-            service_cv2=self.service_cv2,
-            batch=self.batch,
-            alone_s=self.alone_s,
-            quantiles_s=self.quantiles_s,
-        )
+        return replace(self, servers=self.servers * replicas)
 
 
 def _check_cv2(name: str, cv2: float) -> None:
@@ -125,8 +112,6 @@ def station_from_point(point: Point, *, service_cv2: float | None = None) -> Ser
 
 def _spread_cv2(measured: tuple[tuple[float, float], ...]) -> float:
     """Squared variation of a lognormal time through the lowest and the highest of its measured quantiles."""
-    from statistics import NormalDist
-
     if len(measured) < 2 or measured[0][1] <= 0.0:
         return 0.0
     (low, low_s), (high, high_s) = measured[0], measured[-1]
@@ -204,14 +189,6 @@ def _waiting_time(station: ServiceStation, arrivals: ArrivalProcess) -> _Wait | 
         return _Wait(0.0, math.inf)
     share = min(1.0, share * _delay_ratio(rho, arrivals.cv2, station.service_cv2))
     return _Wait(share, station.servers * (1.0 - rho) / (station.service_s * variation))
-
-
-def mean_wait_s(station: ServiceStation, arrivals: ArrivalProcess) -> float:
-    """Mean wait before service, batches of one; infinite at and past saturation."""
-    if station.batch > 1:
-        raise InvalidServingValue("batch", f"{station.batch}", "only batches of one have a formula; ask for a latency")
-    wait = _waiting_time(station, arrivals.validated())
-    return math.inf if wait is None else wait.share / wait.decay_hz
 
 
 @lru_cache(maxsize=64)
@@ -342,25 +319,6 @@ def latency_quantile(station: ServiceStation, arrivals: ArrivalProcess, quantile
         return LatencyEstimate(float(np.partition(times, rank)[rank]), error)
     return LatencyEstimate(
         _least(lambda time_s: response_tail(station, arrivals, time_s), beyond, station.service_s), error
-    )
-
-
-def wait_plus_lognormal(
-    station: ServiceStation, arrivals: ArrivalProcess, mean_s: float, cv2: float, quantile: float
-) -> LatencyEstimate:
-    """The quantile of the wait for a server and a lognormal time after it, batches of one.
-
-    For an answer that begins before its server is done with it: the first token of many.
-    """
-    beyond = _check_quantile(quantile)
-    if station.batch > 1:
-        raise InvalidServingValue("batch", f"{station.batch}", "count each place of a batch as a server")
-    wait = _waiting_time(station, arrivals.validated())
-    if wait is None:
-        return LatencyEstimate(math.inf, MODEL_ERROR.simple)
-    then = mean_s * _shape(cv2, ())
-    return LatencyEstimate(
-        _least(lambda time_s: _after(wait, time_s - then), beyond, max(mean_s, 1e-9)), MODEL_ERROR.simple
     )
 
 

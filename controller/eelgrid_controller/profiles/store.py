@@ -4,10 +4,8 @@ That a workload has changed is detected by a two-sided CUSUM test on recursive r
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from eelgrid_controller.profiles.points import Configuration, Point, log_quantities
@@ -162,36 +160,6 @@ class WorkloadProfile:
     def is_stale(self, cell: ProfileCell) -> bool:
         """Whether the cell was read before the last drift."""
         return cell.epoch < self.epoch
-
-
-class ProfileProvenance(NamedTuple):
-    """What is known of a workload from what."""
-
-    configurations: int
-    stale: int
-    readings: int
-    by_source: Mapping[str, int]  # of the cells that are kept
-    last_s: float | None
-    epoch: int
-    drifts: tuple[tuple[float, str], ...]
-    error: Mapping[str, float]  # median error, a share, of the last configurations predicted before they were read
-
-
-def profile_provenance(profile: WorkloadProfile) -> ProfileProvenance:
-    """Where the numbers of a workload come from."""
-    sources: Counter[str] = Counter()
-    for cell in profile.cells.values():
-        sources.update(cell.sources)
-    return ProfileProvenance(
-        len(profile.cells),
-        sum(profile.is_stale(cell) for cell in profile.cells.values()),
-        profile.readings,
-        MappingProxyType(dict(sorted(sources.items()))),
-        max((cell.last_s for cell in profile.cells.values()), default=None),
-        profile.epoch,
-        profile.drifts,
-        MappingProxyType({name: sorted(found)[len(found) // 2] for name, found in sorted(profile.errors.items())}),
-    )
 
 
 def reading_variance(profile: WorkloadProfile, quantity: str, stated: float = 0.0) -> float:

@@ -26,6 +26,12 @@ SECONDS_MOST = 10_000_000_000
 CPU_MILLI_MOST = 10_000_000
 MEMORY_MIB_MOST = 2**30
 GPUS_MOST = 64
+NODE_LIST = "openb_node_list_gpu_node.csv"
+# Idle and full watts of a GPU in the power model of the comparison, not of the catalogue.
+GPU_WATTS = {
+    "T4": (10.0, 70.0), "A10": (30.0, 150.0), "G2": (30.0, 150.0), "P100": (25.0, 250.0), "V100M16": (30.0, 300.0),
+    "V100M32": (30.0, 300.0), "A100": (50.0, 400.0), "G3": (50.0, 400.0),
+}  # fmt: skip
 _NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 _TASK_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 # What the trace calls latency-sensitive is measured by latency here too.
@@ -59,6 +65,11 @@ class TraceTask:
     arrival_s: float | None = None  # from the trace's own zero
     duration_s: float | None = None  # None runs for ever, or the trace does not say
     priority: int = 0  # the higher is tried first when tasks wait
+
+
+def task_list_name(name: str) -> str:
+    """The file name of a task list such as `default` or `gpushare40`."""
+    return f"openb_pod_list_{name}.csv"
 
 
 def read_nodes(path: Path) -> tuple[TraceNode, ...]:

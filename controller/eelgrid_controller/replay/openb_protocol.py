@@ -11,14 +11,12 @@ where every CPU is priced as one product.
 """
 
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceMissing, TraceTooLarge
-from eelgrid_controller.replay.openb import TraceNode, TraceTask, read_nodes, read_tasks
-from eelgrid_controller.replay.openb_source import NODE_LIST, task_list_name
+from eelgrid_controller.replay.csv_reader import TraceMalformed, TraceTooLarge
+from eelgrid_controller.replay.openb import GPU_WATTS, NODE_LIST, TraceNode, TraceTask
 from eelgrid_kernels.arrays import Floats, Ints
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
 
@@ -26,11 +24,6 @@ INFLATION_PERCENT = 130
 COVERED_PERCENT = 95
 SEEDS = tuple(range(42, 52))  # those of the published results
 ARRIVALS_MOST = 4_000_000
-# Idle and full watts of a GPU in the power model of the comparison, not of the catalogue.
-GPU_WATTS = {
-    "T4": (10.0, 70.0), "A10": (30.0, 150.0), "G2": (30.0, 150.0), "P100": (25.0, 250.0), "V100M16": (30.0, 300.0),
-    "V100M32": (30.0, 300.0), "A100": (50.0, 400.0), "G3": (50.0, 400.0),
-}  # fmt: skip
 _SHUFFLE, _SAMPLE, _REMOVE, _NODES = range(4)  # each purpose draws from a stream of its own
 
 
@@ -81,31 +74,6 @@ class TraceArrays(NamedTuple):
     def task_milli(self) -> Ints:
         """(S,) GPU that a task of each class asks for in all."""
         return self.specs.gpu_count * self.specs.gpu_milli
-
-
-def csv_folder(folder: Path) -> Path:
-    """Where the lists are: the folder itself, or where the published layout has them below it."""
-    for place in (folder, folder / "csv", folder / "openb" / "csv"):
-        if (place / NODE_LIST).is_file():
-            return place
-    raise TraceMissing(str(folder), f"has no {NODE_LIST}", "name the folder that holds the openb CSV files")
-
-
-def trace_names(folder: Path) -> tuple[str, ...]:
-    """Every task list of the folder by the suffix of its file."""
-    before, after = task_list_name("*").split("*")
-    found = csv_folder(folder).glob(task_list_name("*"))
-    return tuple(sorted(path.name.removeprefix(before).removesuffix(after) for path in found))
-
-
-def load_trace(folder: Path, trace: str) -> TraceArrays:
-    """The trace of that name, on the fleet beside it."""
-    place = csv_folder(folder)
-    path = place / task_list_name(trace)
-    if not path.is_file():
-        known = ", ".join(trace_names(folder)) or "none"
-        raise TraceMissing(str(path), f"there is no trace {trace!r}", f"take one that is here: {known}")
-    return build_trace(trace, read_nodes(place / NODE_LIST), read_tasks(path))
 
 
 def build_trace(name: str, nodes: tuple[TraceNode, ...], tasks: tuple[TraceTask, ...]) -> TraceArrays:

@@ -15,15 +15,15 @@ Source: Lettich et al., CCGrid 2025 (arXiv 2412.17484), for EOPC.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from eelgrid_controller.replay.openb_protocol import INFLATION_PERCENT, TraceFleet
 from eelgrid_controller.replay.simulation import FINISHED, REFUSED, RUNNING, TO_COME, WAITING, SimulationOutcome
 from eelgrid_controller.replay.site_csv import TariffRow
-from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.cpu_packages import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.arrays import ArrivalOutcomes, Floats, Ints
+from eelgrid_kernels.cost_terms import CORES_PER_PACKAGE, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
 JOULES_PER_KWH = 3.6e6
 STEPS_MOST = 2_000_000
@@ -152,22 +152,6 @@ GRID: Floats = np.arange(STEPS_PER_UNIT * INFLATION_PERCENT // 100 + 1) / STEPS_
 MEAN_FIRST, MEAN_LAST = 0.1, 0.8  # the saving is averaged where nobody refuses much
 
 
-class ArrivalSteps(Protocol):
-    """What is known after each arrival; shapes (A,)."""
-
-    @property
-    def power_w(self) -> Floats:
-        """Modelled watts of the whole fleet."""
-
-    @property
-    def arrived_milli(self) -> Ints:
-        """GPU that the tasks so far asked for."""
-
-    @property
-    def allocated_milli(self) -> Ints:
-        """GPU of those that were placed."""
-
-
 class ArrivalCurves(NamedTuple):
     """One run, or the mean of several, on GRID."""
 
@@ -183,7 +167,7 @@ def empty_power_w(fleet: TraceFleet) -> float:
     return float(CPU_PACKAGE_IDLE_W * packages.sum() + (fleet.gpu_count * fleet.idle_w).sum())
 
 
-def compute_curves(steps: ArrivalSteps, capacity_milli: int, empty_w: float) -> ArrivalCurves:
+def compute_curves(steps: ArrivalOutcomes, capacity_milli: int, empty_w: float) -> ArrivalCurves:
     """One run on GRID."""
     arrived = np.concatenate(([0], steps.arrived_milli))
     last = np.concatenate((arrived[1:] != arrived[:-1], [True]))  # of those at the same x

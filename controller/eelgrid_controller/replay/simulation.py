@@ -1,6 +1,6 @@
 """Discrete event simulation of a placement policy: arrivals, departures, failures and the queue.
 
-The placer is a port (eelgrid_kernels.fleet_simulation implements it). All times are seconds of the trace's clock; the first
+The placer is a port (eelgrid_kernels.simulation implements it). All times are seconds of the trace's clock; the first
 arrival is the beginning. Failures of a node are an alternating renewal process with exponential times, drawn node by
 node from the raw words of PCG64, which numpy keeps the same in every version.
 
@@ -27,7 +27,7 @@ from eelgrid_controller.replay.openb import TraceNode, TraceTask
 from eelgrid_controller.replay.openb_protocol import TaskSpecs, TraceArrays, TraceFleet
 from eelgrid_controller.replay.site_csv import FAILURES_MOST, FailureRow
 from eelgrid_kernels.arrays import Floats, Ints
-from eelgrid_kernels.cpu_packages import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
+from eelgrid_kernels.cost_terms import CORES_PER_PACKAGE, CPU_PACKAGE_FULL_W, CPU_PACKAGE_IDLE_W, MILLI_PER_CORE
 
 _STREAM = 4  # after those of the protocol: what is drawn for one purpose changes no other
 
@@ -150,7 +150,7 @@ _LEAVES, _RETURNS, _FAILS = range(3)
 
 
 class FleetPlacer(Protocol):
-    """Who holds the fleet and chooses; eelgrid_kernels.fleet_simulation.SimulatedFleet is one."""
+    """Who holds the fleet and chooses; eelgrid_kernels.simulation.SimulatedFleet is one."""
 
     def place_task(self, spec: int, moment: int = 0) -> tuple[int, tuple[int, ...]]:
         """The node and GPUs of a task, or node -1."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from eelgrid_controller.replay.csv_reader import CsvLine, TraceMalformed, read_lines, require_unique
 from eelgrid_controller.replay.openb import (
     CPU_MILLI_MOST,
+    GPU_WATTS,
     GPUS_MOST,
     MEMORY_MIB_MOST,
     NODES_MOST,
@@ -23,7 +24,6 @@ from eelgrid_controller.replay.openb import (
     TraceNode,
     TraceTask,
 )
-from eelgrid_controller.replay.openb_protocol import GPU_WATTS
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.quantities import GPU_MILLI_WHOLE, MIB
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from eelgrid_controller.engines.kubernetes.pods.admission_review import GateRules
 from eelgrid_controller.errors import ControllerConfigError
+from eelgrid_controller.runtime.audit_log import AUDIT_ROWS_MOST
 from eelgrid_protos.roles import RoleRules
 from eelgrid_protos.sockets import NAMES_MOST
 
@@ -121,8 +122,8 @@ class ControllerConfig:
     # New nodes that one certificate, or without TLS one address, may register per hour; twice as many in total.
     # Ten thousand nodes that share a certificate join an empty controller at once.
     registrations_most: int = 12_000
-    # Most entries of the audit log; beyond it the oldest are deleted: see runtime/audit_table.py.
-    audit_rows_most: int = 250_000
+    # Most entries of the audit log; beyond it the oldest are deleted.
+    audit_rows_most: int = AUDIT_ROWS_MOST
     # Maximum size of the energy ledger; beyond it the oldest hours are deleted. Ten thousand GPUs need 23 GB for all
     # retention ages (docs/how-to/energy-ledger.md); the rest is for rows that exporters have not confirmed.
     ledger_bytes_most: int = 40 * 10**9

@@ -11,21 +11,20 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eelgrid_controller.clock import Clock, RecentLatencies
-from eelgrid_controller.core.command import CommandOrigin, CommitResult, CoreCommand
-from eelgrid_controller.core.core import Core, CoreStep
+from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core, CoreStep
 from eelgrid_controller.core.nodes import NodeRemoval, PlanClaim, select_longest_lost_nodes
 from eelgrid_controller.core.recovery import RecoveredState, encode_entries, recover_state
 from eelgrid_controller.errors import JournalError, JournalFull
 from eelgrid_controller.partition.recommendation import PartitionStage
 from eelgrid_controller.partition.survey import SurveyedGpu
 from eelgrid_controller.runtime.access_control import bind_spec, check_owner, owner_of
+from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.state.agent_liveness import AgentLiveness, LostNodeExpiry
-from eelgrid_controller.state.audit_entries import AuditedCall
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.engine_reports import Adoption, Eligibility, EngineOverrides, ExternalUsage
 from eelgrid_controller.state.events import Event, UnreadableEvent
@@ -57,6 +56,43 @@ _TICK_S = 0.25
 _FILES_EVERY_S = 2.0
 # Lost nodes are removed after days, so a scan of all nodes once a minute is enough.
 _EXPIRY_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class CoreCommand:
+    """One requested change; `fault` is the reason if it was refused."""
+
+    apply: Callable[[Core, int], CoreStep[Any]]
+    answer: asyncio.Future[Any]
+    is_decision: bool = False
+    # When it was queued, on the monotonic clock.
+    asked_s: float = 0.0
+    origin: CommandOrigin | None = None
+    # The operator's call behind it, for the audit log; None for commands of this process itself.
+    call: AuditedCall | None = None
+    # Further audit entries that are written to disk with it.
+    entries: tuple[AuditEntry, ...] = ()
+    outcome: Any = None
+    fault: Exception | None = None
+    # Wall time when it was applied.
+    turn_ns: int = 0
+
+    def audit_entries(self, revision: int) -> tuple[AuditEntry, ...]:
+        """Returns the audit entries of an accepted command; the authorizer records refusals."""
+        if self.fault is not None:
+            return ()
+        if self.call is None:
+            return self.entries
+        return (self.call.entry(time_ns=self.turn_ns, code="OK", revision=revision), *self.entries)
+
+    def resolve(self, result: Any = None, *, fault: Exception | None = None) -> None:
+        """Answers the caller, unless it no longer waits."""
+        if self.answer.done():
+            return
+        if fault is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(fault)
 
 
 class JournalWriter:
@@ -142,6 +178,10 @@ class CheckpointWriter:
         self.events = 0
 
 
+def _change_nothing(_core: Core, _now_ns: int) -> CoreStep[None]:
+    return CoreStep((), None, frozenset())
+
+
 class ControllerLoop:
     """Runs a core over a journal. Used from one event loop; its public methods are the commands of callers."""
 
@@ -207,12 +247,7 @@ class ControllerLoop:
         self._is_begun = self.journal.lost is None and not asked
         if not self._is_begun:
             # Starts the first batch at once; nobody waits for it, since a full disk may refuse it.
-            nothing = asyncio.get_running_loop().create_future()
-            nothing.add_done_callback(asyncio.Future.exception)
-            self._queue.append(
-                CoreCommand(lambda _core, _now_ns: CoreStep((), None, frozenset()), nothing, asked_s=now_s)
-            )
-            self._wake.set()
+            self._queue_own(_change_nothing)
         self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._run, self._tick)]
         return recovered
 
@@ -334,11 +369,7 @@ class ControllerLoop:
 
     async def audit(self, entries: Sequence[AuditEntry]) -> None:
         """Writes audit entries of calls that changed nothing in the journal; returns when on disk. Raises Fault."""
-
-        def apply(_core: Core, _now_ns: int) -> CoreStep[None]:
-            return CoreStep((), None, frozenset())
-
-        await self.command(apply, entries=tuple(entries))
+        await self.command(_change_nothing, entries=tuple(entries))
 
     async def register_node(self, inventory: Inventory, *, plan_epoch: int = 0, claim: PlanClaim | None = None) -> None:
         """Registers a node with its inventory, and the plan that its agent claims to hold."""
@@ -408,6 +439,17 @@ class ControllerLoop:
         result: _Result = await command.answer
         return result
 
+    def _queue_own(
+        self,
+        apply: Callable[[Core, int], CoreStep[Any]],
+        on_answer: Callable[[asyncio.Future[Any]], object] = asyncio.Future.exception,
+    ) -> None:
+        """Queues a command of the loop itself; by default its answer is ignored."""
+        answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(on_answer)
+        self._queue.append(CoreCommand(apply, answer, asked_s=self.clock.monotonic_s()))
+        self._wake.set()
+
     # The owner
 
     async def _guard(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -447,9 +489,7 @@ class ControllerLoop:
         is_turn = not self._queue or now_s >= self._retry_at_s
         if self.core.has_backlog and is_turn and self._journal_fault is None and not self._stopping:
             self._retry_at_s = now_s + _RETRY_EVERY_S
-            answer = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(asyncio.Future.exception)
-            self._queue.append(CoreCommand(lambda core, now_ns: core.retry(now_ns=now_ns), answer, asked_s=now_s))
+            self._queue_own(lambda core, now_ns: core.retry(now_ns=now_ns))
 
     def _beginning(self) -> CoreCommand:
         """Returns the command that precedes every other change and records the start of the controller.
@@ -621,12 +661,7 @@ class ControllerLoop:
             select_longest_lost_nodes(self.core.state), now_ns=self.clock.now_ns(), now_s=now_s
         )
         if names:
-            answer = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(self._forgot)
-            self._queue.append(
-                CoreCommand(lambda core, now_ns: core.forget_lost_nodes(names, now_ns=now_ns), answer, asked_s=now_s)
-            )
-            self._wake.set()
+            self._queue_own(lambda core, now_ns: core.forget_lost_nodes(names, now_ns=now_ns), self._forgot)
 
     def _forgot(self, answer: asyncio.Future[Any]) -> None:
         if not answer.cancelled() and answer.exception() is None and answer.result():
@@ -638,17 +673,10 @@ class ControllerLoop:
         if node_name not in self.core.state.nodes:
             # Its agent disconnected before its first inventory was accepted.
             return
-        command = CoreCommand(
-            lambda core, now_ns: core.mark_node_lost(node_name, now_ns=now_ns),
-            asyncio.get_running_loop().create_future(),
-            asked_s=self.clock.monotonic_s(),
-        )
 
         def check(answer: asyncio.Future[Any]) -> None:
             if answer.exception() is not None:
                 self._log.debug("node=%s lost=later reason=%s", node_name, answer.exception())
                 self.presence.schedule_recheck(node_name, deadline_s=self.clock.monotonic_s() + _PROBE_EVERY_S)
 
-        command.answer.add_done_callback(check)
-        self._queue.append(command)
-        self._wake.set()
+        self._queue_own(lambda core, now_ns: core.mark_node_lost(node_name, now_ns=now_ns), check)

@@ -19,13 +19,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eelgrid_controller.objectives.services.prometheus_text import (
+from eelgrid_controller.objectives.services.service_metrics import (
     ExpositionPage,
     ScrapeRound,
     ScrapeTarget,
     parse_exposition,
 )
-from eelgrid_controller.profiles.errors import MetricsUnreadable
+from eelgrid_controller.profiles.points import MetricsUnreadable
 
 _HEAD_BYTES_MOST = 32 * 1024
 _URL_MOST = 2048

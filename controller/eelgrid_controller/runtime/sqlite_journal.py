@@ -1,6 +1,8 @@
 """The journal in one SQLite file: entries, checkpoints, and integrity checks on all of them.
 
-Owns the files of a data directory, their locks and modes. Must not know what an event means.
+Owns the files of a data directory, their locks and modes. Must not know what an event means. The high-water mark, the
+last acknowledged entry and a checksum chain over all entries up to it, is kept outside of the database, in a file
+with two slots so that a torn write leaves one record intact.
 """
 
 import contextlib
@@ -10,11 +12,13 @@ import json
 import os
 import sqlite3
 import stat
+import struct
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from eelgrid_controller.errors import (
     ControllerConfigError,
@@ -29,9 +33,7 @@ from eelgrid_controller.errors import (
     JournalUnavailable,
     LostEntries,
 )
-from eelgrid_controller.runtime.audit_table import AuditTable, read_audit_page
-from eelgrid_controller.runtime.high_water_mark import CHAIN_START, MARK_NAME, HighWaterMark, JournalMark, extend_chain
-from eelgrid_controller.state.audit_entries import AuditFilter, AuditPage
+from eelgrid_controller.runtime.audit_log import AuditFilter, AuditPage, AuditTable, read_audit_page
 from eelgrid_controller.state.journal import (
     Checkpoint,
     JournalCounters,
@@ -41,6 +43,107 @@ from eelgrid_controller.state.journal import (
     entry_removal_command,
 )
 from eelgrid_protos.messages import AuditEntry
+
+MARK_NAME = "journal.mark"
+# Chain value before the first entry.
+CHAIN_START = bytes(16)
+_SLOT_BYTES = 4096  # one page, so that no write touches both slots
+_SLOTS = 2
+_MODE = 0o640
+_MAGIC = b"EELGMRK1"
+_RECORD = struct.Struct(">8sQQ16s")
+_CRC = struct.Struct(">I")
+_LINK = struct.Struct(">QI")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalMark:
+    """The last entry that was acknowledged, and the checksum over all entries up to it."""
+
+    seq: int
+    chain: bytes
+
+
+def extend_chain(chain: bytes, entries: Iterable[tuple[int, int]]) -> bytes:
+    """Extends the checksum chain by entries, each given by its number and CRC."""
+    for seq, crc in entries:
+        chain = blake2b(chain + _LINK.pack(seq, crc & 0xFFFFFFFF), digest_size=len(CHAIN_START)).digest()
+    return chain
+
+
+class HighWaterMark:
+    """The mark's file, held open; every method raises OSError."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._writes, self.newest = self._read()
+
+    @classmethod
+    def open(cls, directory: Path) -> Self | None:
+        """Opens the mark of a directory; None if there is none. Refuses a symbolic link."""
+        path = directory / MARK_NAME
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            return cls(path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def create(cls, directory: Path, mark: JournalMark) -> Self:
+        """Creates a file with this mark, on disk on return; replaces an existing one."""
+        path = directory / MARK_NAME
+        draft = path.with_suffix(".mark.new")
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+        try:
+            os.pwrite(descriptor, bytes(_SLOTS * _SLOT_BYTES), 0)
+            os.fsync(descriptor)
+            made = cls(path, descriptor)
+            made.write(mark)
+            draft.rename(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+        return made
+
+    def write(self, mark: JournalMark) -> None:
+        """Writes the mark to disk."""
+        record = _RECORD.pack(_MAGIC, self._writes + 1, mark.seq, mark.chain)
+        content = record + _CRC.pack(zlib.crc32(record))
+        if os.pwrite(self._descriptor, content, (self._writes + 1) % _SLOTS * _SLOT_BYTES) != len(content):
+            raise OSError(0, f"a short write to {self.path}")
+        os.fdatasync(self._descriptor)
+        self._writes += 1
+        self.newest = mark
+
+    def close(self) -> None:
+        """Closes the file."""
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+    def _read(self) -> tuple[int, JournalMark | None]:
+        """Returns the number of writes and the newest complete record; None if neither slot has one."""
+        newest: tuple[int, JournalMark | None] = (0, None)
+        for slot in range(_SLOTS):
+            content = os.pread(self._descriptor, _RECORD.size + _CRC.size, slot * _SLOT_BYTES)
+            if len(content) != _RECORD.size + _CRC.size:
+                continue
+            record, (crc,) = content[: _RECORD.size], _CRC.unpack(content[_RECORD.size :])
+            magic, writes, seq, chain = _RECORD.unpack(record)
+            if magic == _MAGIC and crc == zlib.crc32(record) and writes > newest[0]:
+                newest = writes, JournalMark(seq, chain)
+        return newest
+
 
 FILE_NAME = "journal.sqlite3"
 LOCK_NAME = "controller.lock"
@@ -486,7 +589,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _examine(path: Path, mark: JournalMark | None) -> _Examined:
     """Compares what the file contains with what the mark says that it should contain; writes nothing."""
-    _refuse_empty(path)
+    if path.stat().st_size == 0:
+        raise JournalCorrupt(path, "the file is empty", "restore it from a backup, or remove it to begin anew")
     try:
         with contextlib.closing(_read_only(path)) as reader:
             reader.text_factory = bytes
@@ -610,11 +714,6 @@ def _create(path: Path, cluster_id: str) -> None:
         raise JournalUnavailable(path, str(error), "check the disk and the directory's permissions") from error
 
 
-def _refuse_empty(path: Path) -> None:
-    if path.stat().st_size == 0:
-        raise JournalCorrupt(path, "the file is empty", "restore it from a backup, or remove it to begin anew")
-
-
 def _read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=1.0)
 
@@ -632,11 +731,10 @@ def _connect(path: Path, bytes_most: int) -> sqlite3.Connection:
         # 16 MB of write-ahead log between checkpoints by SQLite; the one at a quiet moment usually comes first.
         connection.execute("PRAGMA wal_autocheckpoint=4096").fetchall()
         connection.execute(f"PRAGMA journal_size_limit={64 * 2**20}").fetchall()
-    except _SQLITE_ERRORS as error:
+    except BaseException as error:
         connection.close()
-        raise _translate(path, error) from error
-    except BaseException:
-        connection.close()
+        if isinstance(error, _SQLITE_ERRORS):
+            raise _translate(path, error) from error
         raise
     return connection
 

@@ -13,13 +13,12 @@ import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.runtime.access_control import LIVE_PAGE_PATH, REQUIRED_ROLES, check_call_role
+from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.server.metrics.catalogue import build_family
-from eelgrid_controller.state.audit_entries import AuditedCall
-from eelgrid_protos.callers import CallerReader
 from eelgrid_protos.log_lines import RateLimitedLog
 from eelgrid_protos.messages import CALLER_NODES_MOST, WhoAmIRequest, WhoAmIResponse
 from eelgrid_protos.openmetrics import MetricFamily
-from eelgrid_protos.roles import Caller, Role, RoleRefused, RoleRules, check_node
+from eelgrid_protos.roles import Caller, CallerReader, Role, RoleRefused, RoleRules, check_node
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _REFUSALS_EVERY_S = 60.0

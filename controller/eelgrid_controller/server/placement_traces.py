@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from eelgrid_controller.core.command import CommandOrigin, CommitResult
+from eelgrid_controller.core.core import CommandOrigin, CommitResult
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import (
     PartitionsPlanned,

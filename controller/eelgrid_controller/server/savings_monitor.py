@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.energy.savings import InitialCluster, PlacementSavings, SavingsFigures
-from eelgrid_controller.placement.gpu_power import PriorPowerModel
+from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_controller.state.events import Event, PointsMeasured, PricesQuoted, SpendingJudged, WorkloadDeferred

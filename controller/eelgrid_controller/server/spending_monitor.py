@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.energy.ledger import DAY_S, HOUR_S, LedgerAmount, LedgerAnswer, LedgerQuery
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.metrics.catalogue import build_family

@@ -1,8 +1,7 @@
 """The cluster state: nodes, workloads, policy, learned demand and the pending queue, as a function of the events.
 
 Owns every durable fact and the one function that changes them, `ClusterState.apply`; with it the order of pending
-work (priority, then submission), the stored explanations of placed replicas, and the invariants that hold in every
-state. Must not know how decisions are made: it applies outcomes and refuses only those that contradict the state
+work (priority, then submission) and the stored explanations of placed replicas. Must not know how decisions are made: it applies outcomes and refuses only those that contradict the state
 (ContradictoryEvent). No time and no numpy: the arrays of the planner are derived from this.
 
 Theory: revision n is the state after n events. `dump` holds what cannot be derived; the allocations of each node
@@ -14,11 +13,10 @@ event sequences give equal digests.
     PLACED --WorkloadMoved, WorkloadScaled, WorkloadLimited, PartitionsPlanned, DevicesCorrected--> PLACED
 """
 
-import hashlib
 import json
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -53,11 +51,11 @@ from eelgrid_controller.state.events import (
     WorkloadScaled,
     WorkloadSubmitted,
 )
-from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, encode_explanation
+from eelgrid_controller.state.journal import JournalSanitizer, decode_explanation, digest_of, encode_explanation
+from eelgrid_controller.state.measurements import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.node_allocations import (
     AheadOfJournal,
     ContradictoryEvent,
-    InvariantBroken,
     NodeRecord,
     apply_device_correction,
     apply_move,
@@ -72,9 +70,8 @@ from eelgrid_controller.state.node_allocations import (
     reallocate_slices,
 )
 from eelgrid_controller.state.policy import is_pool_enforced, is_pool_partitioned
-from eelgrid_controller.state.profile_points import MeasuredPoints, make_job_profile_name
 from eelgrid_controller.state.spending import SpendingState
-from eelgrid_protos.messages import Assignment, Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
+from eelgrid_protos.messages import Placement, Policy, ReplicaExplanation, Workload, WorkloadPhase
 from eelgrid_protos.plain_messages import to_plain
 
 
@@ -107,31 +104,6 @@ class ExplanationStore:
     def dump(self) -> dict[str, str]:
         """Returns everything as plain values."""
         return dict(self._texts)
-
-
-def check_invariants(
-    nodes: Mapping[str, NodeRecord],
-    workloads: Mapping[str, Workload],
-    *,
-    waiting: Collection[str],
-    ended: Collection[str],
-    ended_most: int,
-) -> None:
-    """Checks the invariants; raises InvariantBroken."""
-    expected: dict[str, dict[tuple[str, int], Assignment]] = {name: {} for name in nodes}
-    for key, workload in workloads.items():
-        if (key in waiting) != (workload.phase is WorkloadPhase.PENDING):
-            raise InvariantBroken(f"{key} is {workload.phase.name} and in the queue or not at once")
-        if workload.phase is WorkloadPhase.PLACED:
-            for placement in workload.placements:
-                expected[placement.node_name][key, placement.replica] = make_assignment(workload, placement)
-    for name, record in nodes.items():
-        if record.assignments != expected[name]:
-            raise InvariantBroken(f"{name} does not hold what the workloads say")
-        record.validate()
-    gone = {key for key, item in workloads.items() if item.phase is WorkloadPhase.CANCELLED}
-    if gone != set(ended) or len(ended) > ended_most:
-        raise InvariantBroken("the list of ended workloads is not that of the workloads")
 
 
 # Sorts by falling priority, then by rising submission number.
@@ -251,7 +223,7 @@ class ClusterState:
             case WorkloadPlaced():
                 touched = self._apply_placed(event)
             case WorkloadMoved():
-                touched = self._apply_moved(event)
+                touched = self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
             case WorkloadDeferred():
                 touched = self._apply_deferred(event)
             case WorkloadCancelled():
@@ -273,7 +245,7 @@ class ClusterState:
             case PricesQuoted():
                 touched = self._apply_priced(event)
             case WorkloadScaled():
-                touched = self._apply_scaled(event)
+                touched = self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
             case WorkloadLimited():
                 touched = self._apply_limited(event)
             case PointsMeasured():
@@ -363,12 +335,6 @@ class ClusterState:
         )
         return self._bump_plans(event.placements)
 
-    def _apply_moved(self, event: WorkloadMoved) -> frozenset[str]:
-        return self._restood(*apply_move(self.workloads.get(event.workload_id), event), event)
-
-    def _apply_scaled(self, event: WorkloadScaled) -> frozenset[str]:
-        return self._restood(*apply_scaling(self.workloads.get(event.workload_id), event), event)
-
     def _restood(
         self, after: Workload, before: Sequence[Placement], event: WorkloadMoved | WorkloadScaled
     ) -> frozenset[str]:
@@ -387,9 +353,7 @@ class ClusterState:
         for key, workload in after.items():
             self.pending.discard(key)
             self.workloads[key] = replace(workload, revision=self.revision + 1)
-        for name in touched:
-            self.nodes[name].plan_epoch += 1
-        return touched
+        return self._bump_epochs(touched)
 
     def _apply_corrected(self, event: DevicesCorrected) -> frozenset[str]:
         for key, workload in apply_device_correction(self.workloads, self._node(event.node_name), event).items():
@@ -403,14 +367,13 @@ class ClusterState:
         self.workloads[event.workload_id] = replace(
             workload, power_limit_w=event.power_limit_w, revision=self.revision + 1
         )
-        names = frozenset(placement.node_name for placement in workload.placements)
-        for name in names:
-            self.nodes[name].plan_epoch += 1
-        return names
+        return self._bump_epochs(frozenset(placement.node_name for placement in workload.placements))
 
     def _bump_plans(self, placements: tuple[Placement, ...]) -> frozenset[str]:
         self.market.count_task_changes(len(placements))
-        names = frozenset(placement.node_name for placement in placements)
+        return self._bump_epochs(frozenset(placement.node_name for placement in placements))
+
+    def _bump_epochs(self, names: frozenset[str]) -> frozenset[str]:
         for name in names:
             self.nodes[name].plan_epoch += 1
         return names
@@ -563,11 +526,4 @@ class ClusterState:
 
     def digest(self, dumped: Mapping[str, Any] | None = None) -> str:
         """Computes a hash of the whole state: equal histories have equal digests. `dumped` is a current dump, if at hand."""
-        text = json.dumps(dumped or self.dump(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def validate(self) -> None:
-        """Checks every invariant; raises InvariantBroken."""
-        check_invariants(
-            self.nodes, self.workloads, waiting=self.pending, ended=self._ended, ended_most=self._ended_most
-        )
+        return digest_of(dumped or self.dump())

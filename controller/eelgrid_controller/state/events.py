@@ -432,17 +432,13 @@ def event_from_plain(kind: str, body: Mapping[str, Any], healer: JournalSanitize
     if cls is None:
         raise UnknownKind(kind)
     healer = healer or JournalSanitizer()
-    event = _event(cls, body)
+    event: Event
+    if cls in _WITH_PLACES:
+        event = from_plain(cls, {**body, "explanation": []}, trusted=True)
+        event = replace(event, explanation=decode_explanation(body.get("explanation", [])))
+    else:
+        event = from_plain(cls, body, trusted=True)
     if isinstance(event, NodeJoined):
         epoch = healer.epoch(event.inventory.node_name, event.plan_epoch)
         event = event if epoch == event.plan_epoch else replace(event, plan_epoch=epoch)
     return healer.message(event)
-
-
-def _event(cls: type[Event], body: Mapping[str, Any]) -> Event:
-    if cls in _WITH_PLACES:
-        rows = body.get("explanation", [])
-        placed = from_plain(cls, {**body, "explanation": []}, trusted=True)
-        return replace(placed, explanation=decode_explanation(rows))
-    event: Event = from_plain(cls, body, trusted=True)
-    return event

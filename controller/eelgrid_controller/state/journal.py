@@ -131,34 +131,28 @@ def encode_explanation(explanation: tuple[ReplicaExplanation, ...]) -> list[Any]
 def decode_explanation(rows: Sequence[Any]) -> tuple[ReplicaExplanation, ...]:
     """Decodes an explanation from rows; raises ValueError."""
     try:
-        return _read(rows)
+        return tuple(
+            ReplicaExplanation(
+                replica=replica,
+                feasible_nodes=feasible,
+                removals=tuple(
+                    Removal(constraint=constraint, nodes=nodes)
+                    for constraint, nodes in zip(removals[::2], removals[1::2], strict=True)
+                ),
+                candidates=tuple(
+                    Candidate(
+                        node_name=node_name,
+                        gpu_indexes=tuple(indexes),
+                        cost_w=cost_w,
+                        terms=tuple(CostTerm(name=name, cost_w=w) for name, w in zip(names, terms_w, strict=True)),
+                    )
+                    for node_name, indexes, cost_w, terms_w in candidates
+                ),
+            )
+            for replica, feasible, removals, names, candidates in rows
+        )
     except (TypeError, IndexError) as error:
         raise ValueError(f"an explanation cannot be read: {error}") from error
-
-
-def _read(rows: Sequence[Any]) -> tuple[ReplicaExplanation, ...]:
-    return tuple(
-        ReplicaExplanation(
-            replica=replica,
-            feasible_nodes=feasible,
-            removals=tuple(
-                Removal(constraint=constraint, nodes=nodes)
-                for constraint, nodes in zip(removals[::2], removals[1::2], strict=True)
-            ),
-            candidates=tuple(
-                Candidate(
-                    node_name=node_name,
-                    gpu_indexes=tuple(indexes),
-                    cost_w=cost_w,
-                    terms=tuple(
-                        CostTerm(name=name, cost_w=term_w) for name, term_w in zip(names, terms_w, strict=True)
-                    ),
-                )
-                for node_name, indexes, cost_w, terms_w in candidates
-            ),
-        )
-        for replica, feasible, removals, names, candidates in rows
-    )
 
 
 _Message = TypeVar("_Message")

@@ -52,10 +52,6 @@ class ContradictoryEvent(ValueError):
     """An event that cannot follow the events before it: the journal was altered, or there is a bug."""
 
 
-class InvariantBroken(AssertionError):
-    """The state contradicts itself, which is a bug."""
-
-
 def make_assignment(workload: Workload, placement: Placement) -> Assignment:
     """Builds the assignment of one placed replica."""
     request, part = workload.spec.request, placement.gpu_instance
@@ -82,14 +78,6 @@ class AheadOfJournal:
     plan_epoch: int
     assignments: int | None = None
     workload_ids: tuple[str, ...] = ()
-
-
-def _ahead_to_plain(ahead: AheadOfJournal) -> dict[str, Any]:
-    return {**asdict(ahead), "workload_ids": list(ahead.workload_ids)}
-
-
-def _ahead_of(row: Mapping[str, Any] | None) -> AheadOfJournal | None:
-    return None if row is None else AheadOfJournal(**{**row, "workload_ids": tuple(row["workload_ids"])})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -344,6 +332,7 @@ class NodeRecord:
     def dump(self) -> dict[str, Any]:
         """Dumps what cannot be derived, as plain JSON values."""
         layouts = [to_plain(self.layouts[uuid], brief=True) for uuid in sorted(self.layouts)]
+        ahead = None if self.ahead is None else {**asdict(self.ahead), "workload_ids": list(self.ahead.workload_ids)}
         return {
             "inventory": to_plain(self.inventory, brief=True),
             "state": self.state.name.lower(),
@@ -352,7 +341,7 @@ class NodeRecord:
             **({"lost_ns": self.lost_ns} if self.lost_ns else {}),
             **({"layouts": layouts} if layouts else {}),
             **({"others": to_plain(self.others, brief=True)} if self.others != NO_EXTERNAL_USAGE else {}),
-            **({"ahead": _ahead_to_plain(self.ahead)} if self.ahead is not None else {}),
+            **({"ahead": ahead} if ahead is not None else {}),
             **({"doubted_epoch": self.doubted_epoch} if self.doubted_epoch is not None else {}),
         }
 
@@ -361,6 +350,7 @@ class NodeRecord:
         """Loads a node from a checkpoint, without its assignments."""
         inventory = healer.read(Inventory, row["inventory"])
         layouts = (healer.read(GpuLayout, plain) for plain in row.get("layouts", ()))
+        ahead = row.get("ahead")
         return cls(
             inventory=inventory,
             state=NodeState[row["state"].upper()],
@@ -368,35 +358,10 @@ class NodeRecord:
             lost_gpus=set(map(healer.identifier, row["lost_gpus"])),
             others=healer.read(ExternalUsage, row.get("others", {})),
             layouts={layout.gpu_uuid: layout for layout in layouts},
-            ahead=_ahead_of(row.get("ahead")),
+            ahead=ahead and AheadOfJournal(**{**ahead, "workload_ids": tuple(ahead["workload_ids"])}),
             lost_ns=row.get("lost_ns", 0),
             doubted_epoch=row.get("doubted_epoch"),
         )
-
-    def validate(self) -> None:
-        """Checks that the sums match the assignments; raises InvariantBroken."""
-        name, held = self.inventory.node_name, list(self.assignments.values())
-        by_gpu: dict[str, int] = {}
-        for item in held:
-            for uuid in item.gpu_uuids:
-                by_gpu[uuid] = by_gpu.get(uuid, 0) + item.gpu_milli
-        if by_gpu != self.gpu_milli or any(milli > GPU_MILLI_WHOLE for milli in by_gpu.values()):
-            raise InvariantBroken(f"{name}: a GPU is held twice, or its sum is wrong")
-        for uuid in {item.gpu_uuids[0] for item in held if item.gpu_instance is not None} | self.layouts.keys():
-            gpu, layout = self.gpu(uuid), self.layouts.get(uuid)
-            problem = find_slices_problem(layout, self.slices(uuid))
-            if gpu is not None and layout is not None:
-                problem = problem or find_layout_problem(gpu, layout)
-            if problem:
-                raise InvariantBroken(f"{name}: GPU {uuid}: {problem}")
-            if any(uuid in item.gpu_uuids and item.gpu_instance is None for item in held):
-                raise InvariantBroken(f"{name}: GPU {uuid} is cut, and held by what knows no slices")
-        cpu_milli, memory_bytes = sum(item.cpu_milli for item in held), sum(item.memory_bytes for item in held)
-        if (cpu_milli, memory_bytes) != (self.allocated_cpu_milli, self.allocated_memory_bytes):
-            raise InvariantBroken(f"{name}: the sums of CPU or memory are wrong")
-        beyond = cpu_milli > self.inventory.cpu_milli or memory_bytes > self.inventory.memory_bytes
-        if beyond != self.overcommitted:
-            raise InvariantBroken(f"{name}: holds more than it has though it did not shrink")
 
 
 def reallocate_replicas(

@@ -1,17 +1,30 @@
-"""Policy readings: which pools are enforced or partitioned, and which power budgets apply to a node.
+"""The policy: which pools are enforced or partitioned, which power budgets apply to a node, and its validation.
 
-Reads a policy's pools, names power budgets by key (`cluster`, `rack/NAME`, `node/NAME`) and finds the chain of
-budgets above a node. Must not know the power that is drawn.
+Reads a policy's pools, names power budgets by key (`cluster`, `rack/NAME`, `node/NAME`), finds the chain of budgets
+above a node, and checks the rules between the fields of a new policy. Must not know the power that is drawn.
 
 Theory: a budget bounds all GPUs of a cluster, a rack or a node. A rack is any part of a node's path that a
 budget names, the innermost first; of two budgets of one place the tighter is in force.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from eelgrid_protos.messages import BudgetScope, EnforcementMode, Inventory, Policy, PowerBudget
+from eelgrid_controller.state.spending import spending_key
+from eelgrid_kernels.baselines import find_policy
+from eelgrid_protos.errors import Violation
+from eelgrid_protos.faults import Aborted, InvalidArgument
+from eelgrid_protos.messages import (
+    OBJECTIVES,
+    BudgetScope,
+    EnforcementMode,
+    Inventory,
+    Policy,
+    PowerBudget,
+    SpendingQuantity,
+)
 
 _Of = TypeVar("_Of")
 _Made = TypeVar("_Made")
@@ -58,7 +71,7 @@ def describe_budget(key: str) -> str:
 
 @cache_by_identity
 def _limits_w(budgets: tuple[PowerBudget, ...]) -> Mapping[str, float]:
-    """The tightest of each place; made once a policy, for it is asked for of each node."""
+    """Returns the tightest budget of each place; computed once per policy, since it is needed for each node."""
     found: dict[str, float] = {}
     for budget in budgets:
         key = make_budget_key(budget.scope, budget.name)
@@ -72,15 +85,11 @@ class BudgetHierarchy:
     def __init__(self, policy: Policy) -> None:
         self.limits_w = _limits_w(policy.budgets)
 
-    def find_rack(self, inventory: Inventory) -> str | None:
-        """Returns the name of the innermost rack of a node that has a budget."""
-        return next((part for part in reversed(inventory.topology) if f"rack/{part}" in self.limits_w), None)
-
     def budgets_above(self, inventory: Inventory) -> tuple[str, ...]:
         """Returns the keys of the budgets that the node's GPUs draw from, the nearest first."""
-        rack = self.find_rack(inventory)
-        chain = (f"node/{inventory.node_name}", None if rack is None else f"rack/{rack}", CLUSTER_BUDGET)
-        return tuple(key for key in chain if key is not None and key in self.limits_w)
+        racks = (f"rack/{part}" for part in reversed(inventory.topology))
+        rack = next((key for key in racks if key in self.limits_w), "")
+        return tuple(key for key in (f"node/{inventory.node_name}", rack, CLUSTER_BUDGET) if key in self.limits_w)
 
 
 def is_pool_enforced(policy: Policy, pool: str) -> bool:
@@ -101,3 +110,63 @@ def _of_nodes(budgets: tuple[PowerBudget, ...]) -> Mapping[str, float]:
 def get_node_budgets_w(policy: Policy) -> Mapping[str, float]:
     """Returns the power budgets of nodes, in watts by node name; the mapping is shared."""
     return _of_nodes(policy.budgets)
+
+
+_OBJECTIVE_CUSTOM = "custom"
+
+
+def revise_policy(current: Policy, asked: Policy) -> Policy:
+    """Returns the policy with its new revision; raises Aborted unless it names the revision in force, and InvalidArgument."""
+    if asked.revision != current.revision:
+        raise Aborted(
+            f"the policy in force is revision {current.revision}, not {asked.revision}; read it again, repeat "
+            "the change on it and send it with its revision"
+        )
+    broken = find_policy_violations(asked)
+    if broken:
+        raise InvalidArgument("the policy contradicts itself", broken)
+    return replace(asked, revision=current.revision + 1)
+
+
+def find_policy_violations(policy: Policy) -> tuple[Violation, ...]:
+    """Lists the contradictions in a policy, each with its remedy."""
+    found = []
+    known = (*OBJECTIVES, _OBJECTIVE_CUSTOM)
+    if policy.objective not in known:
+        found.append(Violation("policy.objective", f"is {policy.objective!r}", f"use one of {', '.join(known)}"))
+    elif policy.objective in OBJECTIVES and policy.weights != OBJECTIVES[policy.objective]:
+        found.append(
+            Violation(
+                "policy.weights",
+                f"are not those of the objective {policy.objective}",
+                f"set objective to {_OBJECTIVE_CUSTOM} for weights of your own",
+            )
+        )
+    try:
+        find_policy(policy.placement)
+    except ValueError as error:
+        problem, remedy = str(error).split("; ", 1)
+        found.append(Violation("policy.placement", problem, remedy))
+    if len({entry.pool for entry in policy.pools}) < len(policy.pools):
+        found.append(Violation("policy.pools", "name one pool twice", "give each pool one mode"))
+    if len({(budget.scope, budget.name) for budget in policy.budgets}) < len(policy.budgets):
+        found.append(Violation("policy.budgets", "bound one place twice", "give each cluster, rack and node one limit"))
+    if len(set(map(spending_key, policy.spending))) < len(policy.spending):
+        found.append(
+            Violation(
+                "policy.spending",
+                "limit the same spending twice",
+                "give each namespace, user, queue and label one limit of a quantity in a period",
+            )
+        )
+    if policy.prices is None:
+        found += (
+            Violation(
+                f"policy.spending[{index}].quantity",
+                f"is {limit.quantity.name.lower()}, and there are no prices",
+                "give prices with eelctl policy set --prices, or limit gpu_time or energy",
+            )
+            for index, limit in enumerate(policy.spending)
+            if limit.quantity in (SpendingQuantity.MONEY, SpendingQuantity.CARBON)
+        )
+    return tuple(found)

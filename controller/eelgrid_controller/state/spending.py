@@ -277,7 +277,7 @@ class GpuTime:
 
     @property
     def held_gpus(self) -> float:
-        """Thousandths of GPUs that are held now."""
+        """GPUs that are held now."""
         return self.held_sum / GPU_MILLI_WHOLE
 
     def copy(self) -> Self:

@@ -301,7 +301,6 @@ class Telemetry:
         self._newest = NewestPower()
         self.received = 0
         self.lost = 0
-        self.batches = 0
         self.duplicates = 0
         self.fresh_s = 0.0
         self.set_send_interval(send_interval_s)
@@ -366,7 +365,6 @@ class Telemetry:
             return self._contradiction(feed, batch)
         if lost:
             self._count_lost(feed, lost)
-        self.batches += 1
         self.received += ticks
         feed.received += ticks
         if ticks:

@@ -1,5 +1,6 @@
 """What if: changes, other policies and past decisions, tried on a copy of the cluster by the code that runs it.
 
-`scenarios` applies imagined changes and plans capacity, `shadow_policy` follows the live cluster with a second
-policy, `decision_record` saves and replays one decision, `comparison` sets two clusters side by side.
+`scenarios` applies imagined changes, plans capacity and follows the live cluster with a second policy, `decision_record`
+saves and replays one decision, `frontier` and `instances` compute the energy, latency and throughput frontier of a
+described fleet from measured profile points. Pure.
 """

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from eelgrid_controller.placement.explanations import describe_pending_reason
-from eelgrid_controller.placement.gpu_power import GpuPowerPrior, PriorPowerModel
 from eelgrid_controller.placement.placer import WorkloadPlacer
 from eelgrid_controller.placement.planner import Planner
+from eelgrid_controller.placement.power import GpuPowerPrior, PriorPowerModel
 from eelgrid_controller.placement.snapshot import SnapshotMirror
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import WorkloadDeferred, WorkloadPlaced, event_from_plain

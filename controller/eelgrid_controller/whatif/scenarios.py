@@ -1,61 +1,240 @@
-"""What-if scenarios: changes tried on a copy of the cluster by the code that would carry them out.
+"""What-if scenarios and shadow policies: changes and other policies tried on a copy of the cluster by the code that runs it.
 
-Owns the changes and the search for the number of nodes that suffices. Must not know the live cluster: it gets
-a copy to use up, and nothing that happens here is an event of any journal.
+Owns the changes, the search for the number of nodes that suffices, the shadow policy, and the comparison of two
+clusters: totals, room for typical work, and the workloads that fare differently. Must not know the live cluster: it
+gets a copy to use up, and nothing that happens here is an event of any journal.
 
-Theory: a copy of the state is edited through its own events (a node joins, is lost, the policy changes), work
+Scenarios. A copy of the state is edited through its own events (a node joins, is lost, the policy changes), work
 that lost its place is pending again, and a core on the copy does what the live one would do: it tries pending
 work by priority, then by age. So a what-if is the real planner on an imagined cluster, deterministic like it.
 Work that ran goes before work of its priority that never did. The number of nodes that suffices is found by
 doubling and then by bisection. More nodes could in principle place less (the planner looks at one workload at a
 time), so what is reported is what was tried: the count suffices, one less does not.
+
+Shadow policy. A second policy follows the cluster's events on a copy and decides for itself. What the cluster decided
+(placed, deferred, its policy) is not followed; what happened to it (work, nodes and devices came and went) is. With the
+weights in force a shadow decides as the cluster does, so that every difference is the policy's. A cluster that cut a
+round of tries short continues it between other calls, and the shadow at once: then, and only then, the order of trying
+may differ, too.
+
+Comparison. Values that no event touched are shared between a state and its copy, so that "is the same object" is
+"nothing changed", and a comparison costs what the changes touched. Memory is no part of a class of the mix, so the
+room leaves it out.
 """
 
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from eelgrid_controller.core.core import Core
+from eelgrid_controller.placement.planner import count_fitting_tasks
 from eelgrid_controller.state.cluster_state import ClusterState
-from eelgrid_controller.state.events import NodeJoined, NodeLost, PolicyChanged
-from eelgrid_controller.state.node_allocations import is_sliced
-from eelgrid_controller.whatif.comparison import (
-    ROOMS_MOST,
-    compare_class_room,
-    compute_cluster_figures,
-    count_class_room,
-    count_outcomes,
-    find_workload_differences,
-    sort_by_severity,
+from eelgrid_controller.state.demand import TaskClass
+from eelgrid_controller.state.events import (
+    Event,
+    GpuLost,
+    GpuReturned,
+    NodeHeard,
+    NodeJoined,
+    NodeLost,
+    NodeReconciled,
+    NodesRemoved,
+    PolicyChanged,
+    SpendingJudged,
+    WorkloadCancelled,
+    WorkloadSubmitted,
 )
+from eelgrid_controller.state.node_allocations import is_sliced
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.catalogue.products import Product
 from eelgrid_protos.errors import Violation
-from eelgrid_protos.faults import DeadlineExceeded, InvalidArgument, NotFound
+from eelgrid_protos.faults import DeadlineExceeded, Fault, InvalidArgument, NotFound
 from eelgrid_protos.messages import (
     COPIES_MOST,
     IMAGINED_NODES_MOST,
     OBJECTIVES,
     AddNodes,
     CancelWorkloads,
+    Candidate,
+    ClassRoom,
+    ClusterFigures,
     DrainNodes,
     Gpu,
     ImaginedOutcome,
     Inventory,
     NodeShape,
     NodeState,
+    OutcomeCount,
     PlaceAnew,
     PlanCapacityRequest,
     PlanCapacityResponse,
+    Policy,
     SetWeights,
+    ShadowReport,
     SubmitCopies,
     SubmitWorkloadRequest,
     WhatIfChange,
     WhatIfRequest,
     WhatIfResponse,
+    Workload,
     WorkloadDifference,
     WorkloadPhase,
 )
+
+# Classes of the mix that room is counted for, the most frequent first.
+ROOMS_MOST = 16
+# Replicas asked for when the question is how many there is room for.
+_WITHOUT_END = 1_000_000_000
+_NODES_NAMED = 8
+# Bad news first.
+_ORDER = (
+    ImaginedOutcome.DISPLACED,
+    ImaginedOutcome.REFUSED,
+    ImaginedOutcome.WAITS,
+    ImaginedOutcome.MOVED,
+    ImaginedOutcome.PLACED,
+    ImaginedOutcome.CANCELLED,
+)
+
+
+def compute_cluster_figures(core: Core) -> ClusterFigures:
+    """The totals of a cluster."""
+    state, snapshot = core.state, core.snapshot()
+    ready = [record for record in state.nodes.values() if record.state is NodeState.READY]
+    phases = state.phases
+    return ClusterFigures(
+        nodes_ready=len(ready),
+        gpus=sum(len(record.inventory.gpus) for record in ready),
+        allocated_gpu_milli=sum(record.allocated_gpu_milli for record in state.nodes.values()),
+        cpu_milli=sum(record.inventory.cpu_milli for record in ready),
+        allocated_cpu_milli=sum(record.allocated_cpu_milli for record in state.nodes.values()),
+        placed=phases[WorkloadPhase.PLACED],
+        pending=phases[WorkloadPhase.PENDING],
+        modelled_power_w=core.modelled_power_w(),
+        # Lost nodes take no work, so that nothing free on them counts as fragmented.
+        fragmented_gpu_milli=round(int(snapshot.fragments[snapshot.nodes.available].sum()) / snapshot.mix.total),
+    )
+
+
+def count_class_room(core: Core, classes: Iterable[TaskClass]) -> tuple[int, ...]:
+    """How many more tasks of each class fit."""
+    snapshot = core.snapshot()
+    return tuple(count_fitting_tasks(snapshot.nodes, snapshot.models, entry, _WITHOUT_END) for entry in classes)
+
+
+def compare_class_room(
+    mix: Sequence[tuple[TaskClass, int]], before: Sequence[int], after: Sequence[int]
+) -> tuple[ClassRoom, ...]:
+    """The room for each class, before and after; at most ROOMS_MOST."""
+    total = sum(weight for _, weight in mix) or 1
+    return tuple(
+        ClassRoom(**entry._asdict(), share=weight / total, before=was, after=now)
+        for (entry, weight), was, now in zip(mix, before, after, strict=False)
+    )
+
+
+def _nodes(workload: Workload) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(placement.node_name for placement in workload.placements))
+
+
+def _outcome(was: Workload | None, now: Workload) -> ImaginedOutcome | None:
+    """What became of a workload; None for nothing."""
+    if now.phase is WorkloadPhase.CANCELLED:
+        return ImaginedOutcome.CANCELLED if was and was.phase is not WorkloadPhase.CANCELLED else None
+    if now.phase is WorkloadPhase.PENDING:
+        if was is None:
+            return ImaginedOutcome.WAITS
+        return ImaginedOutcome.DISPLACED if was.phase is WorkloadPhase.PLACED else None
+    if was is None or was.phase is WorkloadPhase.PENDING:
+        return ImaginedOutcome.PLACED
+    return ImaginedOutcome.MOVED if was.placements != now.placements else None
+
+
+def _why(was: Workload | None, now: Workload, outcome: ImaginedOutcome, drained: frozenset[str]) -> str:
+    match outcome:
+        case ImaginedOutcome.DISPLACED | ImaginedOutcome.WAITS:
+            return now.reason
+        case ImaginedOutcome.MOVED if was is not None:
+            left = [name for name in _nodes(was) if name in drained]
+            return f"{', '.join(left[:_NODES_NAMED])} taken out of use" if left else "placed anew"
+        case ImaginedOutcome.PLACED if was is not None:
+            return f"waited for {was.reason}" if was.reason else "waited"
+        case _:
+            return ""
+
+
+def _first_candidate(state: ClusterState, key: str) -> Candidate | None:
+    """The place that was chosen for a workload's first replica, with its costs."""
+    explanation = state.explanations.get(key)
+    return explanation[0].candidates[0] if explanation and explanation[0].candidates else None
+
+
+def find_workload_differences(
+    before: Mapping[str, Workload], state: ClusterState, drained: frozenset[str]
+) -> Iterator[WorkloadDifference]:
+    """Every workload that fares differently, in the order of submission."""
+    for key, now in state.workloads.items():
+        was = before.get(key)
+        outcome = None if was is now else _outcome(was, now)
+        if outcome is None:
+            continue
+        yield WorkloadDifference(
+            workload_id=now.workload_id,
+            name=now.spec.name,
+            outcome=outcome,
+            nodes_before=_nodes(was)[:_NODES_NAMED] if was else (),
+            nodes_after=_nodes(now)[:_NODES_NAMED],
+            reason=_why(was, now, outcome, drained),
+            candidate=_first_candidate(state, key) if now.placements else None,
+        )
+
+
+def sort_by_severity(found: Iterable[WorkloadDifference]) -> list[WorkloadDifference]:
+    """By outcome; those of one outcome stay in their order."""
+    return sorted(found, key=lambda difference: _ORDER.index(difference.outcome))
+
+
+def count_outcomes(found: Iterable[WorkloadDifference]) -> tuple[OutcomeCount, ...]:
+    """How many workloads have each outcome, the bad news first."""
+    counts = Counter(difference.outcome for difference in found)
+    return tuple(OutcomeCount(outcome=outcome, workloads=counts[outcome]) for outcome in _ORDER if counts[outcome])
+
+
+def compare_placements(
+    live: Mapping[str, Workload], shadow: ClusterState, keys: Iterable[str], most: int
+) -> tuple[dict[str, int], tuple[WorkloadDifference, ...]]:
+    """How two clusters placed the same workloads, by count, and the first `most` that differ."""
+    counts = dict.fromkeys(("alike", "elsewhere", "live_alone", "shadow_alone", "neither"), 0)
+    found: list[WorkloadDifference] = []
+    for key in keys:
+        here, there = live.get(key), shadow.workloads.get(key)
+        if here is None or here.phase is WorkloadPhase.CANCELLED:
+            continue
+        was, now = here.placements, there.placements if there else ()
+        name = "live_alone" if was and not now else "shadow_alone" if now and not was else ""
+        name = name or ("neither" if not was else "alike" if was == now else "elsewhere")
+        counts[name] += 1
+        if name in {"alike", "neither"} or len(found) == most:
+            continue
+        outcomes = {
+            "live_alone": ImaginedOutcome.WAITS,
+            "shadow_alone": ImaginedOutcome.PLACED,
+            "elsewhere": ImaginedOutcome.MOVED,
+        }
+        found.append(
+            WorkloadDifference(
+                workload_id=key,
+                name=here.spec.name,
+                outcome=outcomes[name],
+                nodes_before=_nodes(here)[:_NODES_NAMED],
+                nodes_after=_nodes(there)[:_NODES_NAMED] if there else (),
+                reason=there.reason if there else "refused",
+                candidate=_first_candidate(shadow, key),
+            )
+        )
+    return counts, tuple(found)
+
 
 # Rounds of tries (core.py bounds each): a hundred thousand decisions, a minute or so.
 _ROUNDS_MOST = 400
@@ -320,3 +499,82 @@ def plan_capacity(state: ClusterState, request: PlanCapacityRequest, bench: Scen
         waiting_with_one_less=waiting.get(nodes - 1, 0) if nodes else 0,
         trials=len(waiting),
     )
+
+
+# Workloads that are compared, the newest.
+_COMPARED_MOST = 100_000
+_DIFFERENCES_MOST = 100
+# A round is some hundred tries; what is left is gone on with after the next event.
+_SHADOW_ROUNDS_MOST = 16
+
+
+class ShadowPolicy:
+    """One policy beside the one in force, on a copy that is handed over."""
+
+    def __init__(
+        self, state: ClusterState, policy: Policy, make_core: Callable[[ClusterState], Core], *, now_ns: int
+    ) -> None:
+        self._began = (now_ns, state.revision)
+        self._policy = policy
+        state.apply(PolicyChanged(time_ns=now_ns, policy=policy))
+        self.core = make_core(state)
+        self._since: deque[str] = deque(maxlen=_COMPARED_MOST)
+        self._events = 0
+
+    def follow_event(self, event: Event) -> None:
+        """Takes in what happened, and decides what there is to decide."""
+        self._events += 1
+        try:
+            self._follow(event)
+        except Fault:
+            # What the cluster took and the shadow cannot: it was refused here, and shows as not placed.
+            return
+        for _ in range(_SHADOW_ROUNDS_MOST):
+            if not self.core.has_backlog:
+                return
+            self.core.retry(now_ns=event.time_ns)
+
+    def _follow(self, event: Event) -> None:
+        core, now_ns = self.core, event.time_ns
+        match event:
+            case WorkloadSubmitted(workload_id=key, spec=spec):
+                self._since.append(key)
+                core.submit(SubmitWorkloadRequest(spec=spec, workload_id=key), now_ns=now_ns)
+            case WorkloadCancelled(workload_id=key):
+                core.cancel(key, now_ns=now_ns)
+            case NodeJoined(inventory=inventory, plan_epoch=epoch):
+                core.register_node(inventory, now_ns=now_ns, plan_epoch=epoch)
+            case NodeHeard(node_name=name) | NodeReconciled(node_name=name):
+                core.register_node(core.state.nodes[name].inventory, now_ns=now_ns)
+            case NodeLost(node_name=name):
+                core.mark_node_lost(name, now_ns=now_ns)
+            case NodesRemoved(node_names=names):
+                # Work of its own may stand there, which the cluster's did not.
+                for name in names:
+                    core.mark_node_lost(name, now_ns=now_ns)
+            case GpuLost(node_name=name, gpu_uuid=uuid):
+                core.mark_gpu_lost(name, uuid, now_ns=now_ns)
+            case GpuReturned(node_name=name, gpu_uuid=uuid):
+                core.mark_gpu_returned(name, uuid, now_ns=now_ns)
+            case SpendingJudged(over=over):
+                # What is spent is the cluster's, not what the shadow would spend.
+                core.set_exhausted_spending(over, now_ns=now_ns)
+            case _:
+                return
+
+    def build_report(self, live: ClusterFigures, workloads: Mapping[str, Workload], revision: int) -> ShadowReport:
+        """The cluster at `revision` beside this."""
+        counts, different = compare_placements(workloads, self.core.state, reversed(self._since), _DIFFERENCES_MOST)
+        started_ns, started_revision = self._began
+        return ShadowReport(
+            objective=self._policy.objective,
+            weights=self._policy.weights,
+            started_ns=started_ns,
+            started_revision=started_revision,
+            revision=revision,
+            events=self._events,
+            live=live,
+            shadow=compute_cluster_figures(self.core),
+            differences=different,
+            **counts,
+        )

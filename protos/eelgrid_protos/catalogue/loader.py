@@ -2,8 +2,6 @@
 
 `parse_catalogue` is pure and takes the two documents; `load_catalogue` finds the packaged files.
 It owns the file format and nothing else.
-
-CatalogueError               a catalogue file breaks a rule: whoever edited it is at fault
 """
 
 import json

@@ -1,15 +1,22 @@
-"""Workloads: what users run, where it is placed and why; mirrored by workload.proto."""
+"""Workloads: what users run, what it is promised, where it is placed and why; mirrored by workload.proto.
 
+Promises are objectives of services and jobs, and how they are measured (promise.proto); the calls about them scale
+work, record measured points (profile.proto) and progress, and list status.
+"""
+
+import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from eelgrid_protos.errors import Violation
 from eelgrid_protos.messages.plan import Slice
-from eelgrid_protos.messages.promise import ServicePromise, TrainingPromise
+from eelgrid_protos.messages.policy import PowerBudget
 from eelgrid_protos.quantities import (
     GPU_MILLI_WHOLE,
     Bytes,
+    ClusterWatts,
     CostWatts,
     Count,
     CpuMilli,
@@ -17,15 +24,173 @@ from eelgrid_protos.quantities import (
     Identifier,
     Label,
     Many,
+    Megahertz,
     Name,
     Nanoseconds,
     OpenEnum,
+    PageToken,
     Range,
     RequiredLabel,
+    Seconds,
     Sentence,
+    Text,
+    Uint32,
     Uint64,
     Watts,
 )
+
+RateHz = Annotated[float, Range(0.0, 1e9, "Hz")]
+_URL = re.compile(r"(https?://[^\s\x00-\x1f]+)?")
+Url = Annotated[str, Text(2000, False, _URL, "an http or https URL")]
+_UNIT = re.compile(r"([a-z][a-z_]{0,23})?")
+WorkUnit = Annotated[str, Text(24, False, _UNIT, "one lower-case word in the singular, such as step or image")]
+# Units of services: sums over a group must not mix them with those of jobs.
+_SERVED_UNITS = ("request", "token", "work")
+_FIELDS = ("node", "replica")
+
+
+class LatencyMetric(OpenEnum):
+    """The time of a request that an objective bounds."""
+
+    UNSPECIFIED = 0
+    RESPONSE = 1
+    FIRST_TOKEN = 2
+    INTER_TOKEN = 3
+
+
+class MetricsServer(OpenEnum):
+    """The serving program whose metric names a page uses."""
+
+    UNSPECIFIED = 0
+    VLLM = 1
+    SGLANG = 2
+    TGI = 3
+    TRITON = 4
+    RAY_SERVE = 5
+    GENERIC = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyObjective:
+    """Met when this quantile is at most latency_s."""
+
+    metric: LatencyMetric
+    latency_s: Annotated[float, Range(1e-6, 1e6, "s")]
+    quantile: Annotated[float, Range(0.5, 0.99)] = 0.95
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that the metric is set explicitly."""
+        if self.metric is LatencyMetric.UNSPECIFIED:
+            yield Violation("metric", "is not set or not known here", "choose response, first_token or inter_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSource:
+    """Where a replica's own metrics are, in Prometheus' text format; {node} and {replica} are substituted."""
+
+    server: MetricsServer
+    url: Url
+    model: Label = ""
+    latency_histogram: Label = ""
+    waiting_gauge: Label = ""
+    work_counter: Label = ""
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that placeholders are known, and that the generic server has a metric name."""
+        if self.server is MetricsServer.UNSPECIFIED:
+            names = ", ".join(server.name.lower() for server in MetricsServer if server)
+            yield Violation("server", "is not set or not known here", f"choose one of {names}")
+        if not self.url:
+            yield Violation("url", "is empty", "give the page, such as http://{node}:8000/metrics")
+        strange = [name for name in re.findall(r"{([^{}]*)}", self.url) if name not in _FIELDS]
+        if strange:
+            yield Violation("url", f"holds {{{strange[0]}}}", "use {node} and {replica} only")
+        if self.server is MetricsServer.GENERIC and not (self.latency_histogram or self.work_counter):
+            yield Violation("latency_histogram", "is empty", "name a histogram of seconds, or work_counter for a job")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePromise:
+    """The expected load of an inference service, and its objectives."""
+
+    profile: RequiredLabel
+    objectives: Annotated[tuple[LatencyObjective, ...], Many(3)]
+    rate_hz: RateHz = 0.0
+    replicas_least: Annotated[int, Range(1, 10_000)] = 1
+    replicas_most: Annotated[int, Range(1, 10_000)] = 64
+    start_s: Seconds = 60.0
+    metrics: MetricsSource | None = None
+    output_tokens: Annotated[float, Range(0.0, 1e7)] = 0.0
+    arrival_cv2: Annotated[float, Range(0.0, 100.0)] = 1.0
+    slices: bool = False
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that objectives are for the whole answer or for its tokens, each once."""
+        metrics = [objective.metric for objective in self.objectives]
+        if not metrics:
+            yield Violation("objectives", "are empty", "promise a latency, or leave the service's promise out")
+        if len(set(metrics)) < len(metrics):
+            yield Violation("objectives", "name one metric twice", "give each metric one objective")
+        if LatencyMetric.RESPONSE in metrics and len(metrics) > 1:
+            yield Violation("objectives", "mix the response with tokens", "promise the response, or its tokens")
+        if LatencyMetric.FIRST_TOKEN in metrics and LatencyMetric.INTER_TOKEN not in metrics:
+            yield Violation("objectives", "have first_token alone", "promise inter_token beside it")
+        if LatencyMetric.INTER_TOKEN in metrics and self.output_tokens <= 0.0:
+            yield Violation("output_tokens", "is 0 with an objective on tokens", "give the tokens of a usual answer")
+        if self.slices and metrics != [LatencyMetric.RESPONSE]:
+            yield Violation("slices", "need one objective, on the response", "promise it, or serve from whole GPUs")
+        if self.slices and self.replicas_least > 1:
+            yield Violation("replicas_least", f"is {self.replicas_least} with slices", "leave it 1: the planner counts")
+        if self.replicas_least > self.replicas_most:
+            yield Violation("replicas_least", f"is above replicas_most {self.replicas_most}", "give least <= most")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPromise:
+    """What a job may lose to a power limit: a maximum slowdown, a deadline, or best effort."""
+
+    profile: Label = ""
+    slowdown_most: Annotated[float, Range(0.0, 10.0)] | None = None
+    work: Annotated[float, Range(0.0, 1e18)] = 0.0
+    deadline_ns: Nanoseconds = 0
+    energy_weight: Annotated[float, Range(0.0, 1.0)] | None = None
+    metrics: MetricsSource | None = None
+    replicas_least: Annotated[int, Range(0, 10_000)] = 0
+    replicas_most: Annotated[int, Range(0, 10_000)] = 0
+    restart_s: Seconds = 0.0
+    work_unit: WorkUnit = ""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Returns whether its replicas may change while it runs."""
+        return self.replicas_most > 0
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that exactly one objective is set; a deadline needs the amount of work."""
+        given = [self.slowdown_most is not None, self.deadline_ns > 0, self.energy_weight is not None]
+        if sum(given) != 1:
+            yield Violation(
+                "slowdown_most",
+                "is one of several promises" if any(given) else "is not set, nor is another promise",
+                "give one of slowdown_most, deadline_ns with work, and energy_weight",
+            )
+        if self.work_unit in _SERVED_UNITS:
+            yield Violation(
+                "work_unit", f"is {self.work_unit}, which others are counted by", "write such as trained_token"
+            )
+        if (self.deadline_ns > 0) != (self.work > 0.0):
+            yield Violation("work", "and deadline_ns go together", "give both or neither")
+        if (self.replicas_least > 0) != self.is_elastic or self.replicas_least > self.replicas_most:
+            yield Violation(
+                "replicas_least",
+                f"is {self.replicas_least} of at most {self.replicas_most}",
+                "give 1 <= replicas_least <= replicas_most, or neither",
+            )
+        if self.is_elastic and not self.profile:
+            yield Violation("profile", "is empty for an elastic job", "name the profile with a point for each number")
+        if self.metrics is not None and not self.metrics.work_counter:
+            yield Violation("metrics.work_counter", "is empty", "name the counter of units of work done")
+
 
 GpuModel = RequiredLabel
 Priority = Annotated[int, Range(-1_000_000, 1_000_000)]
@@ -120,27 +285,22 @@ class WorkloadSpec:
         if self.service is not None:
             if self.kind is not WorkloadKind.INFERENCE_SERVICE:
                 yield Violation("service", "is a promise to another kind", "set kind to inference_service or drop it")
-            if not self.service.replicas_least <= self.replicas <= self.service.replicas_most:
-                yield Violation(
-                    "replicas",
-                    f"is {self.replicas}, outside of {self.service.replicas_least} to {self.service.replicas_most}",
-                    "begin within replicas_least and replicas_most",
-                )
+            yield from self._check_replicas(self.service)
             if self.service.slices and self.request.gpu_count != 1:
                 yield Violation("request.gpu_count", f"is {self.request.gpu_count} with slices", "ask for 1 GPU")
         if self.training is not None:
             if self.kind is not WorkloadKind.TRAINING_JOB:
                 yield Violation("training", "is a promise to another kind", "set kind to training_job or drop it")
-            if self.training.is_elastic and not (
-                self.training.replicas_least <= self.replicas <= self.training.replicas_most
-            ):
-                yield Violation(
-                    "replicas",
-                    f"is {self.replicas}, outside of {self.training.replicas_least} to {self.training.replicas_most}",
-                    "begin within replicas_least and replicas_most",
-                )
+            if self.training.is_elastic:
+                yield from self._check_replicas(self.training)
             if self.request.gpu_milli != GPU_MILLI_WHOLE:
                 yield Violation("training", "needs whole GPUs", "set gpu_milli to 1000, since a limit is of a GPU")
+
+    def _check_replicas(self, promise: ServicePromise | TrainingPromise) -> Iterator[Violation]:
+        least, most = promise.replicas_least, promise.replicas_most
+        if not least <= self.replicas <= most:
+            remedy = "begin within replicas_least and replicas_most"
+            yield Violation("replicas", f"is {self.replicas}, outside of {least} to {most}", remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,3 +377,189 @@ class Explanation:
     replicas: Annotated[tuple[ReplicaExplanation, ...], Many(10_000)] = ()
     remedy: Sentence = ""
     constraint: Label = ""
+
+
+POINTS_A_CALL_MOST = 1000
+
+Whole = Annotated[int, Range(1, 100_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileLatency:
+    """One quantile of a measured latency."""
+
+    quantile: Annotated[float, Range(0.0, 1.0)]
+    latency_s: Annotated[float, Range(0.0, 1e6, "s")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPoint:
+    """One workload in one configuration; None for quantities that were not measured."""
+
+    profile: RequiredLabel
+    gpu_model: RequiredLabel
+    throughput_hz: Annotated[float, Range(0.0, 1e12, "Hz")]
+    mig_profile: Label = ""
+    gpus: Whole = 1
+    batch: Whole = 1
+    processes: Whole = 1
+    power_limit_w: Watts | None = None
+    clock_mhz: Megahertz | None = None
+    label: Label = ""
+    latencies: Annotated[tuple[QuantileLatency, ...], Many(16)] = ()
+    power_w: Watts | None = None
+    memory_bytes: Bytes | None = None
+    source: Label = ""
+
+    def violations(self) -> Iterator[Violation]:
+        """Checks that latencies rise with their quantile."""
+        if self.throughput_hz <= 0.0:
+            yield Violation("throughput_hz", "is 0", "leave out points that did not run")
+        ordered = sorted(self.latencies, key=lambda one: one.quantile)
+        pairs = list(itertools.pairwise(ordered))
+        if any(low.quantile == high.quantile for low, high in pairs):
+            yield Violation("latencies", "name one quantile twice", "give each quantile once")
+        if any(low.latency_s > high.latency_s for low, high in pairs):
+            yield Violation("latencies", "fall with the quantile", "a higher quantile is no lower latency")
+
+
+Share = Annotated[float, Range(-1e6, 1e6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleWorkloadRequest:
+    """Scales a workload to `replicas`, or as close as capacity allows."""
+
+    workload_id: Identifier
+    replicas: Annotated[int, Range(1, 10_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleWorkloadResponse:
+    """The workload after scaling."""
+
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPointsRequest:
+    """Points to store; a later point of the same configuration replaces the earlier one."""
+
+    points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPointsResponse:
+    """How many points are new or changed."""
+
+    recorded: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPointsRequest:
+    """Asks for a page of points by profile and configuration; an empty profile means all."""
+
+    profile: Label = ""
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPointsResponse:
+    """A page of points."""
+
+    points: Annotated[tuple[MeasuredPoint, ...], Many(POINTS_A_CALL_MOST)] = ()
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportProgressRequest:
+    """Units of work done since the job started."""
+
+    workload_id: Identifier
+    work_done: Annotated[float, Range(0.0, 1e18)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportProgressResponse:
+    """The progress was recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPromisesRequest:
+    """Asks for a page of services by id, then of jobs by id, then of budgets; a page size of 0 means as many as fit."""
+
+    page_size: Uint32 = 0
+    page_token: PageToken = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """How a service meets its latency objectives."""
+
+    workload_id: Identifier
+    name: Label
+    replicas_serving: Count = 0
+    replicas_wanted: Count = 0
+    phase: Label = ""
+    arrived_hz: Annotated[float, Range(0.0, 1e12, "Hz")] | None = None
+    objective_s: Seconds = 0.0
+    live_s: Seconds | None = None
+    modelled_s: Seconds | None = None
+    slowness: Annotated[float, Range(0.0, 1e6)] = 1.0
+    slowness_error: Annotated[float, Range(0.0, 1e6)] = 0.0
+    reason: Sentence = ""
+    is_advice: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """How a job meets its speed objective."""
+
+    workload_id: Identifier
+    name: Label
+    phase: Label = ""
+    power_limit_w: Watts | None = None
+    slowdown: Share | None = None
+    saving: Share | None = None
+    reason: Sentence = ""
+    is_advice: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStatus:
+    """A power budget and the claims on it."""
+
+    budget: PowerBudget
+    claimed_w: ClusterWatts = 0.0
+    shortfall_w: ClusterWatts = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPromisesResponse:
+    """Whether services and jobs meet their objectives, and the claims on budgets."""
+
+    services: Annotated[tuple[ServiceStatus, ...], Many(100_000)] = ()
+    jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
+    budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()
+    price_ratio: Annotated[float, Range(0.0, 1e9)] = 1.0
+    next_page_token: PageToken = ""
+    total: Uint32 = 0
+    omitted: Uint32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagineBudgetsRequest:
+    """Budgets to try in place of those in force."""
+
+    budgets: Annotated[tuple[PowerBudget, ...], Many(100_000)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagineBudgetsResponse:
+    """What jobs would get under the budgets."""
+
+    jobs: Annotated[tuple[JobStatus, ...], Many(100_000)] = ()
+    budgets: Annotated[tuple[BudgetStatus, ...], Many(100_000)] = ()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from eelgrid_controller.engines.kubernetes.api import port
+from tests.fakes.kubernetes import resources
 
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
@@ -46,29 +47,29 @@ BUILT_IN = (
     of(port.PODS, parts=("binding", "eviction", "resize")),
     of(port.NODES, has_generation=False),
     of(port.NAMESPACES, has_generation=False),
-    of(port.CONFIG_MAPS, **_NO_STATUS),
+    of(resources.CONFIG_MAPS, **_NO_STATUS),
     of(port.PERSISTENT_VOLUME_CLAIMS, has_generation=False),
     of(port.PERSISTENT_VOLUMES, has_generation=False),
     of(port.STORAGE_CLASSES, **_NO_STATUS),
-    of(port.SERVICES, has_generation=False),
+    of(resources.SERVICES, has_generation=False),
     of(port.EVENTS, **_NO_STATUS),
     of(port.LEASES, **_NO_STATUS, needs_version=True),
     of(port.DEPLOYMENTS, parts=("scale",)),
     of(port.REPLICA_SETS, parts=("scale",)),
     of(port.STATEFUL_SETS, parts=("scale",)),
-    of(port.DAEMON_SETS),
+    of(resources.DAEMON_SETS),
     of(port.JOBS),
     of(port.HORIZONTAL_POD_AUTOSCALERS),
     of(port.POD_DISRUPTION_BUDGETS),
-    of(port.PRIORITY_CLASSES, has_status=False),
+    of(resources.PRIORITY_CLASSES, has_status=False),
     of(port.RESOURCE_CLAIMS, has_generation=False),
-    of(port.RESOURCE_CLAIM_TEMPLATES, **_NO_STATUS),
+    of(resources.RESOURCE_CLAIM_TEMPLATES, **_NO_STATUS),
     of(port.RESOURCE_SLICES, has_status=False),
     of(port.DEVICE_CLASSES, has_status=False),
-    of(port.MUTATING_ADMISSION_POLICIES, has_status=False, versions=("v1", "v1beta1")),
-    of(port.MUTATING_ADMISSION_POLICY_BINDINGS, has_status=False, versions=("v1", "v1beta1")),
-    of(port.MUTATING_WEBHOOK_CONFIGURATIONS, has_status=False),
-    of(port.CUSTOM_RESOURCE_DEFINITIONS, is_custom=False),
+    of(resources.MUTATING_ADMISSION_POLICIES, has_status=False, versions=("v1", "v1beta1")),
+    of(resources.MUTATING_ADMISSION_POLICY_BINDINGS, has_status=False, versions=("v1", "v1beta1")),
+    of(resources.MUTATING_WEBHOOK_CONFIGURATIONS, has_status=False),
+    of(resources.CUSTOM_RESOURCE_DEFINITIONS, is_custom=False),
 )
 # Served only where somebody turned it on.
 OPTIONAL = {"podgroups": of(port.POD_GROUPS)}

@@ -13,12 +13,12 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     POD_DISRUPTION_BUDGETS,
     PODS,
     REPLICA_SETS,
-    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     STATEFUL_SETS,
 )
 from tests.fakes.kubernetes.parts import Part
 from tests.fakes.kubernetes.pods import condition
+from tests.fakes.kubernetes.resources import RESOURCE_CLAIM_TEMPLATES
 from tests.fakes.kubernetes.selectors import matches
 from tests.fakes.kubernetes.store import copied, encode
 

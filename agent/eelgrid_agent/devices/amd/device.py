@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from eelgrid_agent.devices.amd.session import AmdSession, get_absence_reason, is_device_lost, make_device_error
 from eelgrid_agent.devices.port import (
-    FAST_READINGS,
+    FAST_VALUE_READINGS,
     SLOW_READINGS,
     DeviceEvent,
     DeviceLink,
@@ -37,6 +37,7 @@ from eelgrid_agent.devices.port import (
     RawReadings,
     ReadingValue,
     UnknownGpu,
+    make_silent_readings,
 )
 from eelgrid_protos.catalogue.products import MigGeometry, model_name
 from eelgrid_protos.messages import GPUS_PER_NODE_MOST, READING_RANGES, AbsenceReason, AccessLevel, Gpu, Reading
@@ -254,7 +255,6 @@ def compute_reasons_mask(before: Mapping[str, float], now: Mapping[str, float]) 
 
 
 _SILENT = frozenset({AbsenceReason.GPU_LOST, AbsenceReason.TIMED_OUT})
-_FAST = tuple(reading for reading in FAST_READINGS if reading is not Reading.ENERGY_J)
 # NVML's words for how near two devices are.
 _SAME_NODE, _SYSTEM = 40, 50
 
@@ -263,11 +263,7 @@ class AmdDevice:
     """The device port over `amdsmi`; `visit` is called before a listing asks a device and may pass it over."""
 
     def __init__(
-        self,
-        smi: Any,
-        *,
-        visit: Callable[[int], bool] = lambda _index: True,
-        user_id: Callable[[], int] = os.geteuid,
+        self, smi: Any, *, visit: Callable[[int], bool] = lambda _index: True, user_id: Callable[[], int] = os.geteuid
     ) -> None:
         self._smi = smi
         self._visit = visit
@@ -334,7 +330,7 @@ class AmdDevice:
 
     def read(self, uuid: str) -> RawReadings:
         """One quick look; raises UnknownGpu."""
-        values: dict[Reading, ReadingValue] = dict.fromkeys(_FAST, Missing(AbsenceReason.NOT_SUPPORTED))
+        values: dict[Reading, ReadingValue] = dict.fromkeys(FAST_VALUE_READINGS, _NOT_SUPPORTED)
         try:
             handle = self.handle(uuid)
             counter = self._query(lambda smi, handle: smi.amdsmi_get_energy_count(handle), handle)
@@ -342,8 +338,7 @@ class AmdDevice:
             self._fill(values, FAST_SOURCES, handle)
             values[Reading.EVENT_REASONS_MASK] = self._reasons(uuid, handle)
         except _Silence as silence:
-            missing = Missing(silence.reason)
-            return RawReadings(energy_counter_j=missing, values=dict.fromkeys(_FAST, missing))
+            return make_silent_readings(silence.reason)
         return RawReadings(energy_counter_j=energy, values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
@@ -424,20 +419,6 @@ class AmdDevice:
             if silence.reason is AbsenceReason.TIMED_OUT:
                 raise DeviceTimeout(f"{uuid} did not answer in time; wait, or reset it") from None
             raise
-
-    def partition(self, uuid: str) -> tuple[str, str]:
-        """How the device is partitioned, in compute (SPX, DPX, TPX, QPX, CPX) and memory (NPS1 ...).
-
-        "" where it does not report it.
-        """
-        answers = []
-        for ask in (
-            lambda smi, handle: smi.amdsmi_get_gpu_compute_partition(handle),
-            lambda smi, handle: smi.amdsmi_get_gpu_memory_partition(handle),
-        ):
-            answer = self._query(ask, self.handle(uuid))
-            answers.append("" if isinstance(answer, Missing) or answer == "N/A" else str(answer))
-        return answers[0], answers[1]
 
     def _known(self, uuid: str) -> None:
         if uuid not in self._seen:
@@ -572,7 +553,6 @@ def _watts(caps: Mapping[str, Any], name: str) -> float | None:
 
 
 _SENSOR = 0
-_MICRO = 1e6
 
 
 class AmdControl:
@@ -586,8 +566,7 @@ class AmdControl:
         caps = self._device.call(uuid, lambda smi, handle: smi.amdsmi_get_power_cap_info(handle))
         clock = self._device.call(uuid, _graphics_clock)
         watts = {
-            name: _control_watts(caps, name)
-            for name in ("power_cap", "default_power_cap", "min_power_cap", "max_power_cap")
+            name: _watts(caps, name) for name in ("power_cap", "default_power_cap", "min_power_cap", "max_power_cap")
         }
         clock_mhz = find_number(clock, "clk", "cur_clk")
         return PowerSettings(
@@ -605,7 +584,7 @@ class AmdControl:
         low_w, high_w = settings.min_w or 0.0, settings.max_w
         if limit_w < low_w or (high_w is not None and limit_w > high_w):
             raise OutOfRange(f"{limit_w:g} W is not in [{low_w:g}, {high_w or 0.0:g}] W; choose a limit inside")
-        cap_uw = round(limit_w * _MICRO)
+        cap_uw = round(limit_w * 1e6)
         self._device.call(uuid, lambda smi, handle: smi.amdsmi_set_power_cap(handle, _SENSOR, cap_uw))
 
     def lock_sm_clocks(self, uuid: str, min_mhz: int, max_mhz: int) -> None:
@@ -659,8 +638,3 @@ class AmdControl:
 
 def _graphics_clock(smi: Any, handle: Any) -> Any:
     return smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)
-
-
-def _control_watts(caps: Any, name: str) -> float | None:
-    cap_uw = find_number(caps, name)
-    return None if cap_uw is None else cap_uw / _MICRO

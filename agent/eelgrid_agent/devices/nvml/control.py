@@ -11,10 +11,11 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
+from eelgrid_agent.devices.nvml.device import NvmlDevice
 from eelgrid_agent.devices.nvml.mig import get_profile_size, is_resetless, read_geometry
 from eelgrid_agent.devices.port import (
     DeviceError,
@@ -146,20 +147,10 @@ _UNTOLD = frozenset(
 _Answer = TypeVar("_Answer")
 
 
-class SharedNvmlSession(Protocol):
-    """The session and handles that are shared with the reader of the same devices."""
-
-    def handle(self, uuid: str) -> Any:
-        """NVML's handle of a device; raises DriverUnavailable and NVMLError."""
-
-    def release_session(self) -> None:
-        """Ends the session; the next handle opens another."""
-
-
 class NvmlControl:
     """The control port over NVML."""
 
-    def __init__(self, session: SharedNvmlSession) -> None:
+    def __init__(self, session: NvmlDevice) -> None:
         self._session = session
 
     # Power and clocks

@@ -42,7 +42,7 @@ from eelgrid_agent.devices.nvml.session import (
     make_missing,
 )
 from eelgrid_agent.devices.port import (
-    FAST_READINGS,
+    FAST_VALUE_READINGS,
     INSTANCE_READINGS,
     SLOW_READINGS,
     DeviceEvent,
@@ -363,7 +363,6 @@ def _numa_node(handle: Any) -> int | None:
 
 
 _Answer = TypeVar("_Answer")
-_QUICK = tuple(reading for reading in FAST_READINGS if reading is not Reading.ENERGY_J)
 # Answers of a handle whose session has not seen the device come back.
 _STALE = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNINITIALIZED})
 
@@ -444,7 +443,7 @@ class NvmlDevice:
             # Which ways there are is known only once the session is open.
             return self._quick.read(handle)
 
-        values = self._read_device(uuid, _QUICK, look)
+        values = self._read_device(uuid, FAST_VALUE_READINGS, look)
         return RawReadings(energy_counter_j=values.pop(Reading.ENERGY_J, values[Reading.POWER_W]), values=values)
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:

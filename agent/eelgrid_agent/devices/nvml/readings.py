@@ -22,7 +22,6 @@ import pynvml
 from eelgrid_agent.devices.nvml.session import MISSING_BY_REASON, SILENT_REASONS, call_optional, get_absence_reason
 from eelgrid_agent.devices.port import DeviceLink, GpuProcess, ProcessKind, ReadingValue
 from eelgrid_protos.messages import READING_RANGES, AbsenceReason, Gpu, Reading
-from eelgrid_protos.quantities import joules_from_millijoules, watts_from_milliwatts
 
 _NO_INSTANCE = 0xFFFF_FFFF
 _NOT_AVAILABLE = 2**64 - 1
@@ -296,6 +295,8 @@ def filter_implausible(reading: Reading, value: float | None) -> ReadingValue:
 
 _LINKS_MOST = int(pynvml.NVML_NVLINK_MAX_LINKS)
 _KIB = 1024.0
+# NVML counts power and energy in thousandths.
+_MILLI = 1000.0
 _OLD_ERRORS = (
     NvmlField.NVLINK_CRC_FLIT_ERRORS,
     NvmlField.NVLINK_CRC_DATA_ERRORS,
@@ -443,37 +444,56 @@ def _address(bus_id: str) -> str:
 def build_fast_sources(branch: int) -> tuple[NvmlSource, ...]:
     """How FAST_READINGS are had from this driver branch; ENERGY_J is the device's own counter."""
     return (
-        NvmlSource((Reading.ENERGY_J,), (_energy,)),
-        NvmlSource((Reading.POWER_W,), (*build_power_field(NvmlField.POWER_INSTANT, branch), _usage)),
-        NvmlSource((Reading.POWER_AVERAGE_W,), build_power_field(NvmlField.POWER_AVERAGE, branch)),
+        NvmlSource((Reading.ENERGY_J,), (_number_of("nvmlDeviceGetTotalEnergyConsumption", per=_MILLI),)),
+        NvmlSource(
+            (Reading.POWER_W,),
+            (
+                *build_field(NvmlField.POWER_INSTANT, branch, per=_MILLI),
+                _number_of("nvmlDeviceGetPowerUsage", per=_MILLI),
+            ),
+        ),
+        NvmlSource((Reading.POWER_AVERAGE_W,), build_field(NvmlField.POWER_AVERAGE, branch, per=_MILLI)),
         NvmlSource((Reading.UTILIZATION_RATIO, Reading.MEMORY_UTILIZATION_RATIO), (_utilization,)),
         NvmlSource((Reading.MEMORY_USED_BYTES,), (_memory_v2, _memory)),
-        NvmlSource((Reading.SM_CLOCK_MHZ,), (_sm_clock,)),
-        NvmlSource((Reading.MEMORY_CLOCK_MHZ,), (_memory_clock,)),
-        NvmlSource((Reading.TEMPERATURE_C,), (_temperature_v, _temperature)),
-        NvmlSource((Reading.POWER_LIMIT_W,), (_limit,)),
-        NvmlSource((Reading.EVENT_REASONS_MASK,), (_reasons, _throttle_reasons)),
+        NvmlSource((Reading.SM_CLOCK_MHZ,), (_number_of("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),)),
+        NvmlSource((Reading.MEMORY_CLOCK_MHZ,), (_number_of("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),)),
+        NvmlSource(
+            (Reading.TEMPERATURE_C,),
+            (
+                _number_of("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU),
+                _number_of("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+            ),
+        ),
+        NvmlSource((Reading.POWER_LIMIT_W,), (_number_of("nvmlDeviceGetEnforcedPowerLimit", per=_MILLI),)),
+        NvmlSource(
+            (Reading.EVENT_REASONS_MASK,),
+            (
+                _number_of("nvmlDeviceGetCurrentClocksEventReasons"),
+                _number_of("nvmlDeviceGetCurrentClocksThrottleReasons"),
+            ),
+        ),
     )
 
 
-def build_power_field(field: NvmlField, branch: int, scope: int = 0) -> tuple[ReadMethod, ...]:
-    """The way to a field in milliwatts, or none where the branch lacks it."""
+def build_field(field: NvmlField, branch: int, scope: int = 0, *, per: float = 1.0) -> tuple[ReadMethod, ...]:
+    """The way to a field, of which `per` are one of the reading's unit; none where the branch lacks it."""
     number = get_field_id(field, branch)
     if number is None:
         return ()
 
     def ask(handle: Any) -> tuple[float]:
-        return (watts_from_milliwatts(read_field_value(handle, number, scope)),)
+        return (read_field_value(handle, number, scope) / per,)
 
     return (ask,)
 
 
-def _energy(handle: Any) -> tuple[float]:
-    return (joules_from_millijoules(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),)
+def _number_of(name: str, *arguments: int, per: float = 1.0) -> ReadMethod:
+    """One call of the binding that answers one number; `per` of it are one of the reading's unit."""
 
+    def ask(handle: Any) -> tuple[float]:
+        return (getattr(pynvml, name)(handle, *arguments) / per,)
 
-def _usage(handle: Any) -> tuple[float]:
-    return (watts_from_milliwatts(pynvml.nvmlDeviceGetPowerUsage(handle)),)
+    return ask
 
 
 def _utilization(handle: Any) -> tuple[float, float]:
@@ -490,34 +510,6 @@ def _memory(handle: Any) -> tuple[float]:
     return (float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),)
 
 
-def _sm_clock(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),)
-
-
-def _memory_clock(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),)
-
-
-def _temperature_v(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)),)
-
-
-def _temperature(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),)
-
-
-def _limit(handle: Any) -> tuple[float]:
-    return (watts_from_milliwatts(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)),)
-
-
-def _reasons(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),)
-
-
-def _throttle_reasons(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),)
-
-
 _ROWS = (
     Reading.REMAPPED_ROWS_CORRECTABLE,
     Reading.REMAPPED_ROWS_UNCORRECTABLE,
@@ -530,51 +522,33 @@ def build_slow_sources(branch: int) -> tuple[NvmlSource, ...]:
     """How SLOW_READINGS are had from this driver branch, but for activity and processes."""
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     volatile, aggregate = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC
+    errors = "nvmlDeviceGetTotalEccErrors"
     module, memory = pynvml.NVML_POWER_SCOPE_MODULE, pynvml.NVML_POWER_SCOPE_MEMORY
     return (
         NvmlSource(
             (Reading.POWER_LIMIT_REQUESTED_W,),
-            (*build_power_field(NvmlField.POWER_LIMIT_REQUESTED, branch), _read_requested_limit),
+            (
+                *build_field(NvmlField.POWER_LIMIT_REQUESTED, branch, per=_MILLI),
+                _number_of("nvmlDeviceGetPowerManagementLimit", per=_MILLI),
+            ),
         ),
-        NvmlSource((Reading.MEMORY_POWER_W,), build_power_field(NvmlField.POWER_INSTANT, branch, memory)),
-        NvmlSource((Reading.MODULE_POWER_W,), build_power_field(NvmlField.POWER_INSTANT, branch, module)),
-        NvmlSource((Reading.MEMORY_TEMPERATURE_C,), _plain(NvmlField.MEMORY_TEMPERATURE, branch)),
+        NvmlSource((Reading.MEMORY_POWER_W,), build_field(NvmlField.POWER_INSTANT, branch, memory, per=_MILLI)),
+        NvmlSource((Reading.MODULE_POWER_W,), build_field(NvmlField.POWER_INSTANT, branch, module, per=_MILLI)),
+        NvmlSource((Reading.MEMORY_TEMPERATURE_C,), build_field(NvmlField.MEMORY_TEMPERATURE, branch)),
         NvmlSource((Reading.MEMORY_RESERVED_BYTES,), (_read_reserved_memory,)),
-        NvmlSource((Reading.ECC_CORRECTED_VOLATILE,), (_errors(corrected, volatile),)),
-        NvmlSource((Reading.ECC_UNCORRECTED_VOLATILE,), (_errors(uncorrected, volatile),)),
-        NvmlSource((Reading.ECC_CORRECTED_AGGREGATE,), (_errors(corrected, aggregate),)),
-        NvmlSource((Reading.ECC_UNCORRECTED_AGGREGATE,), (_errors(uncorrected, aggregate),)),
+        NvmlSource((Reading.ECC_CORRECTED_VOLATILE,), (_number_of(errors, corrected, volatile),)),
+        NvmlSource((Reading.ECC_UNCORRECTED_VOLATILE,), (_number_of(errors, uncorrected, volatile),)),
+        NvmlSource((Reading.ECC_CORRECTED_AGGREGATE,), (_number_of(errors, corrected, aggregate),)),
+        NvmlSource((Reading.ECC_UNCORRECTED_AGGREGATE,), (_number_of(errors, uncorrected, aggregate),)),
         NvmlSource(_ROWS, (_rows,)),
-        NvmlSource((Reading.RECOVERY_ACTION,), _plain(NvmlField.RECOVERY_ACTION, branch)),
-        NvmlSource((Reading.PCIE_LINK_GENERATION,), (_pcie_generation,)),
-        NvmlSource((Reading.PCIE_LINK_WIDTH,), (_pcie_width,)),
-        NvmlSource((Reading.PCIE_REPLAYS,), (_pcie_replays,)),
+        NvmlSource((Reading.RECOVERY_ACTION,), build_field(NvmlField.RECOVERY_ACTION, branch)),
+        NvmlSource((Reading.PCIE_LINK_GENERATION,), (_number_of("nvmlDeviceGetCurrPcieLinkGeneration"),)),
+        NvmlSource((Reading.PCIE_LINK_WIDTH,), (_number_of("nvmlDeviceGetCurrPcieLinkWidth"),)),
+        NvmlSource((Reading.PCIE_REPLAYS,), (_number_of("nvmlDeviceGetPcieReplayCounter"),)),
         NvmlSource((Reading.FABRIC_STATE,), (_fabric,)),
         NvmlSource((Reading.PERFORMANCE_STATE,), (_performance_state,)),
         *build_link_sources(branch),
     )
-
-
-def _plain(field: NvmlField, branch: int) -> tuple[ReadMethod, ...]:
-    number = get_field_id(field, branch)
-    if number is None:
-        return ()
-
-    def ask(handle: Any) -> tuple[float]:
-        return (float(read_field_value(handle, number)),)
-
-    return (ask,)
-
-
-def _errors(kind: int, counter: int) -> ReadMethod:
-    def ask(handle: Any) -> tuple[float]:
-        return (float(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter)),)
-
-    return ask
-
-
-def _read_requested_limit(handle: Any) -> tuple[float]:
-    return (watts_from_milliwatts(pynvml.nvmlDeviceGetPowerManagementLimit(handle)),)
 
 
 def _read_reserved_memory(handle: Any) -> tuple[float]:
@@ -583,18 +557,6 @@ def _read_reserved_memory(handle: Any) -> tuple[float]:
 
 def _rows(handle: Any) -> tuple[float, ...]:
     return tuple(float(number) for number in pynvml.nvmlDeviceGetRemappedRows(handle))
-
-
-def _pcie_generation(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),)
-
-
-def _pcie_width(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),)
-
-
-def _pcie_replays(handle: Any) -> tuple[float]:
-    return (float(pynvml.nvmlDeviceGetPcieReplayCounter(handle)),)
 
 
 def _fabric(handle: Any) -> tuple[float | None]:

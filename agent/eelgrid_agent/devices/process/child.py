@@ -64,7 +64,7 @@ def _amd(_argument: str, visit: VisitCallback) -> OpenedDriver:
 
 
 def _simulated(argument: str, visit: VisitCallback) -> OpenedDriver:
-    from eelgrid_agent.simulation.child_device import SimulatedChildDevice
+    from eelgrid_agent.simulation.node_files import SimulatedChildDevice
 
     device = SimulatedChildDevice(Path(argument), visit)
     return OpenedDriver(device, device.control)

@@ -3,8 +3,6 @@
 A frame is a length and a JSON text. Each value type of the port has its encoding here; a missing reading travels as a
 list of one reason. The child writes its progress (current request, operation, device and finished answers) into shared
 memory, which the agent reads only after a deadline or the death of the child.
-
-FrameError                   the other side does not speak this protocol; the connection is unusable
 """
 
 import json
@@ -19,7 +17,7 @@ from typing import Any
 
 from eelgrid_agent.devices import port
 from eelgrid_agent.devices.port import (
-    FAST_READINGS,
+    FAST_VALUE_READINGS,
     INSTANCE_READINGS,
     SLOW_READINGS,
     Missing,
@@ -129,7 +127,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameError(Exception):
-    """The other side does not speak this protocol."""
+    """The other side does not speak this protocol; the connection is unusable."""
 
 
 def pack_frame(value: Any) -> bytes:
@@ -174,9 +172,6 @@ class FrameReader:
 
 # Calls in one request; a slow look asks three of each device.
 MAX_OPERATIONS = 512
-FAST_VALUE_READINGS: tuple[Reading, ...] = tuple(
-    reading for reading in FAST_READINGS if reading is not Reading.ENERGY_J
-)
 _MISSING: Mapping[AbsenceReason, Missing] = {reason: Missing(reason) for reason in AbsenceReason}
 _MESSAGE_LONGEST = 500
 _ERRORS: Mapping[str, type[port.DeviceError]] = {

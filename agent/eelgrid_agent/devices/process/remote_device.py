@@ -1,4 +1,6 @@
 """The device and control ports over a driver process, with batched reads in one round trip."""
+# What crosses the processes is decoded by the table of calls, which mypy cannot see.
+# mypy: no-warn-return-any
 
 import os
 import threading
@@ -24,8 +26,9 @@ from eelgrid_agent.devices.port import (
     RawReadings,
     ReadingValue,
     UnknownGpu,
+    make_silent_readings,
 )
-from eelgrid_agent.devices.process.protocol import FAST_VALUE_READINGS, MAX_OPERATIONS, PORT_CALLS
+from eelgrid_agent.devices.process.protocol import MAX_OPERATIONS, PORT_CALLS
 from eelgrid_agent.devices.process.supervisor import (
     CallDeadlines,
     DriverSupervisor,
@@ -44,14 +47,9 @@ FAST_READ_BUDGET_S = 1.9
 _LISTINGS_MOST = 2
 
 
-def _silent(reason: AbsenceReason) -> RawReadings:
-    missing: ReadingValue = Missing(reason)
-    return RawReadings(energy_counter_j=missing, values=dict.fromkeys(FAST_VALUE_READINGS, missing))
-
-
-_TIMED_OUT = _silent(AbsenceReason.TIMED_OUT)
-_LOST = _silent(AbsenceReason.GPU_LOST)
-_NOT_SAMPLED = _silent(AbsenceReason.NOT_SAMPLED)
+_TIMED_OUT = make_silent_readings(AbsenceReason.TIMED_OUT)
+_LOST = make_silent_readings(AbsenceReason.GPU_LOST)
+_NOT_SAMPLED = make_silent_readings(AbsenceReason.NOT_SAMPLED)
 _SLOW_TIMED_OUT: Mapping[Reading, ReadingValue] = dict.fromkeys(SLOW_READINGS, Missing(AbsenceReason.TIMED_OUT))
 
 
@@ -141,33 +139,28 @@ class RemoteDevice:
     def read(self, uuid: str) -> RawReadings:
         """One quick look; a device that hangs reads Missing(TIMED_OUT) throughout."""
         try:
-            look: RawReadings = self._call("read", uuid)
+            return self._call("read", uuid)
         except DeviceTimeout:
             return _TIMED_OUT
-        return look
 
     def read_slow(self, uuid: str) -> Mapping[Reading, ReadingValue]:
         """All of SLOW_READINGS; a device that hangs reads Missing(TIMED_OUT) throughout."""
         try:
-            values: Mapping[Reading, ReadingValue] = self._call("read_slow", uuid)
+            return self._call("read_slow", uuid)
         except DeviceTimeout:
             return _SLOW_TIMED_OUT
-        return values
 
     def read_instances(self, uuid: str) -> tuple[InstanceReadings, ...]:
         """A look at each GPU instance."""
-        found: tuple[InstanceReadings, ...] = self._call("read_instances", uuid)
-        return found
+        return self._call("read_instances", uuid)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Who has a context on the device."""
-        found: tuple[GpuProcess, ...] = self._call("processes", uuid)
-        return found
+        return self._call("processes", uuid)
 
     def topology(self) -> tuple[DeviceLink, ...]:
         """Every pair of devices."""
-        found: tuple[DeviceLink, ...] = self._call("topology")
-        return found
+        return self._call("topology")
 
     def take_events(self) -> tuple[DeviceEvent, ...]:
         """What was announced, and which devices hang or answer again; what an ended child held is lost with it."""
@@ -186,8 +179,7 @@ class RemoteDevice:
 
     def power_settings(self, uuid: str) -> PowerSettings:
         """Limits and clocks as they are now."""
-        settings: PowerSettings = self._call("power_settings", uuid)
-        return settings
+        return self._call("power_settings", uuid)
 
     def set_power_limit(self, uuid: str, limit_w: float) -> None:
         """Asks for a limit."""
@@ -207,13 +199,11 @@ class RemoteDevice:
 
     def mig_geometry(self, uuid: str) -> MigGeometry:
         """The profiles and placements that the driver offers."""
-        geometry: MigGeometry = self._call("mig_geometry", uuid)
-        return geometry
+        return self._call("mig_geometry", uuid)
 
     def set_mig_mode(self, uuid: str, *, enabled: bool) -> ModeChange:
         """Asks for the mode, with no session of this agent but the one that asks."""
-        mode: ModeChange = self._call("set_mig_mode", uuid, enabled)
-        return mode
+        return self._call("set_mig_mode", uuid, enabled)
 
     def create_gpu_instance(self, uuid: str, profile_id: int, start: int) -> int:
         """Makes an instance at exactly this place; returns its id."""

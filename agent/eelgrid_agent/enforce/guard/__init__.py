@@ -2,8 +2,3 @@
 
 `Guard` receives plans and device events and returns commands; `eelgrid_agent.enforce.power` executes them.
 """
-
-from eelgrid_agent.enforce.guard.plan import Guard, PlanDecision
-from eelgrid_agent.enforce.rules import GuardLimits, LocalPolicy
-
-__all__ = ["Guard", "GuardLimits", "LocalPolicy", "PlanDecision"]

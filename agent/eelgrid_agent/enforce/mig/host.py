@@ -3,9 +3,6 @@
 Both kinds go through the real NVML binding. A virtual machine or a display driver can block the reset that some
 parts need for a mode change; it is then refused beforehand. Device nodes /dev/nvidia-caps/nvidia-capN are created
 by nvidia-modprobe.
-
-MigHostError                 there is nothing to work on: a flag or a file is wrong
-└── NoSuchNode               the fleet file has no such node, or several and none was named
 """
 
 import os
@@ -239,7 +236,7 @@ def _open_simulated(file: Path, name: str, seed: int, state: Path | None) -> Ite
     from eelgrid_agent.devices.nvml.device import NvmlDevice
     from eelgrid_agent.simulation import nvml_library
     from eelgrid_agent.simulation.node import SimulatedNode
-    from eelgrid_agent.simulation.node_state_file import drop_layouts, load_node_state, save_node_state
+    from eelgrid_agent.simulation.node_files import drop_layouts, load_node_state, save_node_state
     from eelgrid_agent.simulation.spec import PCI_DEVICE_IDS, load_fleet
 
     specs = load_fleet(file)

@@ -2,8 +2,6 @@
 
 An instance is identified by profile id and start, since names differ between drivers. Compute instances are counted,
 not ordered: their profile ids stand largest first. Names such as 1c.3g.20gb+me are only parsed and formatted here.
-
-InvalidLayout    the requested layout cannot exist on this part; names the field and the remedy
 """
 
 import re
@@ -15,7 +13,7 @@ from eelgrid_protos.messages import Gpu, GpuInstance, GpuLayout, WantedInstance
 
 
 class InvalidLayout(Exception):
-    """The requested layout cannot exist on this part."""
+    """The requested layout cannot exist on this part; names the field and the remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")

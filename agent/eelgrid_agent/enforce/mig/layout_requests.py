@@ -6,12 +6,6 @@ syntax of `--layout`, whether a configuration holds on the node, and the export 
 Placement goes from counts of device names to profiles and starts. Of all feasible placements it takes the one that
 keeps existing instances, then the one that leaves the most places for the largest profiles; ties go to the lowest
 starts. At most seven instances exist on a GPU, so the search is exhaustive.
-
-LayoutRequestError           the request cannot be met on this node as written
-├── InvalidLayoutText        a --layout that cannot be parsed
-├── NoSuchGpu                it names a GPU that does not exist
-├── BoardUnknown             an entry filters by board, and the board of this GPU is unknown
-└── UnsupportedLayout        the layout does not fit this GPU, or it has no MIG
 """
 
 import math

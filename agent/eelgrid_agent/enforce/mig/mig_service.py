@@ -13,14 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from eelgrid_agent.devices.port import ControlPort, DeviceError, DevicePort, DeviceTimeout, NoPermission
-from eelgrid_agent.enforce.mig.journal import (
-    MigJournal,
-    MigRecord,
-    MigRecordStore,
-    TransitionIntent,
-    TransitionPhase,
-)
+from eelgrid_agent.devices.port import DeviceError, DevicePort, DeviceTimeout, MigControlPort, NoPermission
+from eelgrid_agent.enforce.mig.journal import MigJournal, MigRecord, MigRecordStore, TransitionIntent, TransitionPhase
 from eelgrid_agent.enforce.mig.layout import InvalidLayout, MigLayout, read_layout, resolve_layout
 from eelgrid_agent.enforce.mig.partitioner import MigStep, TransitionRefused
 from eelgrid_agent.enforce.mig.runner import MigObservation, ModePending, TransitionLimits, TransitionRunner
@@ -43,7 +37,7 @@ class LayoutReconciler:
     def __init__(
         self,
         device: DevicePort,
-        control: ControlPort,
+        control: MigControlPort,
         journal: MigJournal,
         *,
         boot_id: Callable[[], str],
@@ -395,7 +389,7 @@ class MigService:
     def __init__(
         self,
         device: DevicePort,
-        control: ControlPort,
+        control: MigControlPort,
         journal: MigJournal,
         *,
         boot_id: Callable[[], str],

@@ -13,11 +13,6 @@ whatever it would read and silently never match or misread (a filter that is no
 PCI id, a negative device, a key twice, a count of 0) is refused or dropped
 here, and a name may say the whole of an instance in both ways ("1c.1g.5gb" is
 "1g.5gb"). It owns the format; it knows no device and no geometry.
-
-PartedFileError              the file breaks a rule: whoever wrote it is at fault
-├── PartedFileUnreadable           it is not valid YAML, or too large
-├── InvalidPartedField           a field is missing, unknown, there twice or of the wrong kind
-└── NoSuchConfig             the configuration that was asked for is not in the file
 """
 
 from collections.abc import Iterable, Iterator, Mapping

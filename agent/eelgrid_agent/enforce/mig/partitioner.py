@@ -4,8 +4,6 @@ An instance in its place costs nothing; every other costs its destruction, every
 helps two instances, so the sum is the minimum. Destroying before creating needs no room that is not free yet. Mode
 changes need an empty device. Compute instances are compared as counts of profiles; `remake` names the instances
 to recreate.
-
-TransitionRefused    the layout is not allowed now; names the rule
 """
 
 from collections import Counter

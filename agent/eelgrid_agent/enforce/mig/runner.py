@@ -5,19 +5,18 @@ again who uses it. If the driver has no room where our map shows some, the devic
 Where processes cannot be listed, everything that a process could open counts as in use.
 
 UnexpectedLayout  the device differs from the plan; internal
-ModePending       the mode was accepted and waits for a reset; internal
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from eelgrid_agent.devices.port import (
-    ControlPort,
     DeviceInUse,
     DevicePort,
     DeviceTimeout,
     GpuLostError,
     InsufficientResources,
+    MigControlPort,
     NoPermission,
     NotSupported,
     OutOfRange,
@@ -94,7 +93,7 @@ class TransitionRunner:
     def __init__(
         self,
         device: DevicePort,
-        control: ControlPort,
+        control: MigControlPort,
         ledger: MigRecordStore,
         *,
         sleep: Callable[[float], None],

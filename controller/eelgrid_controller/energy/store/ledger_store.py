@@ -50,7 +50,7 @@ from eelgrid_controller.energy.store.schema import (
     upgrade_schema,
 )
 from eelgrid_controller.errors import LedgerError, LedgerRefused
-from eelgrid_controller.state.work_intervals import WorkEntry
+from eelgrid_controller.state.measurements import WorkEntry
 from eelgrid_protos.faults import NotFound
 
 

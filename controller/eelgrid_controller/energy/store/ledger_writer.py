@@ -12,30 +12,27 @@ from typing import NamedTuple, TypeVar
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.energy.ledger import (
+    AHEAD_S_MOST,
+    BOARD_W_MOST,
+    NUMBER_MOST,
+    PAST_S_MOST,
+    ClaimAllowance,
     EnergyHolder,
     ExportClaim,
     Exporter,
     LedgerAnswer,
     LedgerPlace,
     LedgerQuery,
+    count_pieces,
+    judge_window,
     resolve_holder,
+    spread_window,
 )
 from eelgrid_controller.energy.store.ledger_store import LastWindow, LedgerStore, NodeEntries, WriteOutcome, open_ledger
 from eelgrid_controller.energy.store.schema import NO_DAMAGE
-from eelgrid_controller.energy.windows import (
-    AHEAD_S_MOST,
-    BOARD_W_MOST,
-    NUMBER_MOST,
-    PAST_S_MOST,
-    ClaimAllowance,
-    count_pieces,
-    judge_window,
-    spread_window,
-)
 from eelgrid_controller.errors import LedgerError, LedgerRefused
-from eelgrid_controller.objectives.policy_budgets import policy_tariff
-from eelgrid_controller.objectives.power.tariffs import EnergyTariff
-from eelgrid_controller.state.work_intervals import WorkEntry, WorkInterval, spread_work
+from eelgrid_controller.objectives.power.tariffs import EnergyTariff, policy_tariff
+from eelgrid_controller.state.measurements import WorkEntry, WorkInterval, spread_work
 from eelgrid_protos import catalogue
 from eelgrid_protos.catalogue.products import Product
 from eelgrid_protos.faults import Unavailable

@@ -17,6 +17,7 @@ from eelgrid_controller.energy.store.schema import (
     PLACED,
     Damage,
     DamagedPart,
+    Read,
     columns_of,
     damaged_names,
     damaged_parts,
@@ -29,7 +30,6 @@ from eelgrid_controller.energy.store.schema import (
     work_query,
 )
 
-Read: TypeAlias = Callable[[str, Iterable[Any]], list[Any]]
 Values: TypeAlias = tuple[str, ...]
 # Amount, counted and missed seconds by group and unit.
 WorkTotals: TypeAlias = dict[Values, dict[str, list[float]]]

@@ -19,7 +19,7 @@ LedgerPiece: TypeAlias = tuple[str, int, int]
 # So many parts are left out of an answer; a ledger with more of them is not to be read at all.
 DAMAGED_MOST = 500
 CRC_FUNCTION = "row_crc"
-_SPANS = (("hourly", HOUR_S), ("daily", DAY_S))
+SPANS = (("hourly", HOUR_S), ("daily", DAY_S))
 # A prime below 2^31, so that products stay below 2^62, and any factor below it.
 _PRIME = 2**31 - 1
 _FACTOR = 1_000_000_007
@@ -134,7 +134,7 @@ CREATE TABLE {table}_check (
   at INTEGER NOT NULL, place INTEGER NOT NULL, many INTEGER NOT NULL, digest INTEGER NOT NULL, PRIMARY KEY (at, place)
 ) WITHOUT ROWID;
 """
-    for table, _ in _SPANS
+    for table, _ in SPANS
 ) + "".join(f"ALTER TABLE {table} ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;\n" for table in NAME_TABLES)
 
 
@@ -157,7 +157,7 @@ END;
 """
 
 
-TRIGGERS = "".join(_triggers(table, suffix) for table, _ in _SPANS for suffix in _SUFFIXES)
+TRIGGERS = "".join(_triggers(table, suffix) for table, _ in SPANS for suffix in _SUFFIXES)
 
 
 def _sums(table: str, suffix: str, where: str) -> str:
@@ -174,7 +174,7 @@ CHECKS_BUILT = "".join(
     f"DELETE FROM {table}_check; INSERT INTO {table}_check "
     f"SELECT at, place, sum(many), sum(digest % {_PRIME}) % {_PRIME} FROM "
     f"({' UNION ALL '.join(_sums(table, suffix, '') for suffix in _SUFFIXES)}) GROUP BY at, place;\n"
-    for table, _ in _SPANS
+    for table, _ in SPANS
 ) + "".join(f"UPDATE {table} SET crc = {crc_columns(table)};\n" for table in NAME_TABLES)
 
 
@@ -217,7 +217,6 @@ def has_every_index(read: Read, rows: str, works: str, given: Iterable[Any]) -> 
 
 
 APPLICATION_ID = 0x45656C45  # "EelE"
-SPANS = (("hourly", HOUR_S), ("daily", DAY_S))
 _SPENT = (
     "".join(
         f"""

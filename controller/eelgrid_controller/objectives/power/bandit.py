@@ -24,12 +24,15 @@ from eelgrid_controller.objectives.power.estimates import (
 )
 from eelgrid_controller.objectives.power.power_model import (
     LIMITS_MOST,
+    BestEffort,
+    Deadline,
     InvalidCurve,
+    MaxSlowdown,
     PowerCurve,
+    TrainingPromise,
     is_higher_limit,
     is_same_limit,
 )
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HOLDS_BACK = 0.9  # of a limit drawn: it binds
 _GROWS = 2.0  # power of the ratio of two limits with which time may grow; Zeus's steepest steps are near it
@@ -233,65 +236,18 @@ def _alternate(case: _BanditProblem, fastest: int) -> LimitPick:
                     best, slow, quick_one = mixed, index, other
     base, quota = _sure(case.found[fastest]), case.manner.compare * math.sqrt(case.windows)
     if slow != quick_one and base.windows < min(_sure(case.found[slow]).windows, quota):
-        return LimitPick(
-            fastest, PickReason.COMPARE, settled=True
-        )  # the promise is used up: its measure has to be good
+        # The promise is used up: its measure has to be good.
+        return LimitPick(fastest, PickReason.COMPARE, settled=True)
     for index in (slow, quick_one):
         if case.permits(case.careful_s(_sure(case.found[index]))):
             return LimitPick(index, PickReason.ALTERNATE, settled=True)
     return LimitPick(fastest, PickReason.REPAY, settled=True)
 
 
-def _errors(manner: BanditSettings, windows: int) -> tuple[float, float]:
-    """Z and o after so many windows."""
-    grown = 0.5 * math.log1p(windows)
-    return math.sqrt(manner.confidence**2 + grown), math.sqrt(manner.optimism**2 + grown)
-
-
-def is_permitted(
-    promise: TrainingPromise,
-    manner: BanditSettings,
-    ledger: PromiseAccount,
-    found: tuple[LimitEstimate | None, ...],
-    limits_w: Sequence[float],
-    *,
-    reference: int,
-    windows: int,
-    gpus: int,
-    place: int,
-    ahead: int,
-) -> bool:
-    """Whether `ahead` windows at a limit that is known leave the promise kept, with errors counted against it."""
-    one = found[place]
-    if one is None:
-        return False
-    case = _BanditProblem(
-        promise, manner, ledger, found, limits_w, reference, 0, windows, gpus, *_errors(manner, windows)
-    )
-    return case.permits(case.careful_s(one), ahead)
-
-
-def pick_limit(
-    promise: TrainingPromise,
-    manner: BanditSettings,
-    ledger: PromiseAccount,
-    found: tuple[LimitEstimate | None, ...],
-    limits_w: Sequence[float],
-    *,
-    reference: int,
-    first: int,
-    windows: int,
-    gpus: int,
-    kept: int | None,
-) -> LimitPick:
-    """The limit of the next window; limits fall, `first` is the largest that is allowed, `kept` one settled on.
-
-    `windows` counts those of this phase, at least one of them at the reference.
-    """
-    case = _BanditProblem(
-        promise, manner, ledger, found, limits_w, reference, first, windows, gpus, *_errors(manner, windows)
-    )
-    fastest = max(reference, first)
+def _pick_place(case: _BanditProblem, kept: int | None) -> LimitPick:
+    """The limit of the next window; `kept` is one settled on. A window at the reference has been measured."""
+    manner, found, first = case.manner, case.found, case.first
+    fastest = max(case.reference, first)
     base = found[fastest]
     if base is None or base.windows < manner.first_windows:
         return LimitPick(fastest, PickReason.REFERENCE, settled=False)
@@ -302,15 +258,12 @@ def pick_limit(
     hopeful = _candidates(case, floor)
     lead = next((one for one in hopeful if one.place == kept), None)
     if lead is not None and _settles(case, lead, hopeful):
-        fits = case.permits(case.careful_s(_sure(found[lead.place])))
-        return (
-            LimitPick(lead.place, PickReason.KEEP, settled=True)
-            if fits
-            else LimitPick(fastest, PickReason.REPAY, settled=True)
-        )
-    if manner.alternate and untried is None and not isinstance(promise, BestEffort):
+        if case.permits(case.careful_s(_sure(found[lead.place]))):
+            return LimitPick(lead.place, PickReason.KEEP, settled=True)
+        return LimitPick(fastest, PickReason.REPAY, settled=True)
+    if manner.alternate and untried is None and not isinstance(case.promise, BestEffort):
         return _alternate(case, fastest)
-    quota = manner.first_windows + manner.compare * math.sqrt(windows)
+    quota = manner.first_windows + manner.compare * math.sqrt(case.windows)
     for rank, one in enumerate(hopeful):
         standing = _sure(found[one.place])
         if not one.sure and base.windows <= quota and base.windows < standing.windows:
@@ -482,17 +435,26 @@ def can_afford(state: LimitSearch, limit_w: float, windows: int = 1) -> bool:
     reference = state.reference
     if place is None or reference is None or state.windows < 1:
         return False
-    return is_permitted(
-        state.promise,
-        state.manner,
-        state.ledger,
-        limit_estimates(state),
-        state.limits_w,
+    case = _build_problem(state, reference)
+    one = case.found[place]
+    return one is not None and case.permits(case.careful_s(one), windows)
+
+
+def _build_problem(state: LimitSearch, reference: int) -> _BanditProblem:
+    """The decision that is due in a search whose reference was measured."""
+    manner, grown = state.manner, 0.5 * math.log1p(state.windows)
+    return _BanditProblem(
+        promise=state.promise,
+        manner=manner,
+        ledger=state.ledger,
+        found=estimate_limits(state.arms, reference, state.noise, state.prior),
+        limits_w=state.limits_w,
         reference=reference,
+        first=state.first,
         windows=state.windows,
         gpus=state.gpus,
-        place=place,
-        ahead=windows,
+        z=math.sqrt(manner.confidence**2 + grown),
+        o=math.sqrt(manner.optimism**2 + grown),
     )
 
 
@@ -608,18 +570,7 @@ def _pick_limit(state: LimitSearch) -> tuple[LimitSearch, LimitPick]:
     reference = state.reference
     if reference is None or reference > state.first:  # a ceiling was lifted: slowdowns are relative to what it hid
         return state, LimitPick(state.first, PickReason.REFERENCE, settled=False)
-    picked = pick_limit(
-        state.promise,
-        state.manner,
-        state.ledger,
-        estimate_limits(state.arms, reference, state.noise, state.prior),
-        state.limits_w,
-        reference=reference,
-        first=state.first,
-        windows=state.windows,
-        gpus=state.gpus,
-        kept=state.kept,
-    )
+    picked = _pick_place(_build_problem(state, reference), state.kept)
     if picked.why is PickReason.KEEP and picked.place != state.kept:
         state = replace(state, kept=picked.place)
     elif not picked.settled and state.kept is not None:

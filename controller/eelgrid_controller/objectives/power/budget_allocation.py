@@ -18,13 +18,15 @@ from eelgrid_controller.objectives.power.limit_allocation import (
     allocate_limits,
 )
 from eelgrid_controller.objectives.power.power_model import (
+    BestEffort,
     LimitPoint,
     PowerCurve,
     PowerPlanError,
+    TrainingPromise,
     is_higher_limit,
     is_same_limit,
+    promised_pace_s,
 )
-from eelgrid_controller.objectives.power.training_promises import BestEffort, Deadline, MaxSlowdown, TrainingPromise
 
 _HAIR = 1e-9  # relative: a promise met exactly is met
 _SLOWS = 0.5  # power of the ratio of limits; measured jobs lie between 0 and 1
@@ -78,7 +80,7 @@ class _Allocation:
         self.asking = asking
         self.budgets = budgets
         self.room = [room - fixed for room, fixed in zip(budgets.available_w(), fixed_w, strict=True)]
-        self.draws = [_draws(one, budgets) for one in asking]
+        self.draws = [budgets.count_gpus(one.gpus) for one in asking]
 
     def shortages_w(self, charges_w: Sequence[float]) -> list[float]:
         """Watts above the room of each budget, if each GPU of each job is charged so; negative where some are left."""
@@ -123,7 +125,7 @@ class _Allocation:
             PowerBudgetNode(one.name, watts, one.parent) for one, watts in zip(self.budgets.all, room, strict=True)
         )
         try:
-            given = allocate_limits(jobs, free, want, certify=False).given
+            given = allocate_limits(jobs, free, want).given
         except PowerPlanError:  # rounding at a room that is exactly the least
             return [min(each, key=lambda one: one.charge_w) for each in options]
         return [
@@ -159,14 +161,6 @@ def allocate_budgets(
             limit_w = now.limit_w
         ceilings[one.name] = limit_w if is_higher_limit(one.limits_w[0], limit_w) else None
     return BudgetAllocation(ceilings, shortfalls)
-
-
-def _draws(one: AllocationRequest, budgets: BudgetTree) -> tuple[tuple[int, int], ...]:
-    gpus: dict[int, int] = {}
-    for names, count in one.gpus:
-        for place in budgets.chain_indices(names):
-            gpus[place] = gpus.get(place, 0) + count
-    return tuple(sorted(gpus.items()))
 
 
 def _nearest(one: AllocationRequest, limit_w: float) -> int:
@@ -208,11 +202,7 @@ def _feasible_options(one: AllocationRequest) -> list[_Option]:
     curve, upto = one.curve, _options_up_to(one)
     assert curve is not None, "it is known"
     options = [_at(one, limit_w) for limit_w in upto]
-    pace_s = math.inf
-    if isinstance(one.promise, MaxSlowdown):
-        pace_s = (1.0 + one.promise.share) * curve.largest.time_s
-    elif isinstance(one.promise, Deadline):
-        pace_s = one.promise.time_s / one.promise.work
+    pace_s = promised_pace_s(curve, one.promise)
     return [at for at in options if at.time_s <= pace_s * (1.0 + _HAIR)] or options
 
 

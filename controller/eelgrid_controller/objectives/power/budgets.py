@@ -1,11 +1,18 @@
-"""The tree of power budgets (cluster, rack, node, feed), the GPUs and limits that are charged to them, and its errors."""
+"""The tree of power budgets (cluster, rack, node, feed), the GPUs and limits that are charged to them, and its errors.
 
+`policy_budgets` makes the tree of a policy. GPUs that are not managed are charged with the most that they may draw: their
+limit, idle power or default.
+"""
+
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from eelgrid_controller.objectives.power.power_model import PowerPlanError
+from eelgrid_controller.state.policy import CLUSTER_BUDGET, BudgetHierarchy
+from eelgrid_protos.messages import Inventory, Policy
 
 BUDGETS_MOST = 100_000
 _DEPTH_MOST = 16
@@ -106,6 +113,71 @@ class BudgetTree:
                 raise InvalidBudget("budgets", f"{name!r} is no budget", f"draw from one of {sorted(self._place)[:8]}")
         return tuple(dict.fromkeys(place for name in names for place in self._chains[self._place[name]]))
 
+    def count_gpus(self, shares: Iterable[tuple[Sequence[str], int]]) -> tuple[tuple[int, int], ...]:
+        """GPUs in each budget by its place, of shares that name their lowest budgets and count their GPUs."""
+        gpus: dict[int, int] = {}
+        for names, count in shares:
+            for place in self.chain_indices(names):
+                gpus[place] = gpus.get(place, 0) + count
+        return tuple(sorted(gpus.items()))
+
     def available_w(self) -> list[float]:
         """Watts of each budget that may be planned."""
         return [budget.limit_w - budget.other_w for budget in self.all]
+
+
+class NodePowerDraw(NamedTuple):
+    """A node, the most that its unmanaged GPUs may draw, and what all its GPUs were read to draw."""
+
+    inventory: Inventory
+    other_w: float
+    power_w: float = 0.0
+    unread: int = 0  # GPUs without a fresh reading
+
+
+def nearest_budgets(policy: Policy, inventory: Inventory) -> tuple[str, ...]:
+    """The budget that bounds a node most nearly, or none."""
+    return BudgetHierarchy(policy).budgets_above(inventory)[:1]
+
+
+def policy_budgets(policy: Policy, nodes: Iterable[NodePowerDraw]) -> BudgetTree:
+    """The tree; raises InvalidBudget where the policy's budgets make none."""
+    places = BudgetHierarchy(policy)
+    others: dict[str, float] = {}
+    parents: dict[str, str] = {}
+    for node in nodes:
+        # A budget counts what is below it once: what others draw is told at each level on the way up.
+        above = places.budgets_above(node.inventory)
+        parents.update(itertools.pairwise(above))
+        for key in above:
+            others[key] = others.get(key, 0.0) + node.other_w
+    top = CLUSTER_BUDGET if CLUSTER_BUDGET in places.limits_w else None
+    return BudgetTree(
+        PowerBudgetNode(key, places.limits_w[key], None if key == top else parents.get(key, top), others.get(key, 0.0))
+        for key in sorted(places.limits_w, key=_depth)
+    )
+
+
+def _depth(key: str) -> tuple[int, str]:
+    """The cluster first, then racks, then nodes."""
+    return (0 if key == CLUSTER_BUDGET else 1 if key.startswith("rack/") else 2), key
+
+
+class BudgetUsage(NamedTuple):
+    """Watts of the GPUs that were read, and how many were not."""
+
+    power_w: float = 0.0
+    unread: int = 0
+
+
+def budget_usage(policy: Policy, nodes: Iterable[NodePowerDraw]) -> Mapping[str, BudgetUsage]:
+    """By budget, on every level; raises InvalidBudget where the policy's budgets make no tree."""
+    known = list(nodes)
+    budgets = policy_budgets(policy, known)
+    found = dict.fromkeys((one.name for one in budgets.all), BudgetUsage())
+    for node in known:
+        for place in budgets.chain_indices(nearest_budgets(policy, node.inventory)):
+            name = budgets.all[place].name
+            before = found[name]
+            found[name] = BudgetUsage(before.power_w + node.power_w, before.unread + node.unread)
+    return found

@@ -1,4 +1,4 @@
-"""Events that the objective controller handles, the instructions that it returns, and its status.
+"""Settings of the objective controller, the events that it handles, the instructions that it returns, and its status.
 
 Every event carries `at_s`, seconds of a clock that does not go back. Old, unknown or repeated events
 change nothing and are counted. A status value that is not known is None.
@@ -15,21 +15,63 @@ Limits that are read back count as those that were set where they differ by less
 `power_model.SAME_LIMIT_W`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.bandit import MissedWindowReason
+from eelgrid_controller.errors import ControllerError
+from eelgrid_controller.objectives.power.bandit import BanditSettings, MissedWindowReason
 from eelgrid_controller.objectives.power.budget_allocation import AllocationTask, BudgetAllocation
 from eelgrid_controller.objectives.power.budgets import BudgetTree, Holding
 from eelgrid_controller.objectives.power.estimates import LimitHistory, LimitPrior, MeasurementWindow
-from eelgrid_controller.objectives.power.power_model import PowerCurve
+from eelgrid_controller.objectives.power.limit_allocation import AllocationGoal
+from eelgrid_controller.objectives.power.power_model import PowerCurve, TrainingPromise
 from eelgrid_controller.objectives.power.tariffs import EnergyTariff
-from eelgrid_controller.objectives.power.training_promises import TrainingPromise
 from eelgrid_controller.objectives.services.autoscaler import AutoscalerTarget, ScalerPhase
 from eelgrid_controller.objectives.services.service_metrics import MetricsWindow
 from eelgrid_protos.messages import PlanApplied
+
+
+class InvalidSetting(ControllerError):
+    """A setting with an impossible value; `field` names it."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {problem}", remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Thresholds of the objective controller, for services and jobs."""
+
+    manner: BanditSettings = field(default_factory=BanditSettings)  # of every search for a limit
+    # What an allocation maximizes where the limits that jobs should have do not fit.
+    want: AllocationGoal = AllocationGoal.THROUGHPUT
+    # A ScaleService whose replicas do not come is repeated: placing and starting takes as long.
+    repeat_s: float = 60.0
+    # Without a window a job counts one as missed: windows last 10 to 60 s, and one may fail.
+    stale_after_s: float = 180.0
+    # Between allocations of ALLOCATION_JOBS jobs, which take a second or two; in proportion less with fewer.
+    divide_every_s: float = 30.0
+    # An allocation of more jobs is not made in the call that finds it due, but asked for: it takes a millisecond a job.
+    divided_inside: int = 100_000
+    divided_within_s: float = 600.0  # an answer that does not come by then is asked for again
+    retry_after_s: float = 300.0  # a holding that refused a limit is tried again: a driver reload takes minutes
+    reprice: float = 0.02  # change of a price's weight from which jobs are decided again: less moves no limit
+    horizon_s: float = 86_400.0  # of prices: a day, over which they repeat
+    services_most: int = 10_000
+    jobs_most: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("repeat_s", "stale_after_s", "retry_after_s", "divided_within_s", "horizon_s"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise InvalidSetting(name, f"{getattr(self, name)}", "give seconds above 0")
+        if not 0.0 <= self.divide_every_s < math.inf or not 0.0 <= self.reprice < math.inf:
+            raise InvalidSetting("divide_every_s", "a negative number", "give 0 or more")
+        if self.services_most < 1 or self.jobs_most < 1 or self.divided_inside < 0:
+            raise InvalidSetting("jobs_most", "less than 1", "give how many there may be at most")
 
 
 class ServiceStarted(NamedTuple):

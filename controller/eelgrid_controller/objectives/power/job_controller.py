@@ -23,15 +23,18 @@ from eelgrid_controller.objectives.power.budget_allocation import (
 from eelgrid_controller.objectives.power.budgets import LimitSetting
 from eelgrid_controller.objectives.power.control_events import JobMeasured, JobStarted
 from eelgrid_controller.objectives.power.estimates import LimitPrior, MeasurementWindow
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerCurve, is_higher_limit, is_same_limit
-from eelgrid_controller.objectives.power.tariffs import LimitSchedule, PriceHorizon
-from eelgrid_controller.objectives.power.training_promises import (
+from eelgrid_controller.objectives.power.power_model import (
     BestEffort,
     Deadline,
+    LimitPoint,
     MaxSlowdown,
+    PowerCurve,
     TrainingPromise,
+    is_higher_limit,
+    is_same_limit,
     weighted_promise,
 )
+from eelgrid_controller.objectives.power.tariffs import LimitSchedule, PriceHorizon
 
 _HAIR_S = 1.0  # by which clocks of a node and of the controller may differ
 _OVER = 1.03  # of its limit: more is an overshoot of the board, less the scatter of windows

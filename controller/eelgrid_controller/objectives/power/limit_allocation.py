@@ -1,7 +1,7 @@
-"""Allocates power limits to many jobs under many budgets, with a bound on the optimum.
+"""Allocates power limits to many jobs under many budgets.
 
-A multiple-choice knapsack with one row per budget. The linear-programming relaxation over concave hulls
-(HiGHS) gives the bound and prices; a greedy climb and local search give the allocation.
+A multiple-choice knapsack with one row per budget: a greedy climb over concave hulls, then a local search.
+`bench/powercap/certified.py` has the bound of its linear relaxation.
 """
 
 import heapq
@@ -9,17 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array
 
 from eelgrid_controller.objectives.power.budgets import ROUNDING_W, BudgetTooSmall, BudgetTree, InvalidBudget
-from eelgrid_controller.objectives.power.power_model import PowerCurve
-from eelgrid_controller.objectives.power.training_promises import BestEffort, TrainingPromise, choose_limit
+from eelgrid_controller.objectives.power.power_model import BestEffort, PowerCurve, TrainingPromise, choose_limit
 
 _ROUNDS_MOST = 4
 _TRADES_MOST = 400  # steps up for which a trade is sought, a round
@@ -78,11 +73,6 @@ def budget_usage_w(sack: Knapsack, chosen: Sequence[int]) -> list[float]:
 def total_value(sack: Knapsack, chosen: Sequence[int]) -> float:
     """What a choice is worth."""
     return math.fsum(options[place].value for options, place in zip(sack.options, chosen, strict=True))
-
-
-def is_feasible(sack: Knapsack, chosen: Sequence[int]) -> bool:
-    """Whether no budget is exceeded, rounding aside."""
-    return all(used <= room + ROUNDING_W for used, room in zip(budget_usage_w(sack, chosen), sack.room_w, strict=True))
 
 
 def least_choice(sack: Knapsack) -> list[int]:
@@ -245,92 +235,6 @@ def improve_choice(sack: Knapsack, chosen: Sequence[int]) -> list[int]:
     return search.chosen
 
 
-_MADE = 1.0 - 1e-7
-_NODES_MOST = 10_000
-
-
-class LpRelaxation(NamedTuple):
-    """What the linear program says."""
-
-    bound: float
-    prices: tuple[float, ...]  # value of a watt, by budget
-    chosen: tuple[int, ...]  # every job at the last step that is made in full
-
-
-def _budget_rows(sack: Knapsack, jobs: npt.NDArray[np.int64], watts: npt.NDArray[np.float64]) -> csr_array:
-    """(budgets, columns): what each column of a job draws from each budget per unit."""
-    entries = [
-        (budget, column, gpus * watts[column])
-        for column, job in enumerate(jobs)
-        for budget, gpus in sack.draws[int(job)]
-    ]
-    shape = (len(sack.room_w), len(jobs))
-    if not entries:
-        return csr_array(shape)
-    rows, columns, drawn = (np.array(part) for part in zip(*entries, strict=True))
-    return csr_array((drawn, (rows, columns)), shape=shape)
-
-
-def solve_relaxation(sack: Knapsack) -> LpRelaxation | None:
-    """The relaxation's bound, prices and rounding; None where HiGHS gives no answer.
-
-    The least watts must fit, which `division.least` checks.
-    """
-    steps = [
-        (job, low, high)
-        for job, options in enumerate(sack.options)
-        for corners in (concave_hull(options),)
-        for low, high in pairwise(corners)
-    ]
-    base = [0] * len(sack.options)
-    worth = math.fsum(options[0].value for options in sack.options)
-    left = np.array(sack.room_w) - np.array(budget_usage_w(sack, base))
-    if not steps:
-        return LpRelaxation(worth, (0.0,) * len(left), tuple(base))
-    jobs = np.array([job for job, _, _ in steps])
-    watts = np.array([sack.options[job][high].watts - sack.options[job][low].watts for job, low, high in steps])
-    value = np.array([sack.options[job][high].value - sack.options[job][low].value for job, low, high in steps])
-    found = linprog(
-        -value, A_ub=_budget_rows(sack, jobs, watts), b_ub=np.maximum(left, 0.0), bounds=(0.0, 1.0), method="highs"
-    )
-    if found.status != 0:
-        return None
-    for (job, low, high), made in zip(steps, found.x, strict=True):
-        if made >= _MADE and base[job] == low:
-            base[job] = high
-    prices = tuple(float(max(0.0, -price)) for price in found.ineqlin.marginals)
-    return LpRelaxation(worth - float(found.fun), prices, tuple(base))
-
-
-def solve_exact(sack: Knapsack, gap: float = 1e-6) -> tuple[int, ...] | None:
-    """The best choice within a relative gap, for small cases; None where the search hit its node limit."""
-    columns = [(job, place) for job, options in enumerate(sack.options) for place in range(len(options))]
-    if not columns:
-        return ()
-    jobs = np.array([job for job, _ in columns])
-    once = csr_array((np.ones(len(columns)), (jobs, np.arange(len(columns)))), shape=(len(sack.options), len(columns)))
-    watts = np.array([sack.options[job][place].watts for job, place in columns])
-    found = milp(
-        -np.array([sack.options[job][place].value for job, place in columns]),
-        integrality=np.ones(len(columns)),
-        bounds=Bounds(0.0, 1.0),
-        constraints=[
-            LinearConstraint(_budget_rows(sack, jobs, watts), -np.inf, np.array(sack.room_w)),
-            LinearConstraint(once, 1.0, 1.0),
-        ],
-        options={"node_limit": _NODES_MOST, "mip_rel_gap": gap},
-    )
-    if found.status != 0 or found.x is None:
-        return None
-    chosen = [0] * len(sack.options)
-    for (job, place), taken in zip(columns, found.x, strict=True):
-        if taken > 0.5:
-            chosen[job] = place
-    return tuple(chosen)
-
-
-_NEAR = 2e-3  # of the bound: near enough not to search on
-_SMALL = 400  # options of all jobs up to which the exact program is tried
 _NONE = BestEffort(0.0)
 
 
@@ -373,19 +277,11 @@ class GrantedLimit:
 
 @dataclass(frozen=True, slots=True)
 class LimitAllocation:
-    """A limit for every job, and how good that can be at most."""
+    """A limit for every job, what they are worth together, and what they draw."""
 
     given: tuple[GrantedLimit, ...]  # in the order of the jobs
     value: float
-    bound: float | None  # no division is worth more; None where the relaxation gave no answer
     used_w: tuple[float, ...]  # by budget
-
-    @property
-    def gap(self) -> float | None:
-        """How far the value may be from the best, as a share of the bound."""
-        if self.bound is None:
-            return None
-        return max(0.0, self.bound - self.value) / max(abs(self.bound), 1e-12)
 
 
 def _options(job: AllocationJob, want: AllocationGoal) -> tuple[KnapsackOption, ...]:
@@ -415,11 +311,7 @@ def _draws(job: AllocationJob, budgets: BudgetTree) -> tuple[tuple[int, int], ..
             f"{job.name!r} has {job.curve.gpus} GPUs and shares of {[share.gpus for share in job.shares]}",
             "name the budgets of every GPU of the job once",
         )
-    gpus: dict[int, int] = {}
-    for share in job.shares:
-        for budget in budgets.chain_indices(share.budgets):
-            gpus[budget] = gpus.get(budget, 0) + share.gpus
-    return tuple(sorted(gpus.items()))
+    return budgets.count_gpus((share.budgets, share.gpus) for share in job.shares)
 
 
 def build_knapsack(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal) -> Knapsack:
@@ -435,35 +327,8 @@ def build_knapsack(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: All
     )
 
 
-def _best(sack: Knapsack, *, certify: bool) -> tuple[list[int], float | None]:
-    """The better of the climb and the rounded relaxation; small cases exactly."""
-    chosen = improve_choice(sack, greedy_choice(sack))
-    relaxed = solve_relaxation(sack) if certify else None
-    if relaxed is None:
-        return chosen, None
-    enough = relaxed.bound - _NEAR * abs(relaxed.bound)
-    for prices in (None, relaxed.prices):
-        if total_value(sack, chosen) < enough:
-            start = list(relaxed.chosen) if prices is None else greedy_choice(sack, prices)
-            chosen = max(chosen, improve_choice(sack, start), key=lambda one: total_value(sack, one))
-    if total_value(sack, chosen) < enough and sum(map(len, sack.options)) <= _SMALL:
-        solved = solve_exact(sack)
-        if solved is not None and is_feasible(sack, solved):
-            chosen = max(chosen, list(solved), key=lambda one: total_value(sack, one))
-    return chosen, relaxed.bound
-
-
-def allocate_limits(
-    jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal, *, certify: bool = True
-) -> LimitAllocation:
-    """One limit for each job within every budget and promise, and the bound on any such allocation.
-
-    Without `certify` the bound is left out and only the climb is made, which is faster.
-    Raises BudgetTooSmall where even the least limits exceed a budget, InvalidPromise where no limit keeps a
-    promise, InvalidBudget where jobs and budgets do not fit together.
-    """
-    sack = build_knapsack(jobs, budgets, want)
-    chosen, bound = _best(sack, certify=certify)
+def grant_limits(jobs: Sequence[AllocationJob], sack: Knapsack, chosen: Sequence[int]) -> LimitAllocation:
+    """A choice of the knapsack as limits of the jobs that it was built from."""
     given = []
     for job, options, place in zip(jobs, sack.options, chosen, strict=True):
         option, largest = options[place], job.curve.largest
@@ -473,4 +338,14 @@ def allocate_limits(
                 job.name, option.limit_w, option.watts, largest.time_s / at.time_s, at.energy_j / largest.energy_j
             )
         )
-    return LimitAllocation(tuple(given), total_value(sack, chosen), bound, tuple(budget_usage_w(sack, chosen)))
+    return LimitAllocation(tuple(given), total_value(sack, chosen), tuple(budget_usage_w(sack, chosen)))
+
+
+def allocate_limits(jobs: Sequence[AllocationJob], budgets: BudgetTree, want: AllocationGoal) -> LimitAllocation:
+    """One limit for each job within every budget and promise.
+
+    Raises BudgetTooSmall where even the least limits exceed a budget, InvalidPromise where no limit keeps a
+    promise, InvalidBudget where jobs and budgets do not fit together.
+    """
+    sack = build_knapsack(jobs, budgets, want)
+    return grant_limits(jobs, sack, improve_choice(sack, greedy_choice(sack)))

@@ -1,6 +1,6 @@
-"""Models the power and time of a job over its power limit: measured points and the law between them.
+"""Models the power and time of a job over its power limit, and finds the limit that keeps its promise for the least energy.
 
-Measured values are kept; between and beyond them the fitted power law gives the shape.
+Measured points are kept; between and beyond them the fitted power law gives the shape.
 """
 
 import math
@@ -241,3 +241,119 @@ def fit_power_curve(points: Iterable[Point]) -> PowerCurve:
         for limit_w, same in sorted(found.items())
     )
     return PowerCurve(given[0].workload, shared.gpu_model, shared.gpus, tuple(made))
+
+
+_HAIR = 1e-9  # relative: a promise met exactly is met
+
+
+class InvalidPromise(PowerPlanError):
+    """A promise that no limit can keep, or that says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSlowdown:
+    """At most this much more time for the whole job than at the largest limit, e.g. 0.05."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.share < math.inf):
+            raise InvalidPromise("share", f"a slowdown of {self.share}", "write 0.05 for 5 % more time")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """So much work in so much time, both counted from the beginning of the job."""
+
+    work: float  # units
+    time_s: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.work < math.inf and 0.0 < self.time_s < math.inf):
+            raise InvalidPromise("deadline", f"{self.work} units in {self.time_s} s", "both are positive and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class BestEffort:
+    """No promise; energy weighs this much against time, from 0 to 1."""
+
+    energy_weight: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.energy_weight <= 1.0:
+            raise InvalidPromise("energy_weight", f"{self.energy_weight}", "take 0 for time only, up to 1 for energy")
+
+
+TrainingPromise = MaxSlowdown | Deadline | BestEffort
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChoice:
+    """One limit for all GPUs of a job, what it does, and the allowed alternatives that it beat."""
+
+    at: LimitPoint
+    slowdown: float  # time over the largest limit's, less one
+    saving: float  # energy of the same work, as a share of the largest limit's
+    beaten: tuple[LimitPoint, ...]  # best first
+    barred: tuple[LimitPoint, ...]  # they would break the promise
+
+
+def promised_pace_s(curve: PowerCurve, promise: TrainingPromise) -> float:
+    """The most seconds that a unit of work may take."""
+    if isinstance(promise, MaxSlowdown):
+        return (1.0 + promise.share) * curve.largest.time_s
+    if isinstance(promise, Deadline):
+        return promise.time_s / promise.work
+    return math.inf
+
+
+def _cost(curve: PowerCurve, promise: TrainingPromise, at: LimitPoint) -> float:
+    weight = promise.energy_weight if isinstance(promise, BestEffort) else 1.0
+    return weight * at.energy_j / curve.largest.energy_j + (1.0 - weight) * at.time_s / curve.largest.time_s
+
+
+def _options(curve: PowerCurve, limits_w: Sequence[float] | None) -> tuple[LimitPoint, ...]:
+    if limits_w is None:
+        return curve.points
+    if not limits_w:
+        raise InvalidPromise("limits_w", "no limit to choose from", "leave it out to choose from the measured ones")
+    return tuple(curve.interpolate(limit_w) for limit_w in limits_w)
+
+
+def _too_slow(curve: PowerCurve, pace_s: float, fastest: LimitPoint) -> InvalidPromise:
+    return InvalidPromise(
+        "promise",
+        f"{curve.workload!r} needs {fastest.time_s:.6g} s a unit of work at {fastest.limit_w:g} W, its fastest limit, "
+        f"and was promised {pace_s:.6g} s",
+        f"allow {100.0 * (fastest.time_s / pace_s - 1.0):.1f} % more time, or give it faster GPUs",
+    )
+
+
+def choose_limit(curve: PowerCurve, promise: TrainingPromise, limits_w: Sequence[float] | None = None) -> LimitChoice:
+    """The limit of least cost that keeps the promise, among the measured limits or those given.
+
+    Raises InvalidPromise where not even the fastest limit keeps it.
+    """
+    options = _options(curve, limits_w)
+    pace_s = promised_pace_s(curve, promise)
+    kept = [at for at in options if at.time_s <= pace_s * (1.0 + _HAIR)]
+    if not kept:
+        raise _too_slow(curve, pace_s, min(options, key=lambda at: at.time_s))
+    first, *rest = sorted(kept, key=lambda at: (_cost(curve, promise, at), -at.limit_w))
+    largest = curve.largest
+    return LimitChoice(
+        first,
+        first.time_s / largest.time_s - 1.0,
+        1.0 - first.energy_j / largest.energy_j,
+        tuple(rest),
+        tuple(at for at in options if at.time_s > pace_s * (1.0 + _HAIR)),
+    )
+
+
+def weighted_promise(promise: TrainingPromise, weight: float) -> TrainingPromise:
+    """The promise at a price that is `weight` times the mean; only best effort weighs energy against time."""
+    if not isinstance(promise, BestEffort):
+        return promise
+    energy = promise.energy_weight * weight
+    rest = 1.0 - promise.energy_weight
+    return BestEffort(energy / (energy + rest)) if energy + rest > 0.0 else promise

@@ -11,11 +11,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.power.power_model import LimitPoint, PowerPlanError
-from eelgrid_controller.objectives.power.training_promises import Deadline, MaxSlowdown, TrainingPromise
+from eelgrid_controller.objectives.power.power_model import (
+    Deadline,
+    LimitPoint,
+    MaxSlowdown,
+    PowerPlanError,
+    TrainingPromise,
+)
+from eelgrid_protos.messages import EnergyPrices
 
 DAY_S = 86_400.0
 WEEK_S = 604_800.0
+_MONDAY_S = 345_600.0  # 1970-01-05, the first Monday of Unix time
+_JOULES_A_KWH = 3.6e6
 STEPS_MOST = 10_080  # a week of minutes
 _APART_S = 60.0  # of two steps: a day has at most 1,440 slices of each
 _HAIR = 1e-9  # relative
@@ -101,10 +109,21 @@ class EnergyTariff:
                 made.append(PriceSlice(begin_s, end_s - begin_s, price))
         return tuple(made)
 
-    def price_weight(self, at_s: float, horizon_s: float = DAY_S) -> float:
-        """The cost then over its mean of the horizon that begins then, 0 at least; 1 where the mean is not above 0."""
-        mean = math.fsum(one.seconds * one.price for one in self.price_slices(at_s, horizon_s)) / horizon_s
-        return max(0.0, self.price_at(at_s) / mean) if mean > 0.0 else 1.0
+
+def policy_tariff(prices: EnergyPrices | None) -> EnergyTariff | None:
+    """What a joule costs by Unix time; None for the same at all times."""
+    if prices is None:
+        return None
+    starts_s = tuple(60.0 * period.begins_minute for period in prices.periods)
+    return EnergyTariff(
+        price=StepFunction(starts_s, tuple(period.price_per_kwh / _JOULES_A_KWH for period in prices.periods), WEEK_S),
+        carbon=StepFunction(
+            starts_s, tuple(1000.0 * period.carbon_kg_per_kwh / _JOULES_A_KWH for period in prices.periods), WEEK_S
+        ),
+        carbon_price=prices.carbon_price_per_kg / 1000.0,
+        pue=StepFunction((0.0,), (prices.pue,), WEEK_S),
+        begins_s=_MONDAY_S - 60.0 * prices.utc_offset_minutes,
+    )
 
 
 class PriceSlice(NamedTuple):

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from eelgrid_controller.objectives.services.calibration import (
+from eelgrid_controller.objectives.services.service_metrics import LiveQuantile, MetricsWindow
+from eelgrid_controller.objectives.services.service_model import (
     ServiceCalibration,
+    ServiceModel,
     SlownessSample,
     calibration_factor,
     is_at_bound,
     update_calibration,
 )
-from eelgrid_controller.objectives.services.service_metrics import LiveQuantile, MetricsWindow
-from eelgrid_controller.objectives.services.service_model import ServiceModel
-from eelgrid_controller.profiles.errors import InvalidServingValue
+from eelgrid_controller.profiles.points import InvalidServingValue
 
 _LEVEL_S, _SLOPE_S = 60.0, 300.0  # times in which the past counts 1 / e
 FORECAST_SIGMAS = 1.5

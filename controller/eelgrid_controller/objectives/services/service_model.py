@@ -1,29 +1,20 @@
 """Models of request and token services: replicas that a rate needs, and what a window says of the profile.
 
-Token services are modelled by a measured curve of concurrency, token rate and inter-token latency.
+Token services are modelled by a measured curve of concurrency, token rate and inter-token latency. A profile is
+calibrated by the service's own metrics: a slowness factor with its error, which decays over time.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from eelgrid_controller.objectives.services.calibration import (
-    FACTOR_BOUND,
-    SEARCH_STEPS,
-    SlownessSample,
-    sample_quantile,
-    sample_saturation,
-    sample_slowness,
-)
 from eelgrid_controller.objectives.services.service_metrics import LiveDistribution, LiveQuantile, MetricsWindow
-from eelgrid_controller.profiles.errors import InvalidServingValue, NoFeasibleConfiguration
-from eelgrid_controller.profiles.points import Point
+from eelgrid_controller.profiles.points import InvalidServingValue, NoFeasibleConfiguration, Point
 from eelgrid_controller.profiles.queueing_model import (
-    SERVERS_MOST,
     UNCORRECTED,
     ArrivalProcess,
     LatencyEstimate,
@@ -33,8 +24,137 @@ from eelgrid_controller.profiles.queueing_model import (
     corrected_latency,
     latency_quantile,
     least_replicas,
-    wait_plus_lognormal,
+    response_tail,
 )
+
+FACTOR_BOUND = 4.0
+CORRECTION_GAIN = 0.5
+HALF_LIFE_S = 600.0
+PRIOR_ERROR = 0.15  # of a profile that nobody has compared with the service
+DOUBT_LEAST = 0.3  # of the profile's error, once the service was compared with it: 3 of 10 %
+_SURE = 0.10  # an own error at which a sample counts half
+_OUTPUT_ERROR = 0.05  # of a capacity that is read off an output rate
+_LOG_BOUND = math.log(FACTOR_BOUND)
+SEARCH_STEPS = 12  # of a bisection over the logarithm: 0.07 %
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCalibration:
+    """What is known at `at_s`; a new one knows nothing."""
+
+    at_s: float = 0.0
+    log_factor: float = 0.0
+    scatter: float = PRIOR_ERROR  # relative, of the samples about the factor
+    samples: int = 0
+    doubt: float = 1.0  # share of the profile's own error that is left
+
+
+class SlownessSample(NamedTuple):
+    """How much slower than its profile a service was in a window."""
+
+    factor: float  # within the bounds
+    error: float  # relative, its own
+    is_least: bool = False
+    most: float | None = None  # any factor from `factor` to this explains it as well; None for that one alone
+    is_mean: bool = False  # the mean told it, which no bucket hides
+
+
+def quantile_error(quantile: float, live: LiveQuantile) -> float:
+    """Relative error of a live quantile: how few it is taken of, and how wide its bucket."""
+    few = 0.0
+    if math.isfinite(live.of):
+        few = math.sqrt(quantile / ((1.0 - quantile) * live.of)) / -math.log1p(-quantile)
+    return few + live.resolution
+
+
+def sample_quantile(
+    find: Callable[[float], float], quantile: float, live: LiveQuantile | None
+) -> SlownessSample | None:
+    """The sample that a live quantile is, where `find` gives the factor of a latency in s; None without one."""
+    if live is None or live.value_s <= 0.0:
+        return None
+    if live.bucket_s is None:
+        return SlownessSample(find(live.value_s), quantile_error(quantile, live), live.is_least)
+    low_s, high_s = live.bucket_s
+    few = quantile_error(quantile, live._replace(resolution=0.0))
+    return SlownessSample(find(low_s), few, live.is_least, find(high_s))
+
+
+def sample_slowness(
+    station: ServiceStation, arrivals: ArrivalProcess, quantile: float, live: LiveQuantile | None
+) -> SlownessSample | None:
+    """The sample that a live quantile of a steady window is; None without one."""
+
+    def find(latency_s: float) -> float:
+        low, high = -_LOG_BOUND, _LOG_BOUND
+        for _ in range(SEARCH_STEPS):
+            middle = (low + high) / 2.0
+            if response_tail(station.slowed(math.exp(middle)), arrivals, latency_s) > 1.0 - quantile:
+                high = middle  # so slow a service would have taken longer
+            else:
+                low = middle
+        return math.exp((low + high) / 2.0)
+
+    return sample_quantile(find, quantile, live)
+
+
+def sample_saturation(capacity_hz: float, finished_hz: float) -> SlownessSample | None:
+    """The sample that the output of a window is in which all servers were busy; None if nothing finished."""
+    if finished_hz <= 0.0:
+        return None
+    return SlownessSample(min(FACTOR_BOUND, max(1.0 / FACTOR_BOUND, capacity_hz / finished_hz)), _OUTPUT_ERROR)
+
+
+def _decay_calibration(correction: ServiceCalibration, now_s: float) -> tuple[float, float, float]:
+    """The log factor, the error and the doubt now."""
+    kept = 0.5 ** (max(0.0, now_s - correction.at_s) / HALF_LIFE_S)
+    error = correction.scatter * kept + PRIOR_ERROR * (1.0 - kept)
+    return correction.log_factor * kept, error, correction.doubt * kept + (1.0 - kept)
+
+
+def _log(value: float) -> float:
+    return min(_LOG_BOUND, max(-_LOG_BOUND, math.log(value)))
+
+
+def update_calibration(
+    correction: ServiceCalibration, sample: SlownessSample | None, at_s: float
+) -> ServiceCalibration:
+    """The correction after one more sample; the same without one."""
+    if sample is None or not 0.0 < sample.factor < math.inf:
+        return correction
+    log_factor, scatter, doubt = _decay_calibration(correction, at_s)
+    seen = _log(sample.factor)
+    if sample.most is not None and sample.most >= sample.factor:
+        log_factor = correction.log_factor
+        most = _log(sample.most)
+        seen = max(seen, min(log_factor, most))
+        if seen == log_factor:
+            gain = CORRECTION_GAIN / (1.0 + (sample.error / _SURE) ** 2)
+            scatter += gain * (min(scatter, most - log_factor) - scatter)
+            return replace(correction, at_s=at_s, scatter=scatter, samples=correction.samples + 1, doubt=doubt)
+    if sample.is_least and seen <= log_factor:
+        return correction
+    gain = CORRECTION_GAIN / (1.0 + (sample.error / _SURE) ** 2)
+    missed = abs(seen - log_factor)
+    return ServiceCalibration(
+        at_s=at_s,
+        log_factor=log_factor + gain * (seen - log_factor),
+        scatter=min(1.0, scatter + gain * (min(1.0, missed) - scatter)),
+        samples=correction.samples + 1,
+        doubt=doubt + gain * (DOUBT_LEAST - doubt) if sample.is_mean else doubt,
+    )
+
+
+def calibration_factor(correction: ServiceCalibration, now_s: float) -> SlownessFactor:
+    """How much slower than its profile the service is taken to be now, and the relative error."""
+    log_factor, error, doubt = _decay_calibration(correction, now_s)
+    return SlownessFactor(math.exp(log_factor), error, doubt)
+
+
+def is_at_bound(correction: ServiceCalibration) -> bool:
+    """Whether the service is further from its profile than a correction may go: the profile is wrong."""
+    return abs(correction.log_factor) >= 0.95 * _LOG_BOUND
+
 
 CURVE_ERROR = 0.10  # relative; what a point read between two measured ones may miss
 _QUANTILE_ROUND = 6
@@ -46,28 +166,11 @@ class TokenDemand(NamedTuple):
     request_hz: float
     output_tokens: float  # mean of a request
     cv2: float = 1.0  # of the times between requests
-    output_cv2: float = 1.0
-    context_tokens: float = 0.0
-    context_cv2: float = 1.0
 
     @property
     def token_hz(self) -> float:
         """Output tokens a second."""
         return self.request_hz * self.output_tokens
-
-
-class PrefillCost(NamedTuple):
-    """What a prompt costs."""
-
-    token_s: float  # a token of the context
-    fixed_s: float = 0.0
-
-
-class FirstTokenEstimate(NamedTuple):
-    """Time to first token, or why there is none."""
-
-    estimate: LatencyEstimate | None
-    why_none: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,59 +248,25 @@ def inter_token_latency(curve: TokenCurve, token_hz: float, quantile: float) -> 
     return LatencyEstimate(_between(crowded, curve.sequences, times), CURVE_ERROR)
 
 
-def first_token_latency(
-    curve: TokenCurve, demand: TokenDemand, instances: int, quantile: float, prefill: PrefillCost | None
-) -> FirstTokenEstimate:
-    """Time to first token of a service on `instances`; no estimate where the prompt's cost is unknown."""
-    if prefill is None:
-        return FirstTokenEstimate(None, "how long a prompt takes was not measured")
-    each_hz = demand.token_hz / instances
-    if each_hz > curve.token_hz[-1]:
-        return FirstTokenEstimate(LatencyEstimate(math.inf, CURVE_ERROR))
-    held = float(np.interp(each_hz, curve.token_hz, curve.sequences))
-    # By Little's law n sequences at T(n) tokens a second: each waits n / T(n) for a token, in the mean.
-    step_s = held / float(np.interp(held, curve.sequences, curve.token_hz))
-    places = min(SERVERS_MOST, int(curve.sequences[-1]) * instances)
-    station = ServiceStation(servers=places, service_s=demand.output_tokens * step_s, service_cv2=demand.output_cv2)
-    mean_s = prefill.fixed_s + prefill.token_s * demand.context_tokens + step_s
-    varying = prefill.token_s * demand.context_tokens / mean_s
-    cv2 = demand.context_cv2 * varying * varying
-    return FirstTokenEstimate(
-        wait_plus_lognormal(station, ArrivalProcess(demand.request_hz, demand.cv2), mean_s, cv2, quantile)
-    )
-
-
 def least_instances(
     curve: TokenCurve,
     demand: TokenDemand,
     inter_token_objective: QuantileObjective,
     *,
     most: int,
-    first_token_objective: QuantileObjective | None = None,
-    prefill: PrefillCost | None = None,
     factor: SlownessFactor = UNCORRECTED,
 ) -> int:
-    """The least instances that keep both objectives, uncertainty added; NoFeasibleConfiguration if `most` do not.
+    """The least instances that keep the objective, uncertainty added; NoFeasibleConfiguration if `most` do not.
 
-    `factor` corrects the curve. An objective for the first token without
-    the prompt's cost cannot be checked: that is InvalidServingValue, not kept.
+    `factor` corrects the curve.
     """
-    if first_token_objective is not None and prefill is None:
-        raise InvalidServingValue("prefill", "not measured", "measure it, or promise no time to first token")
 
     def kept(instances: int) -> bool:
         asked_hz = demand.token_hz / instances
         # An engine so much slower gives the same tokens where the profile would give more.
         between = inter_token_latency(curve, asked_hz * factor.value, inter_token_objective.quantile)
-        if (
-            factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
-            > inter_token_objective.latency_s
-        ):
-            return False
-        if first_token_objective is None:
-            return True
-        first = first_token_latency(curve, demand, instances, first_token_objective.quantile, prefill)
-        return first.estimate is not None and first.estimate.upper_s <= first_token_objective.latency_s
+        upper_s = factor.value * between.value_s * (1.0 + math.hypot(between.error * factor.doubt, factor.error))
+        return not upper_s > inter_token_objective.latency_s
 
     enough = 1
     while not kept(min(enough, most)):
@@ -217,34 +286,6 @@ def least_instances(
 
 QUEUE_WAIT_SHARE = 0.10
 _MEAN_ERROR = 0.03  # of a slowness by the mean: replicas are not scraped at one moment
-
-
-class ServiceModel(Protocol):
-    """What the watch asks."""
-
-    def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
-        """The replicas that keep every promise at a rate of requests, uncertainty added; `most` at most."""
-
-    def is_hopeless(self, known: SlownessFactor) -> bool:
-        """Whether no number of replicas keeps the promises."""
-
-    def expected_s(self, window: MetricsWindow, replicas: int) -> float:
-        """The promised quantile by the profile alone."""
-
-    def live_quantile(self, window: MetricsWindow) -> LiveQuantile | None:
-        """The promised quantile as it was served."""
-
-    def sample_steady(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
-        """What a window without a growing queue says of the profile."""
-
-    def sample_overload(self, window: MetricsWindow, replicas: int) -> SlownessSample | None:
-        """What a window says in which all replicas were busy."""
-
-    def is_late(self, window: MetricsWindow) -> bool:
-        """Whether a promise is broken now."""
-
-    def concurrent_requests(self, replicas: int) -> int:
-        """Requests that are served at once."""
 
 
 def _quantile(live: LiveDistribution | None, objective: QuantileObjective | None) -> LiveQuantile | None:
@@ -317,29 +358,20 @@ class RequestService:
 
 @dataclass(frozen=True, slots=True)
 class TokenService:
-    """A service with objectives on inter-token latency and, where a prompt's cost is known, time to first token."""
+    """A service with an objective on inter-token latency; one on the time to first token is watched, not planned."""
 
     curve: TokenCurve
     usual: TokenDemand  # its request_hz is not used
     inter_token: QuantileObjective
-    first_token: QuantileObjective | None = None
-    prefill: PrefillCost | None = None
+    watched_first: QuantileObjective | None = None
 
     def needed_replicas(self, rate_hz: float, known: SlownessFactor, most: int) -> int:
-        """The instances that keep both promises; those that can give the tokens at all, if none do."""
+        """The instances that keep the promise; those that can give the tokens at all, if none do."""
         if most < 1:
             return 0
         demand = self.usual._replace(request_hz=rate_hz)
         try:
-            return least_instances(
-                self.curve,
-                demand,
-                self.inter_token,
-                most=most,
-                first_token_objective=self.first_token,
-                prefill=self.prefill,
-                factor=known,
-            )
+            return least_instances(self.curve, demand, self.inter_token, most=most, factor=known)
         except NoFeasibleConfiguration:
             wanted_hz = demand.token_hz * known.value * (1.0 + known.error)
             at_hz = self.curve.token_hz[0] if self.is_hopeless(known) else self.curve.token_hz[-1]
@@ -398,9 +430,18 @@ class TokenService:
 
     def is_late(self, window: MetricsWindow) -> bool:
         """Whether a token, or the first one, is too slow now."""
-        first = _quantile(window.first_token, self.first_token)
-        return _late(self.live_quantile(window), self.inter_token) or _late(first, self.first_token)
+        objective, first = self.watched_first, _quantile(window.first_token, self.watched_first)
+        if (
+            first is not None
+            and objective is not None
+            and first.value_s * (1.0 - first.resolution) > objective.latency_s
+        ):
+            return True
+        return _late(self.live_quantile(window), self.inter_token)
 
     def concurrent_requests(self, replicas: int) -> int:
         """Sequences at once."""
         return int(self.curve.sequences[-1]) * replicas
+
+
+ServiceModel: TypeAlias = RequestService | TokenService

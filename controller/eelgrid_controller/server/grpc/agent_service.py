@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.core.nodes import PlanClaim, known_epoch
 from eelgrid_controller.energy.store.ledger_writer import LedgerWriter
 from eelgrid_controller.errors import BatchRefused

@@ -14,10 +14,7 @@ import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.errors import JournalError
-from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
-from eelgrid_controller.server.metrics.catalogue import build_family
-from eelgrid_controller.state.audit_entries import (
+from eelgrid_controller.runtime.audit_log import (
     AUDITED,
     JOURNALLED,
     REPORTS,
@@ -27,12 +24,14 @@ from eelgrid_controller.state.audit_entries import (
     is_denied,
     summarize_request,
 )
-from eelgrid_protos.callers import peer_address
+from eelgrid_controller.runtime.loop import ControllerLoop
+from eelgrid_controller.server.grpc.pagination import next_page_token, parse_page_request
+from eelgrid_controller.server.metrics.catalogue import build_family
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Fault, Unavailable
 from eelgrid_protos.messages import AuditEntry, ListAuditEntriesRequest, ListAuditEntriesResponse
 from eelgrid_protos.openmetrics import MetricFamily
-from eelgrid_protos.roles import Caller, RoleRefused
+from eelgrid_protos.roles import Caller, RoleRefused, peer_address
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _WRITE_EVERY_S = 1.0

@@ -43,7 +43,7 @@ from eelgrid_protos.messages import (
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _ROWS = 1000
 _NANO = 10**9
-# The contract's bounds (eelgrid_protos/messages/ledger.py).
+# The contract's bounds (eelgrid_protos/messages/energy.py).
 _WHOLE_MOST = 2**64 - 1
 _SUM_MOST = 1e15
 _AMOUNT_MOST = 1e300

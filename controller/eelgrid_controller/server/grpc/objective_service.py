@@ -9,7 +9,7 @@ from eelgrid_controller.core.core import Core
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.authorization import DescribeCall, describe_no_call
 from eelgrid_controller.server.grpc.pagination import build_page
-from eelgrid_controller.state.profile_points import make_point_key
+from eelgrid_controller.state.measurements import make_point_key
 from eelgrid_protos.faults import FailedPrecondition
 from eelgrid_protos.messages import (
     ImagineBudgetsRequest,

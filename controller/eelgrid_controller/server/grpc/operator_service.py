@@ -12,16 +12,15 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
-from eelgrid_controller.core.command import CommandOrigin, CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.placement.migration_planner import recommend_moves
+from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.authorization import DescribeCall, describe_no_call
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
-from eelgrid_controller.state.audit_entries import AuditedCall
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable

@@ -13,16 +13,19 @@ from dataclasses import replace
 from typing import TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.events import Event
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.whatif.comparison import compute_cluster_figures
 from eelgrid_controller.whatif.decision_record import record_decision
-from eelgrid_controller.whatif.scenarios import ScenarioContext, plan_capacity, run_what_if
-from eelgrid_controller.whatif.shadow_policy import ShadowPolicy
+from eelgrid_controller.whatif.scenarios import (
+    ScenarioContext,
+    ShadowPolicy,
+    compute_cluster_figures,
+    plan_capacity,
+    run_what_if,
+)
 from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.faults import FailedPrecondition, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (

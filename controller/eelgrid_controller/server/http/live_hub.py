@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.server.http.live_model.change_history import FleetChange, read_earlier_changes
 from eelgrid_controller.server.http.live_model.live_view import LiveView

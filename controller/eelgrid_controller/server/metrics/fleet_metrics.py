@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES, Exporter
 from eelgrid_controller.placement.snapshot import Snapshot
 from eelgrid_controller.server.metrics.catalogue import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from eelgrid_controller.objectives.control_loop import ControlLoop
-from eelgrid_controller.objectives.policy_budgets import BudgetUsage
+from eelgrid_controller.objectives.power.budgets import BudgetUsage
 from eelgrid_controller.objectives.power.control_events import (
     BudgetControlStatus,
     JobControlStatus,

@@ -431,13 +431,6 @@ class HttpClusterClient:
         }
         await self.exchange.call(ApiRequest("POST", PODS.path(namespace, name, "eviction"), body=body))
 
-    async def bind(self, name: str, *, namespace: str, node: str, uid: str = "") -> None:
-        """See `ClusterClient`."""
-        metadata = {"name": name, "namespace": namespace} | ({"uid": uid} if uid else {})
-        target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-        await self.exchange.call(ApiRequest("POST", PODS.path(namespace, name, "binding"), body=body))
-
     async def discover(self) -> ServedResources:
         """See `ClusterClient`."""
         return await discover_resources(lambda path, accept: self.exchange.call(ApiRequest("GET", path, accept=accept)))

@@ -14,7 +14,14 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ClusterUnreachable, Expired, NotServed
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    Backoff,
+    ClusterError,
+    ClusterUnreachable,
+    Expired,
+    NotServed,
+    retry_after_s,
+)
 from eelgrid_controller.engines.kubernetes.api.port import (
     PAGE_SIZE,
     ClusterClient,
@@ -28,7 +35,6 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     uid_of,
     version_of,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import Backoff, retry_after_s
 from eelgrid_controller.errors import ControllerError
 
 
@@ -51,6 +57,13 @@ class Delta(NamedTuple):
     key: ObjectKey
     old: Object | None
     new: Object | None
+
+    @property
+    def uid(self) -> str:
+        """The uid of the object, as it is or was."""
+        found = self.old if self.new is None else self.new
+        assert found is not None
+        return uid_of(found)
 
 
 class ObjectStore:

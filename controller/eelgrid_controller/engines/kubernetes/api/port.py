@@ -52,50 +52,26 @@ PODS = Resource("", "v1", "pods", "Pod")
 PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 PERSISTENT_VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", is_namespaced=False)
 STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
-SERVICES = Resource("", "v1", "services", "Service")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
-DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
 JOBS = Resource("batch", "v1", "jobs", "Job")
 POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 HORIZONTAL_POD_AUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
-PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", is_namespaced=False)
 # v1alpha1 in 1.35, v1alpha2 in 1.36, v1beta1 in 1.37; served only where its feature gates are on.
 POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup")
 RESOURCE_CLAIMS = Resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim")
-RESOURCE_CLAIM_TEMPLATES = Resource("resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
 RESOURCE_SLICES = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", is_namespaced=False)
 DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", is_namespaced=False)
 
-_ADMISSION = "admissionregistration.k8s.io"
-# v1 in 1.36, v1beta1 from 1.34, v1alpha1 from 1.32.
-MUTATING_ADMISSION_POLICIES = Resource(
-    _ADMISSION, "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", is_namespaced=False
-)
-MUTATING_ADMISSION_POLICY_BINDINGS = Resource(
-    _ADMISSION, "v1", "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", is_namespaced=False
-)
-MUTATING_WEBHOOK_CONFIGURATIONS = Resource(
-    _ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", is_namespaced=False
-)
-CUSTOM_RESOURCE_DEFINITIONS = Resource(
-    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
-)
-API_SERVICES = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", is_namespaced=False)
-SELF_SUBJECT_ACCESS_REVIEWS = Resource(
-    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", is_namespaced=False
-)
 
 # Workloads of others, recognised where they are served.
 JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 LEADER_WORKER_SETS = Resource("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet")
 TRAIN_JOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
 PYTORCH_JOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
 KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 CLUSTER_QUEUES = Resource("kueue.x-k8s.io", "v1beta1", "clusterqueues", "ClusterQueue", is_namespaced=False)
 
@@ -273,9 +249,6 @@ class ClusterClient(Protocol):
         self, name: str, *, namespace: str, uid: str = "", grace_s: int | None = None, is_dry: bool = False
     ) -> None:
         """Ask a pod to go as its PodDisruptionBudgets allow, or whether it might; BudgetForbids."""
-
-    async def bind(self, name: str, *, namespace: str, node: str, uid: str = "") -> None:
-        """Put a pod onto a node without any check of the room there; Conflict if it is gated or bound."""
 
     async def discover(self) -> ServedResources:
         """Discover the server's version and the kinds that it serves."""

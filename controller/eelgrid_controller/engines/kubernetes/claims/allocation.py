@@ -8,7 +8,7 @@ amounts less bound, pinned and promised pods.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.kubernetes.claims.cel import CelSelector
 from eelgrid_controller.engines.kubernetes.claims.device_pools import (
@@ -100,29 +100,11 @@ class UnallocatedBundle:
     reason: str
 
 
-class NodeCapacity(Protocol):
-    """What else decides about a node: rules, CPU, memory, how many pods."""
-
-    def can_host(self, bundle: ClaimBundle, node_name: str) -> bool:
-        """Whether the bundle's pods may go there now."""
-
-    def reserve(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
-        """They go there; with -1 they do not."""
-
-
-class _Anywhere:
-    def can_host(self, bundle: ClaimBundle, node_name: str) -> bool:  # noqa: ARG002
-        return True
-
-    def reserve(self, bundle: ClaimBundle, node_name: str, sign: int) -> None:
-        """Nothing is counted."""
-
-
 def allocate_claims(
-    pools: DevicePools, bundles: Sequence[ClaimBundle], room: NodeCapacity | None = None
+    pools: DevicePools, bundles: Sequence[ClaimBundle], room: "ClusterCapacity"
 ) -> list[BundleAllocation | UnallocatedBundle]:
     """An answer for each bundle, in their order; `pools` and `room` are less what was given afterwards."""
-    search = _Search(pools, room or _Anywhere())
+    search = _Search(pools, room)
     groups: dict[str, list[int]] = {}
     for number, bundle in enumerate(bundles):
         groups.setdefault(bundle.group or f"\0{number}", []).append(number)
@@ -145,7 +127,7 @@ def allocate_claims(
 
 
 class _Search:
-    def __init__(self, pools: DevicePools, room: NodeCapacity) -> None:
+    def __init__(self, pools: DevicePools, room: "ClusterCapacity") -> None:
         self._pools = pools
         self._room = room
         self._begin: dict[tuple[Hashable, int], int] = {}
@@ -444,8 +426,6 @@ class ClusterCapacity:
         """Why nothing may go to a node; empty where it may."""
         node = self.nodes.get(node_name)
         return f"there is no node {node_name}" if node is None else closed_reason(node)
-
-    # As `claims.Room`
 
     def can_host(self, bundle: ClaimBundle, node_name: str) -> bool:
         """Whether all pods of a bundle may go to a node and have room there."""

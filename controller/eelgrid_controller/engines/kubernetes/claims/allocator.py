@@ -21,8 +21,10 @@ from eelgrid_controller.engines.kubernetes.claims.demand import (
     ClaimStore,
     ClaimUnit,
     UnfitAllocation,
+    claim_key,
     count_claim_gpus,
     evaluate_unit,
+    event_if_new,
     find_conflicting_claim,
     is_own_allocation,
     orphaned_allocations,
@@ -93,7 +95,7 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
                 devices += [one.device for one in held if one.driver == DRIVER_NAME]
                 decided = state.book.decided.get(uid)
                 if decided is not None:
-                    status = _with_reservation(state, member, found, decided.status)
+                    status = _with_reservation(member, found, decided.status)
                     writes[uid] = ClaimStatusWrite(
                         uid, key, {"metadata": found["metadata"], "spec": found["spec"], "status": status}
                     )
@@ -102,10 +104,10 @@ def build_grant(state: ClaimState, wanted: ClaimDemand, given: Iterable[BundleAl
     return ClaimGrant(wanted.unit.name, state.epoch, tuple(writes.values()), tuple(releases))
 
 
-def _with_reservation(state: ClaimState, member: ClaimMember, found: Body, status: Body) -> Body:
+def _with_reservation(member: ClaimMember, found: Body, status: Body) -> Body:
     """The reservation that kube-scheduler would add, for a claim that is this pod's alone."""
     owners = {one["uid"] for one in found["metadata"].get("ownerReferences") or ()}
-    if not state.settings.is_reserving or owners != {member.pod.uid}:
+    if owners != {member.pod.uid}:
         return status
     pod = member.pod
     return {**status, "reservedFor": [{"resource": "pods", "name": pod.name, "uid": pod.uid}]}
@@ -157,9 +159,6 @@ class ClaimAllocator:
         self.room = ClusterCapacity()
         self.units: dict[str, ClaimUnit] = {}
         self.watchdog = UnboundPodWatchdog(unbound_s=settings.unbound_s)  # of pods that had to be pinned
-        self.waiting = 0  # units without devices, at the last look
-        self.allocated = 0
-        self.freed = 0
         self.conflicts = 0
         self._unit_of: dict[str, str] = {}
         self._marked: dict[str, None] = {}
@@ -204,8 +203,7 @@ class ClaimAllocator:
             case ClaimUpdated(found):
                 self._claim(found, at_s)
             case ClaimDeleted(found):
-                metadata = found["metadata"]
-                key = PodKey(metadata["namespace"], metadata["name"])
+                key = claim_key(found)
                 running = [uid for uid in self.book.users.get(key, ()) if self._is_running(uid)]
                 self.book.remove_claim(found, running)
                 self._marked.update(self._starved)
@@ -301,7 +299,7 @@ class ClaimAllocator:
 
     def _claim(self, found: Body, at_s: float) -> None:
         metadata = found["metadata"]
-        key = PodKey(metadata["namespace"], metadata["name"])
+        key = claim_key(found)
         before = self.book.claims.get(key)
         was = self.book.node_of(before) if before is not None else ""
         is_lost = self.book.put_claim(found)
@@ -344,7 +342,7 @@ class ClaimAllocator:
             for member in unit.active_members:
                 self.room.reserve_pod(member.pod, "")
             for member in unit.alive_by_name[:1]:
-                self._record_event(member, f"cannot be given its devices: {why}", is_warning=True)
+                self._tells += event_if_new(member, f"cannot be given its devices: {why}", is_warning=True)
         self._on_grant_ended(name, at_s + wait_s)
 
     def _on_grant_ended(self, name: str, retry_s: float) -> None:
@@ -434,16 +432,14 @@ class ClaimAllocator:
                 self._starved[one.unit.name] = None
                 refused = next(answer for answer in found if not isinstance(answer, BundleAllocation))
                 for member in one.members[:1]:
-                    self._record_event(member, f"waits: {refused.reason}")
+                    self._tells += event_if_new(member, f"waits: {refused.reason}")
                 for claim in surrendered_claims(self.book, one):
                     yield from self._free(claim, "its gang has no room")
                 continue
             for answer in given:
                 self.book.record_decision(answer, stamp)
-                self.allocated += len(answer.results)
             one.unit.is_granting = True
             yield build_grant(self, one, given)
-        self.waiting = len(self._starved)
 
     def _free(self, found: Body, why: str) -> Iterator[ClaimDeallocation]:
         assert self.epoch is not None
@@ -451,14 +447,6 @@ class ClaimAllocator:
         version = metadata["resourceVersion"]
         if self._freeing.get(metadata["uid"]) != version and is_own_allocation(allocation_results(found)):
             self._freeing[metadata["uid"]] = version
-            self.freed += 1
             status = {key: value for key, value in found["status"].items() if key not in _HELD}
             body = {"metadata": metadata, "spec": found["spec"], "status": status}
-            yield ClaimDeallocation(
-                metadata["uid"], PodKey(metadata["namespace"], metadata["name"]), body, self.epoch, why
-            )
-
-    def _record_event(self, member: ClaimMember, text: str, *, is_warning: bool = False) -> None:
-        if member.told != text:
-            member.told = text
-            self._tells.append(RecordEvent(member.pod.uid, member.key, text, is_warning))
+            yield ClaimDeallocation(metadata["uid"], claim_key(found), body, self.epoch, why)

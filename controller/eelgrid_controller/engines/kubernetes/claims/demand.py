@@ -155,7 +155,7 @@ class ClaimStore:
     def put_claim(self, found: Mapping[str, Any]) -> bool:
         """A claim as it is now; whether it lost what it held though nobody here decided so."""
         metadata = found["metadata"]
-        key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
+        key, uid = claim_key(found), metadata["uid"]
         known = self.claims.get(key)
         if known is not None and known["metadata"]["uid"] == uid and not _is_newer(found, known):
             return False
@@ -174,7 +174,7 @@ class ClaimStore:
     def remove_claim(self, found: Mapping[str, Any], running: Iterable[str]) -> None:
         """A claim that is no more; what it held is free when none of these pods runs any more."""
         metadata = found["metadata"]
-        key, uid = PodKey(metadata["namespace"], metadata["name"]), metadata["uid"]
+        key, uid = claim_key(found), metadata["uid"]
         known = self.claims.get(key)
         if known is not None and known["metadata"]["uid"] == uid:
             del self.claims[key]
@@ -271,7 +271,9 @@ def find_conflicting_claim(
     found: list[Body] = [one for one in book.allocated_claims() if one["metadata"]["uid"] in holders]
     found.sort(key=lambda one: (one["status"]["allocation"].get("allocationTimestamp", ""), one["metadata"]["uid"]))
     for claim in reversed(found):
-        if _is_contended(pool, allocation_results(claim)) and not any(map(is_running, book.users.get(_key(claim), ()))):
+        if _is_contended(pool, allocation_results(claim)) and not any(
+            map(is_running, book.users.get(claim_key(claim), ()))
+        ):
             return claim
     return None
 
@@ -280,13 +282,14 @@ def orphaned_allocations(book: ClaimStore, since: dict[str, float], at_s: float,
     """Allocations that nobody has needed for so long; `since` keeps from when on."""
     for found in list(book.allocated_claims()):
         uid = found["metadata"]["uid"]
-        if book.users.get(_key(found)) or book.is_reserved(found):
+        if book.users.get(claim_key(found)) or book.is_reserved(found):
             since.pop(uid, None)
         elif since.setdefault(uid, at_s) + orphan_s <= at_s:
             yield found
 
 
-def _key(found: Body) -> PodKey:
+def claim_key(found: Body) -> PodKey:
+    """Namespace and name of a claim."""
     return PodKey(found["metadata"]["namespace"], found["metadata"]["name"])
 
 
@@ -314,7 +317,6 @@ class ClaimAllocatorSettings:
     orphan_s: float = 5.0  # that an allocation without any pod is left
     busy_s: float = 5.0
     forbidden_s: float = 60.0
-    is_reserving: bool = True  # write the reservation with the allocation, where the claim is one pod's alone
 
 
 class ClaimState(Protocol):
@@ -402,7 +404,7 @@ def evaluate_unit(
             if error.is_released and member.pod.is_gated:
                 yield RemoveGate(member.pod.uid, member.key, member.pod.resource_version, state.epoch, str(error))
             elif not error.is_quiet or at_s - member.seen_s > _PATIENCE_S:
-                yield from _event_if_new(member, str(error), is_warning=error.is_warning)
+                yield from event_if_new(member, str(error), is_warning=error.is_warning)
             continue
         if told:
             yield from told
@@ -413,7 +415,7 @@ def evaluate_unit(
         elif _lacks(state, member) and (member.pod.node_name or at_s >= member.settled_s):
             todo.append(member)
     if gated and not unit.is_complete:
-        yield from _event_if_new(
+        yield from event_if_new(
             gated[0], f"waits for its gang: {len(unit.present_members)} of {unit.size} members are present"
         )
     elif not is_blocked:
@@ -422,7 +424,8 @@ def evaluate_unit(
         yield from _unit_demand(state, unit, todo, at_s)
 
 
-def _event_if_new(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
+def event_if_new(member: ClaimMember, text: str, *, is_warning: bool = False) -> Iterator[RecordEvent]:
+    """An Event about a pod, unless the last one said the same."""
     if member.told != text:
         member.told = text
         yield RecordEvent(member.pod.uid, member.key, text, is_warning)
@@ -505,7 +508,7 @@ def _astray(state: ClaimState, member: ClaimMember, claims: Iterable[Body]) -> I
             if member.pod.owner is not None:
                 yield RecreatePod(member.pod.uid, member.key, state.epoch, why)
             else:
-                yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
+                yield from event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
             return
 
 
@@ -518,7 +521,7 @@ def _stuck(state: ClaimState, member: ClaimMember, node_name: str, at_s: float) 
         return
     why = f"pinned to {node_name}, where kube-scheduler cannot put it: {member.pod.unscheduled_message}"
     if owner is None:
-        yield from _event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
+        yield from event_if_new(member, f"{why}; delete it and create it again", is_warning=True)
     elif state.watchdog.may_recreate(owner.uid, at_s - since_s, at_s):
         state.watchdog.record_recreation(owner.uid, at_s - since_s, at_s)
         member.unscheduled_s = at_s
@@ -570,7 +573,7 @@ def _unit_demand(
         try:
             part = _part(state, wanted, members, at_s)
         except _Blocked as error:
-            yield from _event_if_new(members[0], str(error), is_warning=error.is_warning)
+            yield from event_if_new(members[0], str(error), is_warning=error.is_warning)
             return
         if part is None:
             assert state.epoch is not None

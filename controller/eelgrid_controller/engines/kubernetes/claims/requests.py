@@ -23,8 +23,7 @@ from eelgrid_controller.engines.kubernetes.claims.device_pools import DRIVER_NAM
 from eelgrid_controller.engines.kubernetes.claims.events import Claimant, ClaimPodUpdated
 from eelgrid_controller.engines.kubernetes.model import annotations
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, is_claimant, parse_pod
-from eelgrid_controller.engines.kubernetes.model.owners import OwnerTemplates
-from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, membership_of
+from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal, OwnerTemplates, membership_of
 from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.plan_annotation import plan_for_pod

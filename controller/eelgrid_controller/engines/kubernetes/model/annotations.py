@@ -26,12 +26,7 @@ _DURATION = re.compile(rf"(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?(?:
 _DURATION_UNITS_S = (3600.0, 60.0, 1.0, 1e-3, 1e-6)
 _OBJECTIVE = re.compile(rf"p({_NUMBER})\s+([a-z_-]+)\s+([0-9.a-z]+)")
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
-_METRICS_NAMES = {
-    "latency": "latency_histogram",
-    "model": "model",
-    "waiting": "waiting_gauge",
-    "work": "work_counter",
-}
+_METRICS_NAMES = {"latency": "latency_histogram", "model": "model", "waiting": "waiting_gauge", "work": "work_counter"}
 _COUNTS = re.compile(r"([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?")
 _COUNTED_MOST = 4096
 _MIG_PROFILE = re.compile(r"[1-9]g\.[0-9]{1,4}gb(?:\.me)?(?:\.all)?")

@@ -30,7 +30,8 @@ from eelgrid_protos.schema import check_message
 SERVICE_UNIT_PREFIX = "service-"
 MAX_SERVICE_REPLICAS = 10_000
 WHOLE_GPU = "Whole"
-_METRICS = {
+# As objects spell them.
+LATENCY_METRICS = {
     "Response": LatencyMetric.RESPONSE,
     "FirstToken": LatencyMetric.FIRST_TOKEN,
     "InterToken": LatencyMetric.INTER_TOKEN,
@@ -169,7 +170,7 @@ def _promise(found: Mapping[str, Any], spec: Mapping[str, Any]) -> ServicePromis
     metadata = found["metadata"]
     objectives = tuple(
         LatencyObjective(
-            metric=_METRICS[one["metric"]],
+            metric=LATENCY_METRICS[one["metric"]],
             latency_s=_duration_s(str(one["atMost"])),
             quantile=int(one["percentile"]) / 100.0,
         )

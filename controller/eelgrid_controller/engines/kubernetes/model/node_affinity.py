@@ -28,24 +28,20 @@ _KEY_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 _KEY_NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_DECIMAL = re.compile(r"0|-?[1-9][0-9]*")
 _PREFIX_LONGEST, _NAME_LONGEST = 253, 63
 
 
-def satisfies_constraint(constraint: NodeConstraint, node: KubeNode, *, compares: bool = False) -> bool:
-    """Whether kube-scheduler would take the node for right, room apart.
-
-    `compares` is the feature gate TaintTolerationComparisonOperators, alpha and off in 1.36: tolerations with Gt and Lt.
-    """
-    return not find_unmet_rule(constraint, node, compares=compares)
+def satisfies_constraint(constraint: NodeConstraint, node: KubeNode) -> bool:
+    """Whether kube-scheduler would take the node for right, room apart."""
+    return not find_unmet_rule(constraint, node)
 
 
-def find_unmet_rule(constraint: NodeConstraint, node: KubeNode, *, compares: bool = False) -> str:
+def find_unmet_rule(constraint: NodeConstraint, node: KubeNode) -> str:
     """The first rule that the node breaks, for people; nothing if it breaks none."""
-    if node.is_unschedulable and not is_tolerated(constraint.tolerations, _CORDON, compares=compares):
+    if node.is_unschedulable and not is_tolerated(constraint.tolerations, _CORDON):
         return "the node is cordoned"
     for taint in node.taints:
-        if taint.effect in _REPELLING and not is_tolerated(constraint.tolerations, taint, compares=compares):
+        if taint.effect in _REPELLING and not is_tolerated(constraint.tolerations, taint):
             value = f"={taint.value}" if taint.value else ""
             return f"taint {taint.key}{value}:{taint.effect} is not tolerated"
     for key, value in constraint.selector:
@@ -82,9 +78,9 @@ def matches_labels(selector: LabelSelector | None, labels: Mapping[str, str]) ->
     return selector is not None and all(_LABEL_RULES[one.operator](one, labels) for one in selector.requirements)
 
 
-def is_tolerated(tolerations: Iterable[Toleration], taint: Taint, *, compares: bool = False) -> bool:
+def is_tolerated(tolerations: Iterable[Toleration], taint: Taint) -> bool:
     """Whether one of these tolerations meets the taint."""
-    return any(_meets(toleration, taint, compares=compares) for toleration in tolerations)
+    return any(_meets(toleration, taint) for toleration in tolerations)
 
 
 def trait_name(constraint: NodeConstraint, taints: Iterable[Taint] | None = None) -> str:
@@ -100,9 +96,9 @@ def trait_name(constraint: NodeConstraint, taints: Iterable[Taint] | None = None
     return _name(constraint)
 
 
-def traits_of(node: KubeNode, constraints: Iterable[NodeConstraint], *, compares: bool = False) -> frozenset[str]:
+def traits_of(node: KubeNode, constraints: Iterable[NodeConstraint]) -> frozenset[str]:
     """The traits of a node: the names of those constraints that it satisfies."""
-    return frozenset(_name(one) for one in constraints if satisfies_constraint(one, node, compares=compares))
+    return frozenset(_name(one) for one in constraints if satisfies_constraint(one, node))
 
 
 @lru_cache(maxsize=4096)
@@ -111,14 +107,12 @@ def _name(constraint: NodeConstraint) -> str:
     return "k8s:" + sha256(json.dumps(constraint).encode()).hexdigest()[:16]
 
 
-def _meets(toleration: Toleration, taint: Taint, *, compares: bool) -> bool:
+def _meets(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
         return False
     if toleration.operator == "Exists":
         return True
-    if toleration.operator in ("Gt", "Lt"):
-        low, high = (taint.value, toleration.value)[:: 1 if toleration.operator == "Lt" else -1]
-        return compares and _below(low, high, _DECIMAL)
+    # Gt and Lt need the feature gate TaintTolerationComparisonOperators, alpha and off in 1.36.
     return toleration.operator in ("", "Equal") and toleration.value == taint.value
 
 
@@ -137,8 +131,8 @@ _LABEL_RULES: Mapping[str, Callable[[SelectorRequirement, Mapping[str, str]], bo
     "NotIn": lambda one, labels: one.key not in labels or labels[one.key] not in one.values,
     "Exists": lambda one, labels: one.key in labels,
     "DoesNotExist": lambda one, labels: one.key not in labels,
-    "Gt": lambda one, labels: one.key in labels and _below(one.values[0], labels[one.key], _INTEGER),
-    "Lt": lambda one, labels: one.key in labels and _below(labels[one.key], one.values[0], _INTEGER),
+    "Gt": lambda one, labels: one.key in labels and _below(one.values[0], labels[one.key]),
+    "Lt": lambda one, labels: one.key in labels and _below(labels[one.key], one.values[0]),
 }
 
 
@@ -155,8 +149,8 @@ def _is_legal_label(one: SelectorRequirement) -> bool:
         "NotIn": len(one.values) > 0,
         "Exists": not one.values,
         "DoesNotExist": not one.values,
-        "Gt": len(one.values) == 1 and _integer(one.values[0], _INTEGER) is not None,
-        "Lt": len(one.values) == 1 and _integer(one.values[0], _INTEGER) is not None,
+        "Gt": len(one.values) == 1 and _integer(one.values[0]) is not None,
+        "Lt": len(one.values) == 1 and _integer(one.values[0]) is not None,
     }
     values = all(len(value) <= _NAME_LONGEST and _VALUE.fullmatch(value) for value in one.values)
     return counts.get(one.operator, False) and _is_legal_key(one.key) and values
@@ -169,15 +163,15 @@ def _is_legal_key(key: str) -> bool:
     return len(name) <= _NAME_LONGEST and bool(_KEY_NAME.fullmatch(name))
 
 
-def _below(low: str, high: str, shape: re.Pattern[str]) -> bool:
+def _below(low: str, high: str) -> bool:
     """Whether one text is a number below another; texts that are none are not."""
-    a, b = _integer(low, shape), _integer(high, shape)
+    a, b = _integer(low), _integer(high)
     return a is not None and b is not None and a < b
 
 
-def _integer(text: str, shape: re.Pattern[str]) -> int | None:
+def _integer(text: str) -> int | None:
     # A label's value has 63 characters at most, so this is bounded.
-    if not shape.fullmatch(text):
+    if not _INTEGER.fullmatch(text):
         return None
     value = int(text)
     return value if -(2**63) <= value < 2**63 else None

@@ -107,14 +107,6 @@ def closed_reason(node: KubeNode) -> str:
     return _not_whole(node)
 
 
-def mig_owner(node: KubeNode) -> str:
-    """The writer of the node's MIG layout: Eelgrid, another, or nobody (empty).
-
-    One alone may: a layout that two write is nobody's. A node that another has still takes work on whole GPUs.
-    """
-    return node.labels.get(well_known.LABEL_MIG_OWNER, "")
-
-
 def pool_of(node: KubeNode) -> str:
     """The pool of a node: our label, or else that of the cloud; empty without any."""
     return next((node.labels[key] for key in well_known.NODE_POOLS if node.labels.get(key)), "")

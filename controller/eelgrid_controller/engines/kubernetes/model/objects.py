@@ -5,7 +5,7 @@ thousand pods are held at once: unused annotations are dropped, recurring string
 pod's spec alone is cached for the last few specs (`PodShapeCache`); the cache never changes a value.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from sys import intern
@@ -33,8 +33,6 @@ from eelgrid_controller.engines.kubernetes.model.selectors import (
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     CONDITION_PLACEMENT,
     GATE,
-    LABEL_MANAGED,
-    MANAGED,
     RESOURCES_GPU,
     is_kept_annotation,
 )
@@ -123,13 +121,7 @@ class Pod:
     group: str = ""  # the PodGroup it is scheduled with
     constraint: NodeConstraint = NO_CONSTRAINT
     relations: PodRelations = NO_RELATIONS
-    unjudged: tuple[str, ...] = ()  # what kube-scheduler will also look at and Eelgrid does not
     placement: PlacementCondition | None = None  # our condition, as it stands in the status
-
-    @property
-    def is_managed(self) -> bool:
-        """Whether its own label opts in; its namespace may do so for it."""
-        return self.labels.get(LABEL_MANAGED) == MANAGED
 
     @property
     def is_gated(self) -> bool:
@@ -186,7 +178,6 @@ class _Shape(NamedTuple):
     group: str
     constraint: NodeConstraint
     relations: PodRelations
-    unjudged: tuple[str, ...]
 
 
 class PodShapeCache:
@@ -216,7 +207,6 @@ def _shape(spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Shape:
         _group(spec),
         parse_constraint(spec, non_gpu_devices(requested)),
         parse_relations(spec),
-        tuple(_unsupported_fields(spec)),
     )
 
 
@@ -252,7 +242,6 @@ def parse_pod(found: Mapping[str, Any], shapes: PodShapeCache | None = None) -> 
         group=shape.group,
         constraint=shape.constraint,
         relations=shape.relations,
-        unjudged=shape.unjudged,
         placement=_placement(conditions.get(CONDITION_PLACEMENT)),
     )
 
@@ -314,11 +303,6 @@ def _group(spec: Mapping[str, Any]) -> str:
         return intern(_text(named, "podGroupName"))
     before = _mapping(spec, "workloadRef")
     return intern("/".join(filter(None, (_text(before, key) for key in ("name", "podGroup", "podGroupReplicaKey")))))
-
-
-def _unsupported_fields(spec: Mapping[str, Any]) -> Iterable[str]:
-    if any(port.get("hostPort") for one in spec.get("containers") or () for port in one.get("ports") or ()):
-        yield "hostPorts"
 
 
 def _placement(found: Mapping[str, Any] | None) -> PlacementCondition | None:

@@ -8,22 +8,145 @@ and not found.
 
 `PodGroup` holds the members that are known: the gate (scheduling gates), the claim allocator (DRA) and the placement of
 MIG slices each add to it and to `GroupMember` what they keep of theirs.
+
+`OwnerTemplate` is what an object above pods says of them, part by part: a part is a template of a JobSet, a
+LeaderWorkerSet, a Kubeflow job or an Indexed Job, with how many pods it has at once, and what each asks for.
+
+Sources: batch/v1 Job, JobSet v1alpha2, LeaderWorkerSet v1, Kubeflow training operator v1, scheduling.k8s.io PodGroup.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from eelgrid_controller.engines.kubernetes.model import well_known
-from eelgrid_controller.engines.kubernetes.model.objects import Pod
-from eelgrid_controller.engines.kubernetes.model.owners import (
-    KUBEFLOW_REPLICA_FIELDS,
-    ObjectRef,
-    OwnerPart,
-    OwnerTemplates,
-)
-from eelgrid_controller.engines.kubernetes.model.quantities import NO_AMOUNTS
-from eelgrid_controller.engines.kubernetes.model.selectors import NO_CONSTRAINT
+from eelgrid_controller.engines.kubernetes.model.objects import OwnerReference, Pod, controller_of
+from eelgrid_controller.engines.kubernetes.model.quantities import NO_AMOUNTS, ResourceAmounts, pod_requests
+from eelgrid_controller.engines.kubernetes.model.selectors import NO_CONSTRAINT, NodeConstraint, parse_constraint
+
+# Where each of Kubeflow's jobs keeps its replicas.
+KUBEFLOW_REPLICA_FIELDS = {
+    "JAXJob": "jaxReplicaSpecs",
+    "MPIJob": "mpiReplicaSpecs",
+    "PaddleJob": "paddleReplicaSpecs",
+    "PyTorchJob": "pytorchReplicaSpecs",
+    "TFJob": "tfReplicaSpecs",
+    "XGBoostJob": "xgbReplicaSpecs",
+}
+
+
+class ObjectRef(NamedTuple):
+    """Reference to an object, with what a lookup needs."""
+
+    group: str
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class OwnerPart(NamedTuple):
+    """Pods of one template: how many at once, and what each asks for."""
+
+    name: str
+    pods: int
+    requested: ResourceAmounts
+    constraint: NodeConstraint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerTemplate:
+    """An object above pods, and how many it holds at once; no parts where it says nothing of that."""
+
+    uid: str
+    owner: OwnerReference | None = None
+    parts: tuple[OwnerPart, ...] = ()
+    is_staged: bool = False  # its parts start one after another
+    least: int | None = None  # of a PodGroup with a gang policy
+
+
+# What lookups found; None where there is no such object, or where it may not be read.
+OwnerTemplates = Mapping[ObjectRef, OwnerTemplate | None]
+
+
+def parse_owner_template(ref: ObjectRef, found: Mapping[str, Any]) -> OwnerTemplate:
+    """Parse what an owner object says of its pods."""
+    spec = found.get("spec") or {}
+    read = _PARTS.get(ref.kind)
+    if ref.kind in KUBEFLOW_REPLICA_FIELDS:
+        read = _kubeflow_parts
+    policy = (spec.get("schedulingPolicy") or {}).get("gang") or {}
+    return OwnerTemplate(
+        uid=str((found.get("metadata") or {}).get("uid") or ""),
+        owner=controller_of(found),
+        parts=tuple(part for part in read(spec) if part.pods > 0) if read else (),
+        is_staged=_is_staged(ref.kind, spec),
+        least=int(policy["minCount"]) if ref.kind == "PodGroup" and policy.get("minCount") else None,
+    )
+
+
+def _template(name: str, count: int, template: Mapping[str, Any] | None) -> OwnerPart:
+    spec = (template or {}).get("spec") or {}
+    return OwnerPart(name, count, pod_requests(spec), parse_constraint(spec))
+
+
+def _at_once(job: Mapping[str, Any]) -> int:
+    """How many pods of a Job there are at once."""
+    parallelism = job.get("parallelism")
+    parallelism = 1 if parallelism is None else int(parallelism)
+    completions = job.get("completions")
+    return parallelism if completions is None else min(parallelism, int(completions))
+
+
+def _job_parts(spec: Mapping[str, Any]) -> Iterator[OwnerPart]:
+    # Completions that come in waves are no gang: the second wave waits for the first.
+    is_gang = spec.get("completionMode") == "Indexed" and spec.get("completions") == spec.get("parallelism")
+    yield _template("", _at_once(spec) if is_gang else 1, spec.get("template"))
+
+
+def _job_set_parts(spec: Mapping[str, Any]) -> Iterator[OwnerPart]:
+    for one in spec.get("replicatedJobs") or ():
+        job = (one.get("template") or {}).get("spec") or {}
+        replicas = one.get("replicas")
+        count = (1 if replicas is None else int(replicas)) * _at_once(job)
+        yield _template(str(one.get("name") or ""), count, job.get("template"))
+
+
+def _leader_worker_parts(spec: Mapping[str, Any]) -> Iterator[OwnerPart]:
+    both = spec.get("leaderWorkerTemplate") or {}
+    worker, size = both.get("workerTemplate"), int(both.get("size") or 1)
+    yield _template("leader", 1, both.get("leaderTemplate") or worker)
+    yield _template("worker", size - 1, worker)
+
+
+def _kubeflow_parts(spec: Mapping[str, Any]) -> Iterator[OwnerPart]:
+    for replicas_field in KUBEFLOW_REPLICA_FIELDS.values():
+        for name, one in (spec.get(replicas_field) or {}).items():
+            # The launcher of an MPI job comes when its workers run.
+            if replicas_field == "mpiReplicaSpecs" and name == "Launcher":
+                continue
+            replicas = one.get("replicas")
+            yield _template(name.lower(), 1 if replicas is None else int(replicas), one.get("template"))
+
+
+_PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[OwnerPart]]] = {
+    "Job": _job_parts,
+    "JobSet": _job_set_parts,
+    "LeaderWorkerSet": _leader_worker_parts,
+}
+
+
+def _is_staged(kind: str, spec: Mapping[str, Any]) -> bool:
+    if kind == "LeaderWorkerSet":
+        return spec.get("startupPolicy") == "LeaderReady"
+    if kind == "JobSet":
+        order = (spec.get("startupPolicy") or {}).get("startupPolicyOrder")
+        return order == "InOrder" or any(one.get("dependsOn") for one in spec.get("replicatedJobs") or ())
+    return False
+
 
 MAX_GANG_SIZE = 10_000
 _UNIT_LONGEST = 128
@@ -53,8 +176,6 @@ class GangMembership(NamedTuple):
     size: int
     owner_kind: str = ""
     owner_name: str = ""
-    part: str = ""
-    rank: int | None = None
 
 
 def membership_of(pod: Pod, holders: OwnerTemplates, *, is_training: bool = False) -> GangMembership | IntentRefusal:
@@ -87,8 +208,7 @@ def _alone(pod: Pod) -> GangMembership:
     if kind == "ReplicaSet":
         # It is called after its Deployment and a hash, and the Deployment is what people know.
         kind, name = "Deployment", name.rpartition("-")[0] or name
-    part = pod.labels.get(well_known.RAY_GROUP, "")
-    return GangMembership(f"pod-{pod.uid}", 1, kind, name, part, _index(pod))
+    return GangMembership(f"pod-{pod.uid}", 1, kind, name)
 
 
 def _own_word(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -107,7 +227,7 @@ def _own_word(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | N
             'give the pods of the group, such as "4"',
         )
     owner = pod.owner
-    return GangMembership(_unit(f"{pod.namespace}/{group}"), count, owner.kind if owner else "", group, "", _index(pod))
+    return GangMembership(_unit(f"{pod.namespace}/{group}"), count, owner.kind if owner else "", group)
 
 
 def _pod_group(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -119,7 +239,7 @@ def _pod_group(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefu
     holder = holders[ref]
     if holder is None or holder.least is None:
         return None
-    return GangMembership(_unit(holder.uid), holder.least, "PodGroup", pod.group, "", _index(pod))
+    return GangMembership(_unit(holder.uid), holder.least, "PodGroup", pod.group)
 
 
 def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -135,8 +255,7 @@ def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | Intent
         return IntentRefusal(
             well_known.LWS_SIZE, "is missing or no number", f"set {well_known.ANNOTATION_GROUP_SIZE} instead"
         )
-    index = _whole(pod.labels.get(well_known.LWS_WORKER_INDEX))
-    part = "leader" if index == 0 else "worker"
+    part = "leader" if _whole(pod.labels.get(well_known.LWS_WORKER_INDEX)) == 0 else "worker"
     group = f"{holder.uid if holder else pod.namespace + '/' + name}-{pod.labels.get(well_known.LWS_GROUP_INDEX, '0')}"
     # A group that is rebuilt in a rolling update has the size that its pods say, not the set's newest.
     parts: tuple[OwnerPart, ...] = (
@@ -147,7 +266,7 @@ def _leader_worker(pod: Pod, holders: OwnerTemplates) -> GangMembership | Intent
         counts = {"leader": 1, "worker": size - 1}
         parts = tuple(one._replace(pods=counts[one.name]) for one in (*holder.parts, *parts)[:2])
     return _of_parts(group, parts, part, is_staged=holder is not None and holder.is_staged)._replace(
-        owner_kind="LeaderWorkerSet", owner_name=name, rank=index
+        owner_kind="LeaderWorkerSet", owner_name=name
     )
 
 
@@ -168,8 +287,7 @@ def _job_set(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusa
     attempt = pod.labels.get(well_known.JOBSET_ATTEMPT, "0")
     group = holder.uid if attempt == "0" else f"{holder.uid}-r{attempt}"
     found = _of_parts(group, holder.parts, part, is_staged=holder.is_staged)
-    index = _whole(pod.labels.get(well_known.JOBSET_JOB_INDEX)) if found.size > 1 else None
-    return found._replace(owner_kind=kind, owner_name=shown, rank=index)
+    return found._replace(owner_kind=kind, owner_name=shown)
 
 
 def _kubeflow(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -184,9 +302,7 @@ def _kubeflow(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefus
         return _unseen(ref)
     part = pod.labels.get(well_known.KUBEFLOW_PART) or pod.labels.get(well_known.KUBEFLOW_ROLE, "")
     found = _of_parts(holder.uid, holder.parts, part.lower(), is_staged=holder.is_staged)
-    return found._replace(
-        owner_kind=owner.kind, owner_name=owner.name, rank=_whole(pod.labels.get(well_known.KUBEFLOW_INDEX))
-    )
+    return found._replace(owner_kind=owner.kind, owner_name=owner.name)
 
 
 def _kueue_group(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal | None:
@@ -198,13 +314,12 @@ def _kueue_group(pod: Pod, _: OwnerTemplates) -> GangMembership | IntentRefusal 
         return IntentRefusal(
             well_known.KUEUE_TOTAL, "is missing or no number", 'give the pods of the group, such as "4"'
         )
-    index = _whole(pod.labels.get(well_known.KUEUE_INDEX))
-    return GangMembership(_unit(f"{pod.namespace}/{name}"), size, "PodGroup", name, "", index)
+    return GangMembership(_unit(f"{pod.namespace}/{name}"), size, "PodGroup", name)
 
 
 def _indexed_job(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRefusal | None:
-    owner, index = pod.owner, _index(pod)
-    if owner is None or owner.kind != "Job" or index is None:
+    owner = pod.owner
+    if owner is None or owner.kind != "Job" or _index(pod) is None:
         return None
     ref = ObjectRef("batch", "Job", pod.namespace, owner.name)
     if ref not in holders:
@@ -215,7 +330,7 @@ def _indexed_job(pod: Pod, holders: OwnerTemplates) -> GangMembership | IntentRe
     size = holder.parts[0].pods if holder.parts else 1
     if size == 1:
         return None
-    return GangMembership(_unit(holder.uid), size, "Job", owner.name, "", index)
+    return GangMembership(_unit(holder.uid), size, "Job", owner.name)
 
 
 _NOTHING_SAID = (NO_AMOUNTS, NO_CONSTRAINT)
@@ -225,12 +340,12 @@ def _of_parts(group: str, parts: tuple[OwnerPart, ...], name: str, *, is_staged:
     """The unit of a part: all parts that ask for the same, unless parts start one after another."""
     own = next((part for part in parts if part.name == name), None)
     if own is None:
-        return GangMembership(_unit(f"{group}-{name}" if name else group), 1, part=name)
+        return GangMembership(_unit(f"{group}-{name}" if name else group), 1)
     alike = [part for part in parts if (part.requested, part.constraint) == (own.requested, own.constraint)]
     if is_staged:
         alike = [own]
     unit = group if len(alike) == len(parts) else f"{group}-{alike[0].name}"
-    return GangMembership(_unit(unit), sum(part.pods for part in alike), part=name)
+    return GangMembership(_unit(unit), sum(part.pods for part in alike))
 
 
 def _unit(text: str) -> str:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from eelgrid_controller.engines.kubernetes.model.node_affinity import matches_labels
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, parse_time
+from eelgrid_controller.engines.kubernetes.model.selectors import LabelSelector, SelectorRequirement
 from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet
 from eelgrid_controller.state.policy import CLUSTER_BUDGET, describe_budget, make_budget_key
 from eelgrid_protos.errors import ContractError, InvalidMessage, Violation
@@ -145,20 +147,10 @@ _PRICES = {
 _PERIOD = {"pricePerKwh": "price_per_kwh", "carbonKgPerKwh": "carbon_kg_per_kwh"}
 
 
-class PowerNodeSelector(NamedTuple):
-    """Labels that a node has: a key, an operator as in label selectors, and values; all lines have to hold."""
-
-    lines: tuple[tuple[str, str, tuple[str, ...]], ...]
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels is meant."""
-        return all(_holds(labels.get(key), operator, values) for key, operator, values in self.lines)
-
-
 class SelectorBudget(NamedTuple):
     """A budget for each node that a selector takes."""
 
-    selector: PowerNodeSelector
+    selector: LabelSelector
     limit_w: float
 
 
@@ -178,7 +170,7 @@ class PowerPolicySpec:
         found = dict(self.values)
         for selection in self.selections:
             for name, labels in nodes.items():
-                if selection.selector.matches(labels):
+                if matches_labels(selection.selector, labels):
                     field = budget_field(BudgetScope.NODE, name)
                     before = found.get(field)
                     is_tighter = not isinstance(before, float) or selection.limit_w < before
@@ -263,13 +255,13 @@ def _budgets(
     return found, tuple(selections)
 
 
-def _selector(found: Any, path: str) -> PowerNodeSelector:
+def _selector(found: Any, path: str) -> LabelSelector:
     labels = found.get("matchLabels") or {} if isinstance(found, Mapping) else None
     rows = found.get("matchExpressions") or [] if isinstance(found, Mapping) else None
     if not isinstance(labels, Mapping) or not isinstance(rows, list) or not (labels or rows):
         # An empty one would take every node: whoever means that writes a label that all of them have.
         raise KubernetesUnreadable(path, "selects nothing", "write matchLabels: {key: value} or matchExpressions")
-    lines: list[tuple[str, str, tuple[str, ...]]] = [(str(key), "In", (str(value),)) for key, value in labels.items()]
+    lines = [SelectorRequirement(str(key), "In", (str(value),)) for key, value in labels.items()]
     for row in rows:
         operator = row.get("operator") if isinstance(row, Mapping) else None
         values = tuple(map(str, row.get("values") or ())) if isinstance(row, Mapping) else ()
@@ -277,21 +269,10 @@ def _selector(found: Any, path: str) -> PowerNodeSelector:
             raise KubernetesUnreadable(
                 f"{path}.matchExpressions", f"has {row!r}", "write {key: K, operator: In, values: [V]}, or Exists"
             )
-        lines.append((str(row["key"]), operator, values))
+        lines.append(SelectorRequirement(str(row["key"]), operator, values))
     if len(lines) > _LINES_MOST:
         raise KubernetesUnreadable(path, f"has {len(lines)} lines", f"use {_LINES_MOST} at most")
-    return PowerNodeSelector(tuple(lines))
-
-
-def _holds(label: str | None, operator: str, values: tuple[str, ...]) -> bool:
-    match operator:
-        case "In":
-            return label in values
-        case "NotIn":
-            return label not in values
-        case "Exists":
-            return label is not None
-    return label is None
+    return LabelSelector(tuple(lines))
 
 
 def _prices(found: Any) -> EnergyPrices:

@@ -62,14 +62,6 @@ def format_cpu(cpu_milli: int) -> str:
     return f"{cpu_milli}m" if rest else str(whole)
 
 
-def format_bytes(memory_bytes: int) -> str:
-    """Bytes as Kubernetes writes them: the largest binary unit that leaves a whole number."""
-    for unit, power in reversed(_BINARY.items()):
-        if memory_bytes and memory_bytes % 1024**power == 0:
-            return f"{memory_bytes // 1024**power}{unit}"
-    return str(memory_bytes)
-
-
 def round_up_nanos(nanos: int) -> int:
     """The whole number of these nanos, away from zero."""
     return -(-nanos // _NANO) if nanos >= 0 else nanos // _NANO

@@ -7,7 +7,6 @@ NVIDIA's GPU feature discovery (resource labels) and mig-parted (nvidia.com/mig.
 """
 
 DOMAIN = "eelgrid.io"
-FIELD_MANAGER = "eelgrid-controller"
 
 # On a pod or on its namespace: Eelgrid may place it.
 LABEL_MANAGED = "eelgrid.io/managed"
@@ -89,7 +88,6 @@ JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 STATEFUL_INDEX = "apps.kubernetes.io/pod-index"
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 JOBSET_PART = "jobset.sigs.k8s.io/replicatedjob-name"
-JOBSET_JOB_INDEX = "jobset.sigs.k8s.io/job-global-index"
 JOBSET_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
 LWS_GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
@@ -97,9 +95,6 @@ LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 LWS_SIZE = "leaderworkerset.sigs.k8s.io/size"  # an annotation
 KUBEFLOW_PART = "training.kubeflow.org/replica-type"
 KUBEFLOW_ROLE = "training.kubeflow.org/job-role"
-KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
-RAY_CLUSTER = "ray.io/cluster"
-RAY_GROUP = "ray.io/group"
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_LOCAL_QUEUE = "kueue.x-k8s.io/local-queue-name"  # on pods, by Kueue: those of a job have no other label of it
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
@@ -110,7 +105,6 @@ KUEUE_INDEX = "kueue.x-k8s.io/pod-group-pod-index"
 KUEUE_GATED_BY = "kueue.x-k8s.io/admission-gated-by"
 KUEUE_OUR_GATE = "eelgrid.io/right-size"  # an entry of KUEUE_GATED_BY
 KUEUE_PRIORITY_BOOST = "kueue.x-k8s.io/priority-boost"  # on a Workload
-KUEUE_GATES = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
 
 # Of NVIDIA's stack, on nodes: GPU feature discovery and mig-manager.
 NODE_GPU_PRODUCT = "nvidia.com/gpu.product"

@@ -206,10 +206,6 @@ class ExternalUsageTracker:
         """Whether the core was told of a node and of what others hold there."""
         return name in self._nodes and name in self._told
 
-    def has_agent(self, name: str) -> bool:
-        """Whether an agent speaks for a node."""
-        return name in self._agents
-
     def set_claim_gpus(self, name: str, gpu_count: int) -> None:
         """So many GPUs of a node are given by claims: to the core they are another's, used or not."""
         self._sliced[name] = gpu_count

@@ -40,7 +40,6 @@ class GatePodView(NamedTuple):
     refused: str = ""
     is_released: bool = False
     waits_for: tuple[str, ...] = ()  # gates of others that go before ours
-    profile: str = ""
     pinned: str = ""
     plan: PodPlan | None = None
 

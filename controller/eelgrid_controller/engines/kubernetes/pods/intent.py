@@ -19,10 +19,12 @@ from eelgrid_controller.engines.kubernetes.model.inference_service import (
 )
 from eelgrid_controller.engines.kubernetes.model.node_affinity import trait_name
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, is_claimant
-from eelgrid_controller.engines.kubernetes.model.owners import KUBEFLOW_REPLICA_FIELDS, ObjectRef, OwnerTemplates
 from eelgrid_controller.engines.kubernetes.model.pod_group import (
+    KUBEFLOW_REPLICA_FIELDS,
     GangMembership,
     IntentRefusal,
+    ObjectRef,
+    OwnerTemplates,
     membership_of,
     unit_name,
     unit_of,
@@ -86,15 +88,7 @@ class WorkloadIntent:
     unit: str
     size: int
     spec: WorkloadSpec
-    traits: tuple[str, ...] = ()
-    owner_kind: str = ""  # as people know it: Deployment, not ReplicaSet
-    owner_name: str = ""
-    part: str = ""  # of its gang: master, worker, leader, a replicated job
-    rank: int | None = None  # among its like, where labels say so
     waits_for: tuple[str, ...] = ()  # gates of others: ours stays after theirs
-    metrics: MetricsSource | None = None  # with {pod_ip} in its URL until the pod has an address
-    profile: str = ""
-    unjudged: tuple[str, ...] = ()  # rules that kube-scheduler alone looks at
 
 
 def parse_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
@@ -109,12 +103,6 @@ def parse_intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRe
     if isinstance(found, IntentRefusal) and found.needs is None and is_released:
         return found._replace(is_released=True)
     return found
-
-
-def resolve_metrics_source(source: MetricsSource, pod_ip: str) -> MetricsSource:
-    """The source with the pod's address put in; IPv6 addresses in brackets."""
-    address = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
-    return replace(source, url=source.url.replace(_POD_IP, address))
 
 
 def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal:
@@ -138,7 +126,6 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
     assert not isinstance(training, IntentRefusal)
     grace_s = annotations.parse_duration_s(pod.annotations, well_known.ANNOTATION_CHECKPOINT_GRACE)
     asked = annotations.parse_priority(pod.annotations)
-    traits = (trait_name(pod.constraint),)
     spec = WorkloadSpec(
         name=member.owner_name if member.size > 1 and member.owner_name else pod.name,
         request=request,
@@ -153,7 +140,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
         mobility=_mobility(member, grace_s) if pod.relations == NO_RELATIONS else Mobility.FIXED,
         service=service,
         training=training,
-        required_traits=traits,
+        required_traits=(trait_name(pod.constraint),),
     )
     try:
         check_message(spec)
@@ -161,7 +148,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
         return _refuse_intent(error.violations[0])
     try:
         if source is not None:
-            check_message(resolve_metrics_source(source, "192.0.2.1"))
+            check_message(replace(source, url=source.url.replace(_POD_IP, "192.0.2.1")))
     except InvalidMessage as error:
         broken = error.violations[0]
         return IntentRefusal(well_known.ANNOTATION_METRICS, f"{broken.field} {broken.problem}", broken.remedy)
@@ -169,15 +156,7 @@ def _intent(pod: Pod, holders: OwnerTemplates) -> WorkloadIntent | IntentRefusal
         unit=member.unit,
         size=member.size,
         spec=_with_owner_label(spec, member),
-        traits=traits,
-        owner_kind=member.owner_kind,
-        owner_name=member.owner_name,
-        part=member.part,
-        rank=member.rank,
         waits_for=tuple(gate for gate in pod.gates if gate != well_known.GATE),
-        metrics=source,
-        profile=pod.annotations.get(well_known.ANNOTATION_PROFILE, ""),
-        unjudged=pod.unjudged,
     )
 
 
@@ -408,9 +387,7 @@ def view_pod(
     if isinstance(intent, WorkloadIntent):
         unit = unit_name(intent.unit)
         spec = intent.spec if pod.is_gated else None
-        sight = GatePodView(
-            pod, unit, intent.size, spec, waits_for=intent.waits_for, profile=intent.profile, pinned=pinned, plan=plan
-        )
+        sight = GatePodView(pod, unit, intent.size, spec, waits_for=intent.waits_for, pinned=pinned, plan=plan)
         return sight, None
     unit = f"pod-{pod.uid}"
     return GatePodView(

@@ -20,8 +20,10 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX
+from eelgrid_controller.engines.kubernetes.model.node_affinity import matches_labels
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
 from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
+from eelgrid_controller.engines.kubernetes.model.selectors import parse_label_selector
 from eelgrid_controller.engines.kubernetes.model.well_known import (
     ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_DRAIN,
@@ -45,26 +47,10 @@ def find_blocking_budget(budgets: Sequence[Mapping[str, Any]], labels: Sequence[
 
 
 def _selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    if selector is None:
-        return False
-    wanted = selector.get("matchLabels") or {}
-    if any(labels.get(key) != value for key, value in wanted.items()):
-        return False
-    return all(_meets(one, labels) for one in selector.get("matchExpressions") or ())
-
-
-def _meets(one: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    key, values = str(one.get("key")), one.get("values") or ()
-    match one.get("operator"):
-        case "In":
-            return labels.get(key) in values
-        case "NotIn":
-            return labels.get(key) not in values
-        case "Exists":
-            return key in labels
-        case "DoesNotExist":
-            return key not in labels
-    return True  # what cannot be read counts as meant: rather one pod too many under a budget
+    try:
+        return matches_labels(parse_label_selector(selector), labels)
+    except KeyError:
+        return True  # what cannot be read counts as meant: rather one pod too many under a budget
 
 
 _PATH = "/spec/taints"
@@ -533,7 +519,6 @@ class MoveQueue:
         self.bounds = bounds
         self.waiting: dict[str, MoveOrder] = {}
         self.running: dict[str, MoveOrder] = {}
-        self.begun = 0
         self.done = 0
         self.failed = 0
         self._offered_s: dict[str, float] = {}
@@ -590,7 +575,6 @@ class MoveQueue:
         """A move is under way: pods that come in the stead of its own may claim the kept places."""
         self.withdraw_order(order.name)
         self.running[order.name] = order
-        self.begun += 1
         if order.workload and len(order.goes) == 1:
             self._expected.setdefault(order.owner_uid, []).append((order, order.goes[0]))
 

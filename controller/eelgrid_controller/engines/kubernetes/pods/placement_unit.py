@@ -534,21 +534,6 @@ NO_ROOM = "NoRoom"
 NO_POWER = "NoPowerBudget"
 SPENDING_LIMIT = "SpendingLimitReached"
 NOT_ACCEPTED = "NotAccepted"
-PLACEMENT_REASONS = (
-    PLACED,
-    LEFT_TO_SCHEDULER,
-    INVALID_ANNOTATION,
-    INVALID_POD,
-    PIN_DENIED,
-    WAITS_FOR_GATES,
-    WAITS_FOR_GANG,
-    WAITS_FOR_VOLUME,
-    NO_NODE,
-    NO_ROOM,
-    NO_POWER,
-    SPENDING_LIMIT,
-    NOT_ACCEPTED,
-)
 # By how the core's reason begins; all others are for want of room.
 _BY_CONSTRAINT: Mapping[str, str] = {"traits": NO_NODE, "budget": NO_POWER, "spending": SPENDING_LIMIT}
 # Kubernetes takes 32,768; nobody reads more than this in a terminal.

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eelgrid_controller.engines.kubernetes.model import annotations, well_known
+from eelgrid_controller.engines.kubernetes.model.node_inventory import product_of
+from eelgrid_controller.engines.kubernetes.model.objects import KubeNode
 from eelgrid_controller.engines.kubernetes.model.quantities import (
     AnnotationUnreadable,
     KubernetesUnreadable,
@@ -27,6 +29,9 @@ from eelgrid_controller.engines.kubernetes.model.quantities import (
     pod_requests,
 )
 from eelgrid_controller.engines.kubernetes.model.selectors import NodeConstraint, parse_constraint
+from eelgrid_controller.profiles.points import Point
+from eelgrid_protos.catalogue.products import model_name
+from eelgrid_protos.messages import Inventory
 
 SAVINGS_MARGIN = 0.02  # of the energy: less is within what two runs of one job differ by
 _HAIR = 1e-9  # of a speed, for rounding
@@ -231,7 +236,6 @@ def _middle(run: _Run) -> float:
     return math.sqrt(run.energy_low_j * run.energy_high_j)
 
 
-JOB_KINDS = ("Job", "PyTorchJob", "JobSet", "TrainJob")
 RESIZABLE_KINDS = ("Job", "PyTorchJob")  # that let resources be changed while suspended
 _MODES = ("true", "recommend")
 _RAN_AT = 3  # the generation of a job that was let go and suspended again, at least
@@ -570,3 +574,65 @@ def _replace(path: Iterable[str], value: object) -> dict[str, Any]:
 
 def _pointer(path: Iterable[str]) -> str:
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def profiles_of(found: Mapping[str, Any]) -> set[str]:
+    """What a job, or a template in it, names as its profile."""
+    spec = found.get("spec") or {}
+    parts: list[Any] = [spec.get("template"), *(spec.get("pytorchReplicaSpecs") or {}).values()]
+    templates = [found, *(part.get("template", part) if part else {} for part in parts)]
+    templates += [
+        ((one.get("template") or {}).get("spec") or {}).get("template") or {}
+        for one in spec.get("replicatedJobs") or ()
+    ]
+    notes = [(one.get("metadata") or {}).get("annotations") or {} for one in templates]
+    return {note[well_known.ANNOTATION_PROFILE] for note in notes if well_known.ANNOTATION_PROFILE in note}
+
+
+class CandidateNode(NamedTuple):
+    """A node that a job may come to."""
+
+    node: KubeNode
+    gpu_model: str  # empty where it is not known
+    gpus: int  # whole ones
+
+
+def candidate_node_of(node: KubeNode, inventory: Inventory | None) -> CandidateNode:
+    """A node as a place for jobs; `inventory` is what the core knows of it."""
+    models = {gpu.model for gpu in inventory.gpus} if inventory is not None else set()
+    count = len(inventory.gpus) if inventory is not None else node.allocatable.count(well_known.RESOURCE_GPU)
+    if not models:
+        product, label = product_of(node), node.labels.get(well_known.NODE_GPU_PRODUCT, "")
+        models = {product.model if product else model_name(well_known.plain_product(label))} if label else set()
+        count = min(count, node.allocatable.count(well_known.RESOURCE_GPU))
+    return CandidateNode(node, models.pop() if len(models) == 1 else "", count)
+
+
+_BETWEEN_MOST = 16
+
+
+def measured_sizes(points: Iterable[Point]) -> tuple[SizeMeasurement, ...]:
+    """What these points say of a job; without watts one says only that it ran."""
+    found = []
+    for point in points:
+        how = point.configuration
+        if how.power_limit_w is not None or how.clock_mhz is not None or how.processes != 1:
+            continue
+        power_w, speed_hz = point.power_w or 0.0, point.throughput_hz
+        found.append(SizeMeasurement(how.gpu_model, how.mig_profile, how.gpus, speed_hz, speed_hz, power_w, power_w))
+    return tuple(found)
+
+
+def unmeasured_gpu_counts(known: Iterable[SizeMeasurement], gpu_model: str) -> tuple[int, ...]:
+    """Numbers of GPUs that were not measured on a model, after the largest that was; empty where there are none.
+
+    Only such as lie between two that were: below the least nobody knows whether it fits into the memory.
+    """
+    measured = {
+        one.gpus for one in known if one.gpu_model == gpu_model and not one.mig_profile and one.power_low_w > 0.0
+    }
+    if len(measured) < 2:
+        return ()
+    least, most = min(measured), max(measured)
+    missing = [gpus for gpus in range(least + 1, most) if gpus not in measured]
+    return (most, *missing[:_BETWEEN_MOST]) if missing else ()

@@ -1,22 +1,19 @@
-"""ResourceClaims reconciler (mode `dra`): follows claims, slices and classes, and writes allocations."""
+"""ResourceClaims reconciler (mode `dra`): follows claims, slices and classes, and drives the allocator."""
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm, is_of
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, ObjectNotFound, StaleTerm
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
+from eelgrid_controller.engines.kubernetes.api.errors import call_until_done
 from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import (
     DEVICE_CLASSES,
-    PODS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     Object,
     ObjectKey,
+    ObjectList,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits
 from eelgrid_controller.engines.kubernetes.claims.allocator import ClaimAllocator
 from eelgrid_controller.engines.kubernetes.claims.demand import ClaimAllocatorSettings
 from eelgrid_controller.engines.kubernetes.claims.events import (
@@ -30,14 +27,9 @@ from eelgrid_controller.engines.kubernetes.claims.events import (
     ClaimNodeUpdated,
     ClaimsListed,
     ClaimsSynced,
-    ClaimStatusWrite,
     ClaimUpdated,
-    DeallocationFailed,
     DeviceClassDeleted,
     DeviceClassUpdated,
-    GrantFailed,
-    GrantWritten,
-    PodRelease,
     ResourceSliceDeleted,
     ResourceSliceUpdated,
 )
@@ -45,7 +37,6 @@ from eelgrid_controller.engines.kubernetes.claims.requests import pod_event_of
 from eelgrid_controller.engines.kubernetes.model.objects import parse_node
 from eelgrid_controller.engines.kubernetes.model.pod_group import IntentRefusal
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, format_time
-from eelgrid_controller.engines.kubernetes.model.well_known import ANNOTATION_PLAN
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     ClaimGpusUpdated,
     GateTicked,
@@ -55,141 +46,15 @@ from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     RecordEvent,
     RecreatePod,
     RemoveGate,
-    WriteFailure,
 )
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import gate_removal_patch, ungating_patch
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import describe_failure
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, EventInbox, Reconciler, Result
 from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import OwnerLookups
+from eelgrid_controller.engines.kubernetes.reconcilers.writers import ClaimWriter, prune_resource_claim
 from eelgrid_controller.errors import ControllerError
 
-_LIMITS = RetryLimits(attempts=4, whole_s=15.0, first_s=0.1, most_s=3.0)
-_AT_ONCE = 24
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "ownerReferences", "deletionTimestamp")
-
-
-def prune_resource_claim(found: Object) -> Object:
-    """A claim without what nobody reads; its status may be written from it."""
-    metadata = {key: found["metadata"][key] for key in _METADATA if key in found["metadata"]}
-    return {"metadata": metadata, "spec": found["spec"], "status": found.get("status") or {}}
-
-
-class ClaimWriter:
-    """Writes claim allocations and releases pods, and frees allocations."""
-
-    def __init__(self, around: ReconcilerContext, feed: Callable[[ClaimEvent], None], log: logging.Logger) -> None:
-        """`feed` takes the result of each write."""
-        self.granted = 0  # claims written
-        self.released = 0  # gates removed, or plans renewed
-        self.freed = 0
-        self.failed: dict[WriteFailure, int] = dict.fromkeys(WriteFailure, 0)
-        self._feed = feed
-        self._cluster = around.cluster
-        self._engine = around.engine
-        self._elector = around.elector
-        self._monotonic_s = around.clock.monotonic_s
-        self._log = log
-        self._writer = RetryingWriter(
-            rng=around.rng, monotonic_s=around.clock.monotonic_s, limits=_LIMITS, max_concurrent=_AT_ONCE
-        )
-
-    async def grant(self, one: ClaimGrant) -> None:
-        """All claims, then all pods; what of it failed is told when nothing of it is under way any more."""
-        wrote = await asyncio.gather(*(self._write(write, one.epoch) for write in one.writes))
-        failed = [found for found in wrote if found is not None]
-        if not failed:
-            let = await asyncio.gather(*(self._release(release, one.epoch) for release in one.releases))
-            failed = [found for found in let if found is not None]
-        for uid, failure, why in failed:
-            self._feed(GrantFailed(one.unit, uid, failure, why))
-        if not failed:
-            self._feed(GrantWritten(one.unit))
-
-    async def _write(self, one: ClaimStatusWrite, epoch: int) -> tuple[str, WriteFailure, str] | None:
-        failed = await self._status(one.body, epoch)
-        if failed is not None:
-            return (one.uid, *failed)
-        self.granted += 1
-        return None
-
-    async def free(self, one: ClaimDeallocation) -> None:
-        """Remove the allocation of a claim."""
-        failed = await self._status(one.body, one.epoch)
-        if failed is not None:
-            self._feed(DeallocationFailed(one.uid, *failed))
-            return
-        self.freed += 1
-        self._log.info("claim=%s freed reason=%s", one.key, one.why)
-
-    async def _status(self, body: Any, epoch: int) -> tuple[WriteFailure, str] | None:
-        """Write a claim's status; after a conflict the claim is read, since the answer to a first attempt may be lost."""
-        metadata = body["metadata"]
-        name, namespace = metadata["name"], metadata["namespace"]
-
-        async def call() -> Object:
-            return await self._cluster.replace(RESOURCE_CLAIMS, body, subresource="status")
-
-        failed, told = await self._try_write(call, epoch)
-        if failed is not None and failed[0] is WriteFailure.CONFLICT:
-            try:
-                told = await self._cluster.get(RESOURCE_CLAIMS, name, namespace=namespace)
-            except ObjectNotFound:
-                failed = WriteFailure.GONE, "the claim is gone"
-            except ClusterError as error:
-                self._log.debug("claim=%s/%s read=no error=%s", namespace, name, error)
-        if told is not None:
-            self._feed(ClaimUpdated(prune_resource_claim(told)))
-        if failed is not None and failed[0] not in (WriteFailure.CONFLICT, WriteFailure.GONE, WriteFailure.STALE):
-            self._log.warning("claim=%s/%s written=no failure=%s error=%s", namespace, name, failed[0].name, failed[1])
-        return failed
-
-    async def _release(self, one: PodRelease, epoch: int) -> tuple[str, WriteFailure, str] | None:
-        namespace, name = one.key
-
-        async def call() -> Object:
-            pod = self._engine.pods.objects.get(ObjectKey(namespace, name))
-            head = {} if pod is None else pod["metadata"]
-            if pod is None or (head.get("uid"), head.get("resourceVersion")) != (one.uid, one.version):
-                raise StaleTerm
-            if one.is_pinned:
-                body = ungating_patch(pod, one.node_name, one.plan)
-            else:
-                body = gate_removal_patch(pod)
-                body["metadata"]["annotations"] = {ANNOTATION_PLAN: one.plan}
-            return await self._cluster.patch(PODS, name, body, namespace=namespace)
-
-        failed, _ = await self._try_write(call, epoch)
-        if failed is not None:
-            return (one.uid, *failed)
-        self.released += 1
-        return None
-
-    async def _try_write(
-        self, call: Callable[[], Awaitable[Object]], epoch: int
-    ) -> tuple[tuple[WriteFailure, str] | None, Object | None]:
-        """Makes a write in its turn and in its term: why it was not made, or what the server answered."""
-
-        async def bounded() -> Object:
-            term = self._elector.term()
-            if term is None:
-                raise StaleTerm
-            try:
-                async with asyncio.timeout(max(0.0, term.until_s - self._monotonic_s())):
-                    return await call()
-            except TimeoutError:
-                raise StaleTerm from None
-
-        try:
-            told = await self._writer.write(bounded, may_send=lambda: is_of(self._elector.term(), epoch))
-        except ClusterError as error:
-            failure = describe_failure(error)
-            self.failed[failure] += 1
-            return (failure, str(error)), None
-        return None, told
-
-
 _BATCH_S = 0.02
+_WRITES_AT_ONCE = 24
 _TICK_S = 1.0
 
 _CLAIMS_MOST = 300_000
@@ -214,7 +79,7 @@ class ClaimReconciler(Reconciler[str]):
     resync_s = _TICK_S
 
     def __init__(self, around: ReconcilerContext, settings: ClaimAllocatorSettings | None = None) -> None:
-        super().__init__(around, "claims")
+        super().__init__(around, "claims", max_concurrent_writes=_WRITES_AT_ONCE)
         gate = around.engine.settings.gate
         self.settings = settings or ClaimAllocatorSettings(unbound_s=gate.unbound_s)
         self._around = around
@@ -234,10 +99,8 @@ class ClaimReconciler(Reconciler[str]):
         self.machine = ClaimAllocator(self.settings)
         self._inbox.drain()
         self._epoch: int | None = None
-        self.writes = ClaimWriter(self._around, self.feed, self.log)
-        self._lookups = OwnerLookups(
-            self.cluster, done=self._on_owner_found, tasks=self.tasks, monotonic_s=self.clock.monotonic_s, log=self.log
-        )
+        self.writes = ClaimWriter(self, pods=lambda: self._engine.pods.objects, feed=self.feed)
+        self._lookups = OwnerLookups(self, pods=lambda: self._engine.pods.objects, done=self._pod)
 
     def is_ready(self) -> bool:
         """Always: the allocator takes events from the beginning, and decides nothing before it is synced and leads."""
@@ -303,22 +166,22 @@ class ClaimReconciler(Reconciler[str]):
 
     async def _list(self, epoch: int) -> None:
         """All claims from the server itself, for as long as the term lasts."""
-        while self.leads(epoch):
-            try:
-                found = await self.cluster.list(RESOURCE_CLAIMS)
-            except ClusterError as error:
-                self.log.warning("claims=listed error=%s action=retry", error)
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                self.feed(ClaimsListed(epoch, [prune_resource_claim(one) for one in found.items]))
-                self.log.info("claims=listed count=%d epoch=%d", len(found.items), epoch)
-                return
+
+        async def listed() -> ObjectList | None:
+            return await self.cluster.list(RESOURCE_CLAIMS) if self.leads(epoch) else None
+
+        def on_failure(error: Exception) -> None:
+            self.log.warning("claims=listed error=%s action=retry", error)
+
+        found = await call_until_done(listed, wait_s=_AGAIN_S, on_failure=on_failure)
+        if found is not None:
+            self.feed(ClaimsListed(epoch, [prune_resource_claim(one) for one in found.items]))
+            self.log.info("claims=listed count=%d epoch=%d", len(found.items), epoch)
 
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():
             if delta.new is None:
-                assert delta.old is not None
-                self.feed(PodDeleted(delta.old["metadata"]["uid"]))
+                self.feed(PodDeleted(delta.uid))
             else:
                 self._pod(delta.key, delta.new)
 
@@ -328,11 +191,6 @@ class ClaimReconciler(Reconciler[str]):
         if isinstance(member, IntentRefusal) and member.needs is not None:
             self._lookups.wait_for(member.needs, key)
         self.feed(event)
-
-    def _on_owner_found(self, key: ObjectKey) -> None:
-        found = self._engine.pods.objects.get(key)
-        if found is not None:
-            self._pod(key, found)
 
     def _nodes(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas if self._is_running else ():
@@ -380,10 +238,8 @@ class ClaimReconciler(Reconciler[str]):
                 self.tasks.start_task(self.writes.free(one))
             case ClaimGpusReported(name, count):
                 self._engine.feed(ClaimGpusUpdated(name, count))
-            case RemoveGate():
-                self.tasks.start_task(self._engine.writes.remove_gate(one))
-            case RecreatePod():
-                self.tasks.start_task(self._engine.writes.delete_for_recreation(one))
+            case RemoveGate() | RecreatePod():
+                self.tasks.start_task(self._engine.writes.execute_instruction(one))
             case RecordEvent():
                 self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.core.core import Core
+from eelgrid_controller.core.core import CommitResult, Core
+from eelgrid_controller.engines.kubernetes.api.errors import call_until_done
 from eelgrid_controller.engines.kubernetes.model.inference_service import SERVICE_UNIT_PREFIX
 from eelgrid_controller.engines.kubernetes.pods.gate_events import (
     AdoptUnit,
@@ -134,12 +134,6 @@ class CoreCommandRunner:
         monotonic_s: Callable[[], float],
         log: logging.Logger,
     ) -> None:
-        self.submitted = 0
-        self.adopted = 0
-        self.cancelled = 0
-        self.joined = 0
-        self.occupied = 0
-        self.refused = 0
         self._loop = loop
         self._feed = feed
         self._monotonic_s = monotonic_s
@@ -189,10 +183,8 @@ class CoreCommandRunner:
         async with self._turns:
             match asked:
                 case SubmitUnit(request):
-                    self.submitted += 1
                     await self._run_change(request.workload_id, self._loop.submit(request))
                 case AdoptUnit(request, adoption):
-                    self.adopted += 1
                     await self._run_change(request.workload_id, self._loop.adopt(request, adoption))
                 case CancelUnit(workload_id):
                     await self._cancel(workload_id)
@@ -200,10 +192,8 @@ class CoreCommandRunner:
                     await self._run_change(workload_id, self._loop.scale(workload_id, replicas))
                 case RegisterNode(inventory):
                     self._loop.presence.mark_connected(inventory.node_name)
-                    self.joined += 1
                     await self._on_result(inventory.node_name, self._loop.register_node(inventory))
                 case ReportUsage(name, others):
-                    self.occupied += 1
                     await self._on_result(name, self._loop.update_external_usage(name, others))
                 case RemoveNode(name):
                     self._loop.presence.mark_disconnected(name, deadline_s=self._monotonic_s())
@@ -214,7 +204,6 @@ class CoreCommandRunner:
         except NotFound:
             self._log.debug("node=%s reported=no reason=unknown", node_name)
         except (Fault, ContractError) as error:
-            self.refused += 1
             self._log.warning("node=%s reported=no error=%s action=retry", node_name, error)
             await asyncio.sleep(_AGAIN_S)
             self._feed(NodeReportFailed(node_name))
@@ -224,7 +213,6 @@ class CoreCommandRunner:
         try:
             workload = await command
         except (Fault, ContractError) as error:
-            self.refused += not isinstance(error, AlreadyExists)
             self._log.info("workload=%s refused=%s", workload_id, error)
             self._feed(UnitRefused(workload_id, str(error), is_taken=isinstance(error, AlreadyExists)))
         else:
@@ -233,17 +221,16 @@ class CoreCommandRunner:
 
     async def _cancel(self, workload_id: str) -> None:
         """End a workload, however long that takes: what is not ended holds room."""
-        self.cancelled += 1
-        while True:
+
+        async def ended() -> str:
             try:
-                workload = await self._loop.cancel(workload_id)
+                return (await self._loop.cancel(workload_id)).workload_id
             except NotFound:
-                self._feed(UnitCancelled(workload_id))
-                return
-            except (Fault, ContractError) as error:
-                self._log.warning("workload=%s cancelled=no error=%s action=retry", workload_id, error)
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                # Told by its commit, too, unless it was ended before.
-                self._feed(UnitCancelled(workload.workload_id))
-                return
+                return workload_id
+
+        def on_failure(error: Exception) -> None:
+            self._log.warning("workload=%s cancelled=no error=%s action=retry", workload_id, error)
+
+        name = await call_until_done(ended, errors=(Fault, ContractError), wait_s=_AGAIN_S, on_failure=on_failure)
+        # Told by its commit, too, unless it was ended before.
+        self._feed(UnitCancelled(name))

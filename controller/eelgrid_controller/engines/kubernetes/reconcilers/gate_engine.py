@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm
+from eelgrid_controller.core.core import CommitResult
+from eelgrid_controller.engines.kubernetes.api.election import LeadershipTerm
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import NODES, PODS, Object, ObjectKey
 from eelgrid_controller.engines.kubernetes.model.inference_service import (
@@ -68,7 +68,6 @@ from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import (
     is_gate_workload,
     status_event,
 )
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import PodWriter
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     CLUSTER_KEY,
     ClusterContext,
@@ -82,6 +81,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import (
     prune_node,
     prune_pod,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.writers import PodWriter
 from eelgrid_controller.objectives.forecasts import ForecastQuestion, ProfileForecast
 from eelgrid_controller.state.telemetry import DeviceReports
 from eelgrid_protos.messages import ListPromisesResponse
@@ -149,7 +149,7 @@ class GateEngine(Reconciler[str]):
         awaits_agent: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`has_agent` says of a node whether an agent speaks for it, `awaits_agent` whether it has not done so yet."""
-        super().__init__(context, "gate")
+        super().__init__(context, "gate", max_concurrent_writes=settings.writes_at_once)
         self.resync_s = settings.tick_s
         self.rest_s = settings.batch_s
         self.rounds = 0
@@ -163,8 +163,6 @@ class GateEngine(Reconciler[str]):
         self._awaits_agent = awaits_agent
         self._inbox: EventInbox[GateEvent] = EventInbox(lambda: self.queue.add(CLUSTER_KEY))
         self._nodes: dict[str, KubeNodeUpdated] = {}  # as they were told
-        self._epoch: int | None = None
-        self._has_led = False  # the gate of this run was told that it leads
         self._nodes_heard: list[Callable[[Sequence[Delta]], None]] = []
         self._pods_heard: list[Callable[[Sequence[Delta]], None]] = []
         self.services = ServiceIndex()
@@ -177,37 +175,23 @@ class GateEngine(Reconciler[str]):
 
     def reset(self) -> None:
         """Everything that a run has of its own."""
-        clock, log, settings = self.clock, self.log, self.settings
+        settings = self.settings
         self._is_running = False
         self._inbox.drain()
         self._nodes.clear()
-        self._epoch = None
-        self._has_led = False
+        self._epoch: int | None = None
+        self._has_led = False  # the gate of this run was told that it leads
         self.gate = Gate(settings.gate)
         self._loop.eligibility.rules = self.gate.others.rules
         self.pods = self.make_informer(PODS, keep=prune_pod, max_objects=settings.pods_most)
         self.nodes = self.make_informer(NODES, keep=prune_node, max_objects=settings.nodes_most)
         self.pods.add_listener(self._pod_deltas)
         self.nodes.add_listener(self._node_deltas)
-        self.lookups = OwnerLookups(
-            self.cluster, done=self._on_owner_found, tasks=self.tasks, monotonic_s=clock.monotonic_s, log=log
-        )
-        self.related = RelatedObjects(
-            self.cluster, feed=self.feed, rng=self.context.rng, monotonic_s=clock.monotonic_s, log=log
-        )
+        self.lookups = OwnerLookups(self, pods=lambda: self.pods.objects, done=self._pod)
+        self.related = RelatedObjects(self, feed=self.feed)
         self._shapes = PodShapeCache()
         self._recalls = PodRecalls(self.pods, self._pod)
-        self.writes = PodWriter(
-            self.cluster,
-            pods=lambda: self.pods.objects,
-            leads=self.leads,
-            feed=self.feed,
-            events=self.events,
-            at_once=settings.writes_at_once,
-            clock=clock,
-            rng=self.context.rng,
-            log=log,
-        )
+        self.writes = PodWriter(self, pods=lambda: self.pods.objects, feed=self.feed)
 
     # Life
 
@@ -299,9 +283,8 @@ class GateEngine(Reconciler[str]):
             callback(deltas)
         for delta in deltas:
             if delta.new is None:
-                assert delta.old is not None
-                self._recalls.uids.discard(delta.old["metadata"]["uid"])
-                self.feed(PodDeleted(delta.old["metadata"]["uid"]))
+                self._recalls.uids.discard(delta.uid)
+                self.feed(PodDeleted(delta.uid))
                 continue
             self._pod(delta.key, delta.new)
 
@@ -329,12 +312,6 @@ class GateEngine(Reconciler[str]):
         if needs is None or not sight.pod.is_gated:
             # A gated pod is nobody's until it is known whose: a moment as another unit would cost its place.
             self.feed(PodUpdated(sight))
-
-    def _on_owner_found(self, key: ObjectKey) -> None:
-        """An owner that a pod needed is known: the pod is judged again."""
-        found = self.pods.objects.get(key)
-        if found is not None:
-            self._pod(key, found)
 
     def _node_deltas(self, deltas: Sequence[Delta]) -> None:
         for callback in self._nodes_heard:
@@ -398,14 +375,8 @@ class GateEngine(Reconciler[str]):
                 self.log.info("pod=%s event=%s", one.key, one.text)
                 if self.term() is not None:
                     self.writes.record_event(one)
-            case UngatePod():
-                self.tasks.start_task(self.writes.ungate(one))
-            case AnnotatePod():
-                self.tasks.start_task(self.writes.annotate_pod(one))
-            case RemoveGate():
-                self.tasks.start_task(self.writes.remove_gate(one))
-            case RecreatePod():
-                self.tasks.start_task(self.writes.delete_for_recreation(one))
+            case UngatePod() | AnnotatePod() | RemoveGate() | RecreatePod():
+                self.tasks.start_task(self.writes.execute_instruction(one))
             case ReportPlacement():
                 if self.term() is not None:
                     self.writes.report_placement(one)

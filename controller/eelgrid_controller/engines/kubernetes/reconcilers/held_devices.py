@@ -64,13 +64,11 @@ class HeldDeviceReconciler(Reconciler[str]):
     def _pods(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
-                assert delta.old is not None
-                uid = delta.old["metadata"]["uid"]
-                self._first_s.pop(uid, None)
-                self._told.pop(uid, None)
-            elif (uid := delta.new["metadata"]["uid"]) not in self._first_s:
+                self._first_s.pop(delta.uid, None)
+                self._told.pop(delta.uid, None)
+            elif delta.uid not in self._first_s:
                 is_bound = bool(delta.new["spec"].get("nodeName"))
-                self._first_s[uid] = 0.0 if is_bound else self.clock.monotonic_s()
+                self._first_s[delta.uid] = 0.0 if is_bound else self.clock.monotonic_s()
 
     async def start(self, _: asyncio.TaskGroup) -> None:
         """Pods are the engine's; reports are there already."""

@@ -1,4 +1,9 @@
-"""Job reconciler: right-sizes suspended jobs, and boosts Kueue Workloads that are costly to preempt.
+"""Jobs: right-sizes suspended ones, and boosts Kueue Workloads that are costly to preempt.
+
+A suspended job is right-sized before it starts: one patch in its life, whatever the outcome. Where nothing is known
+the request stays and the record says why. No job waits longer than `patience_s` for a prediction. A server that
+refuses the resize gets the record alone, as a recommendation. Measured points count if they were taken at the default
+limit, with free clocks, alone on their GPUs.
 
 The boost of a Workload's priority is bounded. With G GPUs and t seconds of work that would be lost,
 
@@ -11,11 +16,11 @@ Source: KEP-7990 of Kueue.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from eelgrid_controller.core.core import Core
 from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
@@ -34,29 +39,38 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     ServedResources,
 )
 from eelgrid_controller.engines.kubernetes.model import annotations, well_known
+from eelgrid_controller.engines.kubernetes.model.node_affinity import satisfies_constraint
 from eelgrid_controller.engines.kubernetes.model.objects import KubeNode, parse_node
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, pod_requests
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
 from eelgrid_controller.engines.kubernetes.model.well_known import LABEL_MANAGED, MANAGED
-from eelgrid_controller.engines.kubernetes.pods.right_sizer import (
+from eelgrid_controller.engines.kubernetes.pods.gate_events import WriteFailure
+from eelgrid_controller.engines.kubernetes.pods.suspended_job import (
+    RESIZABLE_KINDS,
     CandidateNode,
-    JobPatched,
-    JobPatchFailed,
-    JobRightSizer,
-    PatchJob,
-    RecordJobEvent,
-    RightSizingEvent,
-    RightSizingInputs,
-    RightSizingInstruction,
-    SuspendedJobDeleted,
-    SuspendedJobUpdated,
+    JobSize,
+    PatchOperations,
+    SizeChoice,
+    SizeConstraints,
+    SizeMeasurement,
+    SizeUnknown,
+    SizingProblem,
+    SuspendedJob,
     candidate_node_of,
+    choose_size,
+    is_recorded,
+    kueue_gate_patch,
     measured_sizes,
+    parse_size_constraints,
+    parse_suspended_job,
+    profiles_of,
+    record_text,
+    recorded_outcome,
+    resource_name_of,
+    right_sizing_patch,
     unmeasured_gpu_counts,
 )
-from eelgrid_controller.engines.kubernetes.pods.suspended_job import SizeMeasurement
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
-from eelgrid_controller.engines.kubernetes.reconcilers.pod_writer import describe_failure
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     CLUSTER_KEY,
     EventInbox,
@@ -64,6 +78,7 @@ from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
     Reconciler,
     Result,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.writers import describe_failure
 from eelgrid_controller.objectives.forecasts import NOT_LEARNED_REASON, ScaleQuestion
 from eelgrid_protos.messages import Inventory
 
@@ -202,7 +217,6 @@ class PreemptionBoostReconciler(Reconciler[str]):
     ) -> None:
         """`wasteful` says of the uid of a Workload's owner whether it wastes."""
         super().__init__(around, "boosts")
-        self.written = 0
         self._queues = served.find_served(CLUSTER_QUEUES, KUEUE_VERSIONS)
         self._workloads = served.find_served(KUEUE_WORKLOADS, KUEUE_VERSIONS)
         self._wasteful = wasteful
@@ -241,8 +255,6 @@ class PreemptionBoostReconciler(Reconciler[str]):
             except ClusterError as error:
                 self.failures += 1
                 self.log.info("workload=%s boosted=no error=%s", metadata["name"], error)
-            else:
-                self.written += 1
         return Result(self._every_s)
 
     def _plan_patch(self, workload: Object, most: Mapping[str, int]) -> dict[str, Any] | None:
@@ -261,6 +273,314 @@ class PreemptionBoostReconciler(Reconciler[str]):
             return None
         before = int(has.ours) if has.ours is not None and has.ours.isdigit() else 0
         return boost_patch(workload, compute_boost(run, limit, before) if run is not None else 0)
+
+
+_SIZES_MOST = 4096
+_AGAIN_S = {WriteFailure.CONFLICT: 1.0, WriteFailure.STALE: 1.0, WriteFailure.BUSY: 5.0, WriteFailure.FORBIDDEN: 30.0}
+_AGAIN_MOST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RightSizingSettings:
+    """How long and how many."""
+
+    patience_s: float = 60.0  # that a prediction is waited for
+    writes_most: int = 64  # in one round
+
+
+class RightSizingInputs(NamedTuple):
+    """What is known besides the jobs."""
+
+    now_s: float  # since 1970
+    sites: tuple[CandidateNode, ...] = ()
+    known: Mapping[str, tuple[SizeMeasurement, ...]] = {}  # by profile
+    coming: frozenset[str] = frozenset()  # profiles of which a prediction is on its way
+
+
+class SuspendedJobUpdated(NamedTuple):
+    """A job as it is now."""
+
+    kind: str
+    found: Mapping[str, Any]
+
+
+class SuspendedJobDeleted(NamedTuple):
+    """A job was deleted."""
+
+    uid: str
+
+
+class JobPatched(NamedTuple):
+    """A patch was made."""
+
+    uid: str
+
+
+class JobPatchFailed(NamedTuple):
+    """A patch was not made."""
+
+    uid: str
+    failure: WriteFailure
+    text: str = ""
+
+
+class PatchJob(NamedTuple):
+    """Patch a job."""
+
+    job: SuspendedJob
+    operations: PatchOperations
+    outcome: str  # changed, kept, recommended, released
+    why: str
+
+
+class RecordJobEvent(NamedTuple):
+    """Record an Event about a job."""
+
+    job: SuspendedJob
+    outcome: str
+    text: str
+    is_warning: bool = False
+
+
+RightSizingEvent: TypeAlias = SuspendedJobUpdated | SuspendedJobDeleted | JobPatched | JobPatchFailed
+RightSizingInstruction: TypeAlias = PatchJob | RecordJobEvent
+
+
+@dataclass(slots=True)
+class _Job:
+    """One job that asks."""
+
+    asked: SuspendedJob
+    found: Mapping[str, Any]
+    again_s: float = 0.0
+    failures: int = 0
+    refused: str = ""  # why the server did not take another request
+    under_way: PatchJob | None = None
+    is_settled: bool = False
+    is_told: bool = field(default=False)  # of a failure
+
+
+class JobRightSizer:
+    """All jobs that ask to be right-sized."""
+
+    def __init__(self, settings: RightSizingSettings | None = None) -> None:
+        self._settings = settings or RightSizingSettings()
+        self._jobs: dict[str, _Job] = {}
+        self._coming: dict[str, float] = {}  # since when a profile's prediction is waited for
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def is_waiting(self, at_s: float) -> bool:
+        """Whether anybody waits for a round now."""
+        return any(_is_due(job, at_s) for job in self._jobs.values())
+
+    def is_wasteful(self, uid: str) -> bool:
+        """Whether a job runs although fewer joules were recommended."""
+        job = self._jobs.get(uid)
+        return job is not None and recorded_outcome(job.asked) == "recommended"
+
+    def pending_profiles(self) -> frozenset[str]:
+        """Profiles of jobs that wait, of which something should be known."""
+        found = set()
+        for job in self._jobs.values():
+            if not job.is_settled and job.asked.is_suspended:
+                found |= profiles_of(job.found)
+        return frozenset(found)
+
+    def on_events(
+        self, events: Iterable[RightSizingEvent], ground: RightSizingInputs, at_s: float, *, leads: bool
+    ) -> list[RightSizingInstruction]:
+        """What follows from what happened; writes only from who `leads`."""
+        told: list[RightSizingInstruction] = []
+        for event in events:
+            match event:
+                case SuspendedJobUpdated():
+                    self._on_job_updated(event)
+                case SuspendedJobDeleted(uid):
+                    self._jobs.pop(uid, None)
+                case JobPatched(uid):
+                    told += self._written(uid)
+                case JobPatchFailed():
+                    told += self._not_written(event, at_s)
+        if leads:
+            self._coming = {profile: self._coming.get(profile, at_s) for profile in ground.coming}
+            writes = 0
+            for job in self._jobs.values():
+                if writes >= self._settings.writes_most:
+                    break
+                made = self._plan_patch(job, ground, at_s)
+                if made is not None:
+                    job.under_way = made
+                    told.append(made)
+                    writes += 1
+        return told
+
+    def _on_job_updated(self, event: SuspendedJobUpdated) -> None:
+        asked = parse_suspended_job(event.kind, event.found)
+        if asked is None:
+            self._jobs.pop(event.found["metadata"]["uid"], None)
+            return
+        job = self._jobs.get(asked.uid)
+        if job is None:
+            self._jobs[asked.uid] = _Job(asked, event.found)
+            return
+        job.asked, job.found = asked, event.found
+        job.is_settled = False
+
+    def _written(self, uid: str) -> list[RightSizingInstruction]:
+        job = self._jobs.get(uid)
+        if job is None or job.under_way is None:
+            return []
+        made, job.under_way = job.under_way, None
+        job.is_settled = True  # until it is seen again, without the record
+        job.failures = 0
+        return [RecordJobEvent(made.job, made.outcome, made.why)] if made.outcome != "released" else []
+
+    def _not_written(self, event: JobPatchFailed, at_s: float) -> list[RightSizingInstruction]:
+        job = self._jobs.get(event.uid)
+        if job is None or job.under_way is None:
+            return []
+        made, job.under_way = job.under_way, None
+        if event.failure is WriteFailure.GONE:
+            del self._jobs[event.uid]
+            return []
+        if event.failure is WriteFailure.INVALID and made.outcome == "changed" and not job.refused:
+            job.refused = event.text or "the API server refused it"
+            return []
+        wait_s = _AGAIN_S.get(event.failure, 60.0)
+        if event.failure not in (WriteFailure.CONFLICT, WriteFailure.STALE):
+            wait_s = min(_AGAIN_MOST_S, wait_s * 2.0 ** min(job.failures, 10))
+            job.failures += 1
+        job.again_s = at_s + wait_s
+        if event.failure in (WriteFailure.INVALID, WriteFailure.FORBIDDEN) and not job.is_told:
+            job.is_told = True
+            return [RecordJobEvent(made.job, "failed", f"cannot be patched: {event.text}", is_warning=True)]
+        return []
+
+    def _plan_patch(self, job: _Job, ground: RightSizingInputs, at_s: float) -> PatchJob | None:
+        """The write that a job needs now."""
+        asked = job.asked
+        if not _is_due(job, at_s):
+            return None
+        if not asked.mode or not asked.is_suspended or asked.ran or is_recorded(asked):
+            if asked.is_suspended and asked.is_gated:
+                return PatchJob(asked, kueue_gate_patch(asked), "released", asked.ran or "it was dealt with")
+            job.is_settled = True
+            return None
+        wish: SizeConstraints | None = None
+        answer: SizeChoice | SizeUnknown
+        try:
+            wish = parse_size_constraints(asked.kind, job.found, now_s=ground.now_s)
+        except KubernetesUnreadable as error:
+            answer = SizeUnknown(str(error))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # One object that no API server should give must not keep all others from their turn.
+            answer = SizeUnknown(f"cannot be read: {error!r}"[:300], "compare it with the API's reference")
+        else:
+            if self._is_to_come(wish, ground, at_s):
+                return None
+            answer = choose_size(_question(wish, ground))
+        return _write(job, wish, answer)
+
+    def _is_to_come(self, wish: SizeConstraints, ground: RightSizingInputs, at_s: float) -> bool:
+        """Whether a number that its people allow is being predicted, and that for not too long."""
+        since_s = self._coming.get(wish.profile)
+        if since_s is None or at_s - since_s >= self._settings.patience_s:
+            return False
+        known = {one.gpus for one in ground.known.get(wish.profile, ()) if not one.mig_profile}
+        pods = wish.pods if wish.is_together else (1,)
+        return any(count * gpus not in known for count in pods for gpus in wish.gpus)
+
+
+def _is_due(job: _Job, at_s: float) -> bool:
+    return not job.is_settled and job.under_way is None and at_s >= job.again_s
+
+
+def _write(job: _Job, wish: SizeConstraints | None, answer: SizeChoice | SizeUnknown) -> PatchJob:
+    asked = job.asked
+    starts = asked.starts and not asked.queue
+    if isinstance(answer, SizeUnknown):
+        why = f"{answer.why}; {answer.remedy}" if answer.remedy else answer.why
+        before = wish.asked if wish is not None else None
+        record = record_text(asked.uid, "kept", why, asked=before)
+        return PatchJob(
+            asked,
+            right_sizing_patch(asked, record, wish=None, size=None, starts=starts),
+            "kept",
+            f"kept as it is: {why}",
+        )
+    assert wish is not None, "a choice comes of a wish"
+    if answer.size == wish.asked:
+        record = record_text(asked.uid, "kept", answer.why, asked=wish.asked, choice=answer)
+        operations = right_sizing_patch(asked, record, wish=None, size=None, starts=starts)
+        return PatchJob(asked, operations, "kept", f"kept as it is: {answer.why}")
+    words = f"{_words(wish.asked)} to {_words(answer.size)}: {answer.why}"
+    hindrance = _hindrance(job)
+    if hindrance:
+        record = record_text(asked.uid, "recommended", f"{answer.why}; {hindrance}", asked=wish.asked, choice=answer)
+        operations = right_sizing_patch(asked, record, wish=None, size=None, starts=starts)
+        return PatchJob(asked, operations, "recommended", f"recommended, and not changed since {hindrance}: {words}")
+    record = record_text(asked.uid, "changed", answer.why, asked=wish.asked, choice=answer)
+    operations = right_sizing_patch(asked, record, wish=wish, size=answer.size, starts=starts)
+    return PatchJob(asked, operations, "changed", f"changed from {words}")
+
+
+def _hindrance(job: _Job) -> str:
+    """Why a size is recommended only."""
+    asked = job.asked
+    if asked.mode == "recommend":
+        return "it asks for no more"
+    if asked.kind not in RESIZABLE_KINDS:
+        return f"the requests of a {asked.kind} are fixed"
+    if asked.queue and not asked.is_gated:
+        return (
+            f"Kueue may start it at any moment; make it with {well_known.KUEUE_GATED_BY}: {well_known.KUEUE_OUR_GATE}"
+        )
+    if job.refused:
+        return f"the API server refused it (before 1.36 requests are fixed): {job.refused[:300]}"
+    return ""
+
+
+def _question(wish: SizeConstraints, ground: RightSizingInputs) -> SizingProblem:
+    """The sizes that its users allow and some node can hold."""
+    constraint = wish.constraint
+    sites = [
+        site
+        for site in ground.sites
+        # A cordon goes; the job may start after that.
+        if satisfies_constraint(
+            constraint, replace(site.node, is_unschedulable=False) if site.node.is_unschedulable else site.node
+        )
+        and (not wish.models or site.gpu_model in wish.models)
+    ]
+    wanted = [JobSize(pods, gpus) for pods in wish.pods for gpus in wish.gpus]
+    wanted += [JobSize(pods, 1, profile) for pods in wish.pods for profile in wish.slices]
+    sizes: dict[JobSize, tuple[str, ...]] = {}
+    for size in dict.fromkeys([wish.asked, *wanted[:_SIZES_MOST]]):
+        models = {site.gpu_model for site in sites if _holds(site, size)}
+        if models or size == wish.asked:
+            sizes[size] = tuple(sorted(models))
+    return SizingProblem(
+        asked=wish.asked,
+        sizes=sizes,
+        is_together=wish.is_together,
+        slowdown_most=wish.slowdown_most,
+        need_hz=wish.need_hz,
+        known=ground.known.get(wish.profile, ()),
+    )
+
+
+def _holds(site: CandidateNode, size: JobSize) -> bool:
+    """Whether an empty node would hold one of its pods."""
+    if size.mig_profile:
+        return site.node.allocatable.count(resource_name_of(size)) >= size.gpus
+    return site.gpus >= size.gpus
+
+
+def _words(size: JobSize) -> str:
+    each = f"{resource_name_of(size)}: {size.gpus}"
+    return each if size.pods == 1 else f"{size.pods} pods of {each}"
 
 
 _JOBS_MOST = 50_000
@@ -306,8 +626,7 @@ class JobReconciler(Reconciler[str]):
     def _deltas(self, kind: str, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             if delta.new is None:
-                assert delta.old is not None
-                self._inbox.put(SuspendedJobDeleted(delta.old["metadata"]["uid"]))
+                self._inbox.put(SuspendedJobDeleted(delta.uid))
             else:
                 self._inbox.put(SuspendedJobUpdated(kind, delta.new))
 

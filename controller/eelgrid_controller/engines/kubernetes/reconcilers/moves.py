@@ -1,49 +1,35 @@
-"""Move reconciler: moves running pods where the core placed them, and off drained nodes and lost GPUs.
+"""Moves of running pods to where the core placed them, and off drained nodes and lost GPUs.
 
-`MoveWriter` makes the calls at the API server, one at a time.
+`MoveOrders` finds which moves are due, and `MoveReconciler` takes one step of each at a time.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
 
-from eelgrid_controller.core.command import CommitResult
+from eelgrid_controller.core.core import CommitResult, Core
 from eelgrid_controller.engines.kubernetes.api.errors import (
     ClusterError,
     Conflict,
     Forbidden,
-    NotServed,
-    ObjectNotFound,
+    RetryLimits,
     StaleTerm,
 )
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
-from eelgrid_controller.engines.kubernetes.api.port import (
-    DEPLOYMENTS,
-    HORIZONTAL_POD_AUTOSCALERS,
-    JOBS,
-    NODES,
-    POD_DISRUPTION_BUDGETS,
-    PODS,
-    REPLICA_SETS,
-    Object,
-    ObjectKey,
-)
-from eelgrid_controller.engines.kubernetes.api.retry import RetryingWriter, RetryLimits, call_with_retries
+from eelgrid_controller.engines.kubernetes.api.port import DEPLOYMENTS, JOBS, Object, ObjectKey, uid_of
+from eelgrid_controller.engines.kubernetes.model.annotations import parse_duration_s
+from eelgrid_controller.engines.kubernetes.model.inference_service import ServiceMode
 from eelgrid_controller.engines.kubernetes.model.objects import Pod, controller_of, parse_pod
-from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
-from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable, format_time
-from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference
+from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey, unit_of
+from eelgrid_controller.engines.kubernetes.model.quantities import AnnotationUnreadable, KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.well_known import (
+    ANNOTATION_CHECKPOINT_GRACE,
     ANNOTATION_DRAIN,
     ANNOTATION_DRAINED,
-    ANNOTATION_EVICT_AT,
     ANNOTATION_MOVE,
-    ANNOTATION_MOVED_AT,
+    ANNOTATION_PLAN,
     DELETION_COST,
-    LABEL_MOVING,
 )
 from eelgrid_controller.engines.kubernetes.pods.gate_events import MoveFinished, ReplacementStarted
 from eelgrid_controller.engines.kubernetes.pods.migration import (
@@ -56,11 +42,14 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     MoveOrder,
     MoveQueue,
     MoveTimeouts,
+    MovingPod,
     ScaleDeployment,
     SurgeState,
     WaitStep,
     drain_status,
-    find_blocking_budget,
+    is_drain_requested,
+    mobility_of,
+    move_method_of,
     moves_alone,
     next_eviction_step,
     next_surge_step,
@@ -68,175 +57,248 @@ from eelgrid_controller.engines.kubernetes.pods.migration import (
     resumed_order,
     survives_evictions,
 )
-from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, format_move_note, parse_move_note
-from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
-from eelgrid_controller.engines.kubernetes.reconcilers.move_orders import MoveOrders, has_room, restore_places
-from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import (
-    CLUSTER_KEY,
-    ClusterContext,
-    EventRecorder,
-    Reconciler,
-    Result,
-)
+from eelgrid_controller.engines.kubernetes.pods.placement_unit import PlacementUnit, UnitMember
+from eelgrid_controller.engines.kubernetes.pods.plan_annotation import MoveNote, parse_move_note, plan_for_pod
+from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import CoreCommandPort
+from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import GateEngine, ReconcilerContext
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
+from eelgrid_controller.engines.kubernetes.reconcilers.writers import MoveWriter
 from eelgrid_controller.state.events import WorkloadMoved
+from eelgrid_controller.state.policy import is_pool_enforced
+from eelgrid_protos.errors import ContractError
+from eelgrid_protos.faults import Fault
+from eelgrid_protos.messages import Move, Placement, ReplicaMove, SubmitWorkloadRequest, WorkloadPhase
 
-_LIMITS = RetryLimits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
-_T = TypeVar("_T")
+_WAITS_S = 10.0  # for the gate to hear of a place that the core moved
 
 
-class MoveWriter:
-    """Calls for moves, repeated with backoff; writes only while this controller leads."""
+class MoveOrders:
+    """Finds the moves that are due, from the gate, the core and the nodes."""
 
-    def __init__(self, context: ClusterContext, *, events: EventRecorder, log: logging.Logger) -> None:
-        self.forbidden = 0  # evictions that a budget forbade
-        self.scaled = 0
-        self._context = context
-        self._cluster = context.cluster
-        self._events = events
+    def __init__(self, engine: GateEngine, log: logging.Logger) -> None:
+        self._engine = engine
         self._log = log
-        self._writer = RetryingWriter(rng=context.rng, monotonic_s=context.clock.monotonic_s, limits=_LIMITS)
+        self._moved: dict[str, float] = {}  # workload -> until when its unit is waited for
+        self._back: dict[str, int] = {}  # moves that were taken back by us
 
-    # What is read
+    def on_moved(self, event: WorkloadMoved, now_s: float) -> None:
+        """Note that the core has moved places of a workload."""
+        name = event.workload_id
+        if self._back.get(name):
+            self._back[name] -= 1
+            if not self._back[name]:
+                del self._back[name]
+            return
+        self._moved[name] = now_s + _WAITS_S
 
-    async def deployment_name(self, pod: Pod) -> str:
-        """The Deployment above a pod's ReplicaSet; empty where there is none."""
-        owner = pod.owner
-        if owner is None or owner.kind != "ReplicaSet":
-            return ""
-        found = await self._call_with_retries(
-            lambda: self._cluster.get(REPLICA_SETS, owner.name, namespace=pod.namespace)
+    def is_new(self, workload_id: str) -> bool:
+        """Whether the core has moved it and nobody has asked yet what is to be done."""
+        return workload_id in self._moved
+
+    def expect_reversal(self, workload_id: str) -> None:
+        """The next move of this work is one that is taken back, and no order."""
+        self._back[workload_id] = self._back.get(workload_id, 0) + 1
+        self._moved.pop(workload_id, None)
+
+    def cancel_reversal(self, workload_id: str) -> None:
+        """Taking the move back was refused."""
+        self._back.pop(workload_id, None)
+
+    def orders_from_core(self, core: Core, now_s: float) -> Iterator[MoveOrder]:
+        """Orders for what the core has moved, as soon as the gate knows of it."""
+        for name, until_s in list(self._moved.items()):
+            unit = self._engine.gate.units.get(unit_of(name))
+            if unit is not None and unit.elastic is not None:
+                del self._moved[name]  # looked at by its pods
+            elif unit is not None and unit.workload_id == name and unit.moving:
+                del self._moved[name]
+                yield from self._of_unit(core, unit)
+            elif now_s > until_s:
+                del self._moved[name]
+                self._log.warning("workload=%s moved=no reason=none of its pods is at its former place", name)
+
+    def _of_unit(self, core: Core, unit: PlacementUnit) -> Iterator[MoveOrder]:
+        for uid in unit.moving.values():
+            member = unit.members.get(uid)
+            if member is None:
+                continue
+            order = self._make_order(core, unit, member, unit.workload_id, "requested by an operator")
+            if order is not None:
+                yield order
+                if order.manner is MoveMethod.EVICT:
+                    return
+
+    def _make_order(
+        self, core: Core, unit: PlacementUnit, member: UnitMember, workload_id: str, cause: str
+    ) -> MoveOrder | None:
+        """The order for a pod, or for its whole gang; None where it is never moved."""
+        pod = member.sight.pod
+        found = core.state.workloads.get(unit.workload_id)
+        mobility = found.spec.mobility if found is not None else mobility_of(pod)
+        manner = move_method_of(mobility, pod.owner.kind if pod.owner is not None else "")
+        if manner is None or pod.owner is None:
+            return None
+        service = unit.elastic.service if unit.elastic is not None else None
+        if service is not None and service.mode is ServiceMode.ENFORCE:
+            manner = (
+                MoveMethod.EVICT
+            )  # how many there are is the service's, and one more would be taken for another's word
+        gang = (
+            [member]
+            if moves_alone(unit.name, manner) or unit.size == 1
+            else [one for one in unit.active_members if one.target_node]
         )
-        above = controller_of(found)
-        return above.name if above is not None and above.kind == "Deployment" else ""
+        goes = tuple(self._going(unit, one, workload_id) for one in gang)
+        grace_s = max(_grace_s(one.sight.pod.annotations) for one in gang)
+        return MoveOrder(
+            unit.name, workload_id, manner, goes, pod.owner.kind, pod.owner.name, pod.owner.uid, grace_s, cause
+        )
 
-    async def deployment(self, namespace: str, name: str) -> Object | None:
-        """A Deployment as it is; None if it is gone."""
-        try:
-            return await self._call_with_retries(lambda: self._cluster.get(DEPLOYMENTS, name, namespace=namespace))
-        except ObjectNotFound:
-            return None
+    def _going(self, unit: PlacementUnit, member: UnitMember, workload_id: str) -> MovingPod:
+        key, uid = member.sight.key, member.uid
+        replica = next((replica for replica, found in unit.moving.items() if found == uid), None)
+        if replica is None or not workload_id:
+            return MovingPod(uid, key, unit.replica_of(uid) or 0, member.target_node)
+        return MovingPod(uid, key, replica, member.target_node, unit.places[replica].node_name)
 
-    async def list_moving_deployments(self) -> Sequence[Object]:
-        """Deployments that carry a move."""
-        return (await self._call_with_retries(lambda: self._cluster.list(DEPLOYMENTS, labels=LABEL_MOVING))).items
+    # Without a place that is kept
 
-    async def autoscaler(self, namespace: str, deployment: str) -> str:
-        """The autoscaler of a Deployment; empty where there is none."""
-        try:
-            found = await self._call_with_retries(
-                lambda: self._cluster.list(HORIZONTAL_POD_AUTOSCALERS, namespace=namespace)
-            )
-        except NotServed:
-            return ""
-        except Forbidden:
-            return "possibly an autoscaler (this controller may not list them)"
-        for one in found.items:
-            target = (one.get("spec") or {}).get("scaleTargetRef") or {}
-            if target.get("kind") == "Deployment" and target.get("name") == deployment:
-                return f"the HorizontalPodAutoscaler {one['metadata']['name']}"
-        return ""
+    def orders_from_services(self, core: Core) -> Iterator[MoveOrder]:
+        """Pods of services that stand where their places were: the next pod that comes gets the new one."""
+        for unit in self._engine.gate.units.values():
+            for uid in sorted(unit.elastic.moved & unit.members.keys()) if unit.elastic is not None else ():
+                order = self._make_order(core, unit, unit.members[uid], "", "requested by an operator")
+                if order is not None:
+                    yield order
 
-    async def job(self, namespace: str, name: str) -> Object | None:
-        """A Job; None if it is gone."""
-        try:
-            return await self._call_with_retries(lambda: self._cluster.get(JOBS, name, namespace=namespace))
-        except ObjectNotFound:
-            return None
-
-    # What is written
-
-    async def mark_pod(self, asked: MarkPod) -> None:
-        """Write a note and a deletion cost onto a pod."""
-        text = None if asked.note is None else format_move_note(asked.note)
-        at = None if asked.evict_s is None else format_time(int(asked.evict_s))
-        annotations = {ANNOTATION_MOVE: text, DELETION_COST: asked.cost, ANNOTATION_EVICT_AT: at}
-        await self._annotate(asked.pod, annotations)
-
-    async def mark_arrival(self, pod: Pod, now_s: float) -> None:
-        """Note on a pod that it came by a move."""
-        await self._annotate(pod, {ANNOTATION_MOVED_AT: f"{now_s:.0f}"})
-
-    async def _annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
-        await self._written(lambda: self._cluster.patch(PODS, pod.name, body, namespace=pod.namespace))
-
-    async def scale(self, asked: ScaleDeployment) -> None:
-        """Write a note and a number of replicas onto a Deployment, if it still is the one that was looked at."""
-        its = asked.deployment
-        metadata = {
-            "uid": its.uid,
-            "resourceVersion": its.version,
-            "labels": {LABEL_MOVING: None if asked.note is None else "true"},
-            "annotations": {ANNOTATION_MOVE: None if asked.note is None else format_move_note(asked.note)},
+    def orders_from_drained_nodes(self, core: Core) -> tuple[list[MoveOrder], dict[str, DrainProgress]]:
+        """Orders for pods on drained nodes, and the progress of each drain."""
+        drained = {key.name for key, node in self._engine.nodes.objects.items() if is_drain_requested(node)}
+        if not drained:
+            return [], {}
+        orders: dict[str, MoveOrder] = {}
+        leaving: dict[str, int] = dict.fromkeys(drained, 0)
+        staying: dict[str, list[str]] = {name: [] for name in drained}
+        for unit in self._engine.gate.units.values():
+            for member in unit.members.values():
+                if member.target_node not in drained or member.is_over:
+                    continue
+                order = self._leaving(core, unit, member)
+                if isinstance(order, str):
+                    staying[member.target_node].append(f"{member.sight.key} ({order})")
+                    continue
+                leaving[member.target_node] += 1
+                orders[order.name] = order
+        found = {
+            name: DrainProgress(leaving[name], tuple(sorted(staying[name])), self._foreign(name))
+            for name in sorted(drained)
         }
-        body: dict[str, Any] = {"metadata": metadata}
-        if asked.replicas is not None:
-            body["spec"] = {"replicas": asked.replicas}
-        await self._written(lambda: self._cluster.patch(DEPLOYMENTS, its.name, body, namespace=its.namespace))
-        self.scaled += asked.replicas is not None
+        return list(orders.values()), found
 
-    async def evict(self, pods: Sequence[Pod]) -> str:
-        """Evict all of these pods, or none where a budget forbids one; why not, empty if all were."""
-        if len(pods) > 1 and (why := await self._forbidden(pods)):
-            self.forbidden += 1
-            return why
-        why = ""
-        for is_dry in (True, False) if len(pods) > 1 else (False,):
-            for pod in pods:
-                try:
-                    await self._evict(pod, is_dry=is_dry)
-                except (ObjectNotFound, Conflict):
-                    continue  # it is gone, or another of its name is there
-                except (Forbidden, StaleTerm):
-                    raise
-                except ClusterError as error:
-                    self.forbidden += 1
-                    why = str(error)
-                    if is_dry:
-                        return why
-        return why
+    def _leaving(self, core: Core, unit: PlacementUnit, member: UnitMember) -> MoveOrder | str:
+        if not self.is_enforced(core, member.target_node):
+            return "its pool is observe-only"
+        order = self._make_order(core, unit, member, "", "its node is drained")
+        if order is None:
+            return "fixed"
+        if order.manner is MoveMethod.SURGE and unit.size > 1:
+            return "its service has to be scaled"
+        return order
 
-    async def _forbidden(self, pods: Sequence[Pod]) -> str:
-        namespace = pods[0].namespace
-        budgets = (
-            await self._call_with_retries(lambda: self._cluster.list(POD_DISRUPTION_BUDGETS, namespace=namespace))
-        ).items
-        if not budgets:
-            return ""
-        labels = []
-        for pod in pods:
-            if pod.is_ready:
-                found = await self._call_with_retries(partial(self._cluster.get, PODS, pod.name, namespace=namespace))
-                labels.append(found["metadata"].get("labels") or {})
-        return find_blocking_budget(budgets, labels)
-
-    async def _evict(self, pod: Pod, *, is_dry: bool) -> None:
-        await self._written(lambda: self._cluster.evict(pod.name, namespace=pod.namespace, uid=pod.uid, is_dry=is_dry))
-
-    async def annotate_node(self, name: str, annotations: Mapping[str, str | None]) -> None:
-        """Write annotations to a node."""
-        body = {"metadata": {"annotations": annotations}}
-        await self._written(lambda: self._cluster.patch(NODES, name, body))
-
-    def record_event(self, kind: str, key: PodKey, uid: str, text: str, *, is_warning: bool = False) -> None:
-        """Queue an Event about a pod or a node."""
-        self._log.info("%s=%s event=%s", kind.lower(), key.name, text)
-        self._events.record(
-            EventReference("v1", kind, key.namespace, key.name, uid),
-            text,
-            is_warning=is_warning,
-            action="Moving",
-            reason="EelgridProblem" if is_warning else "EelgridMove",
+    def _foreign(self, node_name: str) -> int:
+        """GPUs that pods placed by others hold on a node."""
+        managed = (
+            member.sight.pod.requested.count("nvidia.com/gpu")
+            for unit in self._engine.gate.units.values()
+            for member in unit.members.values()
+            if member.target_node == node_name and not unit.holds_member(member)
         )
+        return max(0, self._engine.gate.others.used_gpus(node_name) - sum(managed))
 
-    async def _written(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        return await self._writer.write(call, may_send=lambda: self._context.elector.term() is not None)
+    def orders_from_lost_gpus(self, core: Core) -> Iterator[MoveOrder]:
+        """Orders for pods that run on lost GPUs."""
+        for record in core.state.nodes.values():
+            if not record.lost_gpus:
+                continue
+            for (workload_id, replica), held in record.assignments.items():
+                unit = self._engine.gate.units.get(unit_of(workload_id))
+                if unit is None or unit.workload_id != workload_id or not record.lost_gpus & set(held.gpu_uuids):
+                    continue
+                member = unit.members.get(unit.slots.get(replica, ""))
+                if member is not None and member.sight.pod.node_name and self.is_enforced(core, member.target_node):
+                    order = self._make_order(core, unit, member, "", "its GPU is lost")
+                    if order is not None:
+                        yield order
 
-    async def _call_with_retries(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        context = self._context
-        return await call_with_retries(
-            call, rng=context.rng, is_idempotent=True, limits=_LIMITS, monotonic_s=context.clock.monotonic_s
+    def is_enforced(self, core: Core, node_name: str) -> bool:
+        """Whether anything may be moved from or to a node."""
+        record = core.state.nodes.get(node_name)
+        return record is not None and is_pool_enforced(core.state.policy, record.inventory.pool)
+
+
+def _grace_s(annotations: Mapping[str, str]) -> float:
+    try:
+        return parse_duration_s(annotations, ANNOTATION_CHECKPOINT_GRACE) or 0.0
+    except AnnotationUnreadable:
+        return 0.0
+
+
+async def has_room(loop: CoreCommandPort, order: MoveOrder) -> bool:
+    """Whether the core would find a place for the pod that comes; a gang makes room for itself by going."""
+    found = loop.core.state.workloads.get(order.unit)
+    if found is None or len(order.goes) > 1:
+        return True
+    spec = replace(found.spec, replicas=1)
+    try:
+        would = await loop.submit(SubmitWorkloadRequest(spec=spec, dry_run=True))
+    except (Fault, ContractError):
+        return False
+    return would.phase is WorkloadPhase.PLACED
+
+
+async def restore_places(
+    loop: CoreCommandPort, orders: MoveOrders, order: MoveOrder, pods: Sequence[Pod], log: logging.Logger
+) -> bool:
+    """Move the places of pods that did not go back to where they stand; where they cannot be had they are let go."""
+    moves = _back(loop.core, order, pods)
+    if moves is None:
+        return False
+    orders.expect_reversal(order.workload)
+    try:
+        await loop.apply_moves((moves,), is_back=True)
+    except (Fault, ContractError) as error:
+        orders.cancel_reversal(order.workload)
+        log.info("workload=%s restored=no error=%s", order.workload, error)
+        return False
+    return True
+
+
+def _back(core: Core, order: MoveOrder, pods: Sequence[Pod]) -> Move | None:
+    workload = core.state.workloads.get(order.workload)
+    if workload is None or workload.phase is not WorkloadPhase.PLACED:
+        return None
+    here = {pod.uid: pod for pod in pods}
+    places = {place.replica: place for place in workload.placements}
+    replicas = []
+    for going in order.goes:
+        source, pod = places.get(going.replica), here.get(going.uid)
+        if source is None or pod is None or not going.to or source.node_name != going.to:
+            continue
+        plan = plan_for_pod(pod.uid, pod.annotations.get(ANNOTATION_PLAN, ""))
+        record = core.state.nodes.get(pod.node_name)
+        if plan is None or record is None or plan.node_name != pod.node_name:
+            return None
+        uuids = {gpu.index: gpu.uuid for gpu in record.inventory.gpus}
+        if not set(plan.devices) <= set(uuids) or len(plan.devices) != len(source.gpu_uuids):
+            return None
+        target = Placement(
+            replica=going.replica,
+            node_name=pod.node_name,
+            gpu_uuids=tuple(uuids[index] for index in plan.devices),
+            gpu_indexes=plan.devices,
         )
+        replicas.append(ReplicaMove(source=source, target=target))
+    return Move(workload_id=order.workload, replicas=tuple(replicas)) if replicas else None
 
 
 class OwnedPods:
@@ -255,13 +317,13 @@ class OwnedPods:
             for kept in (self.noted, self._keys, self._owned):
                 kept.clear()
         for delta in deltas:
-            if delta.old is not None and (delta.new is None or _uid(delta.new) != _uid(delta.old)):
+            if delta.old is not None and (delta.new is None or uid_of(delta.new) != uid_of(delta.old)):
                 self._remove_pod(delta.old)
             if delta.new is not None:
                 self._put(delta.key, delta.new)
 
     def _put(self, key: ObjectKey, found: Object) -> None:
-        uid, owner = _uid(found), controller_of(found)
+        uid, owner = uid_of(found), controller_of(found)
         self._keys[uid] = key
         if owner is not None:
             self._owned.setdefault(owner.uid, {})[uid] = key
@@ -271,7 +333,7 @@ class OwnedPods:
             self.noted.pop(uid, None)
 
     def _remove_pod(self, found: Object) -> None:
-        uid, owner = _uid(found), controller_of(found)
+        uid, owner = uid_of(found), controller_of(found)
         self._keys.pop(uid, None)
         self.noted.pop(uid, None)
         if owner is not None and (owned := self._owned.get(owner.uid)) is not None:
@@ -283,7 +345,7 @@ class OwnedPods:
         """A pod as it is held; None where it is gone."""
         key = self._keys.get(uid)
         found = self._informer.objects.get(key) if key is not None and self._informer is not None else None
-        if found is None or _uid(found) != uid:
+        if found is None or uid_of(found) != uid:
             return None
         try:
             return parse_pod(found)
@@ -298,10 +360,7 @@ class OwnedPods:
                 yield found
 
 
-def _uid(found: Object) -> str:
-    return str(found["metadata"]["uid"])
-
-
+_LIMITS = RetryLimits(attempts=3, whole_s=8.0, first_s=0.1, most_s=2.0)
 _BOUNDS, _PACE = MoveLimits(), MoveTimeouts()
 _TURN_S = 0.5
 _LOOK_S = 5.0  # at drained nodes and lost GPUs
@@ -324,9 +383,9 @@ class MoveReconciler(Reconciler[str]):
     """Moves running pods to where the core placed them, and off drained nodes and lost GPUs."""
 
     def __init__(self, around: ReconcilerContext) -> None:
-        super().__init__(around, "moves")
+        super().__init__(around, "moves", limits=_LIMITS)
         self.mover = MoveQueue(_BOUNDS)
-        self.writes = MoveWriter(around, events=self.events, log=self.log)
+        self.writes = MoveWriter(self)
         self.orders = MoveOrders(around.engine, self.log)
         self.pace = _PACE
         self._around = around
@@ -345,10 +404,10 @@ class MoveReconciler(Reconciler[str]):
     def _on_pods(self, deltas: Sequence[Delta]) -> None:
         self._pods.on_deltas(self._around.engine.pods, deltas)
         for delta in deltas:
-            if delta.new is None and delta.old is not None:
-                self.mover.release_claim(str(delta.old["metadata"]["uid"]))
-            elif delta.old is None and delta.new is not None and self.mover.running:
-                found = self._pods.pod(str(delta.new["metadata"]["uid"]))
+            if delta.new is None:
+                self.mover.release_claim(delta.uid)
+            elif delta.old is None and self.mover.running:
+                found = self._pods.pod(delta.uid)
                 if found is not None:
                     self._claim(found)
 
@@ -539,7 +598,7 @@ class MoveReconciler(Reconciler[str]):
         if len(order.goes) > self.mover.bounds.gang_most:
             return f"its gang has {len(order.goes)} pods, and {self.mover.bounds.gang_most} may move at once"
         if order.owner_kind == "Job":
-            job = await self.writes.job(pod.namespace, order.owner_name)
+            job = await self.writes.find_object(JOBS, pod.namespace, order.owner_name)
             if job is not None and not survives_evictions(job, len(order.goes)):
                 return "its Job would fail: raise backoffLimit, or let podFailurePolicy ignore DisruptionTarget"
         return ""
@@ -570,7 +629,7 @@ class MoveReconciler(Reconciler[str]):
 
     async def _surge(self, run: _MoveRun) -> None:
         note, namespace = run.notes[0], run.order.goes[0].key.namespace
-        found = await self.writes.deployment(namespace, note.deployment)
+        found = await self.writes.find_object(DEPLOYMENTS, namespace, note.deployment)
         deployment = parse_deployment(found) if found is not None else None
         is_ours = deployment is not None and deployment.note is not None and deployment.note.uid == note.uid
         other = "" if is_ours else await self.writes.autoscaler(namespace, note.deployment)

@@ -11,11 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eelgrid_controller.core.command import CommitResult
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Conflict, ObjectNotFound, StaleTerm
+from eelgrid_controller.core.core import CommitResult
+from eelgrid_controller.engines.kubernetes.api.errors import (
+    ClusterError,
+    Conflict,
+    ObjectNotFound,
+    RetryLimits,
+    StaleTerm,
+)
 from eelgrid_controller.engines.kubernetes.api.informer import Delta
 from eelgrid_controller.engines.kubernetes.api.port import POWER_POLICIES, Object
-from eelgrid_controller.engines.kubernetes.api.retry import RetryLimits
 from eelgrid_controller.engines.kubernetes.model.power_policy import (
     ACCEPTED,
     CONFLICTING,
@@ -30,16 +35,11 @@ from eelgrid_controller.engines.kubernetes.model.power_policy import (
     decode_value,
     encode_value,
 )
-from eelgrid_controller.engines.kubernetes.model.status_reporting import (
-    ConditionSet,
-    EventReference,
-    StatusCondition,
-)
+from eelgrid_controller.engines.kubernetes.model.status_reporting import ConditionSet, EventReference, StatusCondition
 from eelgrid_controller.engines.kubernetes.reconcilers.gate_engine import ReconcilerContext
 from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import CLUSTER_KEY, Reconciler, Result
 from eelgrid_controller.state.events import PolicyChanged
-from eelgrid_controller.state.policy import BudgetHierarchy
-from eelgrid_controller.state.policy_validation import find_policy_violations
+from eelgrid_controller.state.policy import BudgetHierarchy, find_policy_violations
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Aborted, Fault
 from eelgrid_protos.messages import Policy

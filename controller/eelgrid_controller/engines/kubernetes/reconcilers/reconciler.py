@@ -7,6 +7,8 @@ backoff, resyncs, Events, background tasks, shutdown, and the restart from lists
     watch, commit, resync --add(key)--> WorkQueue --one at a time, while ready--> reconcile(key) -> Result
           ClusterError: logged, counted, key comes back with backoff
           any other error: logged, counted, the whole reconciler begins again from lists after RESTART_S
+
+The smallest of them is here, too: it labels the pod of the leader, so that a Service reaches the one replica that leads.
 """
 
 import asyncio
@@ -16,22 +18,23 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from eelgrid_controller.clock import Clock
-from eelgrid_controller.engines.kubernetes.api.elector import LeadershipTerm, is_of
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError
-from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector
-from eelgrid_controller.engines.kubernetes.api.port import EVENTS, ClusterClient, Object, Resource
-from eelgrid_controller.engines.kubernetes.api.retry import (
-    BackgroundTasks,
+from eelgrid_controller.engines.kubernetes.api.election import Elector, LeadershipTerm, is_of
+from eelgrid_controller.engines.kubernetes.api.errors import (
     Backoff,
-    RetryingWriter,
+    ClusterError,
+    ObjectNotFound,
     RetryLimits,
+    StaleTerm,
+    call_with_retries,
     retry_after_s,
 )
+from eelgrid_controller.engines.kubernetes.api.informer import Informer, InformerSelector
+from eelgrid_controller.engines.kubernetes.api.port import EVENTS, PODS, ClusterClient, Object, Resource
 from eelgrid_controller.engines.kubernetes.model.quantities import KubernetesUnreadable
 from eelgrid_controller.engines.kubernetes.model.status_reporting import EventReference, build_event
 
@@ -52,26 +55,12 @@ _EVENT_INTERVAL_S = 0.02
 CLUSTER_KEY = "cluster"
 
 
-class LeadershipSource(Protocol):
-    """What a reconciler needs of the elector."""
-
-    @property
-    def holder(self) -> str:
-        """Who leads, as far as is known."""
-
-    def term(self) -> LeadershipTerm | None:
-        """The term that runs at this moment."""
-
-    def add_listener(self, callback: Callable[[LeadershipTerm | None], None]) -> None:
-        """Tell the beginning and the end of terms."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterContext:
     """What every reconciler of a cluster uses; `identity` is that of this process in Events and the Lease."""
 
     cluster: ClusterClient
-    elector: LeadershipSource
+    elector: Elector
     identity: str
     clock: Clock
     rng: random.Random
@@ -200,13 +189,7 @@ class EventRecorder:
             self.dropped += 1
         now_ns = self._clock.now_ns()
         event = build_event(
-            about,
-            text,
-            is_warning=is_warning,
-            reason=reason,
-            action=action,
-            identity=self._identity,
-            now_ns=now_ns,
+            about, text, is_warning=is_warning, reason=reason, action=action, identity=self._identity, now_ns=now_ns
         )
         self._queue.append((about, event))
         self._queued.set()
@@ -226,6 +209,33 @@ class EventRecorder:
                     self.sent += 1
                 await asyncio.sleep(_EVENT_INTERVAL_S)
             self._queued.clear()
+
+
+class BackgroundTasks:
+    """Background tasks of one loop, which end with it."""
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        """`what` is how the log names the loop."""
+        self._log = log
+        self._what = what
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_end)
+
+    async def end(self) -> None:
+        """Cancel all, and wait until they are gone."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("%s=task_failed", self._what, exc_info=task.exception())
 
 
 class Result(NamedTuple):
@@ -265,9 +275,8 @@ class Reconciler(ABC, Generic[KeyT]):
         self.events = EventRecorder(context.cluster, identity=context.identity, clock=context.clock, log=self.log)
         self._name = name
         self._backoffs: dict[KeyT, Backoff] = {}
-        self._writer = RetryingWriter(
-            rng=context.rng, monotonic_s=context.clock.monotonic_s, limits=limits, max_concurrent=max_concurrent_writes
-        )
+        self._limits = limits
+        self._write_slots = asyncio.Semaphore(max_concurrent_writes)
 
     # What a reconciler defines
 
@@ -308,12 +317,7 @@ class Reconciler(ABC, Generic[KeyT]):
         return is_of(self.term(), epoch)
 
     def make_informer(
-        self,
-        resource: Resource,
-        *,
-        max_objects: int,
-        keep: Callable[[Object], Object] | None = None,
-        labels: str = "",
+        self, resource: Resource, *, max_objects: int, keep: Callable[[Object], Object] | None = None, labels: str = ""
     ) -> Informer:
         """An informer of a kind; `keep` prunes each object, `labels` selects."""
         return Informer(
@@ -327,13 +331,31 @@ class Reconciler(ABC, Generic[KeyT]):
             most=max_objects,
         )
 
-    async def write(self, call: Callable[[], Awaitable[T]], *, epoch: int | None = None) -> T:
-        """Make an idempotent write, repeated with backoff while the term of `epoch` lasts, or any where it is None.
+    async def read(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make an idempotent call, repeated with backoff; raises the ClusterError of the last attempt."""
+        return await call_with_retries(
+            call, rng=self.context.rng, is_idempotent=True, limits=self._limits, monotonic_s=self.clock.monotonic_s
+        )
 
-        Raises StaleTerm where that is over, else the ClusterError of the last attempt.
+    async def write(
+        self, call: Callable[[], Awaitable[T]], *, epoch: int | None = None, may_send: Callable[[], bool] | None = None
+    ) -> T:
+        """Make an idempotent write, a bounded number at once, and return the server's answer.
+
+        It is repeated with backoff while the term of `epoch` lasts, or any where it is None; `may_send`, asked before
+        each attempt, takes the place of that. Raises StaleTerm where that is over, else the ClusterError of the last
+        attempt.
         """
-        may_send = (lambda: self.term() is not None) if epoch is None else (lambda: self.leads(epoch))
-        return await self._writer.write(call, may_send=may_send)
+        if may_send is None:
+            may_send = (lambda: self.term() is not None) if epoch is None else (lambda: self.leads(epoch))
+
+        async def attempt() -> T:
+            if not may_send():
+                raise StaleTerm
+            return await call()
+
+        async with self._write_slots:
+            return await self.read(attempt)
 
     # The loop
 
@@ -401,3 +423,55 @@ class Reconciler(ABC, Generic[KeyT]):
             self.queue.rest(key, self.rest_s)
         if result is not None and result.requeue_after_s is not None:
             self.queue.add(key, result.requeue_after_s)
+
+
+ROLE_LABEL = "eelgrid.io/role"
+_LEADER = "leader"
+
+
+class LeaderLabelReconciler(Reconciler[str]):
+    """Keeps the label of this process's pod as its term is; the key is the pod's name.
+
+    The label is removed where a term ends, and by the next leader from pods whose process could not do so any longer.
+    """
+
+    retry_most_s = 2.0  # agents reach the leader by this label
+
+    def __init__(self, context: ClusterContext, *, name: str, namespace: str) -> None:
+        super().__init__(context, "label")
+        self._name, self._namespace = name, namespace
+        self._leads = False
+        context.elector.add_listener(self.on_term)
+
+    def is_ready(self) -> bool:
+        """Also while another leads: the label is to be removed then."""
+        return True
+
+    async def start(self, _: asyncio.TaskGroup) -> None:
+        """A container that restarts in its pod may find the label of the process before it."""
+        self.queue.add(self._name)
+
+    def on_term(self, term: LeadershipTerm | None) -> None:
+        """A term begins, or ends."""
+        self._leads = term is not None
+        self.queue.add(self._name)
+
+    async def reconcile(self, key: str, /) -> Result | None:
+        """Write the label or remove it; the leader removes it from all other pods, too."""
+        leads = self._leads
+        await self._write(key, _LEADER if leads else None)
+        if leads:
+            marked = await self.cluster.list(PODS, namespace=self._namespace, labels=f"{ROLE_LABEL}={_LEADER}")
+            for pod in marked.items:
+                name = pod["metadata"]["name"]
+                if name != key:
+                    await self._write(name, None)
+        return None
+
+    async def _write(self, name: str, value: str | None) -> None:
+        body = {"metadata": {"labels": {ROLE_LABEL: value}}}
+        try:
+            await self.cluster.patch(PODS, name, body, namespace=self._namespace)
+        except ObjectNotFound:
+            # Outside of a pod, or one that was deleted since.
+            self.log.debug("label=%s pod=%s written=no", ROLE_LABEL, name)

@@ -4,13 +4,12 @@ Each kind is held only while pods need it, pruned to the fields that are read.
 """
 
 import asyncio
-import logging
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from eelgrid_controller.engines.kubernetes.api.errors import ClusterError, Forbidden, NotServed, ObjectNotFound
+from eelgrid_controller.engines.kubernetes.api.errors import Forbidden, NotServed, ObjectNotFound, call_until_done
 from eelgrid_controller.engines.kubernetes.api.informer import Delta, Informer
 from eelgrid_controller.engines.kubernetes.api.port import (
     JOB_SETS,
@@ -22,22 +21,20 @@ from eelgrid_controller.engines.kubernetes.api.port import (
     POD_GROUPS,
     PYTORCH_JOBS,
     STORAGE_CLASSES,
-    ClusterClient,
     Object,
     ObjectKey,
     Resource,
     ServedResources,
 )
-from eelgrid_controller.engines.kubernetes.api.retry import BackgroundTasks
 from eelgrid_controller.engines.kubernetes.model.annotations import user_of
 from eelgrid_controller.engines.kubernetes.model.objects import Pod
-from eelgrid_controller.engines.kubernetes.model.owners import (
+from eelgrid_controller.engines.kubernetes.model.pod_group import (
     KUBEFLOW_REPLICA_FIELDS,
     ObjectRef,
     OwnerTemplate,
+    PodKey,
     parse_owner_template,
 )
-from eelgrid_controller.engines.kubernetes.model.pod_group import PodKey
 from eelgrid_controller.engines.kubernetes.model.well_known import is_kept_annotation
 from eelgrid_controller.engines.kubernetes.pods import eligibility
 from eelgrid_controller.engines.kubernetes.pods.gate_events import GateEvent, RelatedSynced, RelatedUpdated
@@ -49,6 +46,7 @@ from eelgrid_controller.engines.kubernetes.pods.topology_constraints import (
     parse_volume,
     parse_volume_claim,
 )
+from eelgrid_controller.engines.kubernetes.reconcilers.reconciler import Reconciler
 
 _AGE_S = 60.0
 _AGAIN_S = 2.0
@@ -71,22 +69,17 @@ class OwnerLookups:
 
     def __init__(
         self,
-        cluster: ClusterClient,
+        reconciler: Reconciler[str],
         *,
-        done: Callable[[ObjectKey], None],
-        tasks: BackgroundTasks,
-        monotonic_s: Callable[[], float],
-        log: logging.Logger,
+        pods: Callable[[], Mapping[ObjectKey, Object]],
+        done: Callable[[ObjectKey, Object], None],
     ) -> None:
-        """`done` is called for each pod that waited for an object that has been looked up."""
+        """`done` is called for each of the `pods` that waited for an object, once that has been looked up."""
         self.found: dict[ObjectRef, OwnerTemplate | None] = {}
-        self.asked = 0
-        self._cluster = cluster
+        self._reconciler = reconciler
+        self._pods = pods
         self._done = done
-        self._tasks = tasks
         self._waiting: dict[ObjectRef, dict[ObjectKey, None]] = {}  # pods by the object that they need
-        self._monotonic_s = monotonic_s
-        self._log = log
         self._until_s: dict[ObjectRef, float] = {}
         self._under_way: set[ObjectRef] = set()
         self._served: ServedResources | None = None
@@ -99,11 +92,11 @@ class OwnerLookups:
     def wait_for(self, ref: ObjectRef, key: ObjectKey) -> None:
         """Look up an object that a pod needs; `done` is called for the pod when it is known."""
         self._waiting.setdefault(ref, {})[key] = None
-        self._tasks.start_task(self.find_owner(ref))
+        self._reconciler.tasks.start_task(self.find_owner(ref))
 
     def expire_entries(self) -> None:
         """Let go of what is too old; the next pod asks again."""
-        now_s = self._monotonic_s()
+        now_s = self._reconciler.clock.monotonic_s()
         for ref in [ref for ref, until_s in self._until_s.items() if until_s <= now_s]:
             self.found.pop(ref, None)
             del self._until_s[ref]
@@ -112,16 +105,13 @@ class OwnerLookups:
         """Find an object, unless that is under way."""
         if ref in self._under_way or ref in self.found:
             return
+
+        def on_failure(error: Exception) -> None:
+            self._reconciler.log.warning("object=%s read=no error=%s action=retry", ref, error)
+
         self._under_way.add(ref)
         try:
-            while True:
-                try:
-                    holder = await self._get(ref)
-                except ClusterError as error:
-                    self._log.warning("object=%s read=no error=%s action=retry", ref, error)
-                    await asyncio.sleep(_AGAIN_S)
-                else:
-                    break
+            holder = await call_until_done(partial(self._get, ref), wait_s=_AGAIN_S, on_failure=on_failure)
         finally:
             self._under_way.discard(ref)
         if len(self.found) >= _MOST:
@@ -129,17 +119,18 @@ class OwnerLookups:
             self.found.pop(oldest)
             self._until_s.pop(oldest, None)
         self.found[ref] = holder
-        self._until_s[ref] = self._monotonic_s() + _AGE_S
+        self._until_s[ref] = self._reconciler.clock.monotonic_s() + _AGE_S
         for key in self._waiting.pop(ref, {}):
-            self._done(key)
+            if (pod := self._pods().get(key)) is not None:
+                self._done(key, pod)
 
     async def _get(self, ref: ObjectRef) -> OwnerTemplate | None:
         kind = await self._kind(ref)
         if kind is None:
             return None
-        self.asked += 1
         try:
-            return parse_owner_template(ref, await self._cluster.get(kind, ref.name, namespace=ref.namespace))
+            found = await self._reconciler.cluster.get(kind, ref.name, namespace=ref.namespace)
+            return parse_owner_template(ref, found)
         except ObjectNotFound:
             return None
 
@@ -148,7 +139,7 @@ class OwnerLookups:
         if known is None:
             return None
         if self._served is None or self._served.find_served(known, _VERSIONS) is None:
-            self._served = await self._cluster.discover()
+            self._served = await self._reconciler.cluster.discover()
         return self._served.find_served(known, _VERSIONS)
 
 
@@ -184,15 +175,7 @@ class PodUsers:
         return self._users.get(ObjectKey(namespace, pod), "")
 
 
-_METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "resourceVersion",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "ownerReferences",
-)
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "ownerReferences")
 _POD_SPEC = (
     "schedulingGates",
     "affinity",
@@ -219,7 +202,7 @@ def prune_pod(found: Object) -> Object:
     kept = _some(spec, _POD_SPEC)
     for part in ("containers", "initContainers"):
         if spec.get(part):
-            kept[part] = [_some(one, ("name", "resources", "restartPolicy", "ports")) for one in spec[part]]
+            kept[part] = [_some(one, ("name", "resources", "restartPolicy")) for one in spec[part]]
     if spec.get("volumes"):
         kept["volumes"] = [
             {"name": one.get("name", ""), "persistentVolumeClaim": one["persistentVolumeClaim"]}
@@ -306,20 +289,9 @@ _RELATED_KINDS: Mapping[str, Sequence[tuple[Resource, Callable[[Object], Object]
 class RelatedObjects:
     """Informers of what pods are judged by, each begun when it is first needed."""
 
-    def __init__(
-        self,
-        cluster: ClusterClient,
-        *,
-        feed: Callable[[GateEvent], None],
-        rng: random.Random,
-        monotonic_s: Callable[[], float],
-        log: logging.Logger,
-    ) -> None:
-        self._cluster = cluster
+    def __init__(self, reconciler: Reconciler[str], *, feed: Callable[[GateEvent], None]) -> None:
+        self._reconciler = reconciler
         self._feed = feed
-        self._rng = rng
-        self._monotonic_s = monotonic_s
-        self._log = log
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._begun: set[str] = set()
 
@@ -353,15 +325,7 @@ class RelatedObjects:
                 value = None if delta.new is None else read(delta.new)
                 self._feed(RelatedUpdated(resource.plural, PodKey(*delta.key), value))
 
-        informer = Informer(
-            self._cluster,
-            resource,
-            rng=self._rng,
-            monotonic_s=self._monotonic_s,
-            log=self._log,
-            keep=keep,
-            most=RELATED_MOST,
-        )
+        informer = self._reconciler.make_informer(resource, keep=keep, max_objects=RELATED_MOST)
         informer.add_listener(told)
         return informer
 
@@ -377,6 +341,6 @@ class RelatedObjects:
                 now = None
             if now is not None and now is not told:
                 told = now
-                self._log.info("kubernetes=%s readable=%s", kind, "yes" if now else "no")
+                self._reconciler.log.info("kubernetes=%s readable=%s", kind, "yes" if now else "no")
                 self._feed(RelatedSynced(kind, now))
             await asyncio.sleep(_LOOKED_AT_EVERY_S)

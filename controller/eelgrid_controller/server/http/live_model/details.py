@@ -4,8 +4,8 @@ from typing import Any
 
 from eelgrid_controller.server.http.live_model.live_view import FleetCells
 from eelgrid_controller.state.cluster_state import ClusterState
+from eelgrid_controller.state.measurements import JOB_PROFILE_PREFIX, MeasuredPoints
 from eelgrid_controller.state.node_allocations import NodeRecord
-from eelgrid_controller.state.profile_points import JOB_PROFILE_PREFIX, MeasuredPoints
 from eelgrid_controller.state.telemetry import GpuReadings
 from eelgrid_protos.messages import Explanation, Gpu, ListPromisesResponse, ServiceStatus, Workload, WorkloadPhase
 

@@ -1,0 +1,470 @@
+"""Sweeps latency objectives of a described fleet: least power and largest load for each, and the marked rows.
+
+`performance` is the tightest objective, `energy` the tightest of least power, `balanced` the knee between.
+Capacity is the largest common factor on all rates (mixed-integer program, HiGHS).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eelgrid_controller.profiles.points import Configuration, InvalidServingValue, NoFeasibleConfiguration, Point
+from eelgrid_controller.profiles.queueing_model import QuantileObjective
+from eelgrid_controller.whatif.instances import (
+    InstanceShape,
+    ServiceDemand,
+    choose_instances,
+    dispatch_load,
+    feasible_shapes,
+)
+
+CAPACITY_GAP = 1e-4  # relative
+_NODES_MOST = 1_000  # of one program: a limit in seconds would give another answer on another machine
+
+
+class CapacityLoad(NamedTuple):
+    """A service with the shapes that keep its objective."""
+
+    rate_hz: float
+    shapes: tuple[InstanceShape, ...]
+
+
+class CapacityResult(NamedTuple):
+    """The largest factor and the instances that give it, by service and shape."""
+
+    factor: float
+    instances: tuple[tuple[int, ...], ...]
+
+
+class _Column(NamedTuple):
+    load: int
+    shape: int
+    model: str
+    gpus: int
+    throughput_hz: float
+
+
+def _columns(loads: Sequence[CapacityLoad]) -> list[_Column]:
+    """The shapes that count."""
+    found: list[_Column] = []
+    for number, load in enumerate(loads):
+        best: dict[tuple[str, int], _Column] = {}
+        for place, shape in enumerate(load.shapes):
+            key = shape.configuration.gpu_model, shape.gpus
+            if key not in best or shape.throughput_hz > best[key].throughput_hz:
+                best[key] = _Column(number, place, *key, shape.throughput_hz)
+        found += best.values()
+    return found
+
+
+def _solve_program(cost: Any, matrix: Any, low: Any, high: Any, *, whole: Any, most: Any) -> Any:
+    """The variables of the best answer, or None."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    return milp(
+        cost,
+        constraints=LinearConstraint(matrix, low, high),
+        integrality=whole,
+        bounds=Bounds(0.0, most),
+        options={"mip_rel_gap": CAPACITY_GAP, "node_limit": _NODES_MOST},
+    ).x
+
+
+def _rows(columns: Sequence[_Column], loads: Sequence[CapacityLoad], pool: Mapping[str, int], unit: float) -> Any:
+    """What each instance gives its service, in rates times `unit`, then the GPUs that it takes of each model."""
+    matrix = np.zeros((len(loads) + len(pool), len(columns)))
+    models = {model: len(loads) + number for number, model in enumerate(pool)}
+    for at, column in enumerate(columns):
+        matrix[column.load, at] = column.throughput_hz / (loads[column.load].rate_hz * unit)
+        matrix[models[column.model], at] = column.gpus
+    return matrix
+
+
+def _factor(loads: Sequence[CapacityLoad], instances: Sequence[Sequence[int]]) -> float:
+    """The factor on all rates that these instances give."""
+    return min(
+        math.fsum(shape.throughput_hz * count for shape, count in zip(load.shapes, counts, strict=True)) / load.rate_hz
+        for load, counts in zip(loads, instances, strict=True)
+    )
+
+
+def largest_factor(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> CapacityResult:
+    """The largest factor on all rates; 0 with no instances where a service has no room for a single one."""
+    instances = [[0] * len(load.shapes) for load in loads]
+    nothing = CapacityResult(0.0, tuple(map(tuple, instances)))
+    columns = [column for column in _columns(loads) if column.gpus <= pool[column.model]]
+    alone = [0.0] * len(loads)
+    for column in columns:
+        per_gpu_hz = column.throughput_hz / column.gpus / loads[column.load].rate_hz
+        alone[column.load] += per_gpu_hz * pool[column.model]
+    unit = min(alone, default=0.0)
+    if unit <= 0.0:
+        return nothing
+    rows = _rows(columns, loads, pool, unit)
+    factor = np.concatenate([-np.ones(len(loads)), np.zeros(len(pool))])[:, None]
+    low = np.array([0.0] * len(loads) + [-np.inf] * len(pool))
+    high = np.array([np.inf] * len(loads) + [float(gpus) for gpus in pool.values()])
+    cost = np.array([0.0] * len(columns) + [-1.0])
+    whole = np.array([1] * len(columns) + [0])
+    most = np.array([float(pool[column.model] // column.gpus) for column in columns] + [1.0])
+    found = _solve_program(cost, np.hstack([rows, factor]), low, high, whole=whole, most=most)
+    if found is None:
+        return nothing
+    for column, count in zip(columns, found, strict=False):
+        instances[column.load][column.shape] = round(float(count))
+    return CapacityResult(_factor(loads, instances), tuple(map(tuple, instances)))
+
+
+def missing_gpus(loads: Sequence[CapacityLoad], pool: Mapping[str, int]) -> Mapping[str, int]:
+    """The fewest GPUs that must be added, by model, so that all rates are carried."""
+    columns = _columns(loads)
+    rows = _rows(columns, loads, pool, 1.0)
+    added = np.vstack([np.zeros((len(loads), len(pool))), -np.eye(len(pool))])
+    low = np.array([1.0] * len(loads) + [-np.inf] * len(pool))
+    high = np.array([np.inf] * len(loads) + [float(gpus) for gpus in pool.values()])
+    # Of the same number, the models that are named first, so that the answer is one.
+    cost = np.array([0.0] * len(columns) + [1.0 + CAPACITY_GAP * place for place in range(len(pool))])
+    count = len(columns) + len(pool)
+    found = _solve_program(cost, np.hstack([rows, added]), low, high, whole=np.ones(count), most=np.full(count, np.inf))
+    if found is None:
+        raise NoFeasibleConfiguration("fleet", "the solver found no number of GPUs", "report this: it is a fault")
+    gpus = (round(float(value)) for value in found[len(columns) :])
+    return {model: number for model, number in zip(pool, gpus, strict=True) if number}
+
+
+_COUNT_MOST = 100_000  # GPUs of one model
+_RATE_MOST_HZ = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPool:
+    """The GPUs of one model: how many, and what an idle one draws."""
+
+    count: int
+    idle_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierService:
+    """What a service is, how much is asked of it, and at which quantile its latency counts."""
+
+    name: str
+    workload: str
+    rate_hz: float
+    quantile: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rate_hz <= _RATE_MOST_HZ:
+            raise InvalidServingValue(
+                f"rate_hz of {self.name}", f"{self.rate_hz} Hz", "give more than 0: leave out what is idle"
+            )
+        if not 0.0 < self.quantile < 1.0:
+            raise InvalidServingValue(
+                f"quantile of {self.name}", f"{self.quantile}", "give a share between 0 and 1, 0.95 for p95"
+            )
+
+
+class UsablePoints(NamedTuple):
+    """The points of each service, and how many others were passed over for which reason."""
+
+    points: tuple[tuple[Point, ...], ...]
+    passed_over: Mapping[str, int]
+
+
+def _flaw(point: Point, asked: set[str], fleet: Mapping[str, FrontierPool]) -> str | None:
+    """Why no service can use this point."""
+    configuration = point.configuration
+    if point.workload not in asked:
+        return f"workload {point.workload}: no service asks for it"
+    if configuration.gpu_model not in fleet:
+        return f"{configuration.gpu_model}: not in the fleet"
+    if configuration.mig_profile:
+        return "MIG slices: whole GPUs alone are planned here"
+    if point.power_w is None:
+        return "watts not measured"
+    idle_w = fleet[configuration.gpu_model].idle_w * configuration.gpus
+    if point.power_w < idle_w:
+        raise InvalidServingValue(
+            "power_w",
+            f"{point.workload} on {configuration.gpus} x {configuration.gpu_model} draws {point.power_w:g} W, "
+            f"less than {idle_w:g} W idle",
+            "correct the point, or give idle_w with the fleet",
+        )
+    return None
+
+
+def select_usable_points(
+    points: Sequence[Point], services: Sequence[FrontierService], fleet: Mapping[str, FrontierPool]
+) -> UsablePoints:
+    """The points that each service can run at; raises Unusable, and NoFeasibleConfiguration for a service that has none."""
+    if not services:
+        raise InvalidServingValue("services", "none", "name at least one")
+    names = [service.name for service in services]
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidServingValue("services", f"{repeated[0]} is there twice", "give each its own name")
+    for model, gpus in fleet.items():
+        if not 0 <= gpus.count <= _COUNT_MOST:
+            raise InvalidServingValue(f"fleet {model}", f"{gpus.count} GPUs", f"give 0 to {_COUNT_MOST}")
+        if gpus.idle_w < 0.0:
+            raise InvalidServingValue(f"fleet {model}", f"{gpus.idle_w:g} W idle", "give 0 or more")
+    flaws = [_flaw(point, {service.workload for service in services}, fleet) for point in points]
+    passed = Counter(flaw for flaw in flaws if flaw is not None)
+    sound = [point for point, flaw in zip(points, flaws, strict=True) if flaw is None]
+    found = []
+    for service in services:
+        mine = tuple(p for p in sound if p.workload == service.workload)
+        timed = tuple(p for p in mine if p.latency_s.get(service.quantile) is not None)
+        if not timed:
+            raise NoFeasibleConfiguration(
+                f"service {service.name}",
+                f"no point of {service.workload} on a model of the fleet"
+                + (f" has its latency at quantile {service.quantile:g}" if mine else " with watts on whole GPUs"),
+                "measure one, or correct the workload, the quantile or the fleet",
+            )
+        if len(mine) > len(timed):
+            passed[f"{service.name}: latency at quantile {service.quantile:g} not measured"] = len(mine) - len(timed)
+        found.append(timed)
+    return UsablePoints(tuple(found), dict(passed))
+
+
+_SAME = 1e-9  # relative: rounding
+
+
+class RowCost(NamedTuple):
+    """What a row is worth; less, less and more are better."""
+
+    latency_s: float
+    power_w: float
+    factor: float
+
+
+def _beats(one: RowCost, other: RowCost) -> bool:
+    """No worse in all, better in one, by more than rounding."""
+    no_worse = (
+        one.latency_s <= other.latency_s
+        and one.power_w <= other.power_w * (1.0 + _SAME)
+        and one.factor >= other.factor * (1.0 - _SAME)
+    )
+    return no_worse and (
+        one.latency_s < other.latency_s
+        or one.power_w < other.power_w * (1.0 - _SAME)
+        or one.factor > other.factor * (1.0 + _SAME)
+    )
+
+
+def efficient_rows(rows: Sequence[RowCost]) -> tuple[bool, ...]:
+    """Which rows no other beats."""
+    return tuple(not any(_beats(other, one) for other in rows) for one in rows)
+
+
+def balanced_row(rows: Sequence[RowCost]) -> int:
+    """The place of the knee among rows, one or more, whose latency rises and whose watts do not; see above."""
+    if any(row.latency_s <= 0.0 or row.power_w <= 0.0 for row in rows):
+        return 0  # no logarithm: a fleet that draws nothing has nothing to trade
+    least_w = min(row.power_w for row in rows)
+    last = next(place for place, row in enumerate(rows) if row.power_w <= least_w * (1.0 + _SAME))
+    wide, high = (math.log(max(a, b) / min(a, b)) for a, b in zip(rows[0][:2], rows[last][:2], strict=True))
+    if not (wide > 0.0 and high > 0.0):
+        return 0
+    below = [
+        1.0 - math.log(row.latency_s / rows[0].latency_s) / wide - math.log(row.power_w / rows[last].power_w) / high
+        for row in rows[: last + 1]
+    ]
+    most = max(below)
+    if most <= _SAME:
+        return 0
+    return next(place for place, depth in enumerate(below) if depth >= most - _SAME)
+
+
+OBJECTIVES_MOST = 200
+POINTS_MOST = 10_000
+SERVICES_MOST = 1_000
+_SOLVED = 1e-5  # relative: how near the best the solvers come; a smaller gain is none
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedInstances:
+    """Instances of a service that are started alike; `configuration.batch` is that of no one point: 0."""
+
+    service: str
+    configuration: Configuration
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPlan:
+    """What serves all rates at an objective."""
+
+    power_w: float  # of the fleet, unused GPUs idle
+    serving_w: float  # of the GPUs that serve
+    gpus: Mapping[str, int]  # that serve, by model
+    placed: tuple[PlacedInstances, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierRow:
+    """One objective; `plan` is None where the fleet does not carry the rates, and `lacks` says what it takes."""
+
+    latency_s: float
+    factor: float  # the largest on all rates
+    plan: FrontierPlan | None
+    lacks: Mapping[str, int]  # GPUs by model
+    is_efficient: bool = False
+    mark: str = ""  # weightings whose choice this is
+
+    @property
+    def binding_constraint(self) -> str:
+        """Why the rates are not carried."""
+        return ", ".join(f"{count} more {model}" for model, count in self.lacks.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The rows by latency, rising, and what lies beside them."""
+
+    rows: tuple[FrontierRow, ...]
+    rate_hz: float  # of all services
+    tightest: tuple[str, float]  # the service whose fastest point is the slowest, and its latency in s
+    objectives: int  # at which the choice can change; more than rows if they were thinned out
+    passed_over: Mapping[str, int]  # points, by reason
+
+
+def _unbeaten(points: Sequence[Point], quantile: float) -> set[float]:
+    """Latencies at which a shape gains something."""
+    shapes: dict[Configuration, list[tuple[float, float, float]]] = {}
+    for point in points:
+        row = (point.latency_s[quantile], point.power_w or 0.0, -point.throughput_hz)
+        shapes.setdefault(replace(point.configuration, batch=0), []).append(row)
+    found = set()
+    for rows in shapes.values():
+        kept = np.empty((len(rows), 2))
+        size = 0
+        for latency_s, *worth in sorted(rows):
+            if not np.any(np.all(kept[:size] <= worth, axis=1)):
+                kept[size] = worth
+                size += 1
+                found.add(latency_s)
+    return found
+
+
+def _thin_values(values: Sequence[float], most: int) -> list[float]:
+    """At most so many, evenly by their place, the ends among them."""
+    if len(values) <= most:
+        return list(values)
+    places = {round(number * (len(values) - 1) / (most - 1)) for number in range(most)}
+    return [values[place] for place in sorted(places)]
+
+
+def _plan(
+    services: Sequence[FrontierService],
+    shapes: Sequence[tuple[InstanceShape, ...]],
+    fleet: Mapping[str, FrontierPool],
+    carried: CapacityResult,
+) -> FrontierPlan | None:
+    """The least watts at which all rates are served, or None."""
+    asks = [
+        ServiceDemand(some, service.rate_hz, (0,) * len(some)) for service, some in zip(services, shapes, strict=True)
+    ]
+    try:
+        serving = choose_instances(
+            asks, {model: gpus.count for model, gpus in fleet.items()}, window_s=1.0, amortised=1
+        )
+    except NoFeasibleConfiguration:
+        if carried.factor < 1.0:
+            return None
+        serving = carried.instances  # on the border, where two solvers round differently
+    used = dict.fromkeys(fleet, 0)
+    placed = []
+    for service, some, counts in zip(services, shapes, serving, strict=True):
+        for shape, count in zip(some, counts, strict=True):
+            used[shape.configuration.gpu_model] += shape.gpus * count
+            if count:
+                placed.append(PlacedInstances(service.name, shape.configuration, count))
+    serving_w = math.fsum(
+        dispatch_load(ask.shapes, counts, ask.demand_hz).power_w for ask, counts in zip(asks, serving, strict=True)
+    )
+    unused_w = math.fsum((gpus.count - used[model]) * gpus.idle_w for model, gpus in fleet.items())
+    return FrontierPlan(serving_w + unused_w, serving_w, {model: n for model, n in used.items() if n}, tuple(placed))
+
+
+def _mark_rows(rows: Sequence[FrontierRow]) -> tuple[FrontierRow, ...]:
+    """The rows with what is efficient and whose choice they are."""
+    feasible = [(place, row.plan) for place, row in enumerate(rows) if row.plan is not None]
+    if not feasible:
+        return tuple(rows)
+    worth = [RowCost(rows[place].latency_s, plan.power_w, rows[place].factor) for place, plan in feasible]
+    marks: dict[int, list[str]] = {}
+    least_w = min(one.power_w for one in worth)
+    cheapest = next(number for number, one in enumerate(worth) if one.power_w <= least_w)
+    for number, name in ((0, "performance"), (balanced_row(worth), "balanced"), (cheapest, "energy")):
+        marks.setdefault(feasible[number][0], []).append(name)
+    best = {place for (place, _), is_best in zip(feasible, efficient_rows(worth), strict=True) if is_best}
+    return tuple(
+        replace(row, is_efficient=place in best, mark=",".join(marks.get(place, ()))) for place, row in enumerate(rows)
+    )
+
+
+def compute_frontier(
+    points: Sequence[Point],
+    services: Sequence[FrontierService],
+    fleet: Mapping[str, FrontierPool],
+    *,
+    objectives_most: int = OBJECTIVES_MOST,
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Frontier:
+    """Energy against latency against throughput of these services on this fleet.
+
+    `tell` is called before each objective with how many are done and how many there are.
+    Raises Unusable for a value that is none, NoFeasibleConfiguration for a service without a point.
+    """
+    if len(points) > POINTS_MOST or len(services) > SERVICES_MOST:
+        what, most = ("points", POINTS_MOST) if len(points) > POINTS_MOST else ("services", SERVICES_MOST)
+        raise InvalidServingValue(what, f"over {most}", "leave out what cannot be chosen")
+    if not 2 <= objectives_most <= OBJECTIVES_MOST:
+        raise InvalidServingValue("objectives", f"{objectives_most}", f"give 2 to {OBJECTIVES_MOST}")
+    known = select_usable_points(points, services, fleet)
+    pool = {model: gpus.count for model, gpus in fleet.items()}
+    idle_w = {model: gpus.idle_w for model, gpus in fleet.items()}
+    least_s = [
+        min(p.latency_s[service.quantile] for p in mine) for service, mine in zip(services, known.points, strict=True)
+    ]
+    slowest = max(range(len(services)), key=least_s.__getitem__)
+    changes = {least_s[slowest]}.union(
+        *(_unbeaten(mine, service.quantile) for service, mine in zip(services, known.points, strict=True))
+    )
+    every = sorted(latency_s for latency_s in changes if latency_s >= least_s[slowest])
+    rows: list[FrontierRow] = []
+    best = CapacityResult(0.0, ())
+    before: list[tuple[InstanceShape, ...]] = []
+    taken = _thin_values(every, objectives_most)
+    for done, latency_s in enumerate(taken):
+        tell(done, len(taken))
+        shapes = [
+            feasible_shapes(mine, QuantileObjective(service.quantile, latency_s), idle_w=idle_w, start_s=0.0)
+            for service, mine in zip(services, known.points, strict=True)
+        ]
+        if rows and shapes == before:
+            rows.append(replace(rows[-1], latency_s=latency_s))
+            continue
+        before = shapes
+        loads = [CapacityLoad(service.rate_hz, some) for service, some in zip(services, shapes, strict=True)]
+        carried = largest_factor(loads, pool)
+        if carried.factor > best.factor * (1.0 + CAPACITY_GAP):
+            best = carried
+        plan = _plan(services, shapes, fleet, carried)
+        held = rows[-1].plan if rows else None
+        if held is not None and (plan is None or plan.power_w >= held.power_w * (1.0 - _SOLVED)):
+            plan = held
+        factor = best.factor if plan is None else max(best.factor, 1.0)
+        rows.append(FrontierRow(latency_s, factor, plan, {} if plan is not None else missing_gpus(loads, pool)))
+    return Frontier(
+        _mark_rows(rows),
+        math.fsum(s.rate_hz for s in services),
+        (services[slowest].name, least_s[slowest]),
+        len(every),
+        known.passed_over,
+    )

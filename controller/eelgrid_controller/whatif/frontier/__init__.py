@@ -1,1 +1,0 @@
-"""Computes the energy, latency and throughput frontier of a described fleet from measured profile points. Pure."""
