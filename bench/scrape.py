@@ -70,9 +70,8 @@ from eelgrid_controller.replay.openb import (
     task_list_name,
 )
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
-from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ShellGauges
-from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
-from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
+from eelgrid_controller.server.http.metrics_server import ControllerMetrics
+from eelgrid_controller.server.metric_collectors import FleetMetrics, LedgerMetrics, ObjectiveMetrics, ShellMetrics
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_controller.state.telemetry import Telemetry
@@ -137,24 +136,23 @@ class _Sources:
         state = self._world.core.state
         return self._steward.families(state.workloads, state.policy)
 
-    def gauges(self) -> ShellGauges:
-        """The shell at a glance."""
-        return ShellGauges(
-            agents_connected=1213,
-            commands_queued=0,
-            plans_sent=9,
-            batches_refused=0,
-            duplicates=0,
+    def shell(self) -> Iterable[MetricFamily]:
+        """The controller's own work."""
+        loop = SimpleNamespace(
+            core=self._world.core,
+            queued=0,
+            journal_fault=None,
             lag_s=0.0,
-            is_accepting=True,
-            agent_events={kind.name.lower(): 1 for kind in NodeEventKind},
-            journal=JournalCounters(),
-            rollbacks=0,
-            nodes_ahead=0,
-            delayed_events=3,
-            over_limit={"call": 1, "watch": 2},
-            ended_connections={"flood": 1, "expired": 1, "authority": 1, "unread": 1, "idle": 1},
+            journal=SimpleNamespace(counters=JournalCounters()),
         )
+        agents = SimpleNamespace(
+            connected=1213, plans_sent=9, refused_batches=0, events=dict.fromkeys(NodeEventKind, 1), delayed_events=3
+        )
+        guard = SimpleNamespace(
+            refused={"call": 1, "watch": 2}, ended={"flood": 1, "expired": 1, "authority": 1, "unread": 1, "idle": 1}
+        )
+        parts = cast("Any", (loop, agents, self._world.telemetry, guard))
+        return ShellMetrics(*parts).families()
 
 
 def _inventory(row: TraceNode, products: Iterable[str]) -> Inventory:

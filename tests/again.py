@@ -1,4 +1,4 @@
-"""Runs the few tests that failed once more, alone: a deadline may be missed where two processes share a busy machine.
+"""Runs the few tests that failed once more, alone: a deadline may be missed where several processes share a busy machine.
 
 `python -m tests.again CODE`, CODE being how pytest ended. What fails twice fails; so does a run in
 which many failed, or that did not come to its end. What failed once is printed as unstable: mend it.

@@ -5,13 +5,11 @@ Owns the options and the life of the process. Must not know more of a controller
 """
 
 import asyncio
-import functools
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,14 +65,16 @@ async def _serve(config: ControllerConfig, *, tls: TlsFiles | None, insecure: bo
         )
 
 
-def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> TlsFiles | None:
-    if certificate is None and key is None and authority is None:
+def _read_tls(given: dict[str, Any]) -> TlsFiles | None:
+    """Takes the TLS files out of the options given; None without them."""
+    files = [given.pop(f"tls_{name}") for name in ("certificate", "key", "authority")]
+    if not any(files):
         return None
-    if certificate is None or key is None or authority is None:
+    if not all(files):
         raise click.UsageError(
             "--tls-certificate, --tls-key and --tls-authority belong together: give all three, or none"
         )
-    return TlsFiles(certificate, key, authority)
+    return TlsFiles(*files)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -86,176 +86,70 @@ _KUBERNETES = KubernetesConfig()
 _UMASK = 0o027
 _LOG_LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _RULES = GateRules()
+# Setting of each option that has another name.
+_SETTINGS = {
+    "accept_journal_loss": "accepts_journal_loss",
+    "away_grace": "away_grace_s",
+    "job_window": "job_window_s",
+    "ledger_limit": "ledger_bytes_most",
+    "policy": "placement",
+    "restart_grace": "restart_grace_s",
+    "scale_hold": "scale_hold_s",
+    "scrape_interval": "scrape_s",
+    "spend_interval": "spend_s",
+    "steer_interval": "steer_s",
+}
+_KUBERNETES_SETTINGS = {
+    "fail_open_after": "open_s",
+    "kubeconfig": "kubeconfig",
+    "kubernetes_context": "context",
+    "kubernetes_identity": "identity",
+    "kubernetes_lease": "lease_s",
+    "kubernetes_lease_name": "lease_name",
+    "kubernetes_namespace": "namespace",
+    "unbound_after": "unbound_s",
+}
+_OPTIONS = {
+    "abilities": "--kubernetes-abilities",
+    "lost_node_ttl_s": "--lost-node-ttl",
+    "metrics_hosts": "--metrics-host",
+    **{setting: "--" + option.replace("_", "-") for option, setting in (_SETTINGS | _KUBERNETES_SETTINGS).items()},
+}
 
 
-def _with_webhook(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the webhook to a command, and passes their value as `webhook`."""
-
-    @click.option(
-        "--webhook-listen",
-        default="",
-        metavar="ADDRESS",
-        help="Serve a mutating webhook that gates new pods, for clusters without MutatingAdmissionPolicy.",
+def _read_webhook(given: dict[str, Any]) -> WebhookConfig | None:
+    """Takes the options of the webhook out of those given; None without it."""
+    listen, certificate, key, resources, excluded, tolerates = (
+        given.pop(f"webhook_{name}") for name in ("listen", "certificate", "key", "resources", "excluded", "toleration")
     )
-    @click.option(
-        "--webhook-certificate", type=click.Path(path_type=Path), help="Certificate chain of the webhook, PEM."
-    )
-    @click.option("--webhook-key", type=click.Path(path_type=Path), help="Private key of the webhook, PEM.")
-    @click.option(
-        "--webhook-resources",
-        default=",".join(_RULES.prefixes),
-        show_default=True,
-        help="Prefixes of the resource names that count as devices, in namespaces that opted in; comma-separated.",
-    )
-    @click.option(
-        "--webhook-excluded",
-        default=",".join(sorted(_RULES.excluded)),
-        show_default=True,
-        help="Namespaces in which no pod is gated; comma-separated.",
-    )
-    @click.option(
-        "--webhook-toleration/--no-webhook-toleration",
-        default=_RULES.tolerates,
-        show_default=True,
-        help="Whether gated pods tolerate the taint eelgrid.io/managed.",
-    )
-    @functools.wraps(function)
-    def wrapped(
-        *,
-        webhook_listen: str,
-        webhook_certificate: Path | None,
-        webhook_key: Path | None,
-        webhook_resources: str,
-        webhook_excluded: str,
-        webhook_toleration: bool,
-        **others: Any,
-    ) -> None:
-        rules = GateRules(_names(webhook_resources), frozenset(_names(webhook_excluded)), webhook_toleration)
-        webhook = None
-        if webhook_listen:
-            if webhook_certificate is None or webhook_key is None:
-                missing = "--webhook-listen needs --webhook-certificate and --webhook-key: API servers connect by TLS"
-                raise click.UsageError(missing)
-            webhook = WebhookConfig(
-                listen=webhook_listen, certificate=webhook_certificate, key=webhook_key, rules=rules
-            )
-        function(webhook=webhook, **others)
-
-    return wrapped
+    if not listen:
+        return None
+    if certificate is None or key is None:
+        missing = "--webhook-listen needs --webhook-certificate and --webhook-key: API servers connect by TLS"
+        raise click.UsageError(missing)
+    rules = GateRules(_names(resources), frozenset(_names(excluded)), tolerates)
+    return WebhookConfig(listen=listen, certificate=certificate, key=key, rules=rules)
 
 
-def _with_kubernetes(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of a Kubernetes cluster to a command with a `webhook`, and passes their value as `kubernetes`."""
-
-    @click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
-    @click.option(
-        "--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; the pod's service account by default."
-    )
-    @click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
-    @click.option(
-        "--kubernetes-namespace",
-        default="",
-        metavar="NAME",
-        help="Namespace of the Lease for leader election; the pod's own by default.",
-    )
-    @click.option(
-        "--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of that Lease."
-    )
-    @click.option(
-        "--kubernetes-identity",
-        default="",
-        metavar="NAME",
-        help="Unique name of this process in the Lease; the host's name and a random suffix by default.",
-    )
-    @click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
-                  help="Seconds after which another controller may take over from a silent leader.")  # fmt: skip
-    @click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
-                  help="Seconds after which a pinned pod that cannot be scheduled is deleted, for its owner to recreate.")  # fmt: skip
-    @click.option("--fail-open-after", type=float,
-                  help="Seconds without a leader after which gates are removed without a placement; never by default.")  # fmt: skip
-    @click.option("--kubernetes-abilities", default="", metavar="NAMES",
-                  help=f"Further Kubernetes features to enable, comma-separated: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
-    @functools.wraps(function)
-    def wrapped(
-        *,
-        kubernetes: bool,
-        kubeconfig: str,
-        kubernetes_context: str,
-        kubernetes_namespace: str,
-        kubernetes_lease_name: str,
-        kubernetes_identity: str,
-        kubernetes_lease: float,
-        unbound_after: float,
-        fail_open_after: float | None,
-        kubernetes_abilities: str,
-        webhook: WebhookConfig | None,
-        **others: Any,
-    ) -> None:
-        if webhook is not None and not kubernetes:
-            raise click.UsageError("--webhook-listen needs --kubernetes: without it, nothing would remove the gates")
-        try:
-            cluster = KubernetesConfig(
-                kubeconfig=kubeconfig,
-                context=kubernetes_context,
-                namespace=kubernetes_namespace,
-                lease_name=kubernetes_lease_name,
-                identity=kubernetes_identity,
-                lease_s=kubernetes_lease,
-                unbound_s=unbound_after,
-                open_s=fail_open_after,
-                abilities=frozenset(_names(kubernetes_abilities)),
-                webhook=webhook,
-            )
-        except ControllerConfigError as error:
-            _fail(error, 2)
-        function(kubernetes=cluster if kubernetes else None, **others)
-
-    return wrapped
+def _read_kubernetes(given: dict[str, Any]) -> KubernetesConfig | None:
+    """Takes the options of a Kubernetes cluster out of those given; None without one."""
+    webhook, is_wanted = _read_webhook(given), given.pop("kubernetes")
+    if webhook is not None and not is_wanted:
+        raise click.UsageError("--webhook-listen needs --kubernetes: without it, nothing would remove the gates")
+    abilities = frozenset(_names(given.pop("kubernetes_abilities")))
+    settings = {setting: given.pop(option) for option, setting in _KUBERNETES_SETTINGS.items()}
+    cluster = KubernetesConfig(abilities=abilities, webhook=webhook, **settings)
+    return cluster if is_wanted else None
 
 
-def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of roles to a command, and passes their value as `roles`."""
-
-    @click.option(
-        "--roles",
-        "demand",
-        type=click.Choice(["permit", "require"]),
-        default="permit",
-        show_default=True,
-        help="permit: a certificate without a role may do everything; require: it may do nothing.",
-    )
-    @click.option(
-        "--grant",
-        "grants",
-        multiple=True,
-        metavar="ROLE=KIND:NAME",
-        help="Grant a role to certificates with this name, for example viewer=DNS:grafana.example; certificates with "
-        "the organization eelgrid:ROLE have it without a grant. Repeatable.",
-    )
-    @click.option(
-        "--bind",
-        "binds",
-        multiple=True,
-        metavar="RIGHT=KIND:NAME",
-        help="Allow submitters' certificates with this name to use a namespace, queue or label, or to act as a user, "
-        "for example namespace:research=CN:alice; certificates that name eelgrid:namespace:NAME may without it. "
-        "Repeatable.",
-    )
-    @functools.wraps(function)
-    def wrapped(*, demand: str, grants: tuple[str, ...], binds: tuple[str, ...], **others: Any) -> None:
-        if others["tls_authority"] is None and (demand == "require" or grants or binds):
-            raise click.UsageError(
-                "--roles require, --grant and --bind need --tls-authority: roles are read from client certificates"
-            )
-        try:
-            rules = RoleRules(
-                demanded=demand == "require", grants=parse_user_grants(grants), binds=parse_bindings(binds)
-            )
-        except ControllerConfigError as error:
-            _fail(error, 2)
-        function(roles=rules, **others)
-
-    return wrapped
+def _read_roles(given: dict[str, Any]) -> RoleRules:
+    """Takes the options of roles out of those given."""
+    demand, grants, binds = (given.pop(name) for name in ("demand", "grants", "binds"))
+    if given["tls_authority"] is None and (demand == "require" or grants or binds):
+        raise click.UsageError(
+            "--roles require, --grant and --bind need --tls-authority: roles are read from client certificates"
+        )
+    return RoleRules(demanded=demand == "require", grants=parse_user_grants(grants), binds=parse_bindings(binds))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EELGRID_CONTROLLER"})
@@ -402,62 +296,95 @@ def _with_roles(function: Callable[..., None]) -> Callable[..., None]:
     help="Minimum level of log records on standard error.",
 )
 @click.version_option(__version__, prog_name="eelgrid-controller")
-@_with_webhook
-@_with_kubernetes
-@_with_roles
-def main(
-    *,
-    data: Path,
-    accept_journal_loss: bool,
-    metrics_hosts: tuple[str, ...],
-    tls_certificate: Path | None,
-    tls_key: Path | None,
-    tls_authority: Path | None,
-    insecure: bool,
-    away_grace: float,
-    restart_grace: float,
-    policy: str | None,
-    steer_interval: float,
-    scrape_interval: float,
-    scrape_loopback: bool | None,
-    scale_hold: float,
-    job_window: float,
-    spend_interval: float,
-    ledger_limit: float,
-    savings: bool,
-    kubernetes: KubernetesConfig | None,
-    roles: RoleRules,
-    log_level: str,
-    **plain: Any,
-) -> None:
+@click.option(
+    "--webhook-listen",
+    default="",
+    metavar="ADDRESS",
+    help="Serve a mutating webhook that gates new pods, for clusters without MutatingAdmissionPolicy.",
+)
+@click.option("--webhook-certificate", type=click.Path(path_type=Path), help="Certificate chain of the webhook, PEM.")
+@click.option("--webhook-key", type=click.Path(path_type=Path), help="Private key of the webhook, PEM.")
+@click.option(
+    "--webhook-resources",
+    default=",".join(_RULES.prefixes),
+    show_default=True,
+    help="Prefixes of the resource names that count as devices, in namespaces that opted in; comma-separated.",
+)
+@click.option(
+    "--webhook-excluded",
+    default=",".join(sorted(_RULES.excluded)),
+    show_default=True,
+    help="Namespaces in which no pod is gated; comma-separated.",
+)
+@click.option(
+    "--webhook-toleration/--no-webhook-toleration",
+    default=_RULES.tolerates,
+    show_default=True,
+    help="Whether gated pods tolerate the taint eelgrid.io/managed.",
+)
+@click.option("--kubernetes", is_flag=True, help="Place the gated pods of a Kubernetes cluster.")
+@click.option("--kubeconfig", default="", metavar="FILE", help="Its kubeconfig; the pod's service account by default.")
+@click.option("--kubernetes-context", default="", metavar="NAME", help="Context of the kubeconfig.")
+@click.option(
+    "--kubernetes-namespace",
+    default="",
+    metavar="NAME",
+    help="Namespace of the Lease for leader election; the pod's own by default.",
+)
+@click.option("--kubernetes-lease-name", default=_KUBERNETES.lease_name, show_default=True, help="Name of that Lease.")
+@click.option(
+    "--kubernetes-identity",
+    default="",
+    metavar="NAME",
+    help="Unique name of this process in the Lease; the host's name and a random suffix by default.",
+)
+@click.option("--kubernetes-lease", type=float, default=_KUBERNETES.lease_s, show_default=True,
+              help="Seconds after which another controller may take over from a silent leader.")  # fmt: skip
+@click.option("--unbound-after", type=float, default=_KUBERNETES.unbound_s, show_default=True,
+              help="Seconds after which a pinned pod that cannot be scheduled is deleted, for its owner to recreate.")  # fmt: skip
+@click.option("--fail-open-after", type=float,
+              help="Seconds without a leader after which gates are removed without a placement; never by default.")  # fmt: skip
+@click.option("--kubernetes-abilities", default="", metavar="NAMES",
+              help=f"Further Kubernetes features to enable, comma-separated: {', '.join(sorted(ABILITIES))}.")  # fmt: skip
+@click.option(
+    "--roles",
+    "demand",
+    type=click.Choice(["permit", "require"]),
+    default="permit",
+    show_default=True,
+    help="permit: a certificate without a role may do everything; require: it may do nothing.",
+)
+@click.option(
+    "--grant",
+    "grants",
+    multiple=True,
+    metavar="ROLE=KIND:NAME",
+    help="Grant a role to certificates with this name, for example viewer=DNS:grafana.example; certificates with "
+    "the organization eelgrid:ROLE have it without a grant. Repeatable.",
+)
+@click.option(
+    "--bind",
+    "binds",
+    multiple=True,
+    metavar="RIGHT=KIND:NAME",
+    help="Allow submitters' certificates with this name to use a namespace, queue or label, or to act as a user, "
+    "for example namespace:research=CN:alice; certificates that name eelgrid:namespace:NAME may without it. "
+    "Repeatable.",
+)
+def main(**given: Any) -> None:
     """Place and power GPU work; serve agents and operators over gRPC."""
-    if not logging.getLogger().handlers:
-        log_to_stderr(logging.getLogger(), log_level.upper(), _LOG_LINE)
-    raise_descriptor_limit()
-    # Journal, ledger and all other files that we write are for our user and group alone.
-    os.umask(_UMASK)
-    tls = _tls(tls_certificate, tls_key, tls_authority)
     try:
-        config = ControllerConfig(
-            kubernetes=kubernetes,
-            # Addresses and limits, as given.
-            **plain,
-            roles=roles,
-            data=data,
-            metrics_hosts=metrics_hosts,
-            accepts_journal_loss=accept_journal_loss,
-            away_grace_s=away_grace,
-            restart_grace_s=restart_grace,
-            placement=policy,
-            steer_s=steer_interval,
-            scrape_s=scrape_interval,
-            scrape_loopback=scrape_loopback,
-            scale_hold_s=scale_hold,
-            job_window_s=job_window,
-            spend_s=spend_interval,
-            ledger_bytes_most=int(ledger_limit * 1e9),
-            savings=savings,
-        )
+        kubernetes, roles = _read_kubernetes(given), _read_roles(given)
+        if not logging.getLogger().handlers:
+            log_to_stderr(logging.getLogger(), given["log_level"].upper(), _LOG_LINE)
+        raise_descriptor_limit()
+        # Journal, ledger and all other files that we write are for our user and group alone.
+        os.umask(_UMASK)
+        tls, insecure = _read_tls(given), given.pop("insecure")
+        del given["log_level"]
+        settings = {_SETTINGS.get(option, option): value for option, value in given.items()}
+        settings["ledger_bytes_most"] = int(settings["ledger_bytes_most"] * 1e9)
+        config = ControllerConfig(kubernetes=kubernetes, roles=roles, **settings)
         asyncio.run(_serve(config, tls=tls, insecure=insecure))
     except (ControllerConfigError, ListenError) as error:
         _fail(error, 2)
@@ -465,26 +392,8 @@ def main(
         _fail(error, 1)
 
 
-# Option of each setting: a configuration error begins with the setting.
-_OPTIONS = {
-    "abilities": "--kubernetes-abilities",
-    "away_grace_s": "--away-grace",
-    "job_window_s": "--job-window",
-    "lease_s": "--kubernetes-lease",
-    "ledger_bytes_most": "--ledger-limit",
-    "lost_node_ttl_s": "--lost-node-ttl",
-    "metrics_hosts": "--metrics-host",
-    "open_s": "--fail-open-after",
-    "restart_grace_s": "--restart-grace",
-    "scale_hold_s": "--scale-hold",
-    "scrape_s": "--scrape-interval",
-    "spend_s": "--spend-interval",
-    "steer_s": "--steer-interval",
-    "unbound_s": "--unbound-after",
-}
-
-
 def _fail(error: Exception, code: int) -> NoReturn:
+    # A configuration error begins with the setting, which people know by its option.
     setting, space, rest = str(error).partition(" ")
     click.echo(f"eelgrid-controller: {_OPTIONS.get(setting, setting)}{space}{rest}", err=True)
     sys.exit(code)

@@ -12,9 +12,8 @@ import os
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -30,22 +29,21 @@ from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_controller.runtime.loop import ControllerLoop
 from eelgrid_controller.runtime.scraper import FetchLimits, HttpFetcher, Scraper
 from eelgrid_controller.runtime.sqlite_journal import SqliteJournal, open_journal
-from eelgrid_controller.server.authorization import Authorizer, CallerService
+from eelgrid_controller.server.energy_monitors import SavingsMonitor, SpendingMonitor
 from eelgrid_controller.server.grpc.agent_service import AgentService
-from eelgrid_controller.server.grpc.audit_service import AuditService, AuditTrail
-from eelgrid_controller.server.grpc.energy_service import EnergyService, SpendingService
-from eelgrid_controller.server.grpc.objective_service import ObjectiveService
-from eelgrid_controller.server.grpc.operator_service import NodeService, OperatorService
+from eelgrid_controller.server.grpc.authorization import AuditService, AuditTrail, Authorizer, CallerService
+from eelgrid_controller.server.grpc.operator_service import OperatorService
 from eelgrid_controller.server.grpc.pagination import OmissionCounter
-from eelgrid_controller.server.grpc.partition_service import PartitionService
+from eelgrid_controller.server.grpc.planner_services import (
+    EnergyService,
+    ObjectiveService,
+    PartitionService,
+)
 from eelgrid_controller.server.grpc.resource_views import ResourceViews
 from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
-from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, ShellGauges
+from eelgrid_controller.server.http.metrics_server import ControllerMetrics, ControllerMetricsServer, MetricSources
+from eelgrid_controller.server.metric_collectors import FleetMetrics, LedgerMetrics, ObjectiveMetrics, ShellMetrics
 from eelgrid_controller.server.metrics.catalogue import build_family
-from eelgrid_controller.server.metrics.fleet_metrics import FleetMetrics, LedgerMetrics
-from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
-from eelgrid_controller.server.savings_monitor import SavingsMonitor
-from eelgrid_controller.server.spending_monitor import SpendingMonitor
 from eelgrid_controller.server.tracing import CollectorEndpoint, LoopInstrumentation, Tracing, resolve_endpoint
 from eelgrid_controller.state.agent_liveness import RegistrationLimiter, RegistrationRefused
 from eelgrid_controller.state.cluster_state import ClusterState
@@ -74,173 +72,8 @@ if TYPE_CHECKING:
     from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
 
 
-@dataclass(frozen=True, slots=True)
-class OptionalParts:
-    """Starts the optional parts that `config` enables; `stack` stops whatever was started."""
-
-    config: ControllerConfig
-    metrics: ControllerMetrics
-    clock: Clock
-    log: logging.Logger
-    stack: AsyncExitStack
-
-    def follow_placements(
-        self,
-        endpoint: CollectorEndpoint | None,
-        watches: LoopInstrumentation,
-        *,
-        loop: ControllerLoop,
-        agents: AgentService,
-        instance: str,
-    ) -> None:
-        """Exports traces of placements to a collector; does nothing without an endpoint."""
-        if endpoint is None:
-            return
-        watches.tracing = tracing = Tracing(
-            endpoint,
-            instance=instance,
-            now_ns=self.clock.now_ns,
-            has_agent=agents.is_node_reported,
-            log=self.log.getChild("tracing"),
-        )
-        state = loop.core.state
-        tracing.traces.resume_traces(state.workloads[key] for key in state.pending)
-        loop.listeners.append(tracing.traces.on_commit)
-        agents.listeners.append(tracing.traces.on_plan_message)
-        self.metrics.add(tracing.families)
-        self.stack.push_async_callback(tracing.stop)
-
-    def count_savings(self, loop: ControllerLoop, products: Catalogue) -> SavingsMonitor | None:
-        """Starts the monitor of what placement saves compared with best fit; None if it is not configured."""
-        if not self.config.savings:
-            return None
-        desk = SavingsMonitor(loop=loop, catalogue=products, clock=self.clock, log=self.log.getChild("savings"))
-        self.metrics.add(desk.families)
-        following = asyncio.create_task(desk.run())
-        self.stack.callback(following.cancel)
-        return desk
-
-    async def place_pods(
-        self,
-        watches: LoopInstrumentation,
-        *,
-        loop: ControllerLoop,
-        agents: AgentService,
-        steward: ControlLoop,
-        ledger: LedgerWriter,
-    ) -> "KubernetesRuntime | None":
-        """Starts the placement of a cluster's pods."""
-        if self.config.kubernetes is None:
-            return None
-        from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
-        from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import is_gate_workload
-        from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import PodUsers
-        from eelgrid_controller.kubernetes_composition import KubernetesRuntime
-
-        placing = KubernetesRuntime(
-            self.config.kubernetes,
-            loop=loop,
-            has_agent=agents.is_node_reported,
-            awaits_agent=agents.is_report_pending,
-            foresees=steward.foresees,
-            data=self.config.data,
-            draws=lambda: {name: PlacePower(*one) for name, one in steward.objectives_status.drawn.items()},
-            devices=agents.devices,
-            clock=self.clock,
-            log=self.log.getChild("kubernetes"),
-            promises=steward.promises,
-        )
-        self.metrics.add(placing.families)
-        if watches.tracing is not None:
-            watches.tracing.follow_pods(placing.engine.writes.listeners, is_gate_workload)
-        users = PodUsers()
-        placing.engine.add_pod_listener(users.on_deltas)
-        ledger.user_of_pod = users.user_of
-        await placing.start()
-        self.stack.push_async_callback(placing.stop)
-        return placing
-
-    async def gate_pods(self) -> "AdmissionWebhook | None":
-        """Starts answering admission reviews of the API server; needs no other part."""
-        if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
-            return None
-        from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
-
-        files = KeyPairFiles(wanted.certificate, wanted.key)
-        webhook = AdmissionWebhook(wanted.rules, files, log=self.log.getChild("webhook"))
-        self.metrics.add(webhook.families)
-        await webhook.start(wanted.listen)
-        self.stack.push_async_callback(webhook.stop)
-        return webhook
-
-    async def serve_page(
-        self,
-        *,
-        loop: ControllerLoop,
-        telemetry: Telemetry,
-        steward: ControlLoop,
-        tls: TlsFiles | None,
-        insecure: bool,
-        admit: Callable[[bytes | None], None] | None,
-    ) -> int | None:
-        """Serves the live page; returns its port."""
-        if not self.config.page:
-            return None
-        from eelgrid_controller.server.http.live_hub import LiveHub, LoopSource
-        from eelgrid_controller.server.http.live_server import LiveServer
-
-        log = self.log.getChild("page")
-        source = LoopSource(loop, telemetry, steward.promises, self.clock)
-        hub = LiveHub(source, log=log)
-        door = LiveServer(hub, source, tls=tls, insecure=insecure, log=log, admit=admit)
-        port = await door.start(self.config.page)
-        loop.listeners.append(hub.on_commit)
-        self.stack.push_async_callback(door.stop)
-        return port
-
-
 # A cycle takes two seconds at most; a longer one must not keep the process from its last checkpoint.
 _STEERING_STOP_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """Provides the metrics with what they read."""
-
-    loop: ControllerLoop
-    views: ResourceViews
-    agents: AgentService
-    telemetry: Telemetry
-    page: ObjectiveMetrics
-    guard: PeerGuard
-
-    async def settled(self) -> None:
-        await self.loop.read(lambda _: None)
-
-    def summary(self) -> Summary:
-        return self.views.recent_summary(self.loop.core)
-
-    def steward(self) -> Iterable[MetricFamily]:
-        state = self.loop.core.state
-        return self.page.families(state.workloads, state.policy)
-
-    def gauges(self) -> ShellGauges:
-        return ShellGauges(
-            agents_connected=self.agents.connected,
-            commands_queued=self.loop.queued,
-            plans_sent=self.agents.plans_sent,
-            batches_refused=self.agents.refused_batches,
-            duplicates=self.telemetry.duplicates,
-            lag_s=self.loop.lag_s,
-            is_accepting=self.loop.journal_fault is None,
-            agent_events={kind.name.lower(): count for kind, count in self.agents.events.items()},
-            delayed_events=self.agents.delayed_events,
-            over_limit=self.guard.refused,
-            ended_connections=self.guard.ended,
-            journal=self.loop.journal.counters,
-            rollbacks=self.loop.core.state.rollbacks,
-            nodes_ahead=sum(record.ahead is not None for record in self.loop.core.state.nodes.values()),
-        )
 
 
 class Controller:
@@ -262,7 +95,6 @@ class Controller:
         self.guard = PeerGuard(log=log.getChild("guard"), now_s=lambda: clock.now_ns() / 1e9)
         self.watches = LoopInstrumentation(self.metrics)
         self._stack = contextlib.AsyncExitStack()
-        self._optional = OptionalParts(config, self.metrics, clock, log, self._stack)
 
     def _clock_families(self) -> Iterator[MetricFamily]:
         yield build_family("eelgrid_clock_jumps_total", self._wall.jumps)
@@ -305,7 +137,7 @@ class Controller:
         self._answer_probes()
         # From here on probes see that this process is live but not ready yet.
         metrics_port = await self._open_metrics()
-        self.webhook = await self._optional.gate_pods()
+        self.webhook = await self._gate_pods()
         start_s = self._clock.perf_s()
         await asyncio.to_thread(warm_kernels)
         self._log.info("kernels=warm seconds=%.2f", self._clock.perf_s() - start_s)
@@ -313,18 +145,9 @@ class Controller:
         recovered = await self._compose(journal)
         seconds = self._clock.perf_s() - start_s
         await self._open_door(server)
-        page_port = await self._optional.serve_page(
-            loop=self.loop,
-            telemetry=self.telemetry,
-            steward=self.steward,
-            tls=self._tls,
-            insecure=self._insecure,
-            admit=None if self._keeper is None else self._keeper.authorize_viewer,
-        )
-        self.savings = self._optional.count_savings(self.loop, catalogue.load_catalogue())
-        self.placing = await self._optional.place_pods(
-            self.watches, loop=self.loop, agents=self.agents, steward=self.steward, ledger=self.ledger
-        )
+        page_port = await self._serve_page()
+        self.savings = self._count_savings()
+        self.placing = await self._place_pods()
         page = "" if page_port is None else f" page={_with_port(self.config.page, page_port)}"
         line = (
             f"serving listen={_with_port(self.config.listen, port)} "
@@ -392,14 +215,13 @@ class Controller:
         )
         self._begin_spending()
         page = self._begin_steering(telemetry, products)
-        imagining = WhatIfRunner(loop=self.loop, catalogue=products, clock=self._clock)
-        shadowing = ShadowRunner(loop=self.loop, clock=self._clock)
-        self._stack.callback(shadowing.close)
+        self.imagining = WhatIfRunner(loop=self.loop, catalogue=products, clock=self._clock)
+        self.shadowing = ShadowRunner(loop=self.loop, clock=self._clock)
+        self._stack.callback(self.shadowing.close)
         self.operators = OperatorService(
             loop=self.loop,
             views=views,
-            imagining=imagining,
-            shadowing=shadowing,
+            agents=self.agents,
             log=self._log.getChild("operators"),
             origin_of=self.watches.origin,
             call_of=self.trail.describe_call,
@@ -413,21 +235,36 @@ class Controller:
             call_of=self.trail.describe_call,
         )
         self._stack.callback(self.partitions.close)
-        self.metrics.attach(_Sources(self.loop, views, self.agents, telemetry, page, self.guard))
+        if self._traces_to is not None:
+            self._follow_placements(self._traces_to, journal.cluster_id)
+        self._begin_metrics(views, page)
+        _settle_interpreter()
+        return recovered
+
+    def _begin_metrics(self, views: ResourceViews, page: ObjectiveMetrics) -> None:
+        """Gives the metrics what they read."""
+        loop = self.loop
+
+        def summary() -> Summary:
+            return views.recent_summary(loop.core)
+
         fleet = FleetMetrics(
-            core=lambda: self.loop.core,
-            summary=lambda: views.recent_summary(self.loop.core),
-            telemetry=telemetry,
+            core=lambda: loop.core,
+            summary=summary,
+            telemetry=self.telemetry,
             monotonic_s=self._clock.monotonic_s,
             now_ns=self._clock.now_ns,
         )
-        self.loop.listeners.append(fleet.on_commit)
-        self._optional.follow_placements(
-            self._traces_to, self.watches, loop=self.loop, agents=self.agents, instance=journal.cluster_id
+        loop.listeners.append(fleet.on_commit)
+        self.metrics.attach(
+            MetricSources(
+                settled=lambda: loop.read(lambda _: None),
+                summary=summary,
+                shell=ShellMetrics(loop, self.agents, self.telemetry, self.guard).families,
+                steward=lambda: page.families(loop.core.state.workloads, loop.core.state.policy),
+            )
         )
         self.metrics.add(fleet.families, reads_state=True)
-        _settle_interpreter()
-        return recovered
 
     def _begin_audit(self, journal: SqliteJournal) -> None:
         """Starts the audit log of operators' calls."""
@@ -457,7 +294,6 @@ class Controller:
             admit_node=None if self._keeper is None else self._keeper.authorize_node,
             register=self._begin_registering(),
         )
-        self.nodes = NodeService(loop=self.loop, agents=self.agents, call_of=self.trail.describe_call)
 
     def _begin_registering(self) -> Callable[[str, Any], None]:
         """Returns the limiter of how many new nodes one certificate, or address, may register."""
@@ -490,7 +326,7 @@ class Controller:
             log=self._log.getChild("energy"),
             bytes_most=self.config.ledger_bytes_most,
         )
-        self.ledger, self.energy = desk, EnergyService(loop=loop, desk=desk, clock=self._clock)
+        self.ledger = desk
         self.metrics.add(LedgerMetrics(desk, now_ns=self._clock.now_ns).families)
         keeping = asyncio.create_task(desk.run())
 
@@ -510,7 +346,7 @@ class Controller:
             clock=self._clock,
             log=self._log.getChild("spending"),
         )
-        self.spending = SpendingService(loop=self.loop, desk=desk)
+        self.energy = EnergyService(loop=self.loop, desk=self.ledger, spending=desk, clock=self._clock)
         self.metrics.add(desk.families)
         self._stack.callback(asyncio.create_task(desk.run()).cancel)
 
@@ -596,9 +432,9 @@ class Controller:
             self.promises,
             self.partitions,
             self.energy,
-            self.spending,
             self.audit,
-            self.nodes,
+            self.imagining,
+            self.shadowing,
             callers,
         )
         around: dict[str, Any] = {
@@ -623,6 +459,96 @@ class Controller:
             await server.stop(self.config.stop_s)
 
         self._stack.push_async_callback(close)
+
+    # Parts that run only if they are configured
+
+    async def _gate_pods(self) -> "AdmissionWebhook | None":
+        """Starts answering admission reviews of the API server; needs no other part."""
+        if self.config.kubernetes is None or (wanted := self.config.kubernetes.webhook) is None:
+            return None
+        from eelgrid_controller.server.http.admission_webhook import AdmissionWebhook
+
+        files = KeyPairFiles(wanted.certificate, wanted.key)
+        webhook = AdmissionWebhook(wanted.rules, files, log=self._log.getChild("webhook"))
+        self.metrics.add(webhook.families)
+        await webhook.start(wanted.listen)
+        self._stack.push_async_callback(webhook.stop)
+        return webhook
+
+    def _follow_placements(self, endpoint: CollectorEndpoint, instance: str) -> None:
+        """Exports traces of placements to a collector."""
+        self.watches.tracing = tracing = Tracing(
+            endpoint,
+            instance=instance,
+            now_ns=self._clock.now_ns,
+            has_agent=self.agents.is_node_reported,
+            log=self._log.getChild("tracing"),
+        )
+        state = self.loop.core.state
+        tracing.traces.resume_traces(state.workloads[key] for key in state.pending)
+        self.loop.listeners.append(tracing.traces.on_commit)
+        self.agents.listeners.append(tracing.traces.on_plan_message)
+        self.metrics.add(tracing.families)
+        self._stack.push_async_callback(tracing.stop)
+
+    async def _serve_page(self) -> int | None:
+        """Serves the live page; returns its port."""
+        if not self.config.page:
+            return None
+        from eelgrid_controller.server.http.live_hub import LiveHub, LoopSource
+        from eelgrid_controller.server.http.live_server import LiveServer
+
+        log, admit = self._log.getChild("page"), None if self._keeper is None else self._keeper.authorize_viewer
+        source = LoopSource(self.loop, self.telemetry, self.steward.promises, self._clock)
+        hub = LiveHub(source, log=log)
+        door = LiveServer(hub, source, tls=self._tls, insecure=self._insecure, log=log, admit=admit)
+        port = await door.start(self.config.page)
+        self.loop.listeners.append(hub.on_commit)
+        self._stack.push_async_callback(door.stop)
+        return port
+
+    def _count_savings(self) -> SavingsMonitor | None:
+        """Starts the monitor of what placement saves compared with best fit."""
+        if not self.config.savings:
+            return None
+        log = self._log.getChild("savings")
+        desk = SavingsMonitor(loop=self.loop, catalogue=catalogue.load_catalogue(), clock=self._clock, log=log)
+        self.metrics.add(desk.families)
+        self._stack.callback(asyncio.create_task(desk.run()).cancel)
+        return desk
+
+    async def _place_pods(self) -> "KubernetesRuntime | None":
+        """Starts the placement of a cluster's pods."""
+        if self.config.kubernetes is None:
+            return None
+        from eelgrid_controller.engines.kubernetes.model.power_policy import PlacePower
+        from eelgrid_controller.engines.kubernetes.reconcilers.core_commands import is_gate_workload
+        from eelgrid_controller.engines.kubernetes.reconcilers.related_objects import PodUsers
+        from eelgrid_controller.kubernetes_composition import KubernetesRuntime
+
+        steward = self.steward
+        placing = KubernetesRuntime(
+            self.config.kubernetes,
+            loop=self.loop,
+            has_agent=self.agents.is_node_reported,
+            awaits_agent=self.agents.is_report_pending,
+            foresees=steward.foresees,
+            data=self.config.data,
+            draws=lambda: {name: PlacePower(*one) for name, one in steward.objectives_status.drawn.items()},
+            devices=self.agents.devices,
+            clock=self._clock,
+            log=self._log.getChild("kubernetes"),
+            promises=steward.promises,
+        )
+        self.metrics.add(placing.families)
+        if self.watches.tracing is not None:
+            self.watches.tracing.follow_pods(placing.engine.writes.listeners, is_gate_workload)
+        users = PodUsers()
+        placing.engine.add_pod_listener(users.on_deltas)
+        self.ledger.user_of_pod = users.user_of
+        await placing.start()
+        self._stack.push_async_callback(placing.stop)
+        return placing
 
     async def stop(self) -> None:
         """Stops accepting calls, finishes those in progress and writes a checkpoint."""

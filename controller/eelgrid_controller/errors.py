@@ -1,22 +1,6 @@
 """Errors of the controller itself, in one tree, and of optional libraries; errors of a call are `eelgrid_protos.faults`.
 
-ControllerError              this controller cannot do what it was asked; the message says what to do
-├── ControllerConfigError    an option or a directory that cannot be used
-├── BatchRefused             an agent's samples contradict the inventory that it sent
-│   ├── UnknownGeneration    columns follow an inventory that never came
-│   ├── WrongWidth           columns are not one value for each GPU and tick
-│   └── SequenceJump         a sequence so far ahead that it can be no gap
-├── LedgerError              the energy ledger's file cannot be used; placing goes on without it
-│   └── LedgerRefused        something cannot be written to it, or meets damaged rows
-└── JournalError             the journal's file is at fault, or its disk
-    ├── JournalForeign       the file belongs to another program
-    ├── JournalTooNew        a newer version of Eelgrid wrote it
-    ├── JournalHeld          another controller has it open
-    ├── JournalCorrupt       what is on disk is not what was written
-    │   └── JournalLost      entries that were acknowledged are gone
-    ├── JournalFull          no room: nothing was written, writing may work again later
-    └── JournalUnavailable   the disk refused otherwise: nothing was written
-        └── JournalGone      its files were removed or replaced while they were in use
+Each message says what went wrong and what to do.
 """
 
 import importlib
@@ -43,7 +27,7 @@ class ControllerError(Exception):
 
 
 class ControllerConfigError(ControllerError):
-    """A flag or a directory that cannot be used."""
+    """An option or a directory that cannot be used."""
 
 
 class BatchRefused(ControllerError):
@@ -67,7 +51,7 @@ class SequenceJump(BatchRefused):
 
 
 class LedgerError(ControllerError):
-    """The energy ledger cannot be read or written; `path` is its file."""
+    """The energy ledger cannot be read or written, and placing goes on without it; `path` is its file."""
 
     def __init__(self, path: Path, problem: str, remedy: str) -> None:
         self.path = path
@@ -115,11 +99,11 @@ class JournalLost(JournalCorrupt):
 
 
 class JournalFull(JournalError):
-    """There was no room; nothing of the write remains."""
+    """There was no room; nothing of the write remains, and writing may work again later."""
 
 
 class JournalUnavailable(JournalError):
-    """The disk refused; nothing of the write remains."""
+    """The disk refused otherwise; nothing of the write remains."""
 
 
 class JournalGone(JournalUnavailable):

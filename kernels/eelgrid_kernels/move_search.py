@@ -292,9 +292,7 @@ def _leaders(worth: Floats) -> tuple[int, float]:
 @kernel
 def _eject(ground: MoveNodes, search: MoveSearch, floor: float) -> None:
     """The best chain after one unit elsewhere has made room, moved for good if its worth is above the floor."""
-    # The bare number would be a type of its own, for which everything that is called with it is compiled once more.
-    none = np.int64(-1)
-    best, best_unit, best_node, best_chain, best_after = floor, none, none, none, 0
+    best, best_unit, best_node, best_chain, best_after = floor, -1, -1, -1, 0
     # The costliest nodes first: there is most to gain.
     for node in np.argsort(-ground.cost_w, kind="mergesort"):
         if search.at[node] == search.at[node + 1]:
@@ -332,7 +330,7 @@ def search_moves(ground: MoveNodes, search: MoveSearch) -> int:
 
     The board must have been weighed (`weigh_board`): searches from the same ground may share the work.
     """
-    count, progress, none = ground.cost_w.shape[0], search.progress[0], np.int64(-1)
+    count, progress = ground.cost_w.shape[0], search.progress[0]
     for _ in range(_ROUNDS_MOST if count else 0):
         for node in range(count):
             _weigh_chains(ground, search, node, NOT_EJECTED)
@@ -347,7 +345,7 @@ def search_moves(ground: MoveNodes, search: MoveSearch) -> int:
                 if search.limits.deep:
                     _eject(ground, search, search.worth[node])
                 if progress.steps == before:
-                    _commit(ground, search, node, none)
+                    _commit(ground, search, node, -1)
         if progress.steps == begun:
             _eject(ground, search, 0.0)
         if progress.steps == begun or progress.replicas >= search.limits.replicas:

@@ -18,7 +18,7 @@ _CONTEXT.set_forkserver_preload(
     [
         "eelgrid_controller.cli.__main__",
         "eelgrid_controller.cli.connection",
-        "eelgrid_controller.cli.policy_comparison",
+        "eelgrid_controller.cli.replay",
         "eelgrid_protos.rpc",
         "grpc.aio",
         "rich.live",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.builders.cluster import build_node, build_request
 
 from eelgrid_controller.core.core import Core
-from eelgrid_controller.server.metrics.fleet_metrics import PowerLimitedNodes
+from eelgrid_controller.server.metric_collectors import PowerLimitedNodes
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_protos import catalogue
 from eelgrid_protos.faults import InvalidArgument

@@ -25,7 +25,7 @@ from eelgrid_controller.runtime.audit_log import (
     summarize_request,
 )
 from eelgrid_controller.runtime.sqlite_journal import open_journal
-from eelgrid_controller.server.grpc.audit_service import AuditTrail
+from eelgrid_controller.server.grpc.authorization import AuditTrail
 from eelgrid_controller.state.journal import JournalEntry
 from eelgrid_protos.faults import InvalidArgument, NotFound, ResourceExhausted
 from eelgrid_protos.messages import (

@@ -16,7 +16,7 @@ from tests.fakes.operators import FakeOperators
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.runtime.access_control import parse_user_grants
-from eelgrid_controller.server.authorization import Authorizer, CallerService
+from eelgrid_controller.server.grpc.authorization import Authorizer, CallerService
 from eelgrid_protos import codec, messages, rpc, transport
 from eelgrid_protos.certificate import read_certificate
 from eelgrid_protos.faults import NotFound, PermissionDenied, Unavailable

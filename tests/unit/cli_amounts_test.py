@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eelgrid_controller import formatting
-from eelgrid_controller.cli import amounts
 
 
 @pytest.mark.parametrize(("text", "milli"), [("2.5", 2500), ("2500m", 2500), ("0", 0), ("96", 96_000), ("0.1", 100)])
 def test_cpus(text, milli):
-    assert amounts.parse_cpu_milli(text) == milli
+    assert formatting.parse_cpu_milli(text) == milli
 
 
 @pytest.mark.parametrize(
@@ -20,23 +19,23 @@ def test_cpus(text, milli):
 def test_memory(text, amount):
     if amount is None:
         with pytest.raises(ValueError, match="unknown unit"):
-            amounts.parse_memory_bytes(text)
+            formatting.parse_memory_bytes(text)
     else:
-        assert amounts.parse_memory_bytes(text) == amount
+        assert formatting.parse_memory_bytes(text) == amount
 
 
 @pytest.mark.parametrize(("text", "milli"), [("0.5", 500), ("50%", 500), ("1", 1000), ("0.001", 1), ("100%", 1000)])
 def test_shares(text, milli):
-    assert amounts.parse_gpu_milli(text) == milli
+    assert formatting.parse_gpu_milli(text) == milli
 
 
 @pytest.mark.parametrize("text", ["0", "1.1", "-0.5", "half", "500m", "", "nan", "1e3", "0.5GiB"])
 def test_what_is_no_share(text):
     with pytest.raises(ValueError, match="share of a GPU"):
-        amounts.parse_gpu_milli(text)
+        formatting.parse_gpu_milli(text)
 
 
-@pytest.mark.parametrize("read", [amounts.parse_cpu_milli, amounts.parse_memory_bytes])
+@pytest.mark.parametrize("read", [formatting.parse_cpu_milli, formatting.parse_memory_bytes])
 @pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "1e9", "x", "1x", "1,5", "9" * 19])
 def test_what_is_no_amount(read, text):
     with pytest.raises(ValueError, match="write"):
@@ -45,12 +44,12 @@ def test_what_is_no_amount(read, text):
 
 @given(st.integers(0, 999_999))
 def test_cpus_round_trip(milli):
-    assert amounts.parse_cpu_milli(formatting.format_cpu(milli)) == milli
+    assert formatting.parse_cpu_milli(formatting.format_cpu(milli)) == milli
 
 
 @given(st.integers(0, 2**50))
 def test_memory_comes_back_within_its_four_digits(amount):
-    assert amounts.parse_memory_bytes(formatting.format_memory(amount)) == pytest.approx(amount, rel=5e-4, abs=1.0)
+    assert formatting.parse_memory_bytes(formatting.format_memory(amount)) == pytest.approx(amount, rel=5e-4, abs=1.0)
 
 
 @pytest.mark.parametrize(

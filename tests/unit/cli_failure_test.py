@@ -150,8 +150,7 @@ def test_a_fault_of_ours_keeps_its_traceback():
         fake.nodes = []
         result = run(address, "get", "x")
         assert result.exit_code == 4
-    from eelgrid_controller.cli.connection import CliSettings
-    from eelgrid_controller.cli.errors import cli_error_for
+    from eelgrid_controller.cli.connection import CliSettings, cli_error_for
 
     assert cli_error_for(ZeroDivisionError(), CliSettings()) is None
 

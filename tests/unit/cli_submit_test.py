@@ -7,7 +7,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from tests.strategies import message
 
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import RequestRefused
 from eelgrid_controller.cli.workloads import read_workloads
 from eelgrid_protos.messages import Locality, ResourceRequest, SubmitWorkloadRequest, WorkloadKind, WorkloadSpec
 from eelgrid_protos.plain_messages import to_plain

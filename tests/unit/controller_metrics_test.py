@@ -16,9 +16,9 @@ from tests.waiting import wait_until
 
 from eelgrid_controller.objectives.status import refusal_rule
 from eelgrid_controller.runtime.scraper import FetchError, FetchFailure, Scraper
-from eelgrid_controller.server.metrics import objective_metrics
+from eelgrid_controller.server import metric_collectors
+from eelgrid_controller.server.metric_collectors import ObjectiveMetrics
 from eelgrid_controller.server.metrics.catalogue import METRICS, build_family
-from eelgrid_controller.server.metrics.objective_metrics import ObjectiveMetrics
 from eelgrid_protos.errors import ContractError
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import BudgetScope, Column, EnergyPrices, PowerBudget, PricePeriod, Reading, SampleBatch
@@ -136,7 +136,7 @@ async def test_what_is_drawn_below_a_budget_is_what_was_read():
 
 
 async def test_of_many_services_the_worst_have_series_and_the_rest_is_counted(monkeypatch):
-    monkeypatch.setattr(objective_metrics, "SERIES_MOST", 1)
+    monkeypatch.setattr(metric_collectors, "SERIES_MOST", 1)
     async with run_objectives() as world:
         await lived(world, services=("a", "s"), seconds=60)
         families = Sources(world, scraper()).families()
@@ -213,7 +213,7 @@ class Whole:
 
     def __init__(self, own, parts):
         self.own, self.parts = own, parts
-        self.settled, self.summary, self.gauges = own.settled, own.summary, own.gauges
+        self.settled, self.summary, self.shell = own.settled, own.summary, own.shell
 
     def steward(self):
         return self.parts.families().values()

@@ -12,7 +12,7 @@ from tests.fakes.spent import NOTHING_SPENT
 from eelgrid_controller.cli import doctor_cluster as checks
 from eelgrid_controller.cli import doctor_cluster as node
 from eelgrid_controller.cli import doctor_cluster as pages
-from eelgrid_controller.cli.doctor_finding import FindingStatus
+from eelgrid_controller.cli.doctor_machine import FindingStatus
 from eelgrid_protos import __version__, faults
 from eelgrid_protos.messages import (
     AccessLevel,

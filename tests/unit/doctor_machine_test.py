@@ -8,23 +8,21 @@ import pytest
 
 from eelgrid_controller.cli import doctor_machine as checks
 from eelgrid_controller.cli import doctor_machine as reading
-from eelgrid_controller.cli.doctor_finding import (
+from eelgrid_controller.cli.doctor_machine import (
+    DaemonPort,
+    DriverAnswer,
     Finding,
     FindingStatus,
+    FolderState,
+    KubeletSockets,
+    PortState,
+    ProcessRights,
     exit_code,
     join_names,
     report_failure,
     report_ok,
     report_skipped,
     report_warning,
-)
-from eelgrid_controller.cli.doctor_machine import (
-    DaemonPort,
-    DriverAnswer,
-    FolderState,
-    KubeletSockets,
-    PortState,
-    ProcessRights,
 )
 
 OK, WARN, FAIL, SKIPPED = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL, FindingStatus.SKIPPED

@@ -7,7 +7,7 @@ import trustme
 
 from eelgrid_controller.cli import doctor as checks
 from eelgrid_controller.cli.doctor import TlsFilesState, read_tls_state
-from eelgrid_controller.cli.doctor_finding import FindingStatus
+from eelgrid_controller.cli.doctor_machine import FindingStatus
 from eelgrid_protos.certificate import Certificate, read_certificate
 from eelgrid_protos.messages import WhoAmIResponse
 

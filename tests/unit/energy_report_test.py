@@ -24,7 +24,7 @@ from eelgrid_controller.cli.report import SECTIONS, ReportSection, _chromium, _l
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace, MeasuredEnergy
 from eelgrid_controller.energy.store.ledger_store import LastWindow, open_ledger
-from eelgrid_controller.server.grpc.energy_service import EnergyService
+from eelgrid_controller.server.grpc.planner_services import EnergyService
 from eelgrid_controller.state.measurements import WorkInterval, spread_work
 from eelgrid_protos import codec
 from eelgrid_protos.messages import QueryEnergyRequest, QueryEnergyResponse
@@ -78,7 +78,7 @@ def document(store):
     """As eelctl has it, over the wire."""
     prices = SimpleNamespace(currency="EUR")
     loop = SimpleNamespace(core=SimpleNamespace(state=SimpleNamespace(policy=SimpleNamespace(prices=prices))))
-    calls = EnergyService(loop=loop, desk=Desk(store), clock=Clock())
+    calls = EnergyService(loop=loop, desk=Desk(store), spending=None, clock=Clock())
 
     async def of(*by, rows=50, with_nobody=False):
         request = QueryEnergyRequest(

@@ -10,8 +10,8 @@ from tests.builders.server import run_controller
 from tests.waiting import wait_until
 
 from eelgrid_controller.energy.ledger import OTHER_NAMESPACES, ChangedHours, Exporter
+from eelgrid_controller.server.metric_collectors import LedgerMetrics, waiting_by_reason
 from eelgrid_controller.server.metrics.catalogue import PENDING_REASONS, PLAN_CHANGES
-from eelgrid_controller.server.metrics.fleet_metrics import LedgerMetrics, waiting_by_reason
 from eelgrid_controller.state.telemetry import Telemetry
 from eelgrid_protos.messages import (
     AttributionConfidence,

@@ -6,22 +6,21 @@ from bench.page_fleet import PageFleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eelgrid_controller.server.http.live_model.change_history import ChangeHistory, read_earlier_changes
-from eelgrid_controller.server.http.live_model.details import (
+from eelgrid_controller.server.http.live_model import (
+    BUDGETS_MOST,
+    NO_READING,
     POINTS_MOST,
     PROMISES_MOST,
+    QUEUE_MOST,
+    CellState,
+    ChangeHistory,
+    LiveView,
     gpu_details,
     list_objectives,
     list_points,
+    read_earlier_changes,
     search_workloads,
     workload_details,
-)
-from eelgrid_controller.server.http.live_model.live_view import (
-    BUDGETS_MOST,
-    NO_READING,
-    QUEUE_MOST,
-    CellState,
-    LiveView,
 )
 from eelgrid_controller.state.events import (
     GpuLost,

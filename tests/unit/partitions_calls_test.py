@@ -8,7 +8,7 @@ from tests.builders.partition import apply_layout, build_mig_node, build_slice_p
 from tests.builders.server import run_controller
 from tests.waiting import wait_until
 
-from eelgrid_controller.server.grpc import partition_service
+from eelgrid_controller.server.grpc import planner_services
 from eelgrid_protos.faults import FailedPrecondition, NotFound
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
@@ -59,8 +59,8 @@ async def plan_with(agent, wanted) -> NodePlan:
 
 
 async def test_a_refusal_is_reported_and_asked_again_until_the_layout_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr(partition_service, "ASK_FIRST_S", 0.05)
-    monkeypatch.setattr(partition_service, "POLL_S", 0.02)
+    monkeypatch.setattr(planner_services, "ASK_FIRST_S", 0.05)
+    monkeypatch.setattr(planner_services, "POLL_S", 0.02)
     async with run_controller(tmp_path) as rig:
         agent = await rig.join(build_mig_node("a", gpus=1))
         await hand_over(rig)
@@ -96,7 +96,7 @@ async def test_a_refusal_is_reported_and_asked_again_until_the_layout_stands(tmp
 
 
 async def test_stages_follow_each_other_and_end_where_one_no_longer_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr(partition_service, "POLL_S", 0.02)
+    monkeypatch.setattr(planner_services, "POLL_S", 0.02)
     async with run_controller(tmp_path) as rig:
         agent = await rig.join(build_mig_node("a"))
         await hand_over(rig)

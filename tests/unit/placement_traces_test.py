@@ -4,12 +4,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from opentelemetry.trace import SpanKind
 from tests.builders.cluster import build_node, build_request
 from tests.builders.server import run_controller
 from tests.waiting import wait_until
 
 from eelgrid_controller.core.core import CommandOrigin, CommitResult
-from eelgrid_controller.server.placement_traces import PlacementSpanKind, PlacementTraces, TraceLimits, TraceRoot
+from eelgrid_controller.server.placement_traces import PlacementTraces, TraceLimits, TraceRoot
 from eelgrid_controller.state.events import PartitionsPlanned, SlicedService
 from eelgrid_protos.messages import ApplyResult, ApplyStatus, Assignment, CancelWorkloadRequest, NodePlan, PlanApplied
 
@@ -166,7 +167,7 @@ async def test_a_callers_trace_is_gone_on_with_and_one_that_nobody_wants_is_not_
         root = traced.root("w")
         assert (root.parent_id, root.start_ns) == (7, arrived_ns)
         submit = next(one for one in traced.spans("w") if one.name == "submit")
-        assert (submit.kind, submit.attributes["rpc.method"]) == (PlacementSpanKind.SERVER, "SubmitWorkload")
+        assert (submit.kind, submit.attributes["rpc.method"]) == (SpanKind.SERVER, "SubmitWorkload")
 
 
 async def test_what_is_imagined_repeated_refused_or_undone_has_no_trace(tmp_path):

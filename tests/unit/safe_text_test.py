@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from eelgrid_controller.cli import output, terminal_rendering
-from eelgrid_controller.cli.connection import CliSettings
+from eelgrid_controller.cli.connection import CliError, CliSettings
 from eelgrid_controller.cli.energy import write_csv
-from eelgrid_controller.cli.errors import CliError
 from eelgrid_controller.cli.frontier import _write as write_frontier
 from eelgrid_controller.cli.output import TableColumn, print_plain, text_table
 from eelgrid_controller.cli.report import ReportSection, render_report

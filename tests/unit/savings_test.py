@@ -13,8 +13,8 @@ from tests.waiting import wait_until
 
 from eelgrid_controller.energy.savings import BEST_FIT, BOTH, EELGRID, InitialCluster, PlacementSavings
 from eelgrid_controller.placement.power import PriorPowerModel
-from eelgrid_controller.server import savings_monitor
-from eelgrid_controller.server.savings_monitor import SavingsMonitor
+from eelgrid_controller.server import energy_monitors
+from eelgrid_controller.server.energy_monitors import SavingsMonitor
 from eelgrid_protos import catalogue
 from eelgrid_protos.messages import Weights
 
@@ -154,7 +154,7 @@ async def test_the_monitor_follows_a_running_controller_and_reports(tmp_path):
 
 
 async def test_one_that_cannot_keep_up_begins_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(savings_monitor, "_BEHIND_MOST", 1)
+    monkeypatch.setattr(energy_monitors, "_BEHIND_MOST", 1)
     async with run_controller(tmp_path) as rig:
         monitor: SavingsMonitor = rig.controller.savings
         await wait_until(lambda: monitor._is_following, within_s=60.0)

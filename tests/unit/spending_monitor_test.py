@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 from eelgrid_controller.energy.ledger import EnergyHolder, LedgerAmount, LedgerEntry, LedgerPlace
 from eelgrid_controller.energy.store.ledger_store import open_ledger
-from eelgrid_controller.server.spending_monitor import SpendingMonitor
+from eelgrid_controller.server.energy_monitors import SpendingMonitor
 from eelgrid_controller.state.events import SpendingJudged, event_from_plain
 from eelgrid_protos.faults import Unavailable
 from eelgrid_protos.messages import (

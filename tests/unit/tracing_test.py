@@ -20,8 +20,7 @@ from tests.waiting import wait_until
 
 from eelgrid_controller.errors import ControllerConfigError
 from eelgrid_controller.server.http.metrics_server import ControllerMetrics
-from eelgrid_controller.server.placement_traces import PlacementSpanKind, Span, TraceRoot
-from eelgrid_controller.server.span_sender import SpanSender
+from eelgrid_controller.server.placement_traces import Span, SpanSender, TraceRoot
 from eelgrid_controller.server.tracing import CollectorEndpoint, extract_trace_headers, parse_endpoint, resolve_endpoint
 from eelgrid_protos.messages import ApplyStatus, NodePlan, PlanApplied
 
@@ -72,7 +71,6 @@ class Missing:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 logging.basicConfig()
-from eelgrid_controller.server.placement_traces import PlacementSpanKind, TraceRoot
 from eelgrid_controller.server.tracing import resolve_endpoint
 print(resolve_endpoint("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://all:4317"}, logging.getLogger()))
 from eelgrid_controller.__main__ import main
@@ -201,9 +199,7 @@ async def test_a_caller_says_which_trace_and_whether_it_is_sampled():
     never = sending(Held(), ParentBased(ALWAYS_OFF))
     assert never.start_trace("placement", {}, 3) is None
     assert never.start_trace("placement", caller, 3) == root
-    span = Span(
-        "x", root, 5, root.parent_id, 1, PlacementSpanKind.CLIENT, {"k": 1.5}, [(2, "waits", {"r": "s"})], "why", 3
-    )
+    span = Span("x", root, 5, root.parent_id, 1, SpanKind.CLIENT, {"k": 1.5}, [(2, "waits", {"r": "s"})], "why", 3)
     made = sender._made(span)
     assert (made.context.trace_id, made.context.span_id, made.parent.span_id) == (root.trace_id, 5, root.parent_id)
     assert (made.parent.is_remote, made.context.trace_state.get("a"), made.kind) == (True, "b", SpanKind.CLIENT)

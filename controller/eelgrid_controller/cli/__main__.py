@@ -1,19 +1,20 @@
-"""The entry point of eelctl: global options and the list of commands.
+"""The entry point of eelctl: global options, the list of commands, and the two that other programs carry out.
 
-Names the commands with their one-line help and imports a command's module when
-it is run, so that help, the version and a usage error import none of them.
-Must not know any command's options.
+Names the commands with their one-line help and imports a command's module when it is run, so that help, the version and
+a usage error import none of them. click writes the completion script; for the demo this process becomes
+`python -m eelgrid_controller.demo`.
 """
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import DEFAULT_CONTROLLER, OUTPUTS, CliSettings
-from eelgrid_controller.cli.errors import cli_error_for
+from eelgrid_controller.cli.connection import DEFAULT_CONTROLLER, OUTPUTS, CliSettings, cli_error_for
 from eelgrid_protos import __version__
 
 # Command: (module, one-line help), in the order in which help lists them.
@@ -28,9 +29,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "get": ("workloads", "Show one workload."),
     "submit": ("workloads", "Submit workloads, from flags or a YAML file."),
     "cancel": ("workloads", "Cancel workloads."),
-    "scale": ("promises", "Change the number of replicas of a workload."),
-    "promises": ("promises", "Show whether services and jobs meet their objectives."),
-    "progress": ("promises", "Report the progress of a job."),
+    "scale": ("workloads", "Change the number of replicas of a workload."),
+    "promises": ("workloads", "Show whether services and jobs meet their objectives."),
+    "progress": ("workloads", "Report the progress of a job."),
     "profile": ("profiles", "Import, list or predict measurements of workloads."),
     "explain": ("explain", "Explain why a workload was placed where it is, or why it waits."),
     "whatif": ("whatif", "Try changes on a copy: drain, add nodes, other weights, more work."),
@@ -51,8 +52,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor", "Check this installation and say how to repair it."),
     "replay": ("replay", "Compare policies on a trace, or submit it to a controller."),
     "frontier": ("frontier", "Compute energy against latency and throughput of a fleet."),
-    "demo": ("shell", "Start a controller and a simulated fleet, and replay a trace."),
-    "completion": ("shell", "Print the shell completion script."),
+    "demo": ("__main__", "Start a controller and a simulated fleet, and replay a trace."),
+    "completion": ("__main__", "Print the shell completion script."),
 }
 
 
@@ -148,6 +149,35 @@ _PEM = click.Path(path_type=Path, dir_okay=False)
 def cli(context: click.Context, /, no_headers: bool, **values: Any) -> None:
     """Query and control an Eelgrid controller, which places and powers GPU work."""
     context.obj = CliSettings(headers=not no_headers, **values)
+
+
+_COMPLETION_LINES = {
+    "bash": 'eval "$(eelctl completion bash)"     in ~/.bashrc',
+    "zsh": 'eval "$(eelctl completion zsh)"      in ~/.zshrc',
+    "fish": "eelctl completion fish | source       in ~/.config/fish/config.fish",
+}
+
+
+@click.command(epilog="\b\n" + "\n".join(_COMPLETION_LINES.values()))
+@click.argument("shell", type=click.Choice(list(_COMPLETION_LINES)))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the shell completion script; the lines below load it."""
+    from click.shell_completion import get_completion_class
+
+    writer = get_completion_class(shell)
+    if writer is None:
+        raise click.UsageError(f"{shell} is not supported")
+    # source() fills in a template; bash's version check, which runs a shell, is not in it.
+    click.echo(writer(context.find_root().command, {}, "eelctl", "_EELCTL_COMPLETE").source())
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def demo(arguments: tuple[str, ...]) -> None:
+    """Start a controller and a simulated fleet on this machine, and replay a trace (--help lists the options)."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "eelgrid_controller.demo", *arguments])  # noqa: S606
 
 
 def main() -> None:

@@ -19,30 +19,18 @@ _HOUR_NS = 3600 * 10**9
 _SHOWN_MOST = 80
 
 
-def _time(entry: AuditEntry) -> str:
-    return f"{datetime.fromtimestamp(entry.time_ns // 10**9, UTC):%FT%TZ}"
-
-
-def _who(entry: AuditEntry) -> str:
-    return entry.user or entry.subject or entry.peer
-
-
 def _what(entry: AuditEntry) -> str:
     text = entry.arguments
     return text if len(text) <= _SHOWN_MOST else f"{text[: _SHOWN_MOST - 3]}..."
 
 
-def _answer_colour(entry: AuditEntry) -> str | None:
-    return None if entry.code == "OK" else "red"
-
-
 _COLUMNS: tuple[TableColumn[AuditEntry], ...] = (
     TableColumn("NUMBER", lambda e: str(e.number), right=True, wide=True),
-    TableColumn("TIME", _time),
-    TableColumn("WHO", _who),
+    TableColumn("TIME", lambda e: f"{datetime.fromtimestamp(e.time_ns // 10**9, UTC):%FT%TZ}"),
+    TableColumn("WHO", lambda e: e.user or e.subject or e.peer),
     TableColumn("ROLE", lambda e: e.role or "-"),
     TableColumn("CALL", lambda e: e.call),
-    TableColumn("ANSWER", lambda e: e.code, colour=_answer_colour),
+    TableColumn("ANSWER", lambda e: e.code, colour=lambda e: None if e.code == "OK" else "red"),
     TableColumn("CALLS", lambda e: str(e.calls), right=True),
     TableColumn("FROM", lambda e: e.peer, wide=True),
     TableColumn("CERTIFICATE", lambda e: e.subject or "-", wide=True),

@@ -30,7 +30,7 @@ from eelgrid_controller.cli.connection import (
     iterate_pages,
     output_option,
 )
-from eelgrid_controller.cli.doctor_finding import (
+from eelgrid_controller.cli.doctor_machine import (
     Finding,
     FindingStatus,
     exit_code,

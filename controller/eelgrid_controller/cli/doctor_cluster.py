@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eelgrid_controller.cli.doctor_finding import (
+from eelgrid_controller.cli.doctor_machine import (
     Finding,
     count_noun,
     join_names,

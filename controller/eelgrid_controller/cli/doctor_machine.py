@@ -1,4 +1,7 @@
-"""Checks of `eelctl doctor` on the local machine: packages, driver, rights, clocks, ports, kubelet.
+"""Findings of `eelctl doctor`, and its checks of the local machine: packages, driver, rights, clocks, ports, kubelet.
+
+A finding has one line for what was found and one for the remedy; one that is not ok has a remedy. A check that could
+not be made is skipped, with the reason and how to enable it: a missing answer never counts as healthy.
 
 Functions named read_* gather plain values (None where something is missing) and change nothing; functions named check_*
 turn them into findings. NVML is queried in a child process with a time limit, since a call into a hanging driver cannot
@@ -20,21 +23,78 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from importlib import metadata
 from pathlib import Path
 
-from eelgrid_controller.cli.doctor_finding import (
-    Finding,
-    count_noun,
-    join_names,
-    report_failure,
-    report_ok,
-    report_skipped,
-    report_warning,
-)
+from eelgrid_controller.cli.connection import join_lines
 from eelgrid_controller.formatting import format_memory
 from eelgrid_protos.sockets import split_address
+
+_NAMES_SHOWN = 3
+
+
+class FindingStatus(StrEnum):
+    """Outcome of a check, the worst first."""
+
+    FAIL = "fail"
+    WARN = "warn"
+    SKIPPED = "skipped"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: its name, outcome, what was found and the remedy."""
+
+    check: str
+    status: FindingStatus
+    what: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        assert (self.status is FindingStatus.OK) == (not self.remedy), (
+            f"{self.check}: a remedy if and only if something is up"
+        )
+        assert "\n" not in self.what + self.remedy, f"{self.check}: one line each"
+
+
+def report_ok(check: str, what: str) -> Finding:
+    """Nothing to do."""
+    return Finding(check, FindingStatus.OK, join_lines(what))
+
+
+def report_warning(check: str, what: str, remedy: str) -> Finding:
+    """Something works less well than it could, or will not work for long."""
+    return Finding(check, FindingStatus.WARN, join_lines(what), join_lines(remedy))
+
+
+def report_failure(check: str, what: str, remedy: str) -> Finding:
+    """Returns a finding that something does not work."""
+    return Finding(check, FindingStatus.FAIL, join_lines(what), join_lines(remedy))
+
+
+def report_skipped(check: str, what: str, remedy: str) -> Finding:
+    """Returns a finding that the check could not be made; the remedy says how to enable it."""
+    return Finding(check, FindingStatus.SKIPPED, join_lines(what), join_lines(remedy))
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Returns 1 if any check failed, else 0, even with warnings and skipped checks."""
+    return int(any(finding.status is FindingStatus.FAIL for finding in findings))
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Joins the first names, and says how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - _NAMES_SHOWN:,} more" if len(every) > _NAMES_SHOWN else ""
+    return ", ".join(every[:_NAMES_SHOWN]) + more
+
+
+def count_noun(count: int, one: str, many: str = "") -> str:
+    """Formats a number with its noun, in singular or plural."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
 
 PYTHON_LEAST, PYTHON_BELOW = (3, 11), (3, 14)
 _DRIVER_MIG, _DRIVER_INSTANT = 450, 525

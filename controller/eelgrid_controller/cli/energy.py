@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import AmountType, CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_list, print_plain, text_table, use_colour
 from eelgrid_controller.formatting import format_energy
 from eelgrid_protos.messages import (
@@ -244,31 +243,20 @@ def remove(settings: CliSettings, name: str) -> None:
     click.echo(f"{name} is removed from the exporters")
 
 
-# click's ParamType takes a type argument for the checker alone; older releases refuse one when run.
-if TYPE_CHECKING:
-    _IntType = click.ParamType[int]
-else:
-    _IntType = click.ParamType
 _SPAN = re.compile(r"(\d{1,5}) ?(h|d|w)")
 _HOURS = {"h": 1, "d": 24, "w": 168}
 _MONTH = re.compile(r"(\d{4})-(\d{2})")
 
 
-class _Span(_IntType):
-    """A click parameter type: a time span back from now, in hours."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = _SPAN.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is not a time span: write for example 24h, 7d or 4w", param, ctx)
-        return int(found[1]) * _HOURS[found[2]]
+def parse_span_h(text: str) -> int:
+    """Parses a time span back from now, such as `24h`, `7d` or `4w`, into hours; raises ValueError."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a time span: write for example 24h, 7d or 4w")
+    return int(found[1]) * _HOURS[found[2]]
 
 
-SPAN = _Span()
+SPAN = AmountType("span", parse_span_h)
 
 
 def period_ns(since_h: int, month: str | None, *, now_ns: int) -> tuple[int, int]:

@@ -12,8 +12,7 @@ from urllib.parse import quote
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, print_plain, text_table
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_protos import __version__

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, output_option
-from eelgrid_controller.cli.errors import CliError, RequestRefused
-from eelgrid_controller.cli.output import ProgressBar, TableColumn, echo, print_plain, text_table, use_colour
+from eelgrid_controller.cli.connection import CliError, CliSettings, RequestRefused, output_option
+from eelgrid_controller.cli.output import (
+    ProgressBar,
+    TableColumn,
+    echo,
+    print_plain,
+    text_table,
+    use_colour,
+    visible_columns,
+)
 from eelgrid_controller.errors import import_library
 from eelgrid_protos.safe_text import escape_csv_cell
 
@@ -149,7 +156,6 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _draw(path: Path, found: "Frontier") -> None:
-
     try:
         draw_frontier(path, found)
     except (OSError, ValueError) as error:  # ValueError: an ending that is no format of pictures
@@ -204,7 +210,7 @@ def _print_frontier(settings: CliSettings, found: "Frontier") -> None:
         for row, last in zip(found.rows, before, strict=False)
         if wide or row.is_efficient or row.mark or (row.plan is None and (last is None or row.factor > last.factor))
     ]
-    columns = [column for column in _columns(found.rate_hz) if wide or not column.wide]
+    columns = visible_columns(settings, _columns(found.rate_hz))
     for line in text_table(columns, shown, headers=settings.headers, colour=use_colour()):
         echo(line)
     service, latency_s = found.tightest

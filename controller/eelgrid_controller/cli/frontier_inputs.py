@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eelgrid_controller.cli.connection import fetch_whole, iterate_pages
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import RequestRefused, fetch_whole, iterate_pages
 from eelgrid_controller.placement.power import PriorPowerModel
 from eelgrid_controller.profiles.points import Configuration, Point
 from eelgrid_controller.replay.csv_reader import CsvLine, read_lines

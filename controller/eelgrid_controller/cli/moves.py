@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.output import TableColumn, print_document, text_table
+from eelgrid_controller.cli.output import TableColumn, print_document, text_table, visible_columns
 from eelgrid_controller.formatting import format_gpu, format_power
 from eelgrid_protos.messages import (
     MOVES_MOST,
@@ -100,14 +100,13 @@ def _standings(found: Recommendation) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _table(found: Recommendation, settings: CliSettings) -> Iterator[str]:
-    shown = [column for column in _COLUMNS if settings.output == "wide" or not column.wide]
     if not found.moves:
         yield (
             f"No move within the budget is worth its restart: {found.running} replicas run, {found.movable} may move, "
             f"at most {found.moves_most} at once."
         )
         return
-    yield from text_table(shown, list(_lines(found)), headers=settings.headers)
+    yield from text_table(visible_columns(settings, _COLUMNS), list(_lines(found)), headers=settings.headers)
     yield ""
     columns: list[TableColumn[tuple[str, str, str, str]]] = [
         TableColumn("THE CLUSTER", lambda row: row[0]),

@@ -8,9 +8,14 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.amounts import SHARE
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
-from eelgrid_controller.cli.errors import NameNotFound
+from eelgrid_controller.cli.connection import (
+    SHARE,
+    CliSettings,
+    NameNotFound,
+    connect_operators,
+    iterate_pages,
+    output_option,
+)
 from eelgrid_controller.cli.output import TableColumn, print_document, print_list, text_table
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_percent, format_power
 from eelgrid_protos.messages import (
@@ -94,17 +99,9 @@ def topology(settings: CliSettings, node: str) -> None:
 limit_option = click.option("--limit", type=click.IntRange(1), help="Show at most this many; all by default.")
 
 
-def _models(node: Node) -> str:
-    return ",".join(dict.fromkeys(gpu.model for gpu in node.inventory.gpus))
-
-
 def _gpus_allocated(node: Node) -> str:
     every = len(node.inventory.gpus)
     return f"{format_gpu(node.allocated_gpu_milli)}/{every}" if every else "-"
-
-
-def _of(part: str, whole: str) -> str:
-    return f"{part}/{whole}"
 
 
 def _age(age_s: float | None) -> str:
@@ -117,7 +114,7 @@ def _state_colour(state: NodeState) -> str | None:
 
 def _gpu_memory(status: GpuStatus) -> str:
     used = "-" if status.memory_used_bytes is None else format_memory(status.memory_used_bytes)
-    return _of(used, format_memory(status.gpu.memory_bytes))
+    return f"{used}/{format_memory(status.gpu.memory_bytes)}"
 
 
 def _mig(status: GpuStatus) -> str:
@@ -139,18 +136,20 @@ NODE_COLUMNS: tuple[TableColumn[Node], ...] = (
         colour=lambda n: _state_colour(n.state) if n.ahead_epoch is None else "red",
     ),
     TableColumn("POOL", lambda n: n.inventory.pool),
-    TableColumn("MODEL", _models),
+    TableColumn("MODEL", lambda n: ",".join(dict.fromkeys(gpu.model for gpu in n.inventory.gpus))),
     TableColumn("GPUS", _gpus_allocated, right=True),
-    TableColumn("CPU", lambda n: _of(format_cpu(n.allocated_cpu_milli), format_cpu(n.inventory.cpu_milli)), right=True),
+    TableColumn(
+        "CPU", lambda n: f"{format_cpu(n.allocated_cpu_milli)}/{format_cpu(n.inventory.cpu_milli)}", right=True
+    ),
     TableColumn(
         "MEMORY",
-        lambda n: _of(format_memory(n.allocated_memory_bytes), format_memory(n.inventory.memory_bytes)),
+        lambda n: f"{format_memory(n.allocated_memory_bytes)}/{format_memory(n.inventory.memory_bytes)}",
         right=True,
     ),
     TableColumn("WORKLOADS", lambda n: str(n.workloads), right=True),
     TableColumn("POWER", lambda n: format_power(n.power_w), right=True),
     TableColumn("AGE", lambda n: _age(n.sample_age_s), right=True),
-    TableColumn("PLAN", lambda n: _of(str(n.applied_epoch), str(n.plan_epoch)), right=True, wide=True),
+    TableColumn("PLAN", lambda n: f"{n.applied_epoch}/{n.plan_epoch}", right=True, wide=True),
     TableColumn("SAMPLES", lambda n: str(n.samples_received), right=True, wide=True),
     TableColumn("LOST", lambda n: str(n.samples_lost), right=True, wide=True),
     TableColumn("DRIVER", lambda n: n.inventory.driver_version, wide=True),

@@ -151,10 +151,8 @@ def print_list(
 ) -> None:
     """Prints a list in the chosen format; prints `empty` to stderr instead of an empty table."""
     every = list(rows)
-    if settings.output == "json":
-        click.echo(escape_json(json.dumps([to_plain(row) for row in every], indent=2, ensure_ascii=False)))
-    elif settings.output == "yaml":
-        _yaml([to_plain(row) for row in every])
+    if settings.output in {"json", "yaml"}:
+        print_plain(settings, [to_plain(row) for row in every], ())
     elif every:
         lines = text_table(visible_columns(settings, columns), every, headers=settings.headers, colour=use_colour())
         click.echo("\n".join(lines))

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, fetch_whole, output_option
-from eelgrid_controller.cli.errors import CliError
+from eelgrid_controller.cli.connection import CliError, CliSettings, connect_operators, fetch_whole, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table, visible_columns
 from eelgrid_protos.messages import (
     ApplyPartitionsRequest,
@@ -49,12 +48,8 @@ def _who(residents: Sequence[Resident]) -> str:
     )
 
 
-def _stays(gpu: PartitionedGpu) -> bool:
-    return gpu.before == gpu.after
-
-
 def _after(gpu: PartitionedGpu) -> str:
-    return f"stays: {gpu.held}" if gpu.held else "as it is" if _stays(gpu) else _layout(gpu.after)
+    return f"stays: {gpu.held}" if gpu.held else "as it is" if gpu.before == gpu.after else _layout(gpu.after)
 
 
 _GPUS: tuple[TableColumn[PartitionedGpu], ...] = (
@@ -66,16 +61,12 @@ _GPUS: tuple[TableColumn[PartitionedGpu], ...] = (
 )
 
 
-def _format_carried_rate(one: PartitionedService) -> str:
-    return f"{one.after_hz:.4g}/s" if one.replicas else "nothing"
-
-
 _SERVICES: tuple[TableColumn[PartitionedService], ...] = (
     TableColumn("SERVICE", lambda one: one.workload_id),
     TableColumn("NAME", lambda one: one.name, wide=True),
     TableColumn("RATE", lambda one: f"{one.rate_hz:.4g}/s", right=True),
     TableColumn("CARRIES NOW", lambda one: f"{one.before_hz:.4g}/s" if one.replicas_before else "nothing", right=True),
-    TableColumn("CARRIES THEN", _format_carried_rate, right=True),
+    TableColumn("CARRIES THEN", lambda one: f"{one.after_hz:.4g}/s" if one.replicas else "nothing", right=True),
     TableColumn("REPLICAS", lambda one: f"{one.replicas_before} -> {one.replicas}", right=True),
     TableColumn("ON THE WAY", lambda one: f"{100.0 * one.lowest_share:.0f} %" if one.replicas else "-", right=True),
     TableColumn("PROBLEM", lambda one: one.problem),

@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import CliSettings, RequestRefused, connect_operators, output_option
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table, use_colour
 from eelgrid_controller.state.spending import (
     QUANTITY_UNITS,
@@ -217,16 +216,6 @@ def apply_limit_options(policy: Policy, texts: Iterable[str]) -> tuple[SpendingL
     return tuple(limits.values())
 
 
-def spending_lines(policy: Policy) -> Iterator[str]:
-    """Formats the limits for people, as they are set."""
-    for limit in policy.spending:
-        yield f"spending           {format_limit(limit)}"
-
-
-def _format_share(one: SpendingStatus) -> str:
-    return "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %"
-
-
 def _state(one: SpendingStatus) -> str:
     if one.spent is None:
         return "not known"
@@ -258,7 +247,9 @@ def _columns(found: ListSpendingResponse) -> tuple[TableColumn[SpendingStatus], 
         TableColumn("PERIOD", period),
         TableColumn("LIMIT", lambda one: amount(one, one.limit.most), right=True),
         TableColumn("SPENT", lambda one: amount(one, one.spent), right=True),
-        TableColumn("SHARE", _format_share, right=True),
+        TableColumn(
+            "SHARE", lambda one: "" if one.spent is None else f"{100.0 * one.spent / one.limit.most:.1f} %", right=True
+        ),
         TableColumn("FORECAST", lambda one: amount(one, one.forecast), right=True),
         TableColumn("STATE", _state, colour=_colour),
         TableColumn("SINCE", since),
@@ -387,7 +378,8 @@ def _lines(policy: Policy) -> Iterator[str]:
         kept = ", MIG GPUs managed by the partition planner" if pool.partitioned else ""
         yield f"pool {pool.pool:<14}{pool.mode.name.lower()}{kept}"
     yield from budget_lines(policy)
-    yield from spending_lines(policy)
+    for limit in policy.spending:
+        yield f"spending           {format_limit(limit)}"
     yield "every other pool   observe: plans are shown, nothing is changed on the nodes"
 
 

@@ -11,8 +11,13 @@ from typing import Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import (
+    CliSettings,
+    RequestRefused,
+    connect_operators,
+    iterate_pages,
+    output_option,
+)
 from eelgrid_controller.cli.nodes import limit_option
 from eelgrid_controller.cli.output import (
     ProgressBar,

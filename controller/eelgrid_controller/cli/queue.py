@@ -19,7 +19,7 @@ import click
 
 from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
 from eelgrid_controller.cli.nodes import limit_option
-from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour
+from eelgrid_controller.cli.output import TableColumn, print_plain, text_table, use_colour, visible_columns
 from eelgrid_controller.cli.workloads import request_text
 from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory
 from eelgrid_protos.messages import (
@@ -86,10 +86,6 @@ def _duration(wait_s: float) -> str:
     return f"{wait_s:.0f} s"
 
 
-def _since(row: _Waiting) -> str:
-    return f"{datetime.fromtimestamp(row.workload.submitted_ns / 1e9, UTC):%FT%TZ}"
-
-
 def _each(amount: Callable[[Any], int]) -> Callable[[_Waiting], int]:
     """An amount of all replicas."""
     return lambda row: row.workload.spec.replicas * amount(row.workload.spec.request)
@@ -106,7 +102,7 @@ _COLUMNS: tuple[TableColumn[_Waiting], ...] = (
     TableColumn("KIND", lambda r: r.workload.spec.kind.name.lower(), wide=True),
     TableColumn("REPLICAS", lambda r: str(r.workload.spec.replicas), right=True),
     TableColumn("EACH", lambda r: request_text(r.workload.spec.request)),
-    TableColumn("SINCE", _since, wide=True),
+    TableColumn("SINCE", lambda r: f"{datetime.fromtimestamp(r.workload.submitted_ns / 1e9, UTC):%FT%TZ}", wide=True),
     TableColumn("WAITS", lambda r: _duration(r.waits_s), right=True),
     TableColumn("REASON", lambda r: r.workload.reason),
 )
@@ -264,5 +260,5 @@ def _print_queue(
     if not rows and settings.output not in {"json", "yaml"}:
         click.echo(empty, err=True)
         return
-    columns = [column for column in columns if settings.output == "wide" or not column.wide]
+    columns = visible_columns(settings, columns)
     print_plain(settings, plain, [*text_table(columns, rows, headers=settings.headers, colour=use_colour()), *more])

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eelgrid_controller.cli.connection import CliSettings, tls_files
-from eelgrid_controller.cli.errors import CliError, NameNotFound, UsageMismatch
+from eelgrid_controller.cli.connection import CliError, CliSettings, NameNotFound, UsageMismatch, tls_files
 from eelgrid_controller.cli.output import ProgressBar, echo
 from eelgrid_controller.errors import LibraryMissing
 from eelgrid_controller.formatting import format_milliseconds

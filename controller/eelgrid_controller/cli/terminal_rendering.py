@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from eelgrid_controller.cli.doctor_finding import count_noun
+from eelgrid_controller.cli.doctor_machine import count_noun
 from eelgrid_controller.formatting import format_energy, format_milliseconds, format_percent, format_power
 from eelgrid_protos.messages import (
     BudgetStatus,

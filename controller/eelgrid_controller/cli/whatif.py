@@ -12,9 +12,15 @@ from typing import Any, TypeVar
 
 import click
 
-from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import (
+    CPU,
+    MEMORY,
+    SHARE,
+    CliSettings,
+    RequestRefused,
+    connect_operators,
+    output_option,
+)
 from eelgrid_controller.cli.output import TableColumn, print_document, text_table
 from eelgrid_controller.cli.policy import resolve_weights
 from eelgrid_controller.cli.workloads import read_workloads, request_text, submission_from_flags, submit

@@ -1,4 +1,4 @@
-"""eelctl workloads, get, submit and cancel: list, watch, submit and end workloads, from flags or YAML.
+"""eelctl workloads, get, submit, cancel, scale, promises and progress: workloads and how their objectives are kept.
 
 A watch is filtered here, by the filters of the listing, because the contract's watch sends every change.
 
@@ -9,24 +9,60 @@ memory_bytes, ...), or it is what `eelctl get -o yaml` prints. Every error names
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import click
 
-from eelgrid_controller.cli.amounts import CPU, MEMORY, SHARE, parse_cpu_milli, parse_gpu_milli, parse_memory_bytes
-from eelgrid_controller.cli.connection import CliSettings, connect_operators, iterate_pages, output_option
-from eelgrid_controller.cli.errors import RequestRefused
+from eelgrid_controller.cli.connection import (
+    CPU,
+    MEMORY,
+    SHARE,
+    CliSettings,
+    RequestRefused,
+    connect_operators,
+    fetch_whole,
+    iterate_pages,
+    output_option,
+)
 from eelgrid_controller.cli.nodes import limit_option
-from eelgrid_controller.cli.output import TableColumn, print_document, print_list, print_stream
-from eelgrid_controller.formatting import format_cpu, format_gpu, format_memory, format_milliseconds
+from eelgrid_controller.cli.output import (
+    TableColumn,
+    echo,
+    print_document,
+    print_list,
+    print_stream,
+    text_table,
+    use_colour,
+    visible_columns,
+)
+from eelgrid_controller.cli.policy import apply_budget_options
+from eelgrid_controller.formatting import (
+    format_cpu,
+    format_gpu,
+    format_memory,
+    format_milliseconds,
+    parse_cpu_milli,
+    parse_gpu_milli,
+    parse_memory_bytes,
+)
 from eelgrid_protos.errors import InvalidMessage, Violation
 from eelgrid_protos.messages import (
+    BudgetStatus,
     CancelWorkloadRequest,
+    GetPolicyRequest,
     GetWorkloadRequest,
+    ImagineBudgetsRequest,
+    JobStatus,
+    ListPromisesRequest,
+    ListPromisesResponse,
     ListWorkloadsRequest,
     Locality,
     Mobility,
+    ReportProgressRequest,
     ResourceRequest,
+    ScaleWorkloadRequest,
+    ServiceStatus,
     SubmitWorkloadRequest,
     TrainingPromise,
     WatchWorkloadsRequest,
@@ -123,11 +159,7 @@ def _amounts(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _GPUS_SHOWN = 8
-
-
-def phase_colour(workload: Workload) -> str | None:
-    """Returns green for a placed workload, yellow for a pending one."""
-    return {WorkloadPhase.PLACED: "green", WorkloadPhase.PENDING: "yellow"}.get(workload.phase)
+_COLOURS = {WorkloadPhase.PLACED: "green", WorkloadPhase.PENDING: "yellow"}
 
 
 def request_text(request: ResourceRequest) -> str:
@@ -162,7 +194,7 @@ def _format_wait(workload: Workload) -> str:
 WORKLOAD_COLUMNS: tuple[TableColumn[Workload], ...] = (
     TableColumn("ID", lambda w: w.workload_id, width=16),
     TableColumn("NAME", lambda w: w.spec.name, wide=True, width=16),
-    TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=phase_colour),
+    TableColumn("PHASE", lambda w: w.phase.name.lower(), width=9, colour=lambda w: _COLOURS.get(w.phase)),
     TableColumn("KIND", lambda w: w.spec.kind.name.lower(), width=17),
     TableColumn("REPLICAS", lambda w: str(w.spec.replicas), right=True),
     TableColumn("EACH", lambda w: request_text(w.spec.request), width=28),
@@ -275,17 +307,9 @@ def workloads(
         changes = client.watch_workloads(WatchWorkloadsRequest(after_revision=after))
         try:
             print_stream(
-                settings, WORKLOAD_COLUMNS, _first(limit, filter(_build_filter(request), (c.workload for c in changes)))
+                settings, WORKLOAD_COLUMNS, islice(filter(_build_filter(request), (c.workload for c in changes)), limit)
             )
         except KeyboardInterrupt:
-            return
-
-
-def _first(limit: int | None, rows: Iterator[Workload]) -> Iterator[Workload]:
-    """Yields the first `limit` rows, without waiting for another one."""
-    for count, row in enumerate(rows, start=1):
-        yield row
-        if count == limit:
             return
 
 
@@ -415,3 +439,129 @@ def _lines(workload: Workload, *, dry_run: bool) -> Iterable[str]:
     if dry_run:
         yield "dry run: nothing was changed"
     yield from workload_lines(workload)
+
+
+_PRICE_SHOWN = 0.005  # of the mean: below it says nothing
+
+
+def _seconds(value_s: float | None) -> str:
+    if value_s is None:
+        return ""
+    return f"{1000.0 * value_s:.3g} ms" if value_s < 1.0 else f"{value_s:.3g} s"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100.0 * share:+.1f} %"
+
+
+def _latency_colour(one: ServiceStatus) -> str | None:
+    if one.live_s is None:
+        return None
+    return "green" if one.live_s <= one.objective_s else "red"
+
+
+_SERVICES: tuple[TableColumn[ServiceStatus], ...] = (
+    TableColumn("SERVICE", lambda one: one.workload_id),
+    TableColumn("PHASE", lambda one: one.phase),
+    TableColumn("SERVE", lambda one: f"{one.replicas_serving}/{one.replicas_wanted}", right=True),
+    TableColumn("RATE", lambda one: "" if one.arrived_hz is None else f"{one.arrived_hz:.4g}/s", right=True),
+    TableColumn("LIVE", lambda one: _seconds(one.live_s), right=True, colour=_latency_colour),
+    TableColumn("PROMISED", lambda one: _seconds(one.objective_s), right=True),
+    TableColumn("MODEL", lambda one: _seconds(one.modelled_s), right=True, wide=True),
+    TableColumn(
+        "SLOWNESS", lambda one: f"x{one.slowness:.2f} ±{100.0 * one.slowness_error:.0f} %", right=True, wide=True
+    ),
+    TableColumn("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
+)
+_JOBS: tuple[TableColumn[JobStatus], ...] = (
+    TableColumn("JOB", lambda one: one.workload_id),
+    TableColumn("PHASE", lambda one: one.phase),
+    TableColumn("LIMIT", lambda one: "" if one.power_limit_w is None else f"{one.power_limit_w:g} W", right=True),
+    TableColumn("TIME", lambda one: _percent(one.slowdown), right=True),
+    TableColumn("SAVES", lambda one: _percent(one.saving), right=True),
+    TableColumn("WHY", lambda one: ("would: " if one.is_advice else "") + one.reason),
+)
+_BUDGETS: tuple[TableColumn[BudgetStatus], ...] = (
+    TableColumn("BUDGET", lambda one: f"{one.budget.scope.name.lower()} {one.budget.name}".strip()),
+    TableColumn("LIMIT", lambda one: f"{one.budget.limit_w:,.0f} W", right=True),
+    TableColumn("CLAIMED", lambda one: f"{one.claimed_w:,.0f} W", right=True),
+    TableColumn(
+        "SHORT",
+        lambda one: f"{one.shortfall_w:,.0f} W" if one.shortfall_w else "",
+        right=True,
+        colour=lambda one: "red" if one.shortfall_w else None,
+    ),
+)
+
+
+def _objective_lines(settings: CliSettings, found: ListPromisesResponse) -> Iterator[str]:
+    parts = ((_SERVICES, found.services), (_JOBS, found.jobs), (_BUDGETS, found.budgets))
+    is_first = True
+    for columns, rows in parts:
+        if not rows:
+            continue
+        if not is_first:
+            yield ""
+        is_first = False
+        yield from text_table(visible_columns(settings, columns), rows, headers=settings.headers, colour=use_colour())
+    if is_first:
+        yield "nothing has an objective; give a service objectives or a job a slowdown limit: docs/how-to/promises.md"
+    if abs(found.price_ratio - 1.0) > _PRICE_SHOWN:
+        yield f"energy now costs {found.price_ratio:.2f} times the mean of the coming day"
+
+
+@click.command()
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="PLACE=WATTS",
+    help="Try a power budget without setting it: cluster=100kW, rack:r1=20kW; repeatable.",
+)
+@output_option
+@click.pass_obj
+def promises(settings: CliSettings, budget: tuple[str, ...]) -> None:
+    """Show whether services and jobs meet their objectives, and what the controller does for them.
+
+    With --budget, show what jobs would lose under other power budgets; the budgets in force do not change.
+    """
+    with connect_operators(settings) as client:
+        if budget:
+            policy = client.get_policy(GetPolicyRequest(), timeout=settings.timeout_s).policy
+            asked = ImagineBudgetsRequest(budgets=apply_budget_options(policy, budget))
+            seen = client.imagine_budgets(asked, timeout=settings.timeout_s)
+            print_document(
+                settings, seen, _objective_lines(settings, ListPromisesResponse(jobs=seen.jobs, budgets=seen.budgets))
+            )
+            return
+        found = fetch_whole(client.list_promises, ListPromisesRequest(), timeout_s=settings.timeout_s)
+        print_document(settings, found, _objective_lines(settings, found))
+
+
+@click.command()
+@click.argument("workload")
+@click.argument("replicas", type=click.IntRange(1, 10_000))
+@output_option
+@click.pass_obj
+def scale(settings: CliSettings, workload: str, replicas: int) -> None:
+    """Scale WORKLOAD to REPLICAS, or to as many as there is capacity for."""
+    with connect_operators(settings) as client:
+        request = ScaleWorkloadRequest(workload_id=workload, replicas=replicas)
+        found = client.scale_workload(request, timeout=settings.timeout_s).workload
+        print_document(settings, found, workload_lines(found))
+        if len(found.placements) < replicas:
+            echo(
+                f"there is capacity for {len(found.placements)} of {replicas}; eelctl capacity shows what is missing",
+                err=True,
+            )
+
+
+@click.command()
+@click.argument("workload")
+@click.argument("work_done", type=click.FloatRange(0.0, 1e18))
+@click.pass_obj
+def progress(settings: CliSettings, workload: str, work_done: float) -> None:
+    """Report that the job WORKLOAD has done WORK_DONE units of work since it began."""
+    with connect_operators(settings) as client:
+        client.report_progress(
+            ReportProgressRequest(workload_id=workload, work_done=work_done), timeout=settings.timeout_s
+        )

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -42,13 +41,6 @@ def _has_gpu() -> bool:
         )
         return probe.returncode == 0
     return False
-
-
-def _more_files() -> None:
-    """Raises the limit on open files of this process and its children: each agent stream may need one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard if hard >= 0 else 65_536), hard))
 
 
 def _addresses(play: Any) -> list[tuple[str, str]]:
@@ -176,10 +168,12 @@ def _play_demo(trace: Any, out: Path, options: dict[str, Any], *, keep: bool, gp
     from eelgrid_controller.demo.run import DemoError, DemoRun
     from eelgrid_controller.replay.submitter import SubmitError
     from eelgrid_protos.faults import Fault
+    from eelgrid_protos.sockets import raise_descriptor_limit
 
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     console, play = make_console(live=live), None
-    _more_files()
+    # Inherited by the children: each agent stream may need a file.
+    raise_descriptor_limit()
     try:
         for note in trace.notes:
             console.print(f"note: {note}", soft_wrap=True, highlight=False)

@@ -1,17 +1,16 @@
-"""Display of the demo: a live view or plain lines, then a table, summary.json and an SVG picture.
+"""Display of the demo: a live view or plain lines, then a table and an SVG picture.
 
 The map of nodes is kept from the answers to the submissions, so that the controller is not queried for a thousand
 nodes while it is timed. A figure that could not be taken is null with a reason in `notes`, never a number.
 """
 
 import io
-import json
 import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +175,6 @@ class ProcessFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartupTimes:
-    """Seconds until the controller answered, from then until all nodes had joined, and in total."""
-
-    controller_s: float
-    fleet_s: float
-    total_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
     """The figures of one run."""
 
@@ -220,11 +210,6 @@ class DemoReport:
     total_s: float
     processes: tuple[ProcessFigures, ...]
     notes: tuple[str, ...] = ()
-
-
-def write_summary(path: Path, report: DemoReport) -> None:
-    """The report as JSON."""
-    path.write_text(json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _watts(power_w: float | None, per_gpu_w: float | None) -> str:

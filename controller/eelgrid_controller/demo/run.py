@@ -22,18 +22,17 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from eelgrid_controller.demo import display
-from eelgrid_controller.demo.display import DemoReport, DemoView, ProcessFigures, StartupTimes
+from eelgrid_controller.demo.display import DemoReport, DemoView, ProcessFigures
 from eelgrid_controller.replay.openb import submission_of_task, write_fleet_file
 from eelgrid_controller.replay.submitter import SubmitLimits, SubmitReport, Submitter
 from eelgrid_controller.replay.trace_loading import OpenbTrace
-from eelgrid_controller.runtime.config import ControllerConfig
 from eelgrid_protos import catalogue, faults, rpc, transport
 from eelgrid_protos.messages import (
     GetSummaryRequest,
@@ -149,11 +148,6 @@ _PROMETHEUS_READY_S = 30.0
 _PROMETHEUS_POLL_S = 0.2
 _RETENTION = "6h"
 _RULES = Path("deploy/helm/eelgrid/files/rules.yaml")
-
-
-def find_prometheus() -> str | None:
-    """The path of Prometheus; None where it is not installed."""
-    return shutil.which("prometheus")
 
 
 def alert_rules_file() -> Path | None:
@@ -324,13 +318,12 @@ class DemoRun:
             submitted = await self._submit(client, children)
             steady = await self._wait_for_power(children)
             self.scene.summary = summary = await self._summary(client)
-            times = StartupTimes(
-                controller_s=ready_s - begun_s, fleet_s=joined_s - ready_s, total_s=time.monotonic() - begun_s
-            )
-            result = self._report(summary, submitted, times, [_figures(c, steady.get(c.name)) for c in children])
+            times_s = ready_s - begun_s, joined_s - ready_s, time.monotonic() - begun_s
+            result = self._report(summary, submitted, times_s, [_figures(c, steady.get(c.name)) for c in children])
             self.scene.show_phase("done")
             self.scene.stop()
-            display.write_summary(self.out / "summary.json", result)
+            text = json.dumps(asdict(result), indent=2, ensure_ascii=False)
+            (self.out / "summary.json").write_text(text + "\n", encoding="utf-8")
             display.print_report(self.scene.console, result)
             if self.has_gpu:
                 await self._observe(client, stack)
@@ -354,7 +347,7 @@ class DemoRun:
 
     def _page_flags(self) -> tuple[str, ...]:
         """Returns the flags for the live page, with --keep only."""
-        if not self.keep or all(one.name != "page" for one in fields(ControllerConfig)):
+        if not self.keep:
             return ()
         self.page = f"127.0.0.1:{_free_port()}"
         return "--page", self.page
@@ -387,7 +380,7 @@ class DemoRun:
 
     async def _monitor(self, stack: AsyncExitStack) -> None:
         """Starts Prometheus last, so that the figures of the demo exclude it; adds a note if it cannot start."""
-        program = find_prometheus()
+        program = shutil.which("prometheus")
         if program is None:
             self.notes.append("Prometheus is not installed; on Debian: apt-get install prometheus")
             return
@@ -485,8 +478,14 @@ class DemoRun:
         return shares
 
     def _report(
-        self, summary: Summary, submitted: SubmitReport, times: StartupTimes, processes: Sequence[ProcessFigures]
+        self,
+        summary: Summary,
+        submitted: SubmitReport,
+        times_s: tuple[float, float, float],
+        processes: Sequence[ProcessFigures],
     ) -> DemoReport:
+        """`times_s` are those until the controller answered, from then until all nodes had joined, and in total."""
+        start_controller_s, start_fleet_s, total_s = times_s
         allocated = summary.allocated_gpu_milli / 1000
         measured_w = summary.measured_power_w if summary.measured_gpus else None
         return DemoReport(
@@ -516,10 +515,10 @@ class DemoRun:
             agents=summary.nodes_ready,
             samples_received=summary.samples_received,
             samples_lost=summary.samples_lost,
-            start_controller_s=times.controller_s,
-            start_fleet_s=times.fleet_s,
+            start_controller_s=start_controller_s,
+            start_fleet_s=start_fleet_s,
             submit_s=submitted.elapsed_s,
-            total_s=times.total_s,
+            total_s=total_s,
             processes=tuple(processes),
             notes=tuple(self.notes),
         )

@@ -1,14 +1,26 @@
-"""Traces of placements: each submission from its call until every node holds it, as spans.
+"""Traces of placements: each submission from its call until every node holds it, as spans, and their export.
 
-Spans are plain values here; the attributes of a placement's spans are derived here, too.
+`PlacementTraces` makes spans as plain values, with their attributes; `SpanSender` gives them to an OpenTelemetry
+exporter from a bounded queue and a thread. Needs the OpenTelemetry SDK; tracing.py imports this module on demand.
 """
 
 import asyncio
 import hashlib
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from eelgrid_controller.core.core import CommandOrigin, CommitResult
 from eelgrid_controller.server.metrics.catalogue import build_family
@@ -33,14 +45,6 @@ from eelgrid_protos.openmetrics import MetricFamily
 AttributeValues = Mapping[str, str | int | float]
 
 
-class PlacementSpanKind(Enum):
-    """Who a span's work is for, by the names that OpenTelemetry gives."""
-
-    INTERNAL = "INTERNAL"
-    SERVER = "SERVER"
-    CLIENT = "CLIENT"
-
-
 @dataclass(frozen=True, slots=True)
 class TraceRoot:
     """What a trace goes on from: its id, the caller's span (0 for none) and the caller's tracestate."""
@@ -59,7 +63,7 @@ class Span:
     span_id: int
     parent_id: int
     start_ns: int
-    kind: PlacementSpanKind = PlacementSpanKind.INTERNAL
+    kind: SpanKind = SpanKind.INTERNAL
     attributes: dict[str, str | int | float] = field(default_factory=dict)
     events: list[tuple[int, str, AttributeValues]] = field(default_factory=list)
     error: str | None = None
@@ -161,25 +165,12 @@ class _Followed:
     sent: dict[str, tuple[int, Span]] = field(default_factory=dict)
 
 
-class SpanSink(Protocol):
-    """Where spans come from and where they go."""
-
-    def start_trace(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
-        """The beginning of a trace, of this id unless it is within a caller's; None for one that nobody wants."""
-
-    def new_span_id(self) -> int:
-        """An id for a span."""
-
-    def export_span(self, span: Span) -> None:
-        """Take a span that is over."""
-
-
 class PlacementTraces:
     """Follows placements; all calls are from the loop's thread and take microseconds."""
 
     def __init__(
         self,
-        spans: SpanSink,
+        spans: "SpanSender",
         *,
         cluster: str,
         now_ns: Callable[[], int],
@@ -295,7 +286,7 @@ class PlacementTraces:
             return
         now_ns = self._now_ns()
         said: AttributeValues = {"eelgrid.node": node_name, "eelgrid.replica": replica}
-        self._span("patch", followed.root, (start_ns, now_ns), said, kind=PlacementSpanKind.CLIENT)
+        self._span("patch", followed.root, (start_ns, now_ns), said, kind=SpanKind.CLIENT)
         self._on_arrival(workload_id, replica, now_ns)
 
     # Spans
@@ -307,7 +298,7 @@ class PlacementTraces:
         root = decided.root
         root.attributes |= request_attributes(event.spec)
         self._followed[event.workload_id] = _Followed(root)
-        kind, values = (PlacementSpanKind.SERVER, _RPC) if decided.is_call else (PlacementSpanKind.INTERNAL, {})
+        kind, values = (SpanKind.SERVER, _RPC) if decided.is_call else (SpanKind.INTERNAL, {})
         submit = self._open("submit", root, root.start_ns, values, kind=kind)
         self._span("decide", submit, (decided.start_ns, decided.end_ns), {"eelgrid.workload.id": event.workload_id})
         self._span("journal", submit, (max(commit_ns, decided.end_ns), now_ns))
@@ -361,7 +352,7 @@ class PlacementTraces:
             "eelgrid.plan.enforce": plan.enforce,
         }
         self._span("plan", followed.root, (followed.placed_ns, now_ns), said)
-        span = self._open("apply", followed.root, now_ns, said, kind=PlacementSpanKind.CLIENT)
+        span = self._open("apply", followed.root, now_ns, said, kind=SpanKind.CLIENT)
         followed.sent[plan.node_name] = plan.epoch, span
 
     def _on_applied(self, workload_id: str, node_name: str, applied: PlanApplied, now_ns: int) -> None:
@@ -418,7 +409,7 @@ class PlacementTraces:
         start_ns: int,
         values: AttributeValues,
         *,
-        kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
+        kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
         return Span(name, parent.root, self._spans.new_span_id(), parent.span_id, start_ns, kind, dict(values))
 
@@ -434,7 +425,7 @@ class PlacementTraces:
         times_ns: tuple[int, int],
         values: AttributeValues | None = None,
         *,
-        kind: PlacementSpanKind = PlacementSpanKind.INTERNAL,
+        kind: SpanKind = SpanKind.INTERNAL,
     ) -> None:
         """A span that is over; `times_ns` are its start and its end."""
         self._close(self._open(name, parent, times_ns[0], values or {}, kind=kind), times_ns[1])
@@ -465,3 +456,142 @@ class PlacementTraces:
         """How many are followed, and what came of the others."""
         yield build_family("eelgrid_traces_open", len(self._followed))
         yield build_family("eelgrid_traces_total", self.results)
+
+
+# Twenty seconds of a hundred placements a second; 1 kB each.
+_QUEUE_MOST = 16_384
+_BATCH_MOST = 128
+_SEND_EVERY_S = 1.0
+_STOP_S = 1.0
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class _Resource(Resource):
+    """A resource that makes its hash once: the exporter asks with each span, and the SDK makes JSON for each answer."""
+
+    def __init__(self, found: Resource) -> None:
+        super().__init__(found.attributes, found.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class SpanSender:
+    """Gives an exporter what ends, in batches, from a thread of its own."""
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        provider: TracerProvider,
+        *,
+        scope: str,
+        log: logging.Logger,
+        queue_most: int = _QUEUE_MOST,
+        every_s: float = _SEND_EVERY_S,
+    ) -> None:
+        """The provider is asked for its sampler, its ids and its resource; `scope` names who makes the spans."""
+        self.exported = self.dropped = self.failed = 0
+        self._exporter = exporter
+        self._provider = provider
+        self._resource = _Resource(provider.resource)
+        self._scope = InstrumentationScope(scope)
+        self._propagator = TraceContextTextMapPropagator()
+        self._log = log
+        self._most = queue_most
+        self._every_s = every_s
+        self._queue: deque[Span] = deque()
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        self._thread.start()
+
+    # From the loop's thread
+
+    def start_trace(self, name: str, headers: Mapping[str, str], trace_id: int) -> TraceRoot | None:
+        """The beginning of a trace, of this id unless it is within a caller's; None for one that is not sampled."""
+        context = self._propagator.extract(headers, context=Context()) if headers else Context()
+        caller = get_current_span(context).get_span_context()
+        trace_id = caller.trace_id if caller.is_valid else trace_id
+        if self._provider.sampler.should_sample(context, trace_id, name).decision is not Decision.RECORD_AND_SAMPLE:
+            return None
+        if not caller.is_valid:
+            return TraceRoot(trace_id)
+        return TraceRoot(trace_id, caller.span_id, caller.trace_state.to_header())
+
+    def new_span_id(self) -> int:
+        """An id for a span."""
+        return self._provider.id_generator.generate_span_id()
+
+    def export_span(self, span: Span) -> None:
+        """Queue it, or drop it where there are too many."""
+        if self._is_stopping or len(self._queue) >= self._most:
+            self.dropped += 1
+            return
+        self._queue.append(span)
+        if len(self._queue) >= _BATCH_MOST and not self._wake.is_set():
+            self._wake.set()
+
+    def families(self) -> Iterator[MetricFamily]:
+        """What became of spans."""
+        yield build_family(
+            "eelgrid_spans_total", {"exported": self.exported, "failed": self.failed, "dropped": self.dropped}
+        )
+
+    def stop(self) -> None:
+        """Send what is queued, for a second; blocks for two at most."""
+        self._is_stopping = True
+        self._wake.set()
+        self._thread.join(_STOP_S)
+        # Ends an attempt that is under way, and with it the thread.
+        self._exporter.shutdown()
+        self._thread.join(_STOP_S)
+        if left := len(self._queue):
+            self.dropped += left
+            self._queue.clear()
+            self._log.warning("spans=dropped count=%d reason=the_collector_took_nothing_before_the_stop", left)
+
+    # In its own thread
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            while self._queue and self._send():
+                pass
+        while self._queue and self._send():
+            pass
+
+    def _send(self) -> bool:
+        """Whether a batch went out."""
+        batch = [self._queue.popleft() for _ in range(min(_BATCH_MOST, len(self._queue)))]
+        try:
+            is_sent = self._exporter.export([self._made(one) for one in batch]) is SpanExportResult.SUCCESS
+        except Exception:  # noqa: BLE001  # a fault of one batch must not end the thread
+            self._log.exception("spans=failed count=%d", len(batch))
+            is_sent = False
+        if is_sent:
+            self.exported += len(batch)
+        else:
+            self.failed += len(batch)
+        return is_sent
+
+    def _made(self, span: Span) -> ReadableSpan:
+        """A span as exporters know it."""
+        root = span.root
+        state = TraceState.from_header([root.state]) if root.state else None
+        is_first = span.parent_id == root.parent_id
+        parent = SpanContext(root.trace_id, span.parent_id, is_first, _SAMPLED, state) if span.parent_id else None
+        return ReadableSpan(
+            span.name,
+            context=SpanContext(root.trace_id, span.span_id, is_remote=False, trace_flags=_SAMPLED, trace_state=state),
+            parent=parent,
+            resource=self._resource,
+            attributes=span.attributes,
+            events=[Event(name, dict(values), time_ns) for time_ns, name, values in span.events],
+            kind=span.kind,
+            status=Status(StatusCode.UNSET if span.error is None else StatusCode.ERROR, span.error),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=self._scope,
+        )

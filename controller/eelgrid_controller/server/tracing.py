@@ -126,8 +126,7 @@ class Tracing:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
-        from eelgrid_controller.server.placement_traces import PlacementTraces
-        from eelgrid_controller.server.span_sender import SpanSender
+        from eelgrid_controller.server.placement_traces import PlacementTraces, SpanSender
 
         scheme = "https" if endpoint.tls else "http"
         try:

@@ -1,6 +1,6 @@
-"""OperatorService: workloads, nodes, plans, policy, moves, what-if questions and watches.
+"""OperatorService: workloads, nodes, plans, policy, moves and watches.
 
-Also holds recommended moves until they are applied, recent changes of workloads for watches, and RemoveNode.
+Also holds recommended moves until they are applied, and recent changes of workloads for watches.
 """
 
 import asyncio
@@ -8,19 +8,18 @@ import logging
 import operator
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc.aio
 
 from eelgrid_controller.core.core import CommandOrigin, CommitResult, Core
 from eelgrid_controller.core.nodes import NodeRemoval
 from eelgrid_controller.placement.migration_planner import recommend_moves
-from eelgrid_controller.runtime.audit_log import AuditedCall
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.authorization import DescribeCall, describe_no_call
+from eelgrid_controller.server.grpc.agent_service import AgentService
+from eelgrid_controller.server.grpc.authorization import DescribeCall
 from eelgrid_controller.server.grpc.pagination import build_page
 from eelgrid_controller.server.grpc.resource_views import ResourceViews, free_milli, list_devices
-from eelgrid_controller.server.grpc.whatif_runner import ShadowRunner, WhatIfRunner
 from eelgrid_controller.state.node_allocations import NodeRecord
 from eelgrid_protos.errors import ContractError, Violation
 from eelgrid_protos.faults import Aborted, Fault, InvalidArgument, NotFound, ResourceExhausted, Unavailable
@@ -31,12 +30,8 @@ from eelgrid_protos.messages import (
     CancelWorkloadResponse,
     ExplainWorkloadRequest,
     ExplainWorkloadResponse,
-    ExportDecisionRequest,
-    ExportDecisionResponse,
     GetPolicyRequest,
     GetPolicyResponse,
-    GetShadowRequest,
-    GetShadowResponse,
     GetSummaryRequest,
     GetSummaryResponse,
     GetWorkloadRequest,
@@ -49,8 +44,6 @@ from eelgrid_protos.messages import (
     ListPlansResponse,
     ListWorkloadsRequest,
     ListWorkloadsResponse,
-    PlanCapacityRequest,
-    PlanCapacityResponse,
     Recommendation,
     RecommendMovesRequest,
     RecommendMovesResponse,
@@ -58,10 +51,6 @@ from eelgrid_protos.messages import (
     ReconcileNodeResponse,
     RemoveNodeRequest,
     RemoveNodeResponse,
-    StartShadowRequest,
-    StartShadowResponse,
-    StopShadowRequest,
-    StopShadowResponse,
     SubmitWorkloadRequest,
     SubmitWorkloadResponse,
     UpdatePolicyRequest,
@@ -70,58 +59,11 @@ from eelgrid_protos.messages import (
     WatchSummaryResponse,
     WatchWorkloadsRequest,
     WatchWorkloadsResponse,
-    WhatIfRequest,
-    WhatIfResponse,
     Workload,
 )
 from eelgrid_protos.rpc import Encoded
 
 KEPT_MOST = 8
-
-
-class MoveRecommendations:
-    """Recommends, keeps, and executes when told to."""
-
-    def __init__(self, *, loop: ControllerLoop, log: logging.Logger) -> None:
-        self._loop = loop
-        self._log = log
-        self._kept: OrderedDict[str, Recommendation] = OrderedDict()
-        self._is_searching = False
-
-    async def recommend(self, request: RecommendMovesRequest) -> RecommendMovesResponse:
-        """Moves within a budget; nothing changes."""
-        if self._is_searching:
-            raise ResourceExhausted("another search for moves is under way; ask again in a few seconds")
-        self._is_searching = True
-        try:
-            problem = await self._loop.read(lambda core: core.survey_moves(request))
-            found = await asyncio.to_thread(recommend_moves, problem)
-        finally:
-            self._is_searching = False
-        self._kept[found.recommendation_id] = found
-        self._kept.move_to_end(found.recommendation_id)
-        while len(self._kept) > KEPT_MOST:
-            self._kept.popitem(last=False)
-        return RecommendMovesResponse(recommendation=found)
-
-    async def apply(self, request: ApplyMovesRequest, *, call: AuditedCall | None = None) -> ApplyMovesResponse:
-        """Executes a recommendation that is kept, all of it or nothing."""
-        found = self._kept.get(request.recommendation_id)
-        if found is None:
-            raise NotFound(
-                f"no recommendation {request.recommendation_id!r} is kept; the newest {KEPT_MOST} since the "
-                "controller's start are. Ask for new moves"
-            )
-        moved = await self._loop.apply_moves(found.moves, call=call)
-        self._kept.pop(request.recommendation_id, None)
-        self._log.info("moves=applied id=%s replicas=%d", request.recommendation_id, moved)
-
-        def answer(core: Core) -> ApplyMovesResponse:
-            return ApplyMovesResponse(
-                moved=moved, revision=core.state.revision, modelled_power_w=core.modelled_power_w()
-            )
-
-        return await self._loop.read(answer)
 
 
 class WorkloadChanges:
@@ -180,73 +122,31 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _NAMED_MOST = 4096
 
 
-class AgentConnections(Protocol):
-    """Who has the agents' streams."""
-
-    def is_connected(self, node_name: str) -> bool:
-        """Whether the node's agent is here."""
-
-
-class NodeService:
-    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
-
-    def __init__(
-        self, *, loop: ControllerLoop, agents: AgentConnections, call_of: DescribeCall = describe_no_call
-    ) -> None:
-        self._loop = loop
-        self._agents = agents
-        self._call_of = call_of
-
-    async def remove_node(self, request: RemoveNodeRequest, context: Context) -> RemoveNodeResponse:
-        """Forget a node; raises NotFound, and FailedPrecondition where it is in use and that is not forced."""
-        name, force = request.node_name, request.force
-        connected = self._agents.is_connected(name)
-        if request.dry_run:
-
-            def would(core: Core) -> NodeRemoval:
-                return core.preview_node_removal(
-                    name, force=force, is_connected=connected, now_ns=self._loop.clock.now_ns()
-                )
-
-            removal = await self._loop.read(would)
-        else:
-            removal = await self._loop.remove_node(
-                name,
-                force=force,
-                is_connected=self._agents.is_connected,
-                call=self._call_of("RemoveNode", request, context),
-            )
-        return RemoveNodeResponse(
-            ended=removal.ended[:_NAMED_MOST], shrunk=removal.shrunk[:_NAMED_MOST], connected=connected
-        )
-
-
 _WATCHERS_MOST = 1000
 _INTERVAL_LEAST_S = 0.1
-_PART_LETTERS = 500_000
 
 
 class OperatorService:
-    """Serves operators; implements `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
+    """Serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
     def __init__(
         self,
         *,
         loop: ControllerLoop,
         views: ResourceViews,
-        imagining: WhatIfRunner,
-        shadowing: ShadowRunner,
+        agents: AgentService,
         log: logging.Logger,
         origin_of: Callable[[Context], CommandOrigin | None] = lambda _: None,
-        call_of: DescribeCall = describe_no_call,
+        call_of: DescribeCall,
     ) -> None:
         self._loop = loop
         self._call_of = call_of
         self._origin_of = origin_of
-        self._shadowing = shadowing
-        self._imagining = imagining
+        self._agents = agents
         self._views = views
-        self._advice = MoveRecommendations(loop=loop, log=log)
+        # Recommended moves by id, until they are applied.
+        self._recommended: OrderedDict[str, Recommendation] = OrderedDict()
+        self._is_searching = False
         self._log = log
         self._watchers = 0
         self._closing = asyncio.Event()
@@ -323,6 +223,29 @@ class OperatorService:
         record = await self._loop.reconcile_node(request.node_name, call=call)
         self._log.warning("node=%s ahead_of_journal=no reason=operator", request.node_name)
         return ReconcileNodeResponse(node=self._views.node(record))
+
+    async def remove_node(self, request: RemoveNodeRequest, context: Context) -> RemoveNodeResponse:
+        """Forget a node; raises NotFound, and FailedPrecondition where it is in use and that is not forced."""
+        name, force = request.node_name, request.force
+        connected = self._agents.is_connected(name)
+        if request.dry_run:
+
+            def would(core: Core) -> NodeRemoval:
+                return core.preview_node_removal(
+                    name, force=force, is_connected=connected, now_ns=self._loop.clock.now_ns()
+                )
+
+            removal = await self._loop.read(would)
+        else:
+            removal = await self._loop.remove_node(
+                name,
+                force=force,
+                is_connected=self._agents.is_connected,
+                call=self._call_of("RemoveNode", request, context),
+            )
+        return RemoveNodeResponse(
+            ended=removal.ended[:_NAMED_MOST], shrunk=removal.shrunk[:_NAMED_MOST], connected=connected
+        )
 
     async def list_gpus(self, request: ListGpusRequest, _context: Context) -> Encoded:
         """A page of devices by node and index."""
@@ -455,44 +378,40 @@ class OperatorService:
     # Moves
 
     async def recommend_moves(self, request: RecommendMovesRequest, _context: Context) -> RecommendMovesResponse:
-        """Moves that would lower the cost of the whole cluster."""
-        return await self._advice.recommend(request)
+        """Moves within a budget that would lower the cost of the whole cluster; nothing changes."""
+        if self._is_searching:
+            raise ResourceExhausted("another search for moves is under way; ask again in a few seconds")
+        self._is_searching = True
+        try:
+            problem = await self._loop.read(lambda core: core.survey_moves(request))
+            found = await asyncio.to_thread(recommend_moves, problem)
+        finally:
+            self._is_searching = False
+        self._recommended[found.recommendation_id] = found
+        self._recommended.move_to_end(found.recommendation_id)
+        while len(self._recommended) > KEPT_MOST:
+            self._recommended.popitem(last=False)
+        return RecommendMovesResponse(recommendation=found)
 
     async def apply_moves(self, request: ApplyMovesRequest, context: Context) -> ApplyMovesResponse:
-        """Execute a recommendation."""
-        return await self._advice.apply(request, call=self._call_of("ApplyMoves", request, context))
+        """Executes a recommendation that is kept, all of it or nothing."""
+        call = self._call_of("ApplyMoves", request, context)
+        found = self._recommended.get(request.recommendation_id)
+        if found is None:
+            raise NotFound(
+                f"no recommendation {request.recommendation_id!r} is kept; the newest {KEPT_MOST} since the "
+                "controller's start are. Ask for new moves"
+            )
+        moved = await self._loop.apply_moves(found.moves, call=call)
+        self._recommended.pop(request.recommendation_id, None)
+        self._log.info("moves=applied id=%s replicas=%d", request.recommendation_id, moved)
 
-    # What if
+        def answer(core: Core) -> ApplyMovesResponse:
+            return ApplyMovesResponse(
+                moved=moved, revision=core.state.revision, modelled_power_w=core.modelled_power_w()
+            )
 
-    async def what_if(self, request: WhatIfRequest, _context: Context) -> WhatIfResponse:
-        """Try changes on a copy."""
-        return await self._imagining.what_if(request)
-
-    async def plan_capacity(self, request: PlanCapacityRequest, _context: Context) -> PlanCapacityResponse:
-        """How many nodes are needed."""
-        return await self._imagining.plan_capacity(request)
-
-    async def export_decision(
-        self, request: ExportDecisionRequest, _context: Context
-    ) -> AsyncIterator[ExportDecisionResponse]:
-        """The last decision on a workload as a file, in parts."""
-        text = await self._imagining.export_decision(request.workload_id)
-        for start in range(0, len(text), _PART_LETTERS):
-            yield ExportDecisionResponse(text=text[start : start + _PART_LETTERS])
-
-    # A policy beside the one in force
-
-    async def start_shadow(self, request: StartShadowRequest, _context: Context) -> StartShadowResponse:
-        """Let a second policy follow the cluster from now on."""
-        return StartShadowResponse(report=await self._shadowing.start(request.weights))
-
-    async def get_shadow(self, _request: GetShadowRequest, _context: Context) -> GetShadowResponse:
-        """How the second policy compares."""
-        return GetShadowResponse(report=await self._shadowing.report())
-
-    async def stop_shadow(self, _request: StopShadowRequest, _context: Context) -> StopShadowResponse:
-        """End it."""
-        return StopShadowResponse(report=await self._shadowing.stop())
+        return await self._loop.read(answer)
 
     def _enter(self) -> None:
         """Count one watcher in; the caller counts it out."""

@@ -10,7 +10,9 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import grpc.aio
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import CommitResult, Core
@@ -30,16 +32,25 @@ from eelgrid_protos.catalogue.loader import Catalogue
 from eelgrid_protos.faults import FailedPrecondition, ResourceExhausted, Unavailable
 from eelgrid_protos.messages import (
     OBJECTIVES,
+    ExportDecisionRequest,
+    ExportDecisionResponse,
+    GetShadowRequest,
+    GetShadowResponse,
     PlanCapacityRequest,
     PlanCapacityResponse,
-    SetWeights,
     ShadowReport,
+    StartShadowRequest,
+    StartShadowResponse,
+    StopShadowRequest,
+    StopShadowResponse,
     WhatIfRequest,
     WhatIfResponse,
     WorkloadSpec,
 )
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Result = TypeVar("_Result")
+_PART_LETTERS = 500_000
 # A slice takes some 3 ms, no longer than a batch of commands (config.py).
 _SLICE = 200
 # The state is put back when a commit fails; a disk that fails again and again is no time for a copy.
@@ -93,7 +104,7 @@ _WAITING_MOST = 8
 
 
 class WhatIfRunner:
-    """Answers questions on copies, one after the other."""
+    """Answers questions on copies, one after the other; serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
     def __init__(self, *, loop: ControllerLoop, catalogue: Catalogue, clock: Clock) -> None:
         self._loop = loop
@@ -102,19 +113,21 @@ class WhatIfRunner:
         self._turn = asyncio.Lock()
         self._waiting = 0
 
-    async def what_if(self, request: WhatIfRequest) -> WhatIfResponse:
-        """What the changes would do."""
+    async def what_if(self, request: WhatIfRequest, _context: Context) -> WhatIfResponse:
+        """What changes would do."""
         answer, copy_s, total_s = await self._on_a_copy(lambda state, bench: run_what_if(state, request, bench))
         return replace(answer, copy_s=copy_s, total_s=total_s)
 
-    async def plan_capacity(self, request: PlanCapacityRequest) -> PlanCapacityResponse:
+    async def plan_capacity(self, request: PlanCapacityRequest, _context: Context) -> PlanCapacityResponse:
         """How many nodes are needed."""
         answer, copy_s, total_s = await self._on_a_copy(lambda state, bench: plan_capacity(state, request, bench))
         return replace(answer, outcome=replace(answer.outcome, copy_s=copy_s, total_s=total_s))
 
-    async def export_decision(self, workload_id: str) -> str:
-        """The last decision on a workload with all that it depended on, as JSON."""
-        journal = self._loop.journal
+    async def export_decision(
+        self, request: ExportDecisionRequest, _context: Context
+    ) -> AsyncIterator[ExportDecisionResponse]:
+        """The last decision on a workload with all that it depended on, as JSON in parts."""
+        journal, workload_id = self._loop.journal, request.workload_id
 
         def export(spec: WorkloadSpec) -> str:
             return json.dumps(
@@ -123,7 +136,9 @@ class WhatIfRunner:
 
         async with self._admit_question():
             workload = await self._loop.read(lambda core: core.workload(workload_id))
-            return await asyncio.to_thread(export, workload.spec)
+            text = await asyncio.to_thread(export, workload.spec)
+        for start in range(0, len(text), _PART_LETTERS):
+            yield ExportDecisionResponse(text=text[start : start + _PART_LETTERS])
 
     @contextlib.asynccontextmanager
     async def _admit_question(self) -> AsyncIterator[None]:
@@ -162,7 +177,7 @@ _NONE = "no shadow runs; start one with StartShadow (`eelctl shadow start`)"
 
 
 class ShadowRunner:
-    """At most one shadow at a time."""
+    """At most one shadow at a time; serves a part of `eelgrid_protos.rpc.OPERATOR_SERVICE`."""
 
     def __init__(self, *, loop: ControllerLoop, clock: Clock) -> None:
         self._loop = loop
@@ -197,9 +212,9 @@ class ShadowRunner:
     def _caught_up(self, events: int) -> None:
         self._behind -= events
 
-    async def start(self, change: SetWeights) -> ShadowReport:
-        """Begin with a copy of now; a shadow before it ends."""
-        now_ns = self._clock.now_ns()
+    async def start_shadow(self, request: StartShadowRequest, _context: Context) -> StartShadowResponse:
+        """Let a second policy follow a copy of now; a shadow before it ends."""
+        now_ns, change = self._clock.now_ns(), request.weights
 
         def begin(core: Core, state: ClusterState) -> None:
             weights = change.weights or OBJECTIVES[change.objective]
@@ -209,9 +224,13 @@ class ShadowRunner:
 
         await run_on_copy(self._loop, self._clock, begin)
         self._why_none = _NONE
-        return await self.report()
+        return StartShadowResponse(report=await self._report())
 
-    async def report(self) -> ShadowReport:
+    async def get_shadow(self, _request: GetShadowRequest, _context: Context) -> GetShadowResponse:
+        """How the second policy compares."""
+        return GetShadowResponse(report=await self._report())
+
+    async def _report(self) -> ShadowReport:
         """The cluster of now beside the shadow that has followed everything until now."""
         shadow = self._shadow
         if shadow is None:
@@ -223,11 +242,11 @@ class ShadowRunner:
             self._thread, lambda: shadow.result().build_report(live, workloads, revision)
         )
 
-    async def stop(self) -> ShadowReport:
+    async def stop_shadow(self, _request: StopShadowRequest, _context: Context) -> StopShadowResponse:
         """The last report; then there is none."""
-        report = await self.report()
+        report = await self._report()
         self._shadow = None
-        return report
+        return StopShadowResponse(report=report)
 
 
 def _follow(shadow: Future[ShadowPolicy], events: tuple[Event, ...]) -> None:

@@ -7,19 +7,17 @@ import asyncio
 import logging
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from eelgrid_controller.clock import Clock
 from eelgrid_controller.core.core import CommitResult
 from eelgrid_controller.runtime.loop import ControllerLoop
-from eelgrid_controller.server.http.live_model.change_history import FleetChange, read_earlier_changes
-from eelgrid_controller.server.http.live_model.live_view import LiveView
+from eelgrid_controller.server.http.live_model import FleetChange, LiveView, read_earlier_changes
 from eelgrid_controller.state.cluster_state import ClusterState
 from eelgrid_controller.state.journal import JournalHistory
 from eelgrid_controller.state.telemetry import Telemetry
@@ -53,39 +51,50 @@ class EventBytes:
         return packer.compress(self.plain) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-class LiveSource(Protocol):
-    """Where the page's numbers come from."""
+class LoopSource:
+    """Where the page's numbers come from: a running controller."""
 
-    @property
-    def telemetry(self) -> Telemetry:
-        """The readings."""
+    def __init__(
+        self, loop: ControllerLoop, telemetry: Telemetry, promises: Callable[[], ListPromisesResponse], clock: Clock
+    ) -> None:
+        self.telemetry = telemetry
+        # How promises are kept now.
+        self.promises = promises
+        self._loop = loop
+        self._clock = clock
 
     def read(self, view: Callable[[ClusterState], _Result]) -> Awaitable[_Result]:
         """What a view makes of the state when all of it is on disk."""
+        return self._loop.read(lambda core: view(core.state))
 
-    def explain_workload(self, workload_id: str) -> Awaitable[Explanation | None]:
+    async def explain_workload(self, workload_id: str) -> Explanation | None:
         """Why a workload stands where it stands; None for one that is not known."""
-
-    def promises(self) -> ListPromisesResponse:
-        """How promises are kept now."""
+        try:
+            return await self._loop.read(lambda core: core.explain_workload(workload_id))
+        except NotFound:
+            return None
 
     def read_history(self) -> JournalHistory:
         """What the journal tells of before now; for any thread. Raises JournalError."""
+        return self._loop.journal.read_history()
 
     def current_state(self) -> ClusterState:
         """The state at this moment, for a listener of commits."""
+        return self._loop.core.state
 
     def now_s(self) -> float:
         """Monotonic seconds."""
+        return self._clock.monotonic_s()
 
     def now_ns(self) -> int:
         """Nanoseconds since 1970."""
+        return self._clock.now_ns()
 
 
 class LiveHub:
     """Moves the board on and holds its frames; used from one event loop."""
 
-    def __init__(self, source: LiveSource, *, log: logging.Logger, every_s: float = FRAME_INTERVAL_S) -> None:
+    def __init__(self, source: LoopSource, *, log: logging.Logger, every_s: float = FRAME_INTERVAL_S) -> None:
         self.board = LiveView()
         self.viewers = 0
         self._source = source
@@ -137,7 +146,8 @@ class LiveHub:
             era = board.fleet.era
             await source.read(board.sync_nodes)
             names = await source.read(lambda state: list(state.nodes))
-            for part in _slices(names):
+            for start in range(0, len(names), _NODES_A_SLICE):
+                part = names[start : start + _NODES_A_SLICE]
                 await source.read(lambda state, part=part: self._update_nodes(state, part))  # type: ignore[misc]
                 await asyncio.sleep(0)
             # Nothing may come between: viewers number their frames by this.
@@ -203,48 +213,3 @@ class LiveHub:
 def _event(kind: str, frame: int, body: dict[str, Any]) -> EventBytes:
     """One server-sent event; the body's JSON has no line breaks."""
     return EventBytes(b"id: %d\nevent: %s\ndata: %s\n\n" % (frame, kind.encode(), msgspec.json.encode(body)))
-
-
-def _slices(names: Sequence[str]) -> Iterator[list[str]]:
-    left = iter(names)
-    while part := list(islice(left, _NODES_A_SLICE)):
-        yield part
-
-
-class LoopSource:
-    """Implements `Source` of live_hub.py."""
-
-    def __init__(
-        self, loop: ControllerLoop, telemetry: Telemetry, promises: Callable[[], ListPromisesResponse], clock: Clock
-    ) -> None:
-        self.telemetry = telemetry
-        self.promises = promises
-        self._loop = loop
-        self._clock = clock
-
-    def read(self, view: Callable[[ClusterState], _Result]) -> Awaitable[_Result]:
-        """What a view makes of the state when all of it is on disk."""
-        return self._loop.read(lambda core: view(core.state))
-
-    async def explain_workload(self, workload_id: str) -> Explanation | None:
-        """Why a workload stands where it stands; None for one that is not known."""
-        try:
-            return await self._loop.read(lambda core: core.explain_workload(workload_id))
-        except NotFound:
-            return None
-
-    def read_history(self) -> JournalHistory:
-        """What the journal tells of before now; for any thread. Raises JournalError."""
-        return self._loop.journal.read_history()
-
-    def current_state(self) -> ClusterState:
-        """The state at this moment."""
-        return self._loop.core.state
-
-    def now_s(self) -> float:
-        """Monotonic seconds."""
-        return self._clock.monotonic_s()
-
-    def now_ns(self) -> int:
-        """Nanoseconds since 1970."""
-        return self._clock.now_ns()

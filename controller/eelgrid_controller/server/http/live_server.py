@@ -26,8 +26,8 @@ from aiohttp import web
 
 from eelgrid_controller.errors import ControllerConfigError, JournalError
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
-from eelgrid_controller.server.http.live_hub import PACKED_HEAD, EventBytes, LiveHub, LiveSource, ViewerBehind
-from eelgrid_controller.server.http.live_model.details import (
+from eelgrid_controller.server.http.live_hub import PACKED_HEAD, EventBytes, LiveHub, LoopSource, ViewerBehind
+from eelgrid_controller.server.http.live_model import (
     gpu_details,
     list_objectives,
     list_points,
@@ -282,7 +282,7 @@ class LiveServer:
     def __init__(
         self,
         hub: LiveHub,
-        source: LiveSource,
+        source: LoopSource,
         *,
         tls: TlsFiles | None,
         insecure: bool,

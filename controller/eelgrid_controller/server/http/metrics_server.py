@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
@@ -13,7 +12,6 @@ from prometheus_client.core import Metric
 
 from eelgrid_controller.server.http.application import EndpointSettings, HttpEndpoint, check_exposure
 from eelgrid_controller.server.metrics.catalogue import BUCKETS_S, METRICS, build_family
-from eelgrid_controller.state.journal import JournalCounters
 from eelgrid_protos import __version__
 from eelgrid_protos.messages import Summary
 from eelgrid_protos.openmetrics import (
@@ -33,39 +31,13 @@ _EXEMPLAR_MOST = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShellGauges:
-    """What a Summary does not hold."""
-
-    agents_connected: int
-    commands_queued: int
-    plans_sent: int
-    batches_refused: int
-    duplicates: int
-    lag_s: float
-    is_accepting: bool
-    agent_events: Mapping[str, int]
-    delayed_events: int
-    over_limit: Mapping[str, int]
-    ended_connections: Mapping[str, int]
-    journal: JournalCounters
-    rollbacks: int
-    nodes_ahead: int
-
-
-class MetricSources(Protocol):
+class MetricSources:
     """Where values come from when a scrape asks."""
 
-    async def settled(self) -> None:
-        """Return at a moment when all that can be read is on disk."""
-
-    def summary(self) -> Summary:
-        """The cluster at a glance."""
-
-    def gauges(self) -> ShellGauges:
-        """The shell at a glance."""
-
-    def steward(self) -> Iterable[MetricFamily]:
-        """What the steward tells."""
+    settled: Callable[[], Awaitable[object]]  # returns at a moment when all that can be read is on disk
+    summary: Callable[[], Summary]  # the cluster at a glance
+    shell: Callable[[], Iterable[MetricFamily]]  # the controller's own work
+    steward: Callable[[], Iterable[MetricFamily]]  # the objectives loop
 
 
 class ControllerMetrics:
@@ -107,7 +79,7 @@ class ControllerMetrics:
             yield one
         yield build_family("eelgrid_controller_info", {__version__: 1.0})
         if self._sources is not None:
-            yield from _shell(self._sources.gauges())
+            yield from self._sources.shell()
             if self._is_settled:
                 yield from _cluster(self._sources.summary())
                 yield from self._sources.steward()
@@ -168,28 +140,6 @@ def _cluster(summary: Summary) -> Iterator[MetricFamily]:
     yield build_family("eelgrid_samples_received_total", summary.samples_received)
     yield build_family("eelgrid_samples_lost_total", summary.samples_lost)
     yield build_family("eelgrid_state_revision", summary.revision)
-
-
-def _shell(gauges: ShellGauges) -> Iterator[MetricFamily]:
-    yield build_family("eelgrid_agents_connected", gauges.agents_connected)
-    yield build_family("eelgrid_commands_queued", gauges.commands_queued)
-    yield build_family("eelgrid_journal_writable", float(gauges.is_accepting))
-    yield build_family("eelgrid_journal_lag_seconds", gauges.lag_s)
-    yield build_family("eelgrid_plans_sent_total", gauges.plans_sent)
-    yield build_family("eelgrid_batches_refused_total", gauges.batches_refused)
-    yield build_family("eelgrid_batches_duplicate_total", gauges.duplicates)
-    yield build_family("eelgrid_agent_events_total", dict(gauges.agent_events))
-    yield build_family("eelgrid_delayed_agent_events_total", gauges.delayed_events)
-    yield build_family("eelgrid_excess_calls_total", dict(gauges.over_limit))
-    yield build_family("eelgrid_ended_connections_total", dict(gauges.ended_connections))
-    journal = gauges.journal
-    yield build_family("eelgrid_journal_commits_total", journal.commits)
-    yield build_family("eelgrid_journal_entries_total", journal.entries)
-    yield build_family("eelgrid_journal_written_bytes_total", journal.bytes_written)
-    yield build_family("eelgrid_journal_checkpoints_total", journal.checkpoints)
-    yield build_family("eelgrid_journal_checkpoint_bytes", journal.checkpoint_bytes)
-    yield build_family("eelgrid_journal_rollbacks_total", gauges.rollbacks)
-    yield build_family("eelgrid_ahead_nodes", gauges.nodes_ahead)
 
 
 _SETTINGS = EndpointSettings(
